@@ -1,0 +1,154 @@
+"""The machines a plan is for: devices in order, and links by level."""
+
+from __future__ import annotations
+
+import re
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from .document import Document, Record
+from .errors import InvalidInput
+
+GIB = 2**30
+GB = 10**9
+
+DEFAULT_LATENCY_S = 10e-6
+DEFAULT_BANDWIDTH_BYTES_PER_S = 12e9
+"""Used when a cluster is given as '4x24GB' and no link is described: about PCIe 4.0 x8."""
+
+
+class Device(Record):
+    """One accelerator (or one CPU rank).
+
+    Attributes:
+        kind: Free text such as ``cpu``, ``A100-80GB``; one profile is valid for one kind.
+        memory_bytes: What may be used on it; `None` for no limit.
+    """
+
+    name: str
+    kind: str = "device"
+    memory_bytes: int | None = Field(None, ge=0)
+
+
+class LinkLevel(Record):
+    """How devices that first meet at this level talk to each other.
+
+    Attributes:
+        group_size: Consecutive devices joined by this level; the outermost holds all.
+        latency_s: One-way delay of an empty message.
+        bandwidth_bytes_per_s: Point-to-point, one direction.
+        all_reduce_bandwidth_bytes_per_s: Bytes each device moves per second in an all-reduce;
+            the point-to-point bandwidth if not known.
+    """
+
+    name: str = "link"
+    group_size: int = Field(ge=1)
+    latency_s: float = Field(DEFAULT_LATENCY_S, ge=0)
+    bandwidth_bytes_per_s: float = Field(DEFAULT_BANDWIDTH_BYTES_PER_S, gt=0)
+    all_reduce_bandwidth_bytes_per_s: float | None = Field(None, gt=0)
+
+    def transfer_time_s(self, size_bytes: int) -> float:
+        """Time of one message: latency + bytes / bandwidth. An empty message is not sent."""
+        return self.latency_s + size_bytes / self.bandwidth_bytes_per_s if size_bytes else 0.0
+
+    def all_reduce_time_s(self, size_bytes: int, num_ranks: int) -> float:
+        """Ring all-reduce: 2 (n-1) messages of 1/n of the bytes (Patarasu and Yuan 2009)."""
+        if num_ranks < 2 or not size_bytes:
+            return 0.0
+        bandwidth = self.all_reduce_bandwidth_bytes_per_s or self.bandwidth_bytes_per_s
+        messages = 2 * (num_ranks - 1)
+        return messages * (self.latency_s + size_bytes / num_ranks / bandwidth)
+
+
+class Cluster(Document):
+    """Devices in pipeline order and the links between them, innermost level first."""
+
+    SCHEMA: ClassVar[str] = "stagewright.cluster/1"
+
+    schema_version: Literal["stagewright.cluster/1"] = "stagewright.cluster/1"
+    devices: tuple[Device, ...] = Field(min_length=1)
+    levels: tuple[LinkLevel, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [device.name for device in self.devices]
+        if len(set(names)) != len(names):
+            raise ValueError("device names must be unique")
+        sizes = [level.group_size for level in self.levels]
+        if any(
+            inner >= outer or outer % inner for inner, outer in zip(sizes, sizes[1:], strict=False)
+        ):
+            raise ValueError(
+                f"levels go from innermost to outermost, each a multiple of the one before; "
+                f"found group sizes {sizes}"
+            )
+        if len(self.devices) > 1 and (not sizes or sizes[-1] < len(self.devices)):
+            raise ValueError(
+                f"the outermost level must join all {len(self.devices)} devices; "
+                f"found group sizes {sizes}"
+            )
+        return self
+
+    @classmethod
+    def uniform(
+        cls,
+        num_devices: int,
+        *,
+        kind: str = "device",
+        memory_bytes: int | None = None,
+        latency_s: float = DEFAULT_LATENCY_S,
+        bandwidth_bytes_per_s: float = DEFAULT_BANDWIDTH_BYTES_PER_S,
+        all_reduce_bandwidth_bytes_per_s: float | None = None,
+    ) -> Cluster:
+        """Equal devices, all joined by one link level.
+
+        Raises:
+            InvalidInput: ``num_devices`` is below one.
+        """
+        if num_devices < 1:
+            raise InvalidInput(f"a cluster needs at least one device, not {num_devices}")
+        return cls(
+            devices=tuple(
+                Device(name=f"{kind}:{index}", kind=kind, memory_bytes=memory_bytes)
+                for index in range(num_devices)
+            ),
+            levels=(
+                LinkLevel(
+                    group_size=num_devices,
+                    latency_s=latency_s,
+                    bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+                    all_reduce_bandwidth_bytes_per_s=all_reduce_bandwidth_bytes_per_s,
+                ),
+            ),
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Cluster:
+        """A cluster from shorthand: ``4x24GB``, ``8x80GiB`` or ``2xcpu`` (no memory limit).
+
+        Raises:
+            InvalidInput: The text is none of these.
+        """
+        match = re.fullmatch(
+            r"(\d{1,6})x(?:(\d+(?:\.\d+)?)(GB|GiB)|(cpu))", text.strip(), re.IGNORECASE
+        )
+        if match is None:
+            raise InvalidInput(
+                f"cannot read devices {text!r}; write '4x24GB', '8x80GiB' or '2xcpu', "
+                "or give a cluster file"
+            )
+        count, size, unit, cpu = match.groups()
+        if cpu:
+            return cls.uniform(int(count), kind="cpu")
+        unit_bytes = GIB if unit.lower() == "gib" else GB
+        return cls.uniform(
+            int(count), kind=f"{size}{unit}", memory_bytes=int(float(size) * unit_bytes)
+        )
+
+    def link(self, first: int, second: int) -> LinkLevel:
+        """The level that joins two devices: the innermost one with both in the same group."""
+        for level in self.levels:
+            if first // level.group_size == second // level.group_size:
+                return level
+        raise InvalidInput(f"devices {first} and {second} are not joined by any level")

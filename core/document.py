@@ -1,0 +1,101 @@
+"""The base of every value that crosses a border: frozen, validated, versioned JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from .errors import InvalidInput
+
+
+class Record(BaseModel):
+    """A frozen part of a document. Unknown fields, NaN and infinities are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Document(Record):
+    """A frozen record with a name and a version, e.g. ``stagewright.plan/1``.
+
+    Subclasses set ``SCHEMA`` and declare ``schema_version: Literal[SCHEMA] = SCHEMA``.
+    """
+
+    SCHEMA: ClassVar[str]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_version(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            found = data.get("schema_version", cls.SCHEMA)
+            if found != cls.SCHEMA:
+                raise ValueError(
+                    f"schema_version is {found!r}, but this release reads {cls.SCHEMA!r}; "
+                    "write the document again with this release, or install the release "
+                    "that wrote it"
+                )
+        return data
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """The document as JSON text, its fields in declaration order."""
+        return self.model_dump_json(indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Read a document.
+
+        Raises:
+            InvalidInput: Not JSON, another document or version, or a field that does not fit;
+                the message lists every field at fault.
+        """
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            raise invalid_input(error, cls.SCHEMA) from None
+
+    def write(self, path: str | Path) -> None:
+        """Write the document to a file, whole or not at all."""
+        target = Path(path)
+        partial = target.with_name(target.name + ".partial")
+        partial.write_text(self.to_json(indent=2) + "\n", encoding="utf-8")
+        partial.replace(target)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Read a document from a file.
+
+        Raises:
+            InvalidInput: The file is missing, unreadable or not such a document.
+        """
+        try:
+            text = Path(path).read_bytes()
+        except OSError as error:
+            raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
+        return cls.from_json(text)
+
+    def content_id(self) -> str:
+        """An id that two documents share exactly when their contents are equal.
+
+        The document's kind, an underscore, and 24 hexadecimal digits of the SHA-256 of its
+        JSON with sorted keys.
+        """
+        kind = self.SCHEMA.partition(".")[2].partition("/")[0]
+        canonical = json.dumps(
+            self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False
+        )
+        return f"{kind}_{hashlib.sha256(canonical.encode()).hexdigest()[:24]}"
+
+
+def invalid_input(error: ValidationError, what: str) -> InvalidInput:
+    """One readable error out of pydantic's list, naming every field at fault."""
+    lines = [f"{json_pointer(item['loc']) or '(whole)'}: {item['msg']}" for item in error.errors()]
+    first = json_pointer(error.errors()[0]["loc"])
+    return InvalidInput(f"not a valid {what}:\n  " + "\n  ".join(lines), field=first)
+
+
+def json_pointer(location: tuple[int | str, ...]) -> str:
+    """An RFC 6901 pointer, e.g. ``/layers/3/forward/median_s``."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in location)

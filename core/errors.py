@@ -1,0 +1,96 @@
+"""What can go wrong, sorted by what the caller does next.
+
+StagewrightError
+├── InvalidInput        fix the request: a field, a file, an option
+├── Infeasible          relax a limit: the request is sound but nothing satisfies it
+├── CaptureError        change the model or how it is captured
+├── MeasurementError    the model ran and failed while being measured
+├── PlanMismatch        re-plan: the plan was made for another model, input or number of ranks
+├── RankFailed          restart: a process of the pipeline died or stopped answering
+└── DeadlineExceeded    allow more time, or take the best answer so far
+"""
+
+from __future__ import annotations
+
+
+class StagewrightError(Exception):
+    """Base of every error this library raises on purpose."""
+
+
+class InvalidInput(StagewrightError, ValueError):
+    """The request itself is wrong; the message names the field and what is accepted.
+
+    Args:
+        message: What is wrong and what to do.
+        field: JSON pointer of the offending field, when there is one.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class Infeasible(StagewrightError):
+    """No plan satisfies the limits.
+
+    Args:
+        message: The binding constraint with both numbers, and the way out.
+        constraint: Short name of the binding constraint, e.g. ``"memory"``.
+        required: What the best attempt needs, in the constraint's unit.
+        available: What the limit allows, in the same unit.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        constraint: str,
+        required: float | None = None,
+        available: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.constraint = constraint
+        self.required = required
+        self.available = available
+
+
+class CaptureError(StagewrightError):
+    """A model could not be turned into a graph.
+
+    Args:
+        message: What happened and the ways out.
+        module: Fully qualified name of the module to blame, if known.
+        operation: The operation or source line that was refused, if known.
+    """
+
+    def __init__(
+        self, message: str, *, module: str | None = None, operation: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.module = module
+        self.operation = operation
+
+
+class MeasurementError(StagewrightError):
+    """The model was captured but failed while being measured; the message names the layer."""
+
+
+class PlanMismatch(StagewrightError):
+    """A plan does not belong to this model, this input or this number of ranks."""
+
+
+class RankFailed(StagewrightError):
+    """A process of a pipeline died or stopped answering.
+
+    Args:
+        message: Which rank failed and what this rank was waiting for.
+        ranks: The ranks held to have failed, lowest first; empty if all still answer.
+    """
+
+    def __init__(self, message: str, *, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class DeadlineExceeded(StagewrightError):
+    """The time allowed ran out before there was an answer."""

@@ -1,0 +1,172 @@
+"""A captured model as data: layers, operations, and what flows between them. No weights."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from .document import Document, Record
+from .tensors import TensorSpec
+
+MODEL_INPUT = -1
+"""Layer index that stands for the model's own inputs in an `Edge`."""
+
+CaptureMode = Literal["sequential", "export", "trace"]
+
+
+class Operation(Record):
+    """One node of the graph in execution order.
+
+    Attributes:
+        name: Unique within the graph.
+        target: What is called: a module's name or an operator such as ``aten.add.Tensor``.
+        kind: ``module`` (a ``torch.nn`` leaf called whole), ``function`` or ``attribute``.
+        inputs: Names of the operations and model inputs read.
+        outputs: The tensors produced.
+        layer: Index of the layer it belongs to.
+    """
+
+    name: str
+    target: str
+    kind: Literal["module", "function", "attribute"]
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    layer: int = Field(ge=0)
+
+
+class Layer(Record):
+    """The smallest unit a planner may move: a contiguous run of operations of one module.
+
+    Attributes:
+        name: The module's fully qualified name as its author wrote it (``transformer.h.3``);
+            later runs of a module called again carry ``@1``, ``@2``.
+        module_type: Class name of that module.
+        module_fqns: Modules with parameters or buffers used here.
+        parameter_bytes: Bytes of the distinct parameters used here.
+    """
+
+    name: str
+    module_type: str = ""
+    module_fqns: tuple[str, ...] = ()
+    parameter_bytes: int = Field(0, ge=0)
+
+
+class Edge(Record):
+    """A tensor made by layer ``source`` (or `MODEL_INPUT`) and read by layer ``target``."""
+
+    source: int = Field(ge=MODEL_INPUT)
+    target: int = Field(ge=0)
+    tensor: TensorSpec
+
+
+class Boundary(Record):
+    """What is live between layer ``after`` and the next one: what a cut there must send.
+
+    Tensors needed further on are relayed through every stage in between, so they are listed at
+    every boundary they cross.
+
+    Attributes:
+        after: Index of the layer in front of the boundary.
+        tensors: Live tensors, those needing a gradient marked ``requires_grad``.
+        legal: Whether a cut may be made here.
+        reason: Why not, when it may not.
+    """
+
+    after: int = Field(ge=0)
+    tensors: tuple[TensorSpec, ...] = ()
+    legal: bool = True
+    reason: str = ""
+
+    @property
+    def forward_bytes(self) -> int:
+        """Bytes of activations sent forward per micro-batch."""
+        return sum(tensor.size_bytes for tensor in self.tensors)
+
+    @property
+    def backward_bytes(self) -> int:
+        """Bytes of gradients sent back per micro-batch."""
+        return sum(tensor.size_bytes for tensor in self.tensors if tensor.requires_grad)
+
+
+class Parameter(Record):
+    """A parameter or buffer, under every name it goes by (tied weights have several).
+
+    Attributes:
+        names: All fully qualified names, the canonical one first.
+        size_bytes: Its storage.
+        numel: Number of elements.
+        layers: Indices of the layers that use it, ascending; empty if none does.
+        kind: ``parameter`` or ``buffer``.
+        trainable: Whether it requires a gradient.
+    """
+
+    names: tuple[str, ...] = Field(min_length=1)
+    size_bytes: int = Field(ge=0)
+    numel: int = Field(0, ge=0)
+    layers: tuple[int, ...] = ()
+    kind: Literal["parameter", "buffer"] = "parameter"
+    trainable: bool = True
+
+
+class Graph(Document):
+    """A model captured at one input shape.
+
+    Attributes:
+        model: Class name of the model.
+        mode: How it was captured: ``sequential`` (children are layers), ``export`` or ``trace``.
+        training: Whether it was captured in training mode.
+        inputs: Flat tensor inputs, in order.
+        outputs: Flat tensor outputs, in order.
+        boundaries: One per gap between consecutive layers.
+        notes: What a reader should know, e.g. that the batch size is fixed.
+    """
+
+    SCHEMA: ClassVar[str] = "stagewright.graph/1"
+
+    schema_version: Literal["stagewright.graph/1"] = "stagewright.graph/1"
+    model: str
+    mode: CaptureMode
+    training: bool = True
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    layers: tuple[Layer, ...] = Field(min_length=1)
+    edges: tuple[Edge, ...] = ()
+    boundaries: tuple[Boundary, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
+    operations: tuple[Operation, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_boundaries(self.boundaries, len(self.layers))
+        for position, edge in enumerate(self.edges):
+            if not edge.source < edge.target < len(self.layers):
+                raise ValueError(
+                    f"edges[{position}] goes from layer {edge.source} to {edge.target}; "
+                    f"edges run forwards between the {len(self.layers)} layers"
+                )
+        check_layer_indices(self.parameters, len(self.layers))
+        return self
+
+
+def check_boundaries(boundaries: tuple[Boundary, ...], num_layers: int) -> None:
+    """There is one boundary per gap, in order."""
+    found = [boundary.after for boundary in boundaries]
+    if found != list(range(num_layers - 1)):
+        raise ValueError(
+            f"{num_layers} layers have {num_layers - 1} boundaries, after layers 0 to "
+            f"{num_layers - 2} in order; found {len(found)}"
+        )
+
+
+def check_layer_indices(parameters: tuple[Parameter, ...], num_layers: int) -> None:
+    """Every parameter names existing layers, ascending."""
+    for parameter in parameters:
+        if list(parameter.layers) != sorted(set(parameter.layers)) or any(
+            not 0 <= layer < num_layers for layer in parameter.layers
+        ):
+            raise ValueError(
+                f"parameter {parameter.names[0]!r} lists layers {parameter.layers}; they must be "
+                f"ascending and between 0 and {num_layers - 1}"
+            )

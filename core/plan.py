@@ -1,0 +1,222 @@
+"""A plan: which layers form which stage, where it runs, and what that will cost."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from .document import Document, Record
+from .families import ModelSpec
+from .graph import Boundary
+from .schedule import ScheduleName
+from .tensors import TensorSpec
+
+Optimizer = Literal["none", "sgd", "momentum", "adam"]
+
+OPTIMIZER_BYTES_PER_ELEMENT: dict[Optimizer, int] = {
+    "none": 0,
+    "sgd": 0,
+    "momentum": 4,  # one fp32 momentum
+    "adam": 8,  # two fp32 moments
+}
+
+
+class PlanOptions(Record):
+    """What a plan is asked for.
+
+    Attributes:
+        num_microbatches: Micro-batches per step, each of the profile's batch size.
+        num_stages: Exactly this many stages; `None` tries every number up to the devices.
+        optimizer: Decides the bytes of optimizer state per trainable element.
+        memory_fraction: Share of each device's memory a plan may use.
+    """
+
+    num_microbatches: int = Field(8, ge=1, le=65536)
+    schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    num_stages: int | None = Field(None, ge=1)
+    optimizer: Optimizer = "adam"
+    memory_fraction: float = Field(1.0, gt=0, le=1)
+
+
+class MemoryUse(Record):
+    """Bytes of one device at its peak.
+
+    Attributes:
+        weights: Parameters and buffers, each storage once.
+        gradients: One per trainable parameter, in its dtype.
+        optimizer: Optimizer state.
+        activations: Saved activations of every micro-batch in flight at this stage.
+        workspace: Highest temporary memory of any one layer.
+        receive_buffers: Activations and gradients on their way in.
+    """
+
+    weights_bytes: int = Field(0, ge=0)
+    gradients_bytes: int = Field(0, ge=0)
+    optimizer_bytes: int = Field(0, ge=0)
+    activations_bytes: int = Field(0, ge=0)
+    workspace_bytes: int = Field(0, ge=0)
+    receive_buffers_bytes: int = Field(0, ge=0)
+
+    @property
+    def total_bytes(self) -> int:
+        return (
+            self.weights_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.activations_bytes
+            + self.workspace_bytes
+            + self.receive_buffers_bytes
+        )
+
+
+class Stage(Record):
+    """Consecutive layers that run together on one device (or on ``replicas`` of them).
+
+    Attributes:
+        first_layer: Index of its first layer.
+        num_layers: How many layers it holds.
+        layer_names: Their names, in order.
+        module_fqns: Modules of the model whose parameters and buffers it owns.
+        devices: Names of the cluster's devices that hold it.
+        forward_time_s: Forward time per micro-batch.
+        backward_time_s: Backward time per micro-batch.
+        send_forward_bytes: Activations sent to the next stage per micro-batch.
+        send_backward_bytes: Gradients sent to the previous stage per micro-batch.
+        memory_limit_bytes: What the device allows, `None` for no limit.
+        recompute: When its activations are recomputed instead of kept.
+        strategy: How replicas share its parameters.
+    """
+
+    first_layer: int = Field(ge=0)
+    num_layers: int = Field(ge=1)
+    layer_names: tuple[str, ...]
+    module_fqns: tuple[str, ...] = ()
+    devices: tuple[str, ...] = Field(min_length=1)
+    forward_time_s: float = Field(ge=0)
+    backward_time_s: float = Field(ge=0)
+    send_forward_bytes: int = Field(0, ge=0)
+    send_backward_bytes: int = Field(0, ge=0)
+    memory: MemoryUse
+    memory_limit_bytes: int | None = Field(None, ge=0)
+    in_flight: int = Field(1, ge=1)
+    replicas: int = Field(1, ge=1)
+    recompute: Literal["never", "except_last", "always"] = "never"
+    strategy: Literal["single", "replicate", "fully_shard"] = "single"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.layer_names) != self.num_layers:
+            raise ValueError(f"{self.num_layers} layers but {len(self.layer_names)} layer_names")
+        if len(self.devices) != self.replicas:
+            raise ValueError(f"{self.replicas} replicas but {len(self.devices)} devices")
+        return self
+
+
+class Proof(Record):
+    """How good the plan is, by the objective the planner minimised.
+
+    Attributes:
+        objective: What was minimised, in words.
+        value: The plan's objective.
+        lower_bound: No plan has less.
+        status: ``optimal`` when value and bound agree to rounding.
+    """
+
+    objective: str
+    value: float = Field(ge=0)
+    lower_bound: float = Field(ge=0)
+    status: Literal["optimal", "feasible"]
+
+    @property
+    def gap(self) -> float:
+        """(value - lower bound) / value; 0 is proven optimal."""
+        return (self.value - self.lower_bound) / self.value if self.value else 0.0
+
+
+class Baseline(Record):
+    """The same profile cut another way, priced by the same simulator; for comparison.
+
+    ``step_time_s`` is `None` where that cut does not fit the devices' memory.
+    """
+
+    name: str
+    balance: tuple[int, ...]
+    step_time_s: float | None = Field(None, ge=0)
+
+
+class Plan(Document):
+    """Stages in pipeline order, with the evidence for them.
+
+    Attributes:
+        balance: Layers per stage, as torchgpipe writes it.
+        step_time_s: One training step (forwards, backwards, gradient synchronisation of tied
+            weights; not the optimizer's update), by the simulator.
+        bubble_fraction: Idle share of all devices' time in that step.
+        tied_sync_time_s: Part of the step spent summing gradients of weights held by two stages.
+        boundaries: What crosses each cut, per micro-batch; one per gap between stages.
+        profile_id: Content id of the profile planned from.
+        inputs: The model's flat inputs at micro-batch size.
+        input_structure: How the model is called with them.
+        spec: The family and configuration of the model, if it was built from one.
+        estimated: Whether the profile was estimated rather than measured.
+    """
+
+    SCHEMA: ClassVar[str] = "stagewright.plan/1"
+
+    schema_version: Literal["stagewright.plan/1"] = "stagewright.plan/1"
+    model: str = ""
+    spec: ModelSpec | None = None
+    balance: tuple[int, ...] = Field(min_length=1)
+    stages: tuple[Stage, ...] = Field(min_length=1)
+    boundaries: tuple[Boundary, ...] = ()
+    options: PlanOptions
+    schedule: ScheduleName
+    num_microbatches: int = Field(ge=1)
+    step_time_s: float = Field(ge=0)
+    bubble_fraction: float = Field(ge=0, le=1)
+    tied_sync_time_s: float = Field(0.0, ge=0)
+    proof: Proof
+    baselines: tuple[Baseline, ...] = ()
+    profile_id: str = ""
+    estimated: bool = False
+    inputs: tuple[TensorSpec, ...] = ()
+    input_structure: str = ""
+    notes: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.balance != tuple(stage.num_layers for stage in self.stages):
+            raise ValueError("balance disagrees with the stages' num_layers")
+        next_layer = 0
+        for index, stage in enumerate(self.stages):
+            if stage.first_layer != next_layer:
+                raise ValueError(
+                    f"stages[{index}] starts at layer {stage.first_layer}, expected {next_layer}; "
+                    "stages cover every layer once, in order"
+                )
+            next_layer += stage.num_layers
+        devices = [device for stage in self.stages for device in stage.devices]
+        if len(set(devices)) != len(devices):
+            raise ValueError("a device holds two stages; every stage has its own")
+        if len(self.boundaries) not in (0, len(self.stages) - 1):
+            raise ValueError(f"{len(self.stages)} stages have {len(self.stages) - 1} boundaries")
+        return self
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.stages)
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Every layer in order, over all stages."""
+        return tuple(name for stage in self.stages for name in stage.layer_names)
+
+    def baseline(self, name: str) -> Baseline | None:
+        """The baseline of that name, e.g. ``equal_layers``."""
+        return next((entry for entry in self.baselines if entry.name == name), None)
+
+    def __str__(self) -> str:
+        from .plan_table import plan_table
+
+        return plan_table(self)

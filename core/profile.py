@@ -1,0 +1,139 @@
+"""What each layer of a model costs on a device, for one micro-batch."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from .document import Document, Record
+from .families import ModelSpec
+from .graph import Boundary, Layer, Parameter, check_boundaries, check_layer_indices
+from .tensors import TensorSpec
+
+
+class Timing(Record):
+    """A measured duration in seconds: the median of ``repeats`` warm runs.
+
+    ``spread_s`` is the distance between the quartiles; 0 for an estimate or a single run.
+    """
+
+    median_s: float = Field(ge=0)
+    spread_s: float = Field(0.0, ge=0)
+    repeats: int = Field(1, ge=1)
+
+
+class LayerProfile(Record):
+    """Costs of one layer for one micro-batch.
+
+    Attributes:
+        layer: Its name, type, modules and parameter bytes, as captured.
+        forward: Forward time.
+        backward: Whole backward time (gradients of inputs and parameters).
+        backward_input: Part of it for gradients of inputs, where measured apart.
+        backward_weight: Part of it for gradients of parameters, where measured apart.
+        saved_activation_bytes: Distinct storages autograd keeps for this layer's backward.
+        output_bytes: What the layer hands to later layers.
+        workspace_bytes: Highest memory in use during the layer beyond its inputs, outputs,
+            parameters and saved activations.
+    """
+
+    layer: Layer
+    forward: Timing
+    backward: Timing
+    backward_input: Timing | None = None
+    backward_weight: Timing | None = None
+    saved_activation_bytes: int = Field(0, ge=0)
+    output_bytes: int = Field(0, ge=0)
+    workspace_bytes: int = Field(0, ge=0)
+
+
+class SavedStorage(Record):
+    """A storage autograd keeps until backward, and every layer that keeps it.
+
+    Activation memory is not additive over layers: neighbours often keep the same storage. An
+    interval of layers holds the sum of ``size_bytes`` over storages with a layer inside it.
+    """
+
+    size_bytes: int = Field(ge=0)
+    layers: tuple[int, ...] = Field(min_length=1)
+
+
+class LossProfile(Record):
+    """Costs of the loss function, carried by whatever stage comes last."""
+
+    forward: Timing
+    backward: Timing
+    saved_activation_bytes: int = Field(0, ge=0)
+
+
+class Reconciliation(Record):
+    """The sum of the layers against the whole model, measured in the same run."""
+
+    whole_forward: Timing
+    whole_backward: Timing
+    relative_error: float
+    """(sum of layers - whole) / whole, over forward and backward together."""
+
+
+class Provenance(Record):
+    """Where and how the numbers were obtained."""
+
+    source: Literal["measured", "estimated"] = "measured"
+    device: str = "cpu"
+    device_name: str = ""
+    torch_version: str = ""
+    stagewright_version: str = ""
+    num_threads: int | None = None
+    busy_neighbours: int = Field(0, ge=0)
+    """Processes that kept other cores busy during the measurement."""
+    error_band: float | None = None
+    """Relative error to expect, itself measured; required reading for an estimate."""
+
+
+class Profile(Document):
+    """Per-layer costs of a model for one micro-batch on one device.
+
+    Attributes:
+        model: Class name of the model.
+        spec: The family and configuration it was built from, if it was.
+        inputs: Flat tensor inputs at micro-batch size.
+        input_structure: How the model is called with them (see `capture.sample`).
+        boundaries: One per gap between consecutive layers: what a cut there sends.
+        parameters: Every parameter and buffer with the layers using it (ties included).
+        storages: What autograd keeps (see `SavedStorage`).
+    """
+
+    SCHEMA: ClassVar[str] = "stagewright.profile/1"
+
+    schema_version: Literal["stagewright.profile/1"] = "stagewright.profile/1"
+    model: str = ""
+    spec: ModelSpec | None = None
+    inputs: tuple[TensorSpec, ...] = ()
+    input_structure: str = ""
+    layers: tuple[LayerProfile, ...] = Field(min_length=1)
+    boundaries: tuple[Boundary, ...]
+    parameters: tuple[Parameter, ...] = ()
+    storages: tuple[SavedStorage, ...] = ()
+    loss: LossProfile | None = None
+    reconciliation: Reconciliation | None = None
+    provenance: Provenance = Provenance()
+    notes: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_boundaries(self.boundaries, len(self.layers))
+        check_layer_indices(self.parameters, len(self.layers))
+        names = [entry.layer.name for entry in self.layers]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"two layers are called {twice!r}; names must be unique")
+        for position, storage in enumerate(self.storages):
+            if list(storage.layers) != sorted(set(storage.layers)) or not (
+                0 <= storage.layers[0] and storage.layers[-1] < len(self.layers)
+            ):
+                raise ValueError(
+                    f"storages[{position}] lists layers {storage.layers}; they must be ascending "
+                    f"and between 0 and {len(self.layers) - 1}"
+                )
+        return self

@@ -1,0 +1,25 @@
+"""Quantities for people: the library counts in seconds and bytes, people read ms and GiB."""
+
+from __future__ import annotations
+
+
+def format_bytes(size_bytes: float) -> str:
+    """For example ``1.5 MiB``."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def format_time(time_s: float) -> str:
+    """For example ``12.3 ms``."""
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
+        if abs(time_s) * factor >= 1 or unit == "us":
+            break
+    return (
+        f"{time_s * factor:.3g} {unit}"
+        if time_s * factor < 1000
+        else f"{time_s * factor:.0f} {unit}"
+    )

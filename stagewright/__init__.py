@@ -1,0 +1,63 @@
+"""Stagewright: where to cut a PyTorch model into pipeline stages, and how to run it so.
+
+Everything here is loaded on first use; importing the package does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .balance import balance_by_size as balance_by_size
+    from .balance import balance_by_time as balance_by_time
+    from .core.cluster import Cluster as Cluster
+    from .core.errors import StagewrightError as StagewrightError
+    from .core.graph import Graph as Graph
+    from .core.plan import Plan as Plan
+    from .core.plan import PlanOptions as PlanOptions
+    from .core.profile import Profile as Profile
+    from .core.schedule import Schedule as Schedule
+    from .core.timeline import Timeline as Timeline
+    from .planner.plan import plan as plan
+    from .planner.validate import validate as validate
+    from .profiler.profile import profile as profile
+    from .runtime.distributed import DistributedPipeline as DistributedPipeline
+    from .runtime.pipeline import Pipeline as Pipeline
+    from .runtime.verify import verify as verify
+
+_HOME = {
+    "Cluster": "core.cluster",
+    "DistributedPipeline": "runtime.distributed",
+    "Graph": "core.graph",
+    "Pipeline": "runtime.pipeline",
+    "Plan": "core.plan",
+    "PlanOptions": "core.plan",
+    "Profile": "core.profile",
+    "Schedule": "core.schedule",
+    "StagewrightError": "core.errors",
+    "Timeline": "core.timeline",
+    "balance_by_size": "balance",
+    "balance_by_time": "balance",
+    "plan": "planner.plan",
+    "profile": "profiler.profile",
+    "validate": "planner.validate",
+    "verify": "runtime.verify",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'stagewright' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{home}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
