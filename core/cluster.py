@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -76,9 +77,7 @@ class Cluster(Document):
         if len(set(names)) != len(names):
             raise ValueError("device names must be unique")
         sizes = [level.group_size for level in self.levels]
-        if any(
-            inner >= outer or outer % inner for inner, outer in zip(sizes, sizes[1:], strict=False)
-        ):
+        if any(inner >= outer or outer % inner for inner, outer in pairwise(sizes)):
             raise ValueError(
                 f"levels go from innermost to outermost, each a multiple of the one before; "
                 f"found group sizes {sizes}"
