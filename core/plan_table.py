@@ -10,17 +10,8 @@ if TYPE_CHECKING:
     from .plan import Plan, Stage
 
 HEADINGS = (
-    "stage",
-    "device",
-    "layers",
-    "forward",
-    "backward",
-    "memory",
-    "limit",
-    "sends",
-    "from",
-    "to",
-)
+    "stage", "device", "layers", "forward", "backward", "memory", "limit", "sends", "from", "to",
+)  # fmt: skip
 
 
 def plan_table(plan: Plan) -> str:

@@ -130,7 +130,7 @@ class Profile(Document):
             raise ValueError(f"two layers are called {twice!r}; names must be unique")
         for position, storage in enumerate(self.storages):
             if list(storage.layers) != sorted(set(storage.layers)) or not (
-                0 <= storage.layers[0] and storage.layers[-1] < len(self.layers)
+                storage.layers[0] >= 0 and storage.layers[-1] < len(self.layers)
             ):
                 raise ValueError(
                     f"storages[{position}] lists layers {storage.layers}; they must be ascending "

@@ -16,10 +16,7 @@ def format_bytes(size_bytes: float) -> str:
 def format_time(time_s: float) -> str:
     """For example ``12.3 ms``."""
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
-        if abs(time_s) * factor >= 1 or unit == "us":
+        value = time_s * factor
+        if abs(value) >= 1 or unit == "us":
             break
-    return (
-        f"{time_s * factor:.3g} {unit}"
-        if time_s * factor < 1000
-        else f"{time_s * factor:.0f} {unit}"
-    )
+    return f"{value:.3g} {unit}" if abs(value) < 1000 else f"{value:.0f} {unit}"
