@@ -1,0 +1,112 @@
+"""What the process answers: every error becomes one of seven exit codes.
+
+====  =========================================================================================
+code  meaning, and what the caller does next
+====  =========================================================================================
+0     done
+1     a bug in Stagewright; report it
+2     the request has to change: usage, a file, an option, a model that cannot be captured or
+      measured, a plan made for another model
+3     nothing satisfies the limits, or memory ran out
+4     refused: not allowed here
+5     something did not answer: a process, a machine, a service
+6     the time allowed ran out, or the command was cancelled
+====  =========================================================================================
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any, cast
+
+import typer
+
+from ..core.errors import DeadlineExceeded, Infeasible, RankFailed, StagewrightError
+from .extras import missing_extra
+
+UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
+"""What typer raises for a wrong option or argument; it has no public name for it."""
+
+
+class ExitCode(IntEnum):
+    """See the table above."""
+
+    OK = 0
+    BUG = 1
+    USAGE = 2
+    INFEASIBLE = 3
+    REFUSED = 4
+    UNREACHABLE = 5
+    CANCELLED = 6
+
+
+def exit_code(error: BaseException) -> ExitCode:
+    """The code for an error that reached the top."""
+    if isinstance(error, Infeasible) or any(map(_is_out_of_memory, _causes(error))):
+        return ExitCode.INFEASIBLE
+    if isinstance(error, DeadlineExceeded | TimeoutError | KeyboardInterrupt | typer.Abort):
+        return ExitCode.CANCELLED
+    if isinstance(error, RankFailed | ConnectionError):
+        return ExitCode.UNREACHABLE
+    if isinstance(error, PermissionError):
+        return ExitCode.REFUSED
+    if isinstance(error, StagewrightError | UsageError) or missing_extra(error):
+        return ExitCode.USAGE
+    return ExitCode.BUG
+
+
+def message(error: BaseException) -> str:
+    """What to tell a person about an error that reached the top."""
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return "cancelled"
+    if isinstance(error, UsageError):
+        return str(error.format_message())
+    if extra := missing_extra(error):
+        return f"this command needs {extra.missing}; run: {extra.install}"
+    if exit_code(error) is not ExitCode.BUG:
+        return str(error) or type(error).__name__
+    return (
+        f"this is a bug in Stagewright: {type(error).__name__}: {error}\n"
+        "Please report it with what 'stagewright doctor' prints and the traceback that "
+        "'stagewright --debug ...' shows for the same command."
+    )
+
+
+def report(error: BaseException, *, as_json: bool) -> None:
+    """Tell about an error on stderr, as text or as one line of JSON."""
+    if as_json:
+        body = {
+            "error": type(error).__name__,
+            "exit_code": int(exit_code(error)),
+            "detail": message(error),
+            **_details(error),
+        }
+        typer.echo(json.dumps(body, default=str), err=True)
+    elif isinstance(error, UsageError):
+        error.show()
+    else:
+        typer.echo(f"error: {message(error)}", err=True)
+
+
+def _details(error: BaseException) -> dict[str, Any]:
+    """The attributes our own errors carry, e.g. ``required`` and ``available``."""
+    if not isinstance(error, StagewrightError):
+        return {}
+    return {name: value for name, value in vars(error).items() if not name.startswith("_")}
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Memory ran out, on the host or on a device; looks torch up without importing it."""
+    torch: Any = sys.modules.get("torch")
+    return isinstance(error, MemoryError) or (
+        torch is not None and isinstance(error, torch.OutOfMemoryError)
+    )

@@ -1,0 +1,104 @@
+"""The ``stagewright`` command: one file per command, one place where errors end."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+from .. import __version__
+from .exit_codes import ExitCode, exit_code, report
+
+COMMANDS = (
+    "doctor",
+    "profile",
+    "plan",
+    "show",
+    "serve",
+)
+"""Each names a module of this folder whose function ``command`` is the command.
+
+Every command module is imported on every start, also for ``--help``: what costs time (torch,
+pydantic, rich) is imported inside the functions.
+"""
+
+DEBUG_VARIABLE = "STAGEWRIGHT_DEBUG"
+INTERRUPTED = 130
+"""What typer returns after Ctrl-C."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; `exit_codes` lists them.
+
+    Args:
+        arguments: What follows ``stagewright`` on the command line; the process's own if `None`.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = get_command(build_app()).main(words, prog_name="stagewright", standalone_mode=False)
+        sys.stdout.flush()
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+    except BrokenPipeError:
+        # The reader of our output has gone (stagewright ... | head); the flush at exit must not
+        # fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - every error ends here
+        if _debug(words):
+            traceback.print_exception(error)
+        report(error, as_json="--json" in words)
+        return exit_code(error)
+    return int(code or ExitCode.OK)
+
+
+def build_app() -> typer.Typer:
+    """The commands of `COMMANDS` as one application."""
+    app = typer.Typer(
+        name="stagewright",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # importing rich would triple the time of --help
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for name in COMMANDS:
+        app.command(name)(importlib.import_module(f".{name}", __package__).command)
+    return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"stagewright {__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help=f"Show tracebacks (also {DEBUG_VARIABLE}=1).")
+    ] = False,
+) -> None:
+    """Where to cut a PyTorch model into pipeline stages, and how to run it so.
+
+    Results go to stdout, everything else to stderr. With --json, stdout holds one JSON document
+    and an error is one line of JSON on stderr. Exit codes: 0 ok, 1 bug, 2 usage, 3 infeasible
+    or out of memory, 4 refused, 5 unreachable, 6 deadline or cancelled.
+    """
+
+
+def _debug(words: Sequence[str]) -> bool:
+    """Whether tracebacks are wanted; ``--debug`` comes before the command."""
+    before_command = takewhile(lambda word: word.startswith("-"), words)
+    return "--debug" in before_command or bool(os.environ.get(DEBUG_VARIABLE))

@@ -1,0 +1,77 @@
+"""Where a command's words go: results to stdout or a file, talk to stderr."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..core.errors import InvalidInput
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+def emit(text: str) -> None:
+    """Print a result."""
+    typer.echo(text)
+
+
+def say(text: str, *, quiet: bool = False) -> None:
+    """Tell the person at the terminal something that is not the result.
+
+    Args:
+        text: One or more lines.
+        quiet: Say nothing; commands pass their ``--json``.
+    """
+    if not quiet:
+        typer.echo(text, err=True)
+
+
+def say_next(command: str, *, quiet: bool = False) -> None:
+    """Name the command that follows naturally."""
+    say(f"next: {command}", quiet=quiet)
+
+
+def check_writable(path: Path) -> None:
+    """Refuse an output file before the work that would fill it.
+
+    Raises:
+        InvalidInput: The folder is missing or not writable, or the path is no regular file's.
+    """
+    if not path.parent.is_dir():
+        raise InvalidInput(f"cannot write {path}: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise InvalidInput(f"cannot write {path}: the folder {path.parent} is not writable")
+    if path.exists() and not path.is_file():
+        raise InvalidInput(f"cannot write {path}: it exists and is not a regular file")
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file, whole or not at all.
+
+    Raises:
+        InvalidInput: It cannot be written.
+    """
+    check_writable(path)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise InvalidInput(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as aligned plain text, a rule under the first, for people and for ``grep``."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)

@@ -1,0 +1,145 @@
+"""``stagewright profile``: measure what each layer of a model costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from ..core.errors import InvalidInput
+from .output import JsonFlag, check_writable, emit, say, say_next, write_file
+
+if TYPE_CHECKING:
+    from ..core.options import MeasureRequest, ProfilingOptions
+    from ..core.profile import Profile
+    from .progress import ProgressCallback
+
+
+def command(
+    model: Annotated[
+        str | None,
+        Argument(
+            metavar="[MODEL]",
+            help="package.module:function that returns the model, or a JSON file with a request.",
+        ),
+    ] = None,
+    sample: Annotated[
+        str | None,
+        Option(help="package.module:function that returns the inputs of one micro-batch."),
+    ] = None,
+    loss: Annotated[
+        str | None, Option(help="package.module:function of output and target; the loss.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        Option(help="package.module:function that returns the target; with --family a tensor."),
+    ] = None,
+    family: Annotated[
+        str | None, Option(help="Build the model by name instead: mlp, resnet, unet or gpt2.")
+    ] = None,
+    config: Annotated[str, Option(help="The family's configuration, as JSON.")] = "{}",
+    inputs: Annotated[
+        list[str] | None,
+        Option("--input", help="NAME=SHAPE:DTYPE:FILL, e.g. x=8x64; may be repeated."),
+    ] = None,
+    device: Annotated[str | None, Option(help="cpu, cuda or cuda:N.")] = None,
+    threads: Annotated[int | None, Option(help="CPU threads of the measured model.")] = None,
+    neighbours: Annotated[
+        int | None, Option(help="Processes kept busy alike on other cores meanwhile.")
+    ] = None,
+    budget: Annotated[float | None, Option(help="Seconds to spend on repeats.")] = None,
+    output: Annotated[
+        Path, Option("--output", "-o", help="Write the profile to this file.")
+    ] = Path("profile.json"),
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure what each layer of a model costs, for one micro-batch.
+
+    Give the model one of three ways: a function and --sample, with --loss and --target if the
+    backward is to start from a loss; --family, --config and --input; or a JSON file.
+    """
+    from ..core.options import ProfilingOptions
+    from .measure_request import family_request, read_request, with_options
+    from .profile_table import profile_table
+    from .progress import progress_bar
+
+    check_writable(output)
+    given = {
+        "device": device,
+        "num_threads": threads,
+        "busy_neighbours": neighbours,
+        "budget_s": budget,
+    }
+    request: MeasureRequest | None = None
+    if family is not None:
+        _refuse("--family", model=model, sample=sample, loss=loss)
+        request = family_request(family, config, inputs or [], target)
+    elif model is not None and model.endswith(".json"):
+        _refuse("a request file", sample=sample, loss=loss, target=target, input=inputs)
+        request = read_request(Path(model))
+    with progress_bar(quiet=as_json) as progress:
+        if request is not None:
+            options = with_options(request.profiling, **given)
+            profile = _measure_request(request, options, progress)
+        else:
+            options = with_options(ProfilingOptions(), **given)
+            profile = _measure_objects(model, sample, loss, target, options, progress)
+    document = profile.to_json(indent=2)
+    write_file(output, document + "\n")
+    emit(document if as_json else profile_table(profile))
+    say(f"wrote {output}", quiet=as_json)
+    say_next(f"stagewright plan {output} --devices 4x24GB -o plan.json", quiet=as_json)
+
+
+def _refuse(with_what: str, **options: object) -> None:
+    for name, value in options.items():
+        if value:
+            raise InvalidInput(f"{name} does not go together with {with_what}")
+
+
+def _measure_request(
+    request: MeasureRequest, options: ProfilingOptions, progress: ProgressCallback | None
+) -> Profile:
+    from ..profiler.families import build_loss, build_model, make_sample
+    from ..profiler.profile import profile
+
+    inputs, target = make_sample(request.sample)
+    return profile(
+        build_model(request.model),
+        inputs,
+        options=options,
+        loss_fn=None if target is None else build_loss(request.model),
+        target=target,
+        spec=request.model,
+        progress=progress,
+    )
+
+
+def _measure_objects(
+    model: str | None,
+    sample: str | None,
+    loss: str | None,
+    target: str | None,
+    options: ProfilingOptions,
+    progress: ProgressCallback | None,
+) -> Profile:
+    from .targets import call_target, load_target
+
+    if model is None or sample is None:
+        raise InvalidInput(
+            "name a model and its sample (MODEL --sample package.module:function), "
+            "a --family, or a JSON file"
+        )
+    if (loss is None) != (target is None):
+        raise InvalidInput("--loss and --target go together")
+    from ..profiler.profile import profile
+
+    return profile(
+        call_target(model),
+        call_target(sample),
+        options=options,
+        loss_fn=None if loss is None else load_target(loss),
+        target=None if target is None else call_target(target),
+        progress=progress,
+    )

@@ -1,0 +1,93 @@
+"""``stagewright show``: print a profile, a plan or a cluster; draw a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from ..core.errors import InvalidInput
+from ..core.units import format_bytes, format_time
+from .documents import read_document
+from .output import JsonFlag, check_writable, emit, say, say_next, table, write_file
+
+if TYPE_CHECKING:
+    from ..core.cluster import Cluster
+    from ..core.plan import Plan
+
+
+def command(
+    file: Annotated[Path, Argument(metavar="FILE", help="A profile, plan or cluster.")],
+    svg: Annotated[
+        Path | None, Option(help="Draw the plan's timeline to this file (plans only).")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        Option(help="Write the plan's timeline for Perfetto or chrome://tracing (plans only)."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Print a profile, a plan or a cluster; draw a plan."""
+    from ..core.cluster import Cluster
+    from ..core.plan import Plan
+    from ..core.profile import Profile
+    from .profile_table import profile_table
+
+    for path in (svg, trace):
+        if path is not None:
+            check_writable(path)
+    document: Cluster | Plan | Profile = read_document(file, Profile, Plan, Cluster)
+    if isinstance(document, Plan):
+        _draw(document, svg, trace, quiet=as_json)
+        text, follow = str(document), f"stagewright show {file} --svg plan.svg"
+    elif svg is not None or trace is not None:
+        raise InvalidInput(f"--svg and --trace draw plans; {file} is {document.SCHEMA}")
+    elif isinstance(document, Profile):
+        text, follow = profile_table(document), f"stagewright plan {file} --devices 4x24GB"
+    else:
+        text, follow = cluster_table(document), f"stagewright plan profile.json --devices {file}"
+    emit(document.to_json(indent=2) if as_json else text)
+    say_next(follow, quiet=as_json)
+
+
+def cluster_table(cluster: Cluster) -> str:
+    """A cluster as plain text: its devices, then its links from the innermost out."""
+    devices = [
+        (
+            device.name,
+            device.kind,
+            "none" if device.memory_bytes is None else format_bytes(device.memory_bytes),
+        )
+        for device in cluster.devices
+    ]
+    links = [
+        (
+            level.name,
+            str(level.group_size),
+            format_time(level.latency_s),
+            f"{format_bytes(level.bandwidth_bytes_per_s)}/s",
+        )
+        for level in cluster.levels
+    ]
+    text = table([("device", "kind", "memory limit"), *devices])
+    if links:
+        text += "\n\n" + table([("link", "joins", "latency", "bandwidth"), *links])
+    return text
+
+
+def _draw(plan: Plan, svg: Path | None, trace: Path | None, *, quiet: bool) -> None:
+    """Write the plan's simulated timeline as a picture, as a trace, or both."""
+    if svg is None and trace is None:
+        return
+    from ..formats.chrome_trace import chrome_trace
+    from ..formats.svg import timeline_svg
+    from ..planner.timeline import plan_timeline
+
+    timeline = plan_timeline(plan)
+    if svg is not None:
+        write_file(svg, timeline_svg(plan, timeline))
+        say(f"wrote {svg}", quiet=quiet)
+    if trace is not None:
+        write_file(trace, chrome_trace(timeline))
+        say(f"wrote {trace}; open it at ui.perfetto.dev", quiet=quiet)
