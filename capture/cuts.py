@@ -1,0 +1,148 @@
+"""What is live between two layers, and where a cut may be made.
+
+A cut is legal when tensors alone are live there and nothing behind it changes, in place, memory
+that two of them share: each stage works on its own copy of what it receives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, fx
+
+from ..core.graph import Boundary
+from ..core.tensors import DIFFERENTIABLE
+from .layers import Layers
+from .program import Program, mutated_inputs, storage_key, tensors_of, value_of
+from .sample import dtype_name, tensor_spec
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Nodes live between layer ``after`` and the next, in graph order."""
+
+    after: int
+    nodes: tuple[fx.Node, ...]
+    boundary: Boundary
+
+
+def find_cuts(program: Program, layers: Layers) -> list[Cut]:
+    """One cut per gap between consecutive layers, legal or not."""
+    differentiable = differentiable_nodes(program)
+    last_use = _last_use(program, layers)
+    made_in = {node: layers.layer_of[node] for node in layers.layer_of}
+    made_in |= {node: -1 for node in program.inputs}
+    mutations = [
+        (storage_key(tensor), layers.layer_of.get(node, 0))
+        for node in program.graph.nodes
+        for changed in mutated_inputs(node, program)
+        for tensor in tensors_of(value_of(changed))
+        if node in layers.layer_of
+    ]
+    spans = _buffer_spans(program, layers)
+    cuts = []
+    for after in range(len(layers) - 1):
+        nodes = tuple(
+            node
+            for node in program.graph.nodes
+            if node in made_in and made_in[node] <= after < last_use.get(node, -1)
+        )
+        changed_later = {key for key, layer in mutations if layer > after}
+        reason = _reason(nodes, changed_later) or next(
+            (
+                f"buffer {name!r} is updated on both sides"
+                for name, (first, last) in spans.items()
+                if first <= after < last
+            ),
+            "",
+        )
+        tensors = tuple(
+            tensor_spec(node.name, value_of(node), requires_grad=node in differentiable)
+            for node in nodes
+            if isinstance(value_of(node), Tensor)
+        )
+        boundary = Boundary(after=after, tensors=tensors, legal=not reason, reason=reason)
+        cuts.append(Cut(after, nodes, boundary))
+    return cuts
+
+
+def _reason(nodes: tuple[fx.Node, ...], changed_later: set[int]) -> str:
+    keys = []
+    for node in nodes:
+        value = value_of(node)
+        if not isinstance(value, Tensor):
+            return f"{node.name!r} is a {type(value).__name__}, and only tensors can be sent"
+        keys.append(storage_key(value))
+    for node, key in zip(nodes, keys, strict=True):
+        if key in changed_later and keys.count(key) > 1:
+            return f"{node.name!r} shares memory with another value and is changed in place later"
+    return ""
+
+
+def _last_use(program: Program, layers: Layers) -> dict[fx.Node, int]:
+    """The last layer that reads each node; the model's outputs are read after the last layer."""
+    last: dict[fx.Node, int] = {}
+    end = len(layers) - 1
+    for node in program.graph.nodes:
+        for user in node.users:
+            reader = end if user.op == "output" else layers.layer_of.get(user, -1)
+            last[node] = max(last.get(node, -1), reader)
+    return last
+
+
+def _buffer_spans(program: Program, layers: Layers) -> dict[str, tuple[int, int]]:
+    """First and last layer that touches each buffer the forward pass changes."""
+    touched: dict[str, set[int]] = {}
+    changed: set[str] = set()
+    buffers = {name: buffer for name, buffer in program.model.named_buffers()}
+    for node, layer in layers.layer_of.items():
+        if node.op == "call_module":
+            target = str(node.target)
+            module = program.attribute(target)
+            for name, _ in module.named_buffers():
+                touched.setdefault(f"{target}.{name}", set()).add(layer)
+                changed.add(f"{target}.{name}")  # batch statistics, counters: assume the worst
+        for source in node.all_input_nodes:
+            if source.op == "get_attr" and str(source.target) in buffers:
+                touched.setdefault(str(source.target), set()).add(layer)
+        changed |= {
+            str(source.target) for source in mutated_inputs(node, program) if source.op == "get_attr"
+        }
+    return {name: (min(touched[name]), max(touched[name])) for name in sorted(changed)}
+
+
+def differentiable_nodes(program: Program) -> set[fx.Node]:
+    """Nodes through which a gradient flows to a trainable parameter."""
+    trainable = {
+        name
+        for name, parameter in program.model.named_parameters(remove_duplicate=False)
+        if parameter.requires_grad
+    }
+    found: set[fx.Node] = set()
+    for node in program.graph.nodes:
+        value = value_of(node)
+        if node.op == "get_attr":
+            flows = str(node.target) in trainable
+        elif node.op == "call_module":
+            module = program.attribute(str(node.target))
+            own = any(parameter.requires_grad for parameter in module.parameters())
+            flows = own or any(source in found for source in node.all_input_nodes)
+        elif node.op in ("call_function", "call_method"):
+            flows = not _stops_gradient(node) and any(
+                source in found for source in node.all_input_nodes
+            )
+        else:
+            flows = False
+        tensors = list(tensors_of(value))
+        if node.op != "get_attr" and tensors:
+            flows = flows and any(dtype_name(tensor.dtype) in DIFFERENTIABLE for tensor in tensors)
+        if flows:
+            found.add(node)
+    return found
+
+
+def _stops_gradient(node: fx.Node) -> bool:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if name == "wrap_with_set_grad_enabled":
+        return not node.args[0]
+    return name.split(".")[0] in ("detach", "detach_")

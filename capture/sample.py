@@ -1,0 +1,141 @@
+"""How a model is called: its tensor inputs by name, flat and in order."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..core.errors import InvalidInput
+from ..core.tensors import DType, TensorSpec
+
+ACCEPTED = "a tensor, a tuple of tensors (positional), or a dict of tensors (keywords)"
+
+
+def dtype_name(dtype: torch.dtype) -> DType:
+    """``torch.float32`` → ``"float32"``."""
+    return cast(DType, str(dtype).removeprefix("torch."))
+
+
+def tensor_spec(name: str, tensor: Tensor, *, requires_grad: bool = False) -> TensorSpec:
+    """Shape and dtype of a tensor (real, fake or meta)."""
+    return TensorSpec(
+        name=name,
+        shape=tuple(int(size) for size in tensor.shape),
+        dtype=dtype_name(tensor.dtype),
+        requires_grad=requires_grad,
+    )
+
+
+@dataclass(frozen=True)
+class CallStructure:
+    """Names of the positional and keyword inputs a model is called with."""
+
+    positional: tuple[str, ...]
+    keyword: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names, positional ones first: the flat order."""
+        return self.positional + self.keyword
+
+    def to_json(self) -> str:
+        return json.dumps({"positional": self.positional, "keyword": self.keyword})
+
+    @classmethod
+    def from_json(cls, text: str) -> CallStructure:
+        data = json.loads(text)
+        return cls(tuple(data["positional"]), tuple(data["keyword"]))
+
+    def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        """The tensors of a call in flat order, however the caller mixed positions and keywords.
+
+        Raises:
+            InvalidInput: An input is missing, unknown or not a tensor.
+        """
+        given = dict(zip(self.names, args, strict=False))
+        if len(args) > len(self.names) or set(given) & set(kwargs):
+            raise InvalidInput(f"expected the inputs {', '.join(self.names)}, once each")
+        given.update(kwargs)
+        unknown = sorted(set(given) - set(self.names))
+        missing = [name for name in self.names if name not in given]
+        if unknown or missing:
+            raise InvalidInput(
+                f"expected the inputs {', '.join(self.names)}; "
+                f"missing {missing or 'none'}, unknown {unknown or 'none'}"
+            )
+        for name, value in given.items():
+            if not isinstance(value, Tensor):
+                raise InvalidInput(f"input {name!r} is a {type(value).__name__}, not a tensor")
+        return tuple(given[name] for name in self.names)
+
+    def unflatten(self, flat: Iterable[Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Positional and keyword arguments of the original ``forward``."""
+        values = list(flat)
+        split = len(self.positional)
+        return tuple(values[:split]), dict(zip(self.keyword, values[split:], strict=True))
+
+
+def read_sample(model: nn.Module, sample: Any) -> tuple[CallStructure, tuple[Tensor, ...]]:
+    """Name the tensors of a sample after the parameters of the model's ``forward``.
+
+    The same tensor passed twice becomes two, so that each stays an input of its own.
+
+    Raises:
+        InvalidInput: The sample is not of an accepted form, or ``forward`` does not take it.
+    """
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if isinstance(sample, Mapping):
+        kwargs = dict(sample)
+    elif isinstance(sample, tuple | list):
+        args = tuple(sample)
+    else:
+        args = (sample,)
+    for value in (*args, *kwargs.values()):
+        if not isinstance(value, Tensor):
+            raise InvalidInput(f"a sample is {ACCEPTED}; found a {type(value).__name__} in it")
+    if not args and not kwargs:
+        raise InvalidInput(f"a sample is {ACCEPTED}; this one is empty")
+    structure = CallStructure(_positional_names(model, args, kwargs), tuple(kwargs))
+    seen: set[int] = set()
+    flat = []
+    for tensor in (*args, *kwargs.values()):
+        flat.append(tensor.clone() if id(tensor) in seen else tensor)
+        seen.add(id(tensor))
+    return structure, tuple(flat)
+
+
+def _positional_names(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[str, ...]:
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise InvalidInput(
+            f"{type(model).__name__}.forward does not take this sample: {error}"
+        ) from None
+    names: list[str] = []
+    for name, parameter in signature.parameters.items():
+        if len(names) == len(args):
+            break
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            names += [f"{name}_{index}" for index in range(len(args) - len(names))]
+        else:
+            names.append(name)
+    return tuple(names)
+
+
+def synthetic_inputs(
+    inputs: Iterable[TensorSpec], device: torch.device | str = "cpu"
+) -> tuple[Tensor, ...]:
+    """Tensors of the given shapes, zero for integers: enough to capture a model again."""
+    return tuple(
+        torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device=device) for spec in inputs
+    )

@@ -1,0 +1,205 @@
+"""Consecutive layers as a module of their own, with the model's parameters under their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, fx, nn
+
+from ..core.errors import PlanMismatch
+from .layers import Layers
+from .program import Program, mutated_inputs, path_of
+
+
+class Segment(nn.Module):
+    """Runs its layers: flat tensors in, a tuple of tensors out.
+
+    Its parameters and buffers are the model's own objects, under the model's own names.
+    """
+
+    def __init__(self, fixed_mode: tuple[str, ...], training: bool) -> None:
+        super().__init__()
+        self._fixed_mode = fixed_mode
+        self._captured_training = training
+        self._constants: dict[str, Tensor] = {}
+        self._code: Callable[..., tuple[Any, ...]] | None = None
+        self.training = training
+
+    def forward(self, *inputs: Tensor) -> tuple[Any, ...]:
+        assert self._code is not None
+        return self._code(self, *inputs)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch training or evaluation mode.
+
+        Raises:
+            PlanMismatch: Operations in this segment were frozen in the other mode by capture.
+        """
+        if mode != self._captured_training and self._fixed_mode:
+            wanted = "training" if mode else "evaluation"
+            raise PlanMismatch(
+                f"cannot switch to {wanted} mode: frozen when captured: "
+                f"{', '.join(self._fixed_mode)}; capture the model again in that mode, or use "
+                "torch.nn modules for these operations"
+            )
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        for name, constant in self._constants.items():
+            moved = fn(constant)
+            self._constants[name] = moved
+            _set(self, name, moved)
+        return self
+
+
+def make_segment(
+    program: Program,
+    layers: Layers,
+    first: int,
+    last: int,
+    inputs: Sequence[fx.Node],
+    outputs: Sequence[Any],
+) -> Segment:
+    """The layers ``first`` up to, not including, ``last``.
+
+    Args:
+        program: The traced model.
+        layers: Its layers.
+        first: First layer.
+        last: One past the last layer.
+        inputs: Nodes whose values the segment is given, in order.
+        outputs: Nodes (or constants) whose values it returns, in order.
+    """
+    wanted = [
+        node
+        for node in program.graph.nodes
+        if first <= layers.layer_of.get(node, -1) < last
+    ]
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for position, node in enumerate(inputs):
+        copies[node] = graph.placeholder(f"input_{position}")
+    needed = _with_constants(wanted, outputs, copies, layers)
+    attributes: dict[str, Any] = {}
+    for node in program.graph.nodes:
+        if node not in needed or node in copies:
+            continue
+        copy = graph.node_copy(node, lambda source: copies[source])
+        if node.op in ("get_attr", "call_module"):
+            target = str(node.target)
+            if node.op == "get_attr":
+                target = _own_name(program, node, wanted)
+                copy.target = target
+            attributes[target] = program.attribute(target)
+        copies[node] = copy
+    graph.output(tuple(copies[out] if isinstance(out, fx.Node) else out for out in outputs))
+    graph.lint()
+    return _assemble(program, graph, attributes)
+
+
+def _with_constants(
+    wanted: list[fx.Node], outputs: Iterable[Any], given: dict[fx.Node, fx.Node], layers: Layers
+) -> set[fx.Node]:
+    """The wanted nodes plus the attributes and constants they read."""
+    needed = set(wanted)
+    pending = [*wanted, *(out for out in outputs if isinstance(out, fx.Node))]
+    while pending:
+        node = pending.pop()
+        if node in given:
+            continue
+        if node.op == "get_attr" or node in layers.constant:
+            needed.add(node)
+        for source in node.all_input_nodes:
+            if source not in needed and (source.op == "get_attr" or source in layers.constant):
+                needed.add(source)
+                pending.append(source)
+    return needed
+
+
+def _own_name(program: Program, node: fx.Node, wanted: list[fx.Node]) -> str:
+    """The name under which the reading module knows a tied parameter."""
+    target = str(node.target)
+    value = program.attribute(target)
+    readers = {path_of(user) for user in node.users if user in set(wanted)}
+    for reader in sorted(readers):
+        for name, parameter in program.model.named_parameters(remove_duplicate=False):
+            if parameter is value and name.rpartition(".")[0] == reader:
+                return name
+    return target
+
+
+def mutates_inputs(program: Program, layers: Layers, first: int, last: int) -> bool:
+    """Whether any operation in these layers works in place (and so may change what it was given)."""
+    return any(
+        mutated_inputs(node, program)
+        for node, layer in layers.layer_of.items()
+        if first <= layer < last
+    )
+
+
+def _assemble(program: Program, graph: fx.Graph, attributes: dict[str, Any]) -> Segment:
+    segment = Segment(program.fixed_mode, program.training)
+    for target, value in attributes.items():
+        attach(segment, program.model, target, value)
+    # Of the GraphModule only the generated function is wanted: it would register every plain
+    # tensor as a persistent buffer, and so change the model's names.
+    segment._code = type(fx.GraphModule(segment, graph)).forward
+    return segment
+
+
+def attach(segment: Segment, model: nn.Module, target: str, value: Any) -> None:
+    """Set a module, parameter, buffer or constant under its dotted name."""
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+        owner, _, name = target.rpartition(".")
+        source = _module_or_none(model, owner)
+        if source is not None and name in source._buffers:
+            parent = _parent(segment, target)
+            parent.register_buffer(
+                name, value, persistent=name not in source._non_persistent_buffers_set
+            )
+            return
+        segment._constants[target] = value
+    _set(segment, target, value)
+
+
+def _module_or_none(model: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def _parent(root: nn.Module, target: str) -> nn.Module:
+    """The module that holds ``target``, made of empty modules where there is none yet."""
+    parent = root
+    for part in target.split(".")[:-1]:
+        child = parent._modules.get(part)
+        if child is None:
+            child = nn.Module()
+            parent.add_module(part, child)
+        parent = child
+    return parent
+
+
+def _set(root: nn.Module, target: str, value: Any) -> None:
+    parent, name = _parent(root, target), target.rpartition(".")[2]
+    if isinstance(value, nn.Module):
+        parent.add_module(name, value)
+    else:
+        setattr(parent, name, value)
+
+
+def adopt(segment: Segment, model: nn.Module, names: Iterable[str]) -> None:
+    """Give a segment parameters and buffers that no layer uses, so that none is lost."""
+    for name in names:
+        parent, _, leaf = name.rpartition(".")
+        source = model.get_submodule(parent)
+        attach(segment, model, name, getattr(source, leaf))
+
+
+def state_names(module: nn.Module) -> tuple[str, ...]:
+    """Names of all parameters and persistent buffers, aliases included."""
+    return tuple(torch.nn.Module.state_dict(module, keep_vars=True))

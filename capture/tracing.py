@@ -1,0 +1,195 @@
+"""Capture through ``torch.fx``: child by child for ``nn.Sequential``, or symbolically."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from ..core.errors import CaptureError
+from .program import CALL, PATH, VALUE, Program, path_of
+from .sample import CallStructure
+
+
+def sequential_program(
+    model: nn.Sequential, structure: CallStructure, flat: Sequence[Tensor]
+) -> Program:
+    """Every child of an ``nn.Sequential`` is one node, called as it is, whatever it does inside."""
+    graph = fx.Graph()
+    value = graph.placeholder(structure.names[0])
+    for name, _ in model.named_children():
+        value = graph.call_module(name, (value,))
+        value.meta[PATH], value.meta[CALL] = name, name
+    graph.output(value)
+    return _finish(model, graph, structure, flat, "sequential")
+
+
+def traced_program(
+    model: nn.Module, structure: CallStructure, flat: Sequence[Tensor]
+) -> Program:
+    """Symbolic tracing with ``torch.nn`` modules as leaves.
+
+    Raises:
+        CaptureError: The model's Python depends on its data, or calls what cannot be traced.
+    """
+    tracer = _Tracer()
+    given = set(structure.names)
+    defaults = {
+        name: None for name in tracer.optional_inputs(model) if name not in given
+    }
+    try:
+        graph = tracer.trace(model, concrete_args=defaults or None)
+    except Exception as error:
+        where = tracer.current_path or "the model itself"
+        raise CaptureError(
+            f"torch.fx: {type(error).__name__} in {where}: {str(error).splitlines()[0]}",
+            module=tracer.current_path,
+        ) from error
+    for node in list(graph.nodes):
+        if node.op == "placeholder" and node.target not in given:
+            for user in list(node.users):  # an input left at its default of None
+                graph.erase_node(user)
+            graph.erase_node(node)
+    for node in graph.nodes:
+        stack = node.meta.get("nn_module_stack") or {}
+        for key, (path, _) in stack.items():
+            node.meta[PATH], node.meta[CALL] = path, key
+        if node.op == "call_module":
+            node.meta[PATH] = str(node.target)
+    return _finish(model, graph, structure, flat, "trace")
+
+
+class _Tracer(fx.Tracer):
+    """Remembers which module it was in, for error messages."""
+
+    current_path: str | None = None
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        self.current_path = self.path_of_module(m)
+        return super().call_module(m, forward, args, kwargs)
+
+    @staticmethod
+    def optional_inputs(model: nn.Module) -> list[str]:
+        """Parameters of ``forward`` that have a default."""
+        import inspect
+
+        parameters = inspect.signature(model.forward).parameters.values()
+        return [entry.name for entry in parameters if entry.default is not entry.empty]
+
+
+def _finish(
+    model: nn.Module,
+    graph: fx.Graph,
+    structure: CallStructure,
+    flat: Sequence[Tensor],
+    mode: Any,
+) -> Program:
+    """Flatten the output, give every node its fake value and split tuples into elements."""
+    placeholders = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
+    order = [placeholders[name] for name in structure.names]
+    output = next(node for node in graph.nodes if node.op == "output")
+    result = output.args[0]
+    values = _propagate(model, graph, dict(zip(order, flat, strict=True)))
+    for node, value in values.items():
+        node.meta[VALUE] = value
+    shape = fx.map_arg(result, lambda node: values[node])
+    leaves, out_spec = pytree.tree_flatten(shape)
+    flat_nodes = _flat_nodes(graph, output, result, len(leaves))
+    output.args = (flat_nodes,)
+    graph.lint()
+    return Program(
+        model=model,
+        holder=model,
+        graph=graph,
+        mode=mode,
+        structure=structure,
+        inputs=order,
+        out_spec=out_spec,
+        training=model.training,
+    )
+
+
+def _flat_nodes(graph: fx.Graph, output: fx.Node, result: Any, count: int) -> list[Any]:
+    """The leaves of the output structure as nodes, reaching into nodes that are tuples."""
+    flat: list[Any] = []
+    for leaf in pytree.tree_flatten(result)[0]:
+        value = leaf.meta[VALUE] if isinstance(leaf, fx.Node) else leaf
+        if isinstance(leaf, fx.Node) and not isinstance(value, Tensor):
+            items, spec = pytree.tree_flatten(value)
+            if spec.num_children != len(items):
+                raise CaptureError(f"the model returns a nested structure from {path_of(leaf)!r}")
+            keys = list(value) if isinstance(value, dict) else range(len(items))
+            for key, item in zip(keys, items, strict=True):
+                with graph.inserting_before(output):
+                    part = graph.call_function(operator.getitem, (leaf, key))
+                part.meta = {**leaf.meta, VALUE: item}
+                flat.append(part)
+        else:
+            flat.append(leaf)
+    if len(flat) != count:
+        raise CaptureError("the model's output could not be flattened; return tensors or a tuple")
+    return flat
+
+
+def _propagate(
+    model: nn.Module, graph: fx.Graph, inputs: dict[fx.Node, Tensor]
+) -> dict[fx.Node, Any]:
+    """Run the graph on fake tensors: shapes, dtypes and aliasing without arithmetic."""
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    values: dict[fx.Node, Any] = {}
+    module = fx.GraphModule(model, graph)
+    interpreter = _Recorder(module, values)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            fakes = [fake_mode.from_tensor(tensor) for tensor in inputs.values()]
+            with fake_mode, torch.no_grad(), _fake_state(module, fake_mode):
+                interpreter.run(*fakes)
+        except Exception as error:
+            name = interpreter.current
+            raise CaptureError(
+                f"{type(error).__name__} in {name!r}: {str(error).splitlines()[0]}", module=name
+            ) from error
+    # GraphModule copies the graph's nodes one to one, so names identify them.
+    by_name = {node.name: value for node, value in values.items()}
+    return {node: by_name[node.name] for node in graph.nodes if node.name in by_name}
+
+
+class _Recorder(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule, values: dict[fx.Node, Any]) -> None:
+        super().__init__(module)
+        self._values = values
+        self.current = ""
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.current = path_of(n) or n.name
+        value = super().run_node(n)
+        if n.op != "output":
+            self._values[n] = value
+        return value
+
+
+class _fake_state:  # noqa: N801
+    """Stand fake tensors in for a module's parameters and buffers for a while."""
+
+    def __init__(self, module: nn.Module, fake_mode: FakeTensorMode) -> None:
+        self._saved: list[tuple[dict[str, Any], str, Any]] = []
+        self._module, self._fake_mode = module, fake_mode
+
+    def __enter__(self) -> None:
+        for child in self._module.modules():
+            for table in (child._parameters, child._buffers):
+                for name, tensor in table.items():
+                    if tensor is not None:
+                        self._saved.append((table, name, tensor))
+                        table[name] = self._fake_mode.from_tensor(tensor)
+
+    def __exit__(self, *_: object) -> None:
+        for table, name, tensor in self._saved:
+            table[name] = tensor
