@@ -107,6 +107,8 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 def _is_out_of_memory(error: BaseException) -> bool:
     """Memory ran out, on the host or on a device; looks torch up without importing it."""
     torch: Any = sys.modules.get("torch")
+    if isinstance(error, RuntimeError) and "not enough memory" in str(error):
+        return True  # torch's CPU allocator raises nothing more specific
     return isinstance(error, MemoryError) or (
         torch is not None and isinstance(error, torch.OutOfMemoryError)
     )

@@ -43,14 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = get_command(build_app()).main(words, prog_name="stagewright", standalone_mode=False)
-        sys.stdout.flush()
         if code == INTERRUPTED:
             raise KeyboardInterrupt
-    except BrokenPipeError:
-        # The reader of our output has gone (stagewright ... | head); the flush at exit must not
-        # fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.OK
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - every error ends here
         if _debug(words):
             traceback.print_exception(error)

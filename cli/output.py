@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -15,8 +16,12 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document 
 
 
 def emit(text: str) -> None:
-    """Print a result."""
-    typer.echo(text)
+    """Print a result; that its reader has gone (``| head``) is no error."""
+    try:
+        typer.echo(text)
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit, and that must not fail either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say(text: str, *, quiet: bool = False) -> None:

@@ -39,7 +39,6 @@ def command(
     """Cut a profiled model into pipeline stages for a set of devices."""
     from ..core.plan import PlanOptions
     from ..core.profile import Profile
-    from ..planner.plan import plan as make_plan
     from .checked import checked
 
     if output is not None:
@@ -52,13 +51,16 @@ def command(
         optimizer=optimizer,
         memory_fraction=memory_fraction,
     )
-    made = make_plan(read_document(profile, Profile), read_devices(devices), options)
+    costs, cluster = read_document(profile, Profile), read_devices(devices)
+    from ..planner.plan import plan as make_plan
+
+    made = make_plan(costs, cluster, options)
     document = made.to_json(indent=2)
     if output is not None:
         write_file(output, document + "\n")
         say(f"wrote {output}", quiet=as_json)
     emit(document if as_json else str(made))
     if output is None:
-        say_next(f"stagewright plan {profile} --devices {devices} -o plan.json", quiet=as_json)
+        say_next("the same with -o plan.json, to keep the plan", quiet=as_json)
     else:
         say_next(f"stagewright show {output} --svg plan.svg", quiet=as_json)

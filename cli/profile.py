@@ -43,7 +43,9 @@ def command(
         list[str] | None,
         Option("--input", help="NAME=SHAPE:DTYPE:FILL, e.g. x=8x64; may be repeated."),
     ] = None,
-    device: Annotated[str | None, Option(help="cpu, cuda or cuda:N.")] = None,
+    device: Annotated[
+        str | None, Option(help="cpu, cuda or cuda:N; the model is moved there.")
+    ] = None,
     threads: Annotated[int | None, Option(help="CPU threads of the measured model.")] = None,
     neighbours: Annotated[
         int | None, Option(help="Processes kept busy alike on other cores meanwhile.")
@@ -106,7 +108,7 @@ def _measure_request(
 
     inputs, target = make_sample(request.sample)
     return profile(
-        build_model(request.model),
+        build_model(request.model).to(options.device or "cpu"),
         inputs,
         options=options,
         loss_fn=None if target is None else build_loss(request.model),
@@ -135,8 +137,9 @@ def _measure_objects(
         raise InvalidInput("--loss and --target go together")
     from ..profiler.profile import profile
 
+    module = call_target(model)
     return profile(
-        call_target(model),
+        module.to(options.device) if options.device else module,
         call_target(sample),
         options=options,
         loss_fn=None if loss is None else load_target(loss),

@@ -6,23 +6,26 @@ from typing import Annotated
 
 from typer import Option
 
-from .output import say
+from .output import JsonFlag
 
 
 def command(
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on.")] = 8000,
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     database: Annotated[str, Option(help="File that keeps plans and profiles.")] = "stagewright.db",
     token: Annotated[
         str | None,
         Option(
-            envvar="STAGEWRIGHT_TOKEN",
-            help="Bearer token that requests must carry; needed on any but a loopback address.",
+            help="Bearer token that requests carry. Better given in STAGEWRIGHT_TOKEN, which "
+            "other users of the machine cannot see; on a loopback address one is made up."
         ),
     ] = None,
+    as_json: JsonFlag = False,
 ) -> None:
-    """Serve planning over HTTP."""
+    """Serve planning over HTTP until interrupted.
+
+    The first line on stdout is JSON with the address and the token, with or without --json.
+    """
     from ..api.serve import serve
 
-    say(f"next: open http://{host}:{port}/docs, or see POST /v1/plans in the README")
     serve(host=host, port=port, database=database, token=token)

@@ -37,7 +37,7 @@ def command(
     for path in (svg, trace):
         if path is not None:
             check_writable(path)
-    document: Cluster | Plan | Profile = read_document(file, Profile, Plan, Cluster)
+    document = read_document(file, Profile, Plan, Cluster)
     if isinstance(document, Plan):
         _draw(document, svg, trace, quiet=as_json)
         text, follow = str(document), f"stagewright show {file} --svg plan.svg"
@@ -46,6 +46,7 @@ def command(
     elif isinstance(document, Profile):
         text, follow = profile_table(document), f"stagewright plan {file} --devices 4x24GB"
     else:
+        assert isinstance(document, Cluster)
         text, follow = cluster_table(document), f"stagewright plan profile.json --devices {file}"
     emit(document.to_json(indent=2) if as_json else text)
     say_next(follow, quiet=as_json)

@@ -1,0 +1,57 @@
+# Everyone runs these; continuous integration too. Each does its own set-up, once: a machine
+# needs Python 3.11 or newer and make. Choose the Python with `make PYTHON=python3.12 test`.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+BENCH_INSTALLED := $(VENV)/.bench-installed
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test check schemas bench clean
+
+help:  ## Show what there is to make
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED)  ## Make the virtual environment and install everything into it
+
+demo: $(INSTALLED)  ## Profile, plan and train two models in stages; see that nothing changed
+	$(BIN)/stagewright demo
+
+test: check  ## Run every check, then every test
+	$(BIN)/pytest
+
+check: $(INSTALLED)  ## Run the linters, the type checker and the import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+schemas: $(INSTALLED)  ## Write the JSON schemas of the documents again
+	$(BIN)/python scripts/write_schemas.py
+
+bench: $(BENCH_INSTALLED)  ## Compare with torchgpipe
+	$(BIN)/python benchmarks/balance.py
+
+clean:  ## Remove what was built and cached, but not the virtual environment
+	rm -rf build dist demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache
+	find . -path './$(VENV)' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch comes from constraints.txt, in the same step as everything else: resolved on its own it
+# would be the newest release, tested with nothing here.
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $@
+
+$(BENCH_INSTALLED): $(INSTALLED)
+	$(PIP_INSTALL) -e '.[dev,bench]'
+	@touch $@
+
+$(BIN)/python:
+	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
+	    if $$python -c '$(NEW_ENOUGH)' 2>/dev/null; then \
+	        echo "$$python -m venv $(VENV)"; exec $$python -m venv $(VENV); \
+	    fi; \
+	done; \
+	echo 'Stagewright needs Python 3.11 or newer; name one: make PYTHON=...' >&2; exit 1

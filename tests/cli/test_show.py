@@ -1,0 +1,76 @@
+"""`show` prints each kind of document, and draws plans."""
+
+import json
+from xml.etree import ElementTree
+
+import pytest
+
+from stagewright.core.cluster import Cluster
+from stagewright.core.plan import Plan
+from stagewright.core.profile import Profile
+
+
+@pytest.fixture
+def plan_file(run, profile_file, tmp_path):
+    path = tmp_path / "plan.json"
+    assert run("plan", profile_file, "--devices", "2x1GiB", "-o", path).code == 0
+    return path
+
+
+def test_profile_is_a_row_per_layer(run, profile_file):
+    ran = run("show", profile_file)
+    assert ran.code == 0
+    lines = ran.stdout.splitlines()
+    assert lines[0].split() == ["layer", "forward", "backward", "parameters", "activations"]
+    assert " ".join(lines[2].split()) == "rung.0 1 ms 2 ms 1.0 MiB 1.0 MiB"
+    assert " ".join(lines[6].split()) == "4 layers 10 ms 20 ms 4.0 MiB 4.0 MiB"
+    assert "next: stagewright plan" in ran.stderr
+
+
+def test_cluster_lists_devices_and_links(run, cluster_file):
+    ran = run("show", cluster_file)
+    assert ran.code == 0
+    assert "1GiB:0  1GiB  1.0 GiB" in ran.stdout
+    assert "link  2      10 us    11.2 GiB/s" in ran.stdout
+
+
+def test_plan_prints_as_in_python(run, plan_file):
+    ran = run("show", plan_file)
+    assert (ran.code, ran.stdout) == (0, f"{Plan.read(plan_file)}\n")
+
+
+@pytest.mark.parametrize(
+    ("fixture", "kind"),
+    [("profile_file", Profile), ("plan_file", Plan), ("cluster_file", Cluster)],
+)
+def test_json_is_the_document_itself(run, request, fixture, kind):
+    path = request.getfixturevalue(fixture)
+    ran = run("show", path, "--json")
+    assert (ran.code, ran.stderr) == (0, "")
+    assert kind.from_json(ran.stdout) == kind.read(path)
+
+
+def test_plan_is_drawn_and_traced(run, plan_file):
+    ran = run("show", plan_file, "--svg", "plan.svg", "--trace", "trace.json")
+    assert ran.code == 0, ran.stderr
+    assert ElementTree.parse("plan.svg").getroot().tag.endswith("svg")
+    with open("trace.json") as file:
+        trace = json.load(file)
+    events = trace["traceEvents"] if isinstance(trace, dict) else trace
+    stages = Plan.read(plan_file).num_stages
+    computed = [event for event in events if event.get("ph") == "X"]
+    assert len(computed) >= stages * 8 * 2
+
+
+def test_only_plans_are_drawn(run, profile_file, tmp_path):
+    ran = run("show", profile_file, "--svg", "plan.svg")
+    assert ran.code == 2
+    assert "--svg and --trace draw plans" in ran.stderr
+    assert not (tmp_path / "plan.svg").exists()
+
+
+def test_other_documents_are_named(run, tmp_path):
+    (tmp_path / "graph.json").write_text('{"schema_version": "stagewright.graph/1"}')
+    ran = run("show", "graph.json")
+    assert ran.code == 2
+    assert "graph.json is stagewright.graph/1; expected stagewright.profile/1" in ran.stderr

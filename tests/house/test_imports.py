@@ -1,0 +1,52 @@
+"""What importing costs: torch (seconds) only where something is measured or run."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+TORCHLESS = ("core", "planner", "formats", "api", "cli")
+
+
+def loaded_by(code: str) -> set[str]:
+    """Top-level packages in memory after running code in a new process."""
+    listing = "\nimport sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", code + listing], capture_output=True, text=True, check=True
+    )
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    heavy = {"torch", "transformers", "numpy", "pydantic", "rich", "typer", "fastapi"}
+    assert not loaded_by("import stagewright; dir(stagewright)") & heavy
+
+
+@pytest.mark.parametrize("folder", TORCHLESS)
+def test_importing_every_module_of_a_folder_imports_no_torch(folder):
+    code = f"""
+import importlib, pkgutil
+package = importlib.import_module("stagewright.{folder}")
+for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    if not found.name.endswith("__main__"):
+        importlib.import_module(found.name)
+"""
+    assert not loaded_by(code) & {"torch", "transformers"}
+
+
+def test_help_imports_neither_torch_nor_what_is_slow():
+    code = "from stagewright.cli.main import main; main(['--help'])"
+    assert not loaded_by(code) & {"torch", "transformers", "numpy", "pydantic", "rich", "fastapi"}
+
+
+def test_help_answers_in_half_a_second():
+    """The best of several, since the machine may be busy."""
+    durations_s = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run(
+            [sys.executable, "-m", "stagewright.cli", "--help"], check=True, capture_output=True
+        )
+        durations_s.append(time.perf_counter() - start)
+    assert min(durations_s) < 0.5
