@@ -34,7 +34,7 @@ class PlanOptions(Record):
 
     num_microbatches: int = Field(8, ge=1, le=65536)
     schedule: Literal["gpipe", "1f1b"] = "1f1b"
-    num_stages: int | None = Field(None, ge=1)
+    num_stages: int | None = Field(None, ge=1, le=65536)
     optimizer: Optimizer = "adam"
     memory_fraction: float = Field(1.0, gt=0, le=1)
 
@@ -83,6 +83,8 @@ class Stage(Record):
         backward_time_s: Backward time per micro-batch.
         send_forward_bytes: Activations sent to the next stage per micro-batch.
         send_backward_bytes: Gradients sent to the previous stage per micro-batch.
+        send_forward_time_s: Time those activations travel, by the cluster's links.
+        send_backward_time_s: Time those gradients travel.
         memory_limit_bytes: What the device allows, `None` for no limit.
         recompute: When its activations are recomputed instead of kept.
         strategy: How replicas share its parameters.
@@ -97,6 +99,8 @@ class Stage(Record):
     backward_time_s: float = Field(ge=0)
     send_forward_bytes: int = Field(0, ge=0)
     send_backward_bytes: int = Field(0, ge=0)
+    send_forward_time_s: float = Field(0.0, ge=0)
+    send_backward_time_s: float = Field(0.0, ge=0)
     memory: MemoryUse
     memory_limit_bytes: int | None = Field(None, ge=0)
     in_flight: int = Field(1, ge=1)
@@ -137,7 +141,8 @@ class Proof(Record):
 class Baseline(Record):
     """The same profile cut another way, priced by the same simulator; for comparison.
 
-    ``step_time_s`` is `None` where that cut does not fit the devices' memory.
+    ``step_time_s`` is `None` where that cut does not fit the devices' memory or cuts where no
+    cut may be made.
     """
 
     name: str
