@@ -13,14 +13,14 @@ class ProfilingOptions(Record):
     """Settings of one measurement.
 
     Attributes:
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        device: ``cpu``, ``cuda`` or ``cuda:N``; `None` measures where the model already is.
         num_threads: CPU threads used by the measured model; `None` leaves torch's default.
         busy_neighbours: Processes kept busy with the same work on other cores meanwhile, so that
             ranks sharing a machine are measured as they will run.
         budget_s: Seconds to spend on repeats, over all layers.
     """
 
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d{1,3})?)$")
+    device: str | None = Field(None, pattern=r"^(cpu|cuda(:\d{1,3})?)$")
     num_threads: int | None = Field(None, ge=1, le=1024)
     busy_neighbours: int = Field(0, ge=0, le=64)
     budget_s: float = Field(20.0, gt=0, le=3600)
