@@ -138,6 +138,8 @@ def _measure_objects(
     from ..profiler.profile import profile
 
     module = call_target(model)
+    if not hasattr(module, "named_parameters"):
+        raise InvalidInput(f"{model} returned a {type(module).__name__}, not a torch.nn.Module")
     return profile(
         module.to(options.device) if options.device else module,
         call_target(sample),
