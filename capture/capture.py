@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -53,16 +53,33 @@ class Captured:
         """Names of the model's inputs, in flat order."""
         return self.program.structure
 
-    def segment(self, first: int, last: int) -> Segment:
+    def segment(
+        self,
+        first: int,
+        last: int,
+        *,
+        enter: Callable[[Any], Any] | None = None,
+        leave: Callable[[Any], Any] | None = None,
+    ) -> Segment:
         """Layers ``first`` up to, not including, ``last`` with exactly the previous cut as inputs.
 
         The first segment takes the model's flat inputs; each returns what is live behind it, the
-        last one the model's flat outputs.
+        last one the model's flat outputs. ``enter`` is applied to what comes over a cut, ``leave``
+        to what goes over one.
         """
         inputs: Sequence[Any] = self.program.inputs if first == 0 else self.cuts[first - 1].nodes
         end = last == len(self.layers)
         outputs = self.program.flat_outputs if end else self.cuts[last - 1].nodes
-        return make_segment(self.program, self.layers, first, last, inputs, outputs)
+        return make_segment(
+            self.program,
+            self.layers,
+            first,
+            last,
+            inputs,
+            outputs,
+            enter=enter if first else None,
+            leave=None if end else leave,
+        )
 
     def mutates_inputs(self, first: int, last: int) -> bool:
         """Whether operations of these layers work in place."""

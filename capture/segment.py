@@ -62,6 +62,9 @@ def make_segment(
     last: int,
     inputs: Sequence[fx.Node],
     outputs: Sequence[Any],
+    *,
+    enter: Callable[[Any], Any] | None = None,
+    leave: Callable[[Any], Any] | None = None,
 ) -> Segment:
     """The layers ``first`` up to, not including, ``last``.
 
@@ -72,6 +75,8 @@ def make_segment(
         last: One past the last layer.
         inputs: Nodes whose values the segment is given, in order.
         outputs: Nodes (or constants) whose values it returns, in order.
+        enter: Applied to every input, if given.
+        leave: Applied to every output, if given.
     """
     wanted = [
         node
@@ -82,6 +87,9 @@ def make_segment(
     copies: dict[fx.Node, fx.Node] = {}
     for position, node in enumerate(inputs):
         copies[node] = graph.placeholder(f"input_{position}")
+    if enter:
+        for node in inputs:
+            copies[node] = graph.call_function(enter, (copies[node],))
     needed = _with_constants(wanted, outputs, copies, layers)
     attributes: dict[str, Any] = {}
     for node in program.graph.nodes:
@@ -95,7 +103,13 @@ def make_segment(
                 copy.target = target
             attributes[target] = program.attribute(target)
         copies[node] = copy
-    graph.output(tuple(copies[out] if isinstance(out, fx.Node) else out for out in outputs))
+    results = [copies[out] if isinstance(out, fx.Node) else out for out in outputs]
+    if leave:
+        results = [
+            graph.call_function(leave, (out,)) if isinstance(out, fx.Node) else out
+            for out in results
+        ]
+    graph.output(tuple(results))
     graph.lint()
     return _assemble(program, graph, attributes)
 

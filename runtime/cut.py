@@ -1,0 +1,189 @@
+"""Cut a captured model into the stages of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from ..capture.capture import Captured, trace
+from ..capture.sample import CallStructure, read_sample, synthetic_inputs
+from ..capture.segment import Segment, adopt
+from ..core.errors import InvalidInput, PlanMismatch
+from ..core.graph import Boundary, Parameter
+from ..core.plan import Plan
+from .boundary import enter, enter_copy, leave
+
+
+@dataclass(frozen=True)
+class TiedGroup:
+    """A trainable parameter that several stages hold, and whose gradients must be summed.
+
+    Attributes:
+        names: All its names.
+        stages: The stages that hold it, ascending.
+    """
+
+    names: tuple[str, ...]
+    stages: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CutModel:
+    """The stages of a model, and what its pieces must know of each other.
+
+    Attributes:
+        stages: One module a stage: flat tensors in, a tuple of tensors out. Together they hold
+            every parameter and buffer of the model under its own name.
+        boundaries: What crosses each cut.
+        tied: Parameters held by more than one stage.
+    """
+
+    captured: Captured
+    stages: tuple[Segment, ...]
+    boundaries: tuple[Boundary, ...]
+    tied: tuple[TiedGroup, ...]
+
+    @property
+    def structure(self) -> CallStructure:
+        return self.captured.structure
+
+
+def cut(captured: Captured, balance: Sequence[int]) -> CutModel:
+    """Cut after the given numbers of layers.
+
+    Raises:
+        PlanMismatch: The numbers do not add up to the model's layers.
+        InvalidInput: A cut falls where it is not legal; the message says why.
+    """
+    if sum(balance) != len(captured.layers) or min(balance, default=0) < 1:
+        raise PlanMismatch(
+            f"the balance {list(balance)} covers {sum(balance)} layers, but the model has "
+            f"{len(captured.layers)}; plan again from a profile of this model"
+        )
+    edges = [0]
+    for count in balance:
+        edges.append(edges[-1] + count)
+    for position in edges[1:-1]:
+        boundary = captured.cuts[position - 1].boundary
+        if not boundary.legal:
+            raise InvalidInput(
+                f"cannot cut after {captured.layers.names[position - 1]!r}: {boundary.reason}"
+            )
+    stages = tuple(
+        captured.segment(
+            first,
+            last,
+            enter=enter_copy if captured.mutates_inputs(first, last) else enter,
+            leave=leave,
+        )
+        for first, last in zip(edges, edges[1:], strict=False)
+    )
+    stage_of = [index for index, count in enumerate(balance) for _ in range(count)]
+    _adopt_unused(captured, stages, stage_of)
+    return CutModel(
+        captured=captured,
+        stages=stages,
+        boundaries=tuple(captured.cuts[position - 1].boundary for position in edges[1:-1]),
+        tied=_tied_groups(captured.graph.parameters, stage_of),
+    )
+
+
+def cut_for_plan(model: nn.Module, plan: Plan, sample: Any = None) -> CutModel:
+    """Capture a model again at the plan's input shapes and cut it where the plan says.
+
+    Args:
+        model: The model the plan was made for.
+        plan: Where to cut.
+        sample: Used instead of made-up inputs of the recorded shapes, for models whose capture
+            looks at values.
+
+    Raises:
+        PlanMismatch: The model's layers are not the plan's.
+    """
+    if sample is None and not plan.inputs:
+        raise InvalidInput("this plan records no inputs; give a sample of one micro-batch")
+    if sample is None:
+        structure = CallStructure.from_json(plan.input_structure)
+        args, kwargs = structure.unflatten(synthetic_inputs(plan.inputs, _device(model)))
+        sample = kwargs if not args else args
+        if args and kwargs:
+            sample = dict(zip(structure.names, (*args, *kwargs.values()), strict=True))
+    read_sample(model, sample)
+    captured = trace(model, sample, check=False)
+    found, planned = tuple(captured.layers.names), plan.layer_names
+    if found != planned:
+        different = next(
+            (pair for pair in zip(found, planned, strict=False) if pair[0] != pair[1]),
+            (f"{len(found)} layers", f"{len(planned)} layers"),
+        )
+        raise PlanMismatch(
+            f"the plan was made for another model: here {different[0]!r}, in the plan "
+            f"{different[1]!r}; profile and plan this model again"
+        )
+    return cut(captured, plan.balance)
+
+
+def _device(model: nn.Module) -> Any:
+    from ..capture.capture import default_device
+
+    return default_device(model)
+
+
+def _adopt_unused(
+    captured: Captured, stages: tuple[Segment, ...], stage_of: list[int]
+) -> None:
+    """Parameters and buffers no layer reads go to the stage of their nearest relative."""
+    records = captured.graph.parameters
+    owners = {
+        name: stage_of[record.layers[0]]
+        for record in records
+        if record.layers
+        for name in record.names
+    }
+    for record in records:
+        missing = [
+            name
+            for name in record.names
+            if not any(_holds(stage, name) for stage in stages)
+        ]
+        for name in missing:
+            home = (
+                stage_of[record.layers[0]] if record.layers else _nearest(name, owners)
+            )
+            adopt(stages[home], captured.program.model, [name])
+
+
+def _holds(stage: Segment, name: str) -> bool:
+    value: Any = stage
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value is not None
+
+
+def _nearest(name: str, owners: dict[str, int]) -> int:
+    """The stage of the parameter whose name shares the longest beginning; the first if none."""
+
+    def shared(other: str) -> int:
+        count = 0
+        for ours, theirs in zip(name.split("."), other.split("."), strict=False):
+            if ours != theirs:
+                break
+            count += 1
+        return count
+
+    best = max(owners, key=shared, default=None)
+    return owners[best] if best is not None and shared(best) else 0
+
+
+def _tied_groups(
+    parameters: tuple[Parameter, ...], stage_of: list[int]
+) -> tuple[TiedGroup, ...]:
+    groups = []
+    for record in parameters:
+        stages = tuple(sorted({stage_of[layer] for layer in record.layers}))
+        if record.trainable and len(stages) > 1:
+            groups.append(TiedGroup(record.names, stages))
+    return tuple(groups)

@@ -1,0 +1,59 @@
+"""Split a batch into micro-batches and put outputs together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import InvalidInput
+
+
+def split_batch(
+    flat: Sequence[Tensor], num_microbatches: int, size: int | None, names: Sequence[str]
+) -> list[tuple[Tensor, ...]]:
+    """Micro-batches along the first dimension.
+
+    Args:
+        flat: The batch, every tensor with the same first dimension.
+        num_microbatches: At most this many.
+        size: Samples a micro-batch must have, for models captured at one size; `None` splits as
+            evenly as it goes, in fewer pieces if there are fewer samples.
+        names: Names of the inputs, for errors.
+
+    Raises:
+        InvalidInput: First dimensions differ, or do not fit the captured size.
+    """
+    lengths = [tensor.shape[0] if tensor.dim() else 0 for tensor in flat]
+    if len(set(lengths)) != 1 or not lengths[0]:
+        pairs = ", ".join(f"{n}: {length}" for n, length in zip(names, lengths, strict=True))
+        raise InvalidInput(f"inputs are split along their first dimension, which differs: {pairs}")
+    if size is not None and lengths[0] % size:
+        raise InvalidInput(
+            f"a batch of {lengths[0]} is no multiple of the micro-batch size {size} the model was "
+            f"captured at; give {size * num_microbatches} samples, or profile and plan at "
+            "another size"
+        )
+    if size is not None and lengths[0] != size * num_microbatches:
+        raise InvalidInput(
+            f"a batch of {lengths[0]} is not {num_microbatches} micro-batches of {size}; give "
+            f"{size * num_microbatches} samples, or plan with {lengths[0] // size} micro-batches"
+        )
+    pieces = min(num_microbatches, lengths[0])
+    columns = [torch.tensor_split(tensor, pieces) for tensor in flat]
+    return list(zip(*columns, strict=True))
+
+
+def join_outputs(outputs: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Tensors are concatenated, scalars averaged; anything else must agree and is kept."""
+    joined: list[Any] = []
+    for column in zip(*outputs, strict=True):
+        if not isinstance(column[0], Tensor):
+            joined.append(column[0])
+        elif column[0].dim() == 0:
+            joined.append(torch.stack(list(column)).mean())
+        else:
+            joined.append(torch.cat(list(column)))
+    return tuple(joined)

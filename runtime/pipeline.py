@@ -1,0 +1,140 @@
+"""A planned model in one process: stages on one or several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from ..capture.segment import Segment
+from ..core.errors import InvalidInput
+from ..core.plan import Plan
+from .cut import CutModel, cut_for_plan
+from .microbatch import join_outputs, split_batch
+
+
+class Pipeline(nn.Module):
+    """Runs a model stage by stage and micro-batch by micro-batch, in GPipe's clock order.
+
+    It has the model's own parameters and buffers under the model's own names, is called like the
+    model, and is differentiated like it: the backward pass runs through all stages. Given several
+    devices, stage ``s`` lives on the ``s``-th; their work overlaps because it is queued in clock
+    order (Huang et al. 2019, section 2.3).
+
+    Args:
+        model: The model the plan was made for. Its modules are used, not copied.
+        plan: Where to cut, and into how many micro-batches to split a batch.
+        devices: One device, or one for every stage; `None` leaves the model where it is.
+        sample: See `runtime.cut.cut_for_plan`.
+
+    Raises:
+        PlanMismatch: The plan is for another model.
+        InvalidInput: The number of devices is neither one nor the number of stages.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        *,
+        devices: Sequence[torch.device | str] | None = None,
+        sample: Any = None,
+    ) -> None:
+        super().__init__()
+        pieces = cut_for_plan(model, plan, sample)
+        object.__setattr__(self, "_pieces", pieces)
+        self._num_microbatches = plan.num_microbatches
+        fixed_size = pieces.captured.program.mode == "export"
+        self._microbatch_size = plan.inputs[0].shape[0] if fixed_size and plan.inputs else None
+        self._devices = _place(pieces, devices)
+        self._share_names(model)
+        self.training = model.training
+
+    _pieces: CutModel
+
+    def _share_names(self, model: nn.Module) -> None:
+        """Hold the model's children, parameters and buffers under their own names."""
+        for name, child in model.named_children():
+            self.add_module(name, child)
+        for name, parameter in model.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        for name, buffer in model.named_buffers(recurse=False):
+            persistent = name not in model._non_persistent_buffers_set
+            self.register_buffer(name, buffer, persistent=persistent)
+
+    @property
+    def stages(self) -> tuple[Segment, ...]:
+        """The stages in order."""
+        return self._pieces.stages
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
+        """Run a batch.
+
+        Returns:
+            The model's own output for the whole batch: tensors concatenated over micro-batches,
+            scalars averaged.
+
+        Raises:
+            InvalidInput: The batch does not split into the plan's micro-batches.
+        """
+        structure = self._pieces.structure
+        flat = structure.flatten(args, kwargs)
+        batches = split_batch(
+            flat, self._num_microbatches, self._microbatch_size, structure.names
+        )
+        values: list[tuple[Any, ...]] = [tuple(batch) for batch in batches]
+        for clock in range(len(values) + len(self.stages) - 1):
+            for stage in reversed(range(len(self.stages))):
+                if 0 <= (microbatch := clock - stage) < len(values):
+                    values[microbatch] = self._run(stage, values[microbatch])
+        return self._pieces.captured.unflatten_output(join_outputs(values))
+
+    def _run(self, index: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        stage, device = self.stages[index], self._devices[index]
+        if device is None:
+            return stage(*inputs)
+        moved = [
+            value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+            for value in inputs
+        ]
+        elsewhere = {
+            name: parameter.to(device)
+            for name, parameter in stage.named_parameters()
+            if parameter.device != device
+        }
+        if elsewhere:  # a tied weight lives with its first stage; gradients flow back to it
+            result: tuple[Any, ...] = torch.func.functional_call(stage, elsewhere, tuple(moved))
+            return result
+        return stage(*moved)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch training or evaluation mode.
+
+        Raises:
+            PlanMismatch: The captured model has operations frozen in the other mode.
+        """
+        for stage in self._pieces.stages:
+            stage.train(mode)
+        return super().train(mode)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        for stage in self._pieces.stages:
+            stage._apply(fn, recurse)
+        return self
+
+
+def _place(
+    pieces: CutModel, devices: Sequence[torch.device | str] | None
+) -> list[torch.device | None]:
+    count = len(pieces.stages)
+    if devices is None:
+        return [None] * count
+    if len(devices) not in (1, count):
+        raise InvalidInput(f"give one device, or {count}: one for every stage; got {len(devices)}")
+    placed = [torch.device(device) for device in devices] * (1 if len(devices) == count else count)
+    for stage, device in reversed(list(zip(pieces.stages, placed, strict=True))):
+        stage.to(device)  # last to first, so that a tied weight ends on its first stage's device
+    return list(placed)
