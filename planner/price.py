@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .cost import StageCosts
 from .objective import objective_s
-from .schedules import make_schedule
+from .schedules import in_flight, make_schedule
 from .simulate import simulate
 from .splits import Cuts
 
@@ -32,17 +32,24 @@ def price(costs: StageCosts, cuts: Cuts) -> Priced:
 def least_step_time_s(costs: StageCosts, cuts: Cuts) -> float:
     """A bound that no simulated step of this split can beat, in O(stages).
 
-    Every stage waits for the first micro-batch to reach it, works through all of them, and its
-    last gradient has to travel back to the front.
+    Every stage q waits for the first micro-batch to reach it, works through all m, and its last
+    gradient has to travel back to the front: sum of t over s < q, plus m t_q, t = F + B. The
+    first backward can begin only X after its forward, X the way to the last stage and back, and
+    meanwhile q has only the d - 1 other forwards of its warm-up to do; so it idles at least
+    X - (d - 1) F. At the end likewise X - (d - 1) B, a second wait only if m > d.
     """
-    times = costs.stage_times(cuts)
+    times, options = costs.stage_times(cuts), costs.options
+    work_s = [sum(pair) for pair in zip(times.forward_s, times.backward_s, strict=True)]
+    sends = [sum(pair) for pair in zip(times.send_forward_s, times.send_backward_s, strict=True)]
+    way_s = sum(work_s) + sum(sends)  # from this stage's forward on, to the end and back
     reach_s = bound_s = 0.0
-    for stage, (forward_s, backward_s) in enumerate(
-        zip(times.forward_s, times.backward_s, strict=True)
-    ):
-        work_s = forward_s + backward_s
-        bound_s = max(bound_s, reach_s + costs.options.num_microbatches * work_s)
-        reach_s += work_s
-        if stage < len(times.send_forward_s):
-            reach_s += times.send_forward_s[stage] + times.send_backward_s[stage]
+    for stage, (stage_s, send_s) in enumerate(zip(work_s, [*sends, 0.0], strict=True)):
+        way_s -= stage_s
+        held = in_flight(options.schedule, stage, len(work_s), options.num_microbatches)
+        idle_s = max(0.0, way_s - (held - 1) * times.forward_s[stage])
+        if options.num_microbatches > held:
+            idle_s += max(0.0, way_s - (held - 1) * times.backward_s[stage])
+        bound_s = max(bound_s, reach_s + options.num_microbatches * stage_s + idle_s)
+        reach_s += stage_s + send_s
+        way_s -= send_s
     return bound_s + times.tied_sync_s

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.errors import InvalidInput
-from ..core.schedule import Action, Schedule, Work
+from ..core.schedule import Schedule, Work
 from ..core.timeline import Timeline, TimelineEvent
 
 
@@ -99,57 +99,56 @@ def _start_times(schedule: Schedule, times: StageTimes) -> list[list[float]]:
     """When each action of each rank starts, in the schedule's own order.
 
     A rank is played until it waits for an input nobody has made yet; it is taken up again when
-    that input is made. Each action is played once and waited for at most once.
+    that input is made. Each action is played once and waited for at most twice.
     """
-    ends: dict[tuple[int, Work, int], float] = {}
+    ends: dict[tuple[bool, int, int], float] = {}  # by (is backward, stage, micro-batch)
+    waiting: dict[tuple[bool, int, int], int] = {}  # the rank that waits for it
     starts: list[list[float]] = [[] for _ in schedule.ranks]
     free_s = [0.0] * len(schedule.ranks)
-    waiting: dict[tuple[int, Work, int], list[int]] = {}
     ready = list(range(len(schedule.ranks)))[::-1]
     while ready:
         rank = ready.pop()
         actions = schedule.ranks[rank]
         while len(starts[rank]) < len(actions):
             action = actions[len(starts[rank])]
+            key = (action.work is Work.BACKWARD, action.stage, action.microbatch)
             start_s = free_s[rank]
             missing = None
-            for needed, delay_s in _inputs(action, schedule.num_stages, times):
+            for needed, delay_s in _inputs(*key, times):
                 if needed not in ends:
                     missing = needed
                     break
                 start_s = max(start_s, ends[needed] + delay_s)
             if missing is not None:
-                waiting.setdefault(missing, []).append(rank)
+                waiting[missing] = rank
                 break
-            duration = times.forward_s if action.work is Work.FORWARD else times.backward_s
-            key = (action.stage, action.work, action.microbatch)
-            ends[key] = free_s[rank] = start_s + duration[action.stage]
+            duration_s = (times.backward_s if key[0] else times.forward_s)[action.stage]
+            ends[key] = free_s[rank] = start_s + duration_s
             starts[rank].append(start_s)
-            ready.extend(waiting.pop(key, ()))
+            if key in waiting:
+                ready.append(waiting.pop(key))
     if waiting:
         stuck = "; ".join(
-            f"rank {rank} waits for {stage}{work.value}{microbatch}"
-            for (stage, work, microbatch), ranks in sorted(waiting.items())
-            for rank in ranks
+            f"rank {rank} waits for {stage}{'B' if backward else 'F'}{microbatch}"
+            for (backward, stage, microbatch), rank in sorted(waiting.items())
         )
         raise InvalidInput(f"the schedule never finishes: {stuck}")
     return starts
 
 
 def _inputs(
-    action: Action, num_stages: int, times: StageTimes
-) -> list[tuple[tuple[int, Work, int], float]]:
+    backward: bool, stage: int, microbatch: int, times: StageTimes
+) -> list[tuple[tuple[bool, int, int], float]]:
     """The actions an action reads from, and how long their results travel."""
-    stage, microbatch = action.stage, action.microbatch
-    if action.work is Work.FORWARD:
+    if not backward:
         if stage == 0:
             return []
         delay_s = times.send_forward_s[stage - 1] if times.send_forward_s else 0.0
-        return [((stage - 1, Work.FORWARD, microbatch), delay_s)]
-    inputs = [((stage, Work.FORWARD, microbatch), 0.0)]
-    if stage + 1 < num_stages:
+        return [((False, stage - 1, microbatch), delay_s)]
+    inputs = [((False, stage, microbatch), 0.0)]
+    if stage + 1 < len(times.forward_s):
         delay_s = times.send_backward_s[stage] if times.send_backward_s else 0.0
-        inputs.append(((stage + 1, Work.BACKWARD, microbatch), delay_s))
+        inputs.append(((True, stage + 1, microbatch), delay_s))
     return inputs
 
 
