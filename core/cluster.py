@@ -29,7 +29,7 @@ class Device(Record):
 
     name: str
     kind: str = "device"
-    memory_bytes: int | None = Field(None, ge=0)
+    memory_bytes: int | None = Field(None, ge=0, le=2**60)
 
 
 class LinkLevel(Record):

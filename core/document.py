@@ -83,10 +83,15 @@ class Document(Record):
         JSON with sorted keys.
         """
         kind = self.SCHEMA.partition(".")[2].partition("/")[0]
-        canonical = json.dumps(
-            self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False
-        )
-        return f"{kind}_{hashlib.sha256(canonical.encode()).hexdigest()[:24]}"
+        return f"{kind}_{content_digest(self)}"
+
+
+def content_digest(record: Record) -> str:
+    """24 hexadecimal digits of the SHA-256 of the record's JSON with sorted keys."""
+    canonical = json.dumps(
+        record.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False
+    )
+    return hashlib.sha256(canonical.encode()).hexdigest()[:24]
 
 
 def invalid_input(error: ValidationError, what: str) -> InvalidInput:

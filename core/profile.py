@@ -124,10 +124,13 @@ class Profile(Document):
     def _check(self) -> Self:
         check_boundaries(self.boundaries, len(self.layers))
         check_layer_indices(self.parameters, len(self.layers))
-        names = [entry.layer.name for entry in self.layers]
-        if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"two layers are called {twice!r}; names must be unique")
+        names: set[str] = set()
+        for entry in self.layers:
+            if entry.layer.name in names:
+                raise ValueError(
+                    f"two layers are called {entry.layer.name!r}; names must be unique"
+                )
+            names.add(entry.layer.name)
         for position, storage in enumerate(self.storages):
             if list(storage.layers) != sorted(set(storage.layers)) or not (
                 storage.layers[0] >= 0 and storage.layers[-1] < len(self.layers)

@@ -1,0 +1,32 @@
+"""``python -m stagewright.api``: the service without the command line's packages."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ..core.errors import InvalidInput
+from .serve import TOKEN_VARIABLE, serve
+
+
+def main() -> int:
+    """Serve; 2 if the arguments do not fit, as for any other usage error."""
+    parser = argparse.ArgumentParser(
+        prog="python -m stagewright.api",
+        description="Serve planning over HTTP.",
+        epilog=f"The token comes from {TOKEN_VARIABLE}; on a loopback address one is made up.",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    parser.add_argument("--database", default="stagewright.db", help="SQLite file")
+    arguments = parser.parse_args()
+    try:
+        serve(host=arguments.host, port=arguments.port, database=arguments.database)
+    except InvalidInput as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""The application: settings in, ASGI out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+
+from .. import __version__
+from .auth import BearerAuth
+from .hosts import HostCheck
+from .limits import BodyLimit
+from .measuring import Measurer
+from .openapi import describe
+from .problems import install_problems
+from .routes_health import health_routes
+from .routes_plans import plan_routes
+from .routes_profiles import profile_routes
+from .services import Planning
+from .settings import Settings
+from .store import Store
+from .store_sqlite import SQLiteStore
+
+
+def create_app(
+    settings: Settings, *, store: Store | None = None, measurer: Measurer | None = None
+) -> FastAPI:
+    """The service as an ASGI application; torch is not imported.
+
+    Args:
+        settings: How it behaves.
+        store: Where it keeps things, instead of ``settings.database``. The application closes it
+            when it shuts down.
+        measurer: What measures, instead of one made from the settings.
+
+    Raises:
+        InvalidInput: The database cannot be used.
+    """
+    kept = SQLiteStore(settings.database) if store is None else store
+    planning = Planning(kept, measurer or Measurer.from_settings(settings))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        kept.close()
+
+    app = FastAPI(
+        title="Stagewright",
+        version=__version__,
+        description="Plans the pipeline stages of a PyTorch model.",
+        lifespan=lifespan,
+        docs_url=None,  # FastAPI's pages load scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+        middleware=[  # the first sees a request first; a stranger's body is not read
+            Middleware(HostCheck, allowed=settings.allowed_hosts),
+            Middleware(BearerAuth, token=settings.token),
+            Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
+        ],
+    )
+    install_problems(app)
+    app.include_router(health_routes(kept))
+    app.include_router(plan_routes(planning, kept))
+    app.include_router(profile_routes(planning, kept))
+
+    @cache
+    def openapi() -> dict[str, Any]:
+        return describe(app)
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
+    return app

@@ -1,0 +1,100 @@
+"""pydantic's list of errors as JSON pointers into the body and sentences for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..core.document import Record, json_pointer
+from ..core.errors import InvalidInput
+
+DISCRIMINATOR = "family"
+"""The field that tells the members of our only tagged union apart (`core.families`)."""
+
+MAX_ERRORS = 50
+MAX_CHARACTERS = 500
+
+
+class FieldError(Record):
+    """One field at fault.
+
+    Attributes:
+        pointer: JSON pointer (RFC 6901) into the body; empty for the body as a whole.
+        parameter: The query parameter instead, if it is not in the body.
+        detail: What is wrong with it and what is accepted.
+    """
+
+    pointer: str | None = None
+    parameter: str | None = None
+    detail: str
+
+
+def clip(text: str, limit: int = MAX_CHARACTERS) -> str:
+    """The text, cut where a request made it too long to repeat."""
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def field_errors(items: Sequence[Mapping[str, Any]], body: object) -> list[FieldError]:
+    """The first `MAX_ERRORS` errors of a validation.
+
+    Args:
+        items: What ``ValidationError.errors()`` returns, each location opened by where the value
+            came from: ``body``, ``query``, ``path``.
+        body: The body as read.
+    """
+    return [_field_error(item, body) for item in items[:MAX_ERRORS]]
+
+
+def _field_error(item: Mapping[str, Any], body: object) -> FieldError:
+    where, *location = item["loc"]
+    if where != "body":
+        return FieldError(parameter=clip(str(location[-1])), detail=clip(_sentence(item)))
+    path = _path_in(body, location)
+    if item["type"].startswith("union_tag_"):
+        path.append(DISCRIMINATOR)
+    cause = _cause(item)
+    inner = cause.field or "" if isinstance(cause, InvalidInput) else ""
+    return FieldError(pointer=clip(json_pointer(tuple(path)) + inner), detail=clip(_sentence(item)))
+
+
+def _path_in(body: object, location: Sequence[int | str]) -> list[int | str]:
+    """The location without what pydantic adds to it: union tags, and a mark for bad keys."""
+    path: list[int | str] = []
+    here, behind_tag = body, False
+    for part in location:
+        is_tag = isinstance(here, dict) and here.get(DISCRIMINATOR) == part
+        if part == "[key]" or (is_tag and not behind_tag):
+            behind_tag = is_tag
+            continue
+        behind_tag = False
+        path.append(part)
+        if isinstance(here, dict):
+            here = here.get(part)
+        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
+            here = here[part]
+        else:
+            here = None
+    return path
+
+
+def _sentence(item: Mapping[str, Any]) -> str:
+    context = item.get("ctx", {})
+    match item["type"]:
+        case "missing":
+            return "this field is required"
+        case "extra_forbidden":
+            return f"unknown field {clip(repr(item['loc'][-1]))}"
+        case "union_tag_invalid":
+            tag = clip(repr(context["tag"]))
+            return f"unknown {DISCRIMINATOR} {tag}; known are {context['expected_tags']}"
+        case "union_tag_not_found":
+            return f"a model names its {DISCRIMINATOR}"
+        case _:
+            cause = _cause(item)
+            return str(cause) if cause is not None else str(item["msg"])
+
+
+def _cause(item: Mapping[str, Any]) -> Exception | None:
+    """The error a validator of ours raised, if one did."""
+    cause = item.get("ctx", {}).get("error")
+    return cause if isinstance(cause, Exception) else None

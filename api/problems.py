@@ -1,0 +1,165 @@
+"""Every error as an RFC 9457 problem: ``application/problem+json``.
+
+Routes and services raise the errors of `core.errors` and `store`; the table `STATUS` says which
+status each becomes. A layer that has no error class of its own raises `Problem` directly.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from ..core.document import Record
+from ..core.errors import (
+    CaptureError,
+    DeadlineExceeded,
+    InvalidInput,
+    MeasurementError,
+    StagewrightError,
+)
+from .field_errors import FieldError, clip, field_errors
+from .measuring import MeasuringUnavailable, ServiceStopping
+from .store import NotFound
+
+MEDIA_TYPE = "application/problem+json"
+TYPE_PREFIX = "urn:problem-type:stagewright:"
+MAX_DETAIL_CHARACTERS = 2000
+
+STATUS: tuple[tuple[type[StagewrightError], int, str], ...] = (
+    (NotFound, 404, "not-found"),
+    (InvalidInput, 422, "invalid-input"),
+    (CaptureError, 422, "capture-failed"),
+    (MeasurementError, 422, "measurement-failed"),
+    (MeasuringUnavailable, 501, "measuring-unavailable"),
+    (ServiceStopping, 503, "service-stopping"),
+    (DeadlineExceeded, 504, "deadline-exceeded"),
+)
+"""The first class that fits gives the status and the kind; anything else is our fault: 500."""
+
+_log = logging.getLogger(__name__)
+
+
+class ProblemDocument(Record):
+    """The body of an error response (RFC 9457).
+
+    Attributes:
+        type: Names the kind of problem; programs compare this.
+        title: The kind in words; the same for every occurrence.
+        detail: What happened this time, and the way out.
+        errors: For invalid input, every field at fault.
+    """
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: tuple[FieldError, ...] = ()
+
+
+class Problem(Exception):
+    """An error that already knows its HTTP status.
+
+    Args:
+        status: HTTP status code.
+        kind: Last part of the problem type, e.g. ``body-too-large``.
+        detail: What happened and the way out.
+        errors: Fields at fault.
+        headers: Further response headers.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        kind: str,
+        detail: str,
+        *,
+        errors: Sequence[FieldError] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.document = ProblemDocument(
+            type=TYPE_PREFIX + kind,
+            title=kind.replace("-", " ").capitalize(),
+            status=status,
+            detail=clip(detail, MAX_DETAIL_CHARACTERS),
+            errors=tuple(errors),
+        )
+        self.headers = dict(headers or {})
+
+    def response(self) -> Response:
+        """The problem as a response."""
+        content = self.document.model_dump_json(exclude_defaults=True, exclude_none=True)
+        return Response(content, self.document.status, self.headers, MEDIA_TYPE)
+
+
+def install_problems(app: FastAPI) -> None:
+    """Make every error of an application a problem."""
+
+    async def on_problem(_: Request, error: Exception) -> Response:
+        assert isinstance(error, Problem)
+        return error.response()
+
+    async def on_http_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return from_http(error).response()
+
+    async def on_invalid(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return from_validation(error).response()
+
+    async def on_ours(request: Request, error: Exception) -> Response:
+        assert isinstance(error, StagewrightError)
+        return from_error(error).response()
+
+    async def on_bug(_: Request, error: Exception) -> Response:
+        return internal_problem().response()
+
+    app.add_exception_handler(Problem, on_problem)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(StagewrightError, on_ours)
+    app.add_exception_handler(Exception, on_bug)
+
+
+def from_http(error: HTTPException) -> Problem:
+    """An error of the framework's own: an unknown path, a method that is not allowed."""
+    phrase = HTTPStatus(error.status_code).phrase
+    return Problem(
+        error.status_code,
+        phrase.lower().replace(" ", "-"),
+        error.detail,
+        headers=error.headers,
+    )
+
+
+def from_validation(error: RequestValidationError) -> Problem:
+    """A request that does not fit its model, every field named."""
+    errors = field_errors(error.errors(), error.body)
+    count = f"{len(error.errors())} fields do" if len(error.errors()) > 1 else "one field does"
+    detail = f"{count} not fit; {errors[0].pointer or errors[0].parameter or 'the body'}: "
+    return Problem(422, "invalid-input", detail + errors[0].detail, errors=errors)
+
+
+def from_error(error: StagewrightError) -> Problem:
+    """One of our own errors, by the table `STATUS`."""
+    for error_class, status, kind in STATUS:
+        if isinstance(error, error_class):
+            field = error.field if isinstance(error, InvalidInput) else None
+            errors = () if field is None else (FieldError(pointer=field, detail=clip(str(error))),)
+            return Problem(status, kind, str(error), errors=errors)
+    _log.error("%s: %s", type(error).__name__, error, exc_info=error)
+    return internal_problem()
+
+
+def internal_problem() -> Problem:
+    """Our fault; says nothing of what happened, the server's log does."""
+    return Problem(
+        500,
+        "internal-error",
+        "the server failed to answer this request; its log has the details",
+    )

@@ -1,0 +1,91 @@
+"""What the store keeps besides documents: the answer to one planning request."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from ..core.cluster import Cluster
+from ..core.document import Record, content_digest
+from ..core.plan import Plan, PlanOptions
+from ..core.profile import Profile
+
+Status = Literal["planned", "infeasible"]
+
+
+class InfeasibleAnswer(Record):
+    """Why nothing satisfies the request.
+
+    Attributes:
+        constraint: The binding constraint, e.g. ``memory``.
+        required: What the best attempt needs, in the constraint's unit; `None` if not a number.
+        available: What the limit allows, in the same unit; `None` if not a number.
+        message: Both numbers in words, and the way out.
+    """
+
+    constraint: str
+    required: float | None = None
+    available: float | None = None
+    message: str
+
+
+class PlanRecord(Record):
+    """A planning request and its answer: a plan, or the reason why there is none."""
+
+    status: Status
+    profile_id: str
+    cluster: Cluster
+    options: PlanOptions
+    plan: Plan | None = None
+    infeasible: InfeasibleAnswer | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.plan is None) == (self.status == "planned") or (self.infeasible is None) == (
+            self.status == "infeasible"
+        ):
+            raise ValueError(f"status {self.status!r} disagrees with the answer")
+        return self
+
+    def record_id(self) -> str:
+        """Equal exactly for the same answer to the same request.
+
+        Not the plan's own content id: two clusters may lead to the same plan, and each request
+        is kept.
+        """
+        return f"plan_{content_digest(self)}"
+
+
+class Stored(Record):
+    """What every row carries: its id, and when it was first stored (UTC)."""
+
+    id: str
+    created_at: datetime
+
+
+class StoredProfile(Stored):
+    """A profile as stored."""
+
+    profile: Profile
+
+
+class StoredPlan(PlanRecord, Stored):
+    """A plan record as stored."""
+
+
+class PlanSummary(Stored):
+    """One line of a list of plans; the last three are `None` for an infeasible one."""
+
+    status: Status
+    profile_id: str
+    model: str | None = None
+    num_stages: int | None = None
+    step_time_s: float | None = None
+
+
+class PlanList(Record):
+    """Plans, newest first."""
+
+    plans: tuple[PlanSummary, ...]

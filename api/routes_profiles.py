@@ -1,0 +1,42 @@
+"""``/v1/profiles``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Response
+
+from ..core.profile import Profile
+from .examples import profile_examples
+from .json_body import StrictRoute
+from .openapi import PROBLEM_RESPONSE
+from .records import Stored, StoredProfile
+from .services import Planning
+from .store import Store
+
+
+def profile_routes(planning: Planning, store: Store) -> APIRouter:
+    """Routes that keep and read profiles."""
+    router = APIRouter(
+        prefix="/v1/profiles",
+        tags=["profiles"],
+        route_class=StrictRoute,
+        responses=PROBLEM_RESPONSE,
+    )
+
+    @router.post("", status_code=201)
+    async def create_profile(
+        profile: Annotated[Profile, Body(openapi_examples=profile_examples())],
+        response: Response,
+    ) -> Stored:
+        """Keep a profile, to plan from it by its id."""
+        stored = await planning.create_profile(profile)
+        response.headers["Location"] = f"/v1/profiles/{stored.id}"
+        return stored
+
+    @router.get("/{profile_id}")
+    def get_profile(profile_id: str) -> StoredProfile:
+        """A profile."""
+        return store.profile(profile_id)
+
+    return router

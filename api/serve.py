@@ -1,0 +1,176 @@
+"""Running the service: an address, a token, and a clean end."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+
+import uvicorn
+import uvicorn.config
+
+from ..core.errors import InvalidInput
+from .app import create_app
+from .examples import measure_example
+from .measuring import Measurer
+from .settings import LOOPBACK_NAMES, Settings
+
+TOKEN_VARIABLE = "STAGEWRIGHT_TOKEN"
+GRACE_S = 5
+"""How long requests in flight may go on after a signal; measurements end at once."""
+
+
+def serve(
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    database: str | Path = "stagewright.db",
+    token: str | None = None,
+) -> None:
+    """Serve until interrupted (SIGINT, SIGTERM); then end every measurement and return.
+
+    Once the server accepts requests, the first line on stdout is
+    ``{"url": "...", "token": "..."}``. People read stderr.
+
+    Args:
+        host: Address or name to listen on.
+        port: 0 takes a free one.
+        database: The SQLite file, or ``:memory:``.
+        token: Bearer token; by default the environment's ``STAGEWRIGHT_TOKEN``, else a new one.
+
+    Raises:
+        InvalidInput: The address is not a loopback one and no token was given, the token cannot
+            be sent in a header, the address is taken, or the database cannot be used.
+    """
+    given = token if token is not None else os.environ.get(TOKEN_VARIABLE)
+    loopback = is_loopback(host)
+    if given is None and not loopback:
+        raise InvalidInput(
+            f"{host} can be reached from other machines; choose a token and give it "
+            f"in {TOKEN_VARIABLE}, or listen on 127.0.0.1"
+        )
+    settings = Settings(
+        token=secrets.token_urlsafe(32) if given is None else _checked(given),
+        database=str(database),
+        allowed_hosts=LOOPBACK_NAMES | {host.lower()} if loopback else None,
+    )
+    run(settings, host, port)
+
+
+def run(settings: Settings, host: str, port: int) -> None:
+    """Serve with these settings; see `serve`."""
+    listening = _listen(host, port)
+    address = f"[{host}]" if ":" in host else host
+    url = f"http://{address}:{listening.getsockname()[1]}"
+    try:
+        measurer = Measurer.from_settings(settings)
+        config = uvicorn.Config(
+            create_app(settings, measurer=measurer),
+            log_config=_log_to_stderr(),
+            server_header=False,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+        with _signals_end_quietly():
+            server = _Server(config, lambda: announce(url, settings.token), measurer.stop)
+            server.run(sockets=[listening])
+    finally:
+        listening.close()
+
+
+def announce(url: str, token: str) -> None:
+    """Say where the server is: JSON on stdout for programs, the rest on stderr for people."""
+    sys.stdout.write(json.dumps({"url": url, "token": token}) + "\n")
+    sys.stdout.flush()
+    sys.stderr.write(
+        f"serving on {url}\n"
+        f"token: {token}\n"
+        "next: measure and plan a small model\n"
+        f"  curl -H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' \\\n"
+        f"    -d '{json.dumps(measure_example())}' {url}/v1/plans\n"
+    )
+    sys.stderr.flush()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens there."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+class _Server(uvicorn.Server):
+    """Calls back once requests are accepted, and once they are no more."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        on_started: Callable[[], None],
+        on_stopping: Callable[[], None],
+    ) -> None:
+        super().__init__(config)
+        self._on_started = on_started
+        self._on_stopping = on_stopping
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_stopping()
+        await super().shutdown(sockets)
+
+
+@contextmanager
+def _signals_end_quietly() -> Iterator[None]:
+    """Uvicorn raises the signal that ended it once more; here that is the end, not an error."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        raise InvalidInput(f"cannot listen on {host} port {port}: {error}") from None
+    return listening
+
+
+def _checked(token: str) -> str:
+    """The token, if it can be carried by a header (RFC 6750, section 2.1)."""
+    if re.fullmatch(r"[A-Za-z0-9._~+/-]{8,}=*", token) is None:
+        raise InvalidInput(
+            "a token has at least 8 characters out of letters, digits and -._~+/, "
+            "with = at its end only"
+        )
+    return token
+
+
+def _log_to_stderr() -> dict[str, object]:
+    """Uvicorn's own logging, kept off stdout."""
+    config = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
+    config["handlers"]["access"]["stream"] = "ext://sys.stderr"
+    return config

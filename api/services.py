@@ -1,0 +1,103 @@
+"""What the service does, free of HTTP: measure if asked, plan, keep both."""
+
+from __future__ import annotations
+
+import asyncio
+from math import isfinite
+
+from starlette.concurrency import run_in_threadpool
+
+from ..core.cluster import Cluster
+from ..core.errors import Infeasible, InvalidInput
+from ..core.plan import PlanOptions
+from ..core.profile import Profile
+from ..planner.plan import plan
+from .effort import check_effort
+from .measuring import Measurer
+from .records import InfeasibleAnswer, PlanRecord, Stored, StoredPlan
+from .requests import PlanRequest
+from .store import NotFound, Store
+
+MAX_CONCURRENT_PLANS = 2
+"""More would only slow each other down, and keep threads from the requests that read."""
+
+
+class Planning:
+    """Answers planning requests.
+
+    Args:
+        store: Where profiles and answers are kept.
+        measurer: What measures a model that comes without a profile.
+    """
+
+    def __init__(self, store: Store, measurer: Measurer) -> None:
+        self._store = store
+        self._measurer = measurer
+        self._planning_turns = asyncio.Semaphore(MAX_CONCURRENT_PLANS)
+
+    async def create_plan(self, request: PlanRequest) -> StoredPlan:
+        """Plan, and keep the request with its answer; infeasible is an answer.
+
+        Planning and storing run in worker threads: the event loop stays free.
+
+        Raises:
+            InvalidInput: The request makes no sense together, e.g. more stages than layers.
+            StagewrightError: Measuring failed (see `Measurer.measure`).
+        """
+        profile, profile_id = await self._profile(request)
+        check_effort(profile, request.cluster, request.options)
+        async with self._planning_turns:
+            record = await run_in_threadpool(
+                decide, profile, profile_id, request.cluster, request.options
+            )
+        return await run_in_threadpool(self._store.put_plan, record)
+
+    async def create_profile(self, profile: Profile) -> Stored:
+        """Keep a profile."""
+        return await run_in_threadpool(self._store.put_profile, profile)
+
+    async def _profile(self, request: PlanRequest) -> tuple[Profile, str]:
+        """The profile to plan from, stored, and its id."""
+        if request.profile_id is not None:
+            try:
+                found = await run_in_threadpool(self._store.profile, request.profile_id)
+            except NotFound as error:
+                raise InvalidInput(str(error), field="/profile_id") from None
+            return found.profile, found.id
+        profile = request.profile
+        measure_request = request.measure_request()
+        if measure_request is not None:
+            profile = await self._measurer.measure(measure_request)
+        assert profile is not None, "PlanRequest has exactly one source"
+        return profile, (await self.create_profile(profile)).id
+
+
+def decide(profile: Profile, profile_id: str, cluster: Cluster, options: PlanOptions) -> PlanRecord:
+    """Plan, with infeasibility as an answer.
+
+    Raises:
+        InvalidInput: The planner refuses the request.
+    """
+    try:
+        answer = plan(profile, cluster, options)
+    except Infeasible as error:
+        return PlanRecord(
+            status="infeasible",
+            profile_id=profile_id,
+            cluster=cluster,
+            options=options,
+            infeasible=InfeasibleAnswer(
+                constraint=error.constraint,
+                required=_number(error.required),
+                available=_number(error.available),
+                message=str(error),
+            ),
+        )
+    return PlanRecord(
+        status="planned", profile_id=profile_id, cluster=cluster, options=options, plan=answer
+    )
+
+
+def _number(value: float | None) -> float | None:
+    """JSON has no infinity."""
+    return value if value is not None and isfinite(value) else None

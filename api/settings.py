@@ -1,0 +1,36 @@
+"""What a server is told when it starts, as one value."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+"""Names a browser on this machine may call a loopback server by."""
+
+IN_MEMORY = ":memory:"
+"""A database that lives as long as its server."""
+
+MEASURE_COMMAND = (sys.executable, "-P", "-m", "stagewright.profiler.child")
+"""The measuring child. ``-P`` keeps the working directory out of its import path."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How one server behaves.
+
+    Attributes:
+        token: The bearer token every request but the open ones must carry.
+        database: Path of the SQLite file, or `IN_MEMORY`.
+        allowed_hosts: Names accepted in the ``Host`` header; `None` accepts all.
+        max_body_bytes: A longer request body is refused.
+        measure_deadline_s: Longest a request may wait for its measurement, queue included.
+        measure_command: Program that measures (see `measuring`).
+    """
+
+    token: str
+    database: str = "stagewright.db"
+    allowed_hosts: frozenset[str] | None = LOOPBACK_NAMES
+    max_body_bytes: int = 16 * 2**20
+    measure_deadline_s: float = 300.0
+    measure_command: tuple[str, ...] = MEASURE_COMMAND

@@ -1,0 +1,96 @@
+"""The body limit counts bytes as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from stagewright.api.limits import BodyLimit
+from stagewright.api.settings import Settings
+
+JSON = {"Content-Type": "application/json"}
+
+
+def test_the_limit_is_sixteen_mebibytes():
+    assert Settings(token="x").max_body_bytes == 16 * 2**20
+
+
+def test_exactly_the_limit_is_read_and_one_byte_more_is_not(make_client, profile):
+    body = json.dumps(profile).encode()
+    assert (
+        make_client(max_body_bytes=len(body))
+        .post("/v1/profiles", content=body, headers=JSON)
+        .is_success
+    )
+    response = make_client(max_body_bytes=len(body) - 1).post(
+        "/v1/profiles", content=body, headers=JSON
+    )
+    assert response.status_code == 413
+    assert str(len(body) - 1) in response.json()["detail"]
+    assert response.headers["Content-Type"] == "application/problem+json"
+
+
+class Inner:
+    """An application that remembers the bodies it was given."""
+
+    def __init__(self):
+        self.bodies = []
+
+    async def __call__(self, scope, receive, send):
+        self.bodies.append((await receive())["body"])
+
+
+@pytest.mark.parametrize(
+    "headers", [[], [(b"content-length", b"1")], [(b"content-length", b"nonsense")]]
+)
+def test_a_long_stream_is_cut_off_whatever_its_header_says(headers):
+    taken, sent, inner = [], [], Inner()
+
+    async def receive():
+        taken.append(1)
+        return {"type": "http.request", "body": b"x" * 10, "more_body": True}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "headers": headers}
+    asyncio.run(BodyLimit(inner, 95)(scope, receive, send))
+    assert len(taken) == 10
+    assert sent[0]["status"] == 413
+    assert inner.bodies == []
+
+
+def test_an_honest_header_is_refused_before_a_byte_is_read():
+    sent = []
+
+    async def receive():
+        raise AssertionError("the body was read")
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "headers": [(b"content-length", b"96")]}
+    asyncio.run(BodyLimit(Inner(), 95)(scope, receive, send))
+    assert sent[0]["status"] == 413
+
+
+def test_pieces_arrive_as_one_body():
+    pieces, inner = [b"one ", b"two ", b"three"], Inner()
+
+    async def receive():
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    asyncio.run(BodyLimit(inner, 95)({"type": "http", "headers": []}, receive, None))
+    assert inner.bodies == [b"one two three"]
+
+
+def test_a_client_that_leaves_is_let_go():
+    inner = Inner()
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    asyncio.run(BodyLimit(inner, 95)({"type": "http", "headers": []}, receive, None))
+    assert inner.bodies == []

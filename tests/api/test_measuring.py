@@ -1,0 +1,212 @@
+"""The measuring child, seen from the server: its errors, its deadline, its end.
+
+Stand-ins for the child, small Python programs, misbehave as a real one may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from stagewright.api.examples import measure_example
+from stagewright.api.measuring import Measurer, MeasuringFailed, MeasuringUnavailable
+from stagewright.core.errors import (
+    CaptureError,
+    DeadlineExceeded,
+    InvalidInput,
+    MeasurementError,
+)
+from stagewright.core.options import MeasureRequest
+from stagewright.core.profile import Profile
+
+NOISE = "import json, os, subprocess, sys, time; sys.stderr.write('[W] noise of torch\\n')\n"
+ENDLESS = NOISE + "time.sleep(600)"
+
+
+@pytest.fixture
+def request_to_measure() -> MeasureRequest:
+    example = measure_example()
+    del example["cluster"]
+    return MeasureRequest.model_validate(example)
+
+
+@pytest.fixture
+def measure(child, request_to_measure):
+    def measure(program: str, deadline_s: float = 20.0) -> Profile:
+        measurer = Measurer(child(NOISE + program), deadline_s)
+        return asyncio.run(measurer.measure(request_to_measure))
+
+    return measure
+
+
+def failing(error: str, message: str) -> str:
+    line = json.dumps({"error": error, "message": message})
+    return f"sys.stderr.write('Traceback: secret\\n' + {line!r} + '\\n'); sys.exit(1)"
+
+
+def test_the_child_reads_the_request_and_its_profile_comes_back(
+    measure, profile, request_to_measure
+):
+    program = (
+        f"profile = json.loads({json.dumps(profile)!r})\n"
+        "request = json.load(sys.stdin)\n"
+        "profile['model'] = json.dumps(request)\n"
+        'sys.stderr.write(\'{"done": 1, "total": 1, "layer": "0"}\\n\')\n'
+        "json.dump(profile, sys.stdout)"
+    )
+    measured = measure(program)
+    assert MeasureRequest.model_validate_json(measured.model) == request_to_measure
+
+
+@pytest.mark.parametrize("error", [InvalidInput, CaptureError, MeasurementError])
+def test_an_error_the_child_reports_is_raised_with_its_message_alone(measure, error):
+    with pytest.raises(error) as caught:
+        measure(failing(error.__name__, "blocks.3 gave no gradient"))
+    assert str(caught.value) == "blocks.3 gave no gradient"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "sys.exit(3)",
+        "raise RuntimeError('secret path')",
+        failing("KeyError", "secret"),
+        "sys.stderr.write('[1, 2]\\n'); sys.exit(1)",
+        'sys.stderr.write(\'{"error": [], "message": 1}\\n\'); sys.exit(1)',
+        "sys.stdout.write('no profile')",
+        "pass",
+        "sys.stderr.buffer.write(b'\\xff\\xfe'); sys.exit(1)",
+    ],
+)
+def test_a_child_that_breaks_its_contract_is_our_fault(measure, program):
+    with pytest.raises(MeasuringFailed) as caught:
+        measure(program)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_killed_child_is_taken_for_out_of_memory(measure):
+    with pytest.raises(MeasurementError, match="SIGKILL"):
+        measure("os.kill(os.getpid(), 9)")
+
+
+def test_what_the_child_says_goes_to_the_log(measure, caplog):
+    with pytest.raises(MeasuringFailed):
+        measure("sys.exit(3)")
+    assert "noise of torch" in caplog.text
+
+
+def test_the_token_is_not_handed_on(measure, profile, monkeypatch):
+    monkeypatch.setenv("STAGEWRIGHT_TOKEN", "secret")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    profile["notes"] = ["?"]
+    program = (
+        f"profile = json.loads({json.dumps(profile)!r})\n"
+        "profile['notes'] = sorted(set(os.environ) & {'STAGEWRIGHT_TOKEN', 'OMP_NUM_THREADS'})\n"
+        "json.dump(profile, sys.stdout)"
+    )
+    assert measure(program).notes == ("OMP_NUM_THREADS",)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition, timeout_s: float = 10.0) -> bool:
+    end = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(condition())
+
+
+def family(tmp_path: Path) -> str:
+    """A child with a child of its own; both write down who they are, then sleep."""
+    return (
+        "neighbour = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"open({str(tmp_path / 'pids.part')!r}, 'w').write(f'{{os.getpid()}} {{neighbour.pid}}')\n"
+        f"os.rename({str(tmp_path / 'pids.part')!r}, {str(tmp_path / 'pids')!r})\n"
+        "time.sleep(600)"
+    )
+
+
+def test_after_the_deadline_the_child_and_its_children_are_dead(measure, tmp_path):
+    with pytest.raises(DeadlineExceeded, match=r"1\.5 s, spent measuring"):
+        measure(family(tmp_path), deadline_s=1.5)
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2
+    assert wait_for(lambda: not any(map(is_running, pids)))
+
+
+def test_cancelling_kills_the_child(child, request_to_measure, tmp_path):
+    async def cancelled() -> None:
+        measurer = Measurer(child(NOISE + family(tmp_path)), 60.0)
+        task = asyncio.create_task(measurer.measure(request_to_measure))
+        while not (tmp_path / "pids").exists():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert wait_for(lambda: not any(map(is_running, pids)))
+
+
+def test_one_measurement_at_a_time(child, request_to_measure, profile, tmp_path):
+    """A child fails if it finds another one's lock file."""
+    program = NOISE + (
+        f"lock = os.open({str(tmp_path / 'lock')!r}, os.O_CREAT | os.O_EXCL)\n"
+        "time.sleep(0.2)\n"
+        f"os.unlink({str(tmp_path / 'lock')!r})\n"
+        f"sys.stdout.write({json.dumps(profile)!r})"
+    )
+
+    async def several() -> list[Profile]:
+        measurer = Measurer(child(program), 60.0)
+        return await asyncio.gather(*(measurer.measure(request_to_measure) for _ in range(3)))
+
+    assert len(asyncio.run(several())) == 3
+
+
+def test_waiting_for_another_measurement_counts(child, request_to_measure):
+    async def second_of_two() -> None:
+        measurer = Measurer(child(ENDLESS), 1.0)
+        first = asyncio.create_task(measurer.measure(request_to_measure))
+        await asyncio.sleep(0.5)
+        with pytest.raises(DeadlineExceeded, match="spent measuring"):
+            await first
+
+    async def only_waiting() -> None:
+        measurer = Measurer(child(ENDLESS), 1.0)
+        async with measurer._turn:
+            with pytest.raises(DeadlineExceeded, match="waiting for another measurement"):
+                await measurer.measure(request_to_measure)
+
+    asyncio.run(second_of_two())
+    asyncio.run(only_waiting())
+
+
+def test_without_torch_it_says_what_to_do(measure, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MeasuringUnavailable, match=r"post a profile instead, or install"):
+        measure("pass")
+
+
+def test_memory_running_out_ends_the_child_not_the_server(measure, profile):
+    own = Path("/proc/self/oom_score_adj")
+    if not own.exists() or not os.access(own, os.W_OK):
+        pytest.skip("the kernel has no out-of-memory score")
+    program = (
+        f"profile = json.loads({json.dumps(profile)!r})\n"
+        "sys.stdin.read()\n"
+        "profile['notes'] = [open('/proc/self/oom_score_adj').read().strip()]\n"
+        "json.dump(profile, sys.stdout)"
+    )
+    assert measure(program).notes == ("1000",)

@@ -1,0 +1,90 @@
+"""The OpenAPI document is complete, and its examples work as they stand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stagewright.api.examples import plan_examples, profile_examples
+
+
+@pytest.fixture
+def document(client) -> dict[str, Any]:
+    answer: dict[str, Any] = client.get("/openapi.json").json()
+    return answer
+
+
+def examples(document: dict[str, Any]) -> dict[tuple[str, str], Any]:
+    return {
+        (path, name): example["value"]
+        for path, methods in document["paths"].items()
+        if "post" in methods
+        for name, example in methods["post"]["requestBody"]["content"]["application/json"][
+            "examples"
+        ].items()
+    }
+
+
+def test_every_post_has_examples(document):
+    posts = {path for path, methods in document["paths"].items() if "post" in methods}
+    assert posts == {path for path, _ in examples(document)} == {"/v1/plans", "/v1/profiles"}
+    assert len(examples(document)) == len(plan_examples()) + len(profile_examples())
+
+
+@pytest.mark.parametrize("name", [name for name in plan_examples() if name != "measure"])
+def test_a_plan_example_is_answered(client, document, name):
+    response = client.post("/v1/plans", json=examples(document)["/v1/plans", name])
+    assert response.status_code == 201, response.text
+    assert response.json()["status"] == ("infeasible" if name == "infeasible" else "planned")
+
+
+@pytest.mark.parametrize("name", profile_examples())
+def test_a_profile_example_is_kept(client, document, name):
+    response = client.post("/v1/profiles", json=examples(document)["/v1/profiles", name])
+    assert response.status_code == 201, response.text
+
+
+@pytest.mark.slow
+def test_the_measuring_example_is_measured_in_a_child(client, document):
+    response = client.post("/v1/plans", json=examples(document)["/v1/plans", "measure"])
+    assert response.status_code == 201, response.text
+    body = response.json()
+    assert body["status"] == "planned"
+    assert body["plan"]["spec"]["family"] == "mlp"
+    assert not body["plan"]["estimated"]
+    profile = client.get(f"/v1/profiles/{body['profile_id']}").json()["profile"]
+    assert profile["provenance"]["source"] == "measured"
+    assert profile["provenance"]["device"] == "cpu"
+
+
+def test_every_operation_announces_problems_and_the_token(document):
+    assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+    assert document["security"] == [{"token": []}]
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            assert "application/problem+json" in operation["responses"]["default"]["content"]
+            assert operation.get("security") == ([] if path == "/healthz" else None)
+
+
+def test_every_reference_leads_somewhere(document):
+    def references(value: Any):
+        if isinstance(value, dict):
+            yield from [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+            for inner in value.values():
+                yield from references(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                yield from references(inner)
+
+    found = set(references(document))
+    assert "#/components/schemas/ProblemDocument" in found
+    for reference in found:
+        here: Any = document
+        for part in reference.removeprefix("#/").split("/"):
+            here = here[part]
+
+
+def test_the_cluster_may_be_written_as_text(document):
+    cluster = document["components"]["schemas"]["PlanRequest"]["properties"]["cluster"]
+    assert {"type": "string"} in cluster["anyOf"]

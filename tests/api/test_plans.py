@@ -1,0 +1,132 @@
+"""Planning over HTTP, with the real planner."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import pytest
+
+from stagewright.api.examples import measure_example
+from stagewright.core.cluster import Cluster
+from stagewright.core.plan import Plan
+from stagewright.core.profile import Profile
+from stagewright.planner.plan import plan as make_plan
+
+
+@pytest.fixture
+def measuring_client(make_client, child, profile):
+    """A client whose service takes every model for the example profile."""
+    program = f"import sys; sys.stdin.read(); sys.stdout.write({json.dumps(profile)!r})"
+    return make_client(measure_command=child(program))
+
+
+def test_a_profile_is_planned_as_the_library_plans_it(client, profile):
+    response = client.post("/v1/plans", json={"profile": profile, "cluster": "2x24GB"})
+    assert response.status_code == 201
+    body = response.json()
+    assert body["status"] == "planned"
+    assert body["id"].startswith("plan_")
+    assert body["infeasible"] is None
+    expected = make_plan(Profile.model_validate(profile), Cluster.parse("2x24GB"))
+    assert Plan.model_validate(body["plan"]) == expected
+    assert body["profile_id"] == Profile.model_validate(profile).content_id()
+
+
+def test_the_location_leads_to_the_same_answer(client, profile):
+    created = client.post("/v1/plans", json={"profile": profile, "cluster": "2xcpu"})
+    found = client.get(created.headers["Location"])
+    assert found.status_code == 200
+    assert found.json() == created.json()
+    assert found.json()["cluster"] == Cluster.parse("2xcpu").model_dump(mode="json")
+    assert found.json()["options"]["num_microbatches"] == 8
+
+
+def test_options_reach_the_planner(client, profile):
+    options = {"num_stages": 1, "num_microbatches": 3, "schedule": "gpipe"}
+    request = {"profile": profile, "cluster": "2xcpu", "options": options}
+    plan = client.post("/v1/plans", json=request).json()["plan"]
+    assert (len(plan["stages"]), plan["num_microbatches"], plan["schedule"]) == (1, 3, "gpipe")
+
+
+def test_asking_twice_is_one_plan(client, profile):
+    request = {"profile": profile, "cluster": "2xcpu"}
+    first, second = (client.post("/v1/plans", json=request) for _ in range(2))
+    assert first.json() == second.json()
+    assert len(client.get("/v1/plans").json()["plans"]) == 1
+
+
+def test_that_nothing_fits_is_an_answer_and_is_kept(client, profile):
+    created = client.post("/v1/plans", json={"profile": profile, "cluster": "2x0.001GB"})
+    assert created.status_code == 201
+    body = created.json()
+    assert (body["status"], body["plan"]) == ("infeasible", None)
+    answer = body["infeasible"]
+    assert answer["constraint"]
+    assert answer["required"] > answer["available"]
+    assert answer["message"]
+    assert client.get(created.headers["Location"]).json() == body
+    (row,) = client.get("/v1/plans").json()["plans"]
+    assert (row["id"], row["status"], row["step_time_s"]) == (body["id"], "infeasible", None)
+
+
+def test_a_profile_may_be_stored_first_and_named(client, profile):
+    stored = client.post("/v1/profiles", json=profile)
+    assert stored.status_code == 201
+    assert client.get(stored.headers["Location"]).json()["profile"]["model"] == "Example"
+    request = {"profile_id": stored.json()["id"], "cluster": "2xcpu"}
+    by_id = client.post("/v1/plans", json=request).json()
+    inline = client.post("/v1/plans", json={"profile": profile, "cluster": "2xcpu"}).json()
+    assert by_id == inline
+
+
+def test_a_measured_profile_is_stored_too(measuring_client, profile):
+    response = measuring_client.post("/v1/plans", json=measure_example())
+    assert response.status_code == 201
+    found = measuring_client.get(f"/v1/profiles/{response.json()['profile_id']}").json()
+    assert Profile.model_validate(found["profile"]) == Profile.model_validate(profile)
+
+
+def test_an_inline_profile_is_stored_too(client, profile):
+    created = client.post("/v1/plans", json={"profile": profile, "cluster": "2xcpu"}).json()
+    assert client.get(f"/v1/profiles/{created['profile_id']}").status_code == 200
+
+
+def test_plans_are_listed_newest_first(client, profile):
+    ids = [
+        client.post("/v1/plans", json={"profile": profile, "cluster": devices}).json()["id"]
+        for devices in ("1xcpu", "2xcpu", "3xcpu")
+    ]
+    listed = client.get("/v1/plans", params={"limit": 2}).json()["plans"]
+    assert [row["id"] for row in listed] == ids[:0:-1]
+    assert {"created_at", "model", "num_stages", "profile_id", "step_time_s"} <= listed[0].keys()
+
+
+def test_health_says_version_and_database(make_client):
+    from stagewright import __version__
+
+    response = make_client(authorized=False).get("/healthz")
+    assert response.json() == {"status": "ok", "version": __version__, "database": "ok"}
+
+
+def test_the_loop_answers_while_a_plan_is_made(client, profile, monkeypatch):
+    """Planning happens in a thread that is not the event loop's."""
+    where = []
+
+    def slow(*arguments):
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        where.append(client.get("/healthz").status_code)
+        return make_plan(*arguments)
+
+    monkeypatch.setattr("stagewright.api.services.plan", slow)
+    thread = threading.Thread(
+        target=client.post,
+        args=("/v1/plans",),
+        kwargs={"json": {"profile": profile, "cluster": "2xcpu"}},
+        daemon=True,
+    )
+    thread.start()
+    thread.join(timeout=20)
+    assert where == [200]

@@ -1,0 +1,249 @@
+"""Every error is a problem document, and names the field."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+
+from stagewright.api.examples import measure_example
+from stagewright.api.store_sqlite import SQLiteStore
+
+
+def problem(response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["Content-Type"] == "application/problem+json"
+    body: dict[str, Any] = response.json()
+    assert body["status"] == status
+    assert body["type"].startswith("urn:problem-type:stagewright:")
+    assert body["title"]
+    assert body["detail"]
+    return body
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The measuring example with one value set; ``...`` deletes it."""
+    request = measure_example()
+    *parents, last = path.split(".")
+    here: Any = request
+    for part in parents:
+        here = here[int(part) if isinstance(here, list) else part]
+    if value is ...:
+        del here[last]
+    else:
+        here[int(last) if isinstance(here, list) else last] = value
+    return request
+
+
+FIELDS = [
+    ("cluster", ..., "/cluster", "required"),
+    ("cluster", "2 big ones", "/cluster", "4x24GB"),
+    ("cluster", "0xcpu", "/cluster", "at least one device"),
+    ("cluster", "10000xcpu", "/cluster", "at most 9999"),
+    ("cluster", "9" * 6000, "/cluster", "at most 9999"),
+    ("cluster", 7, "/cluster", "valid"),
+    ("cluster", {"devices": []}, "/cluster/devices", "at least 1"),
+    ("cluster", {"devices": [{"nam": "a"}]}, "/cluster/devices/0/nam", "'nam'"),
+    ("cluster", {"devices": [{"name": "a"}] * 2}, "/cluster", "unique"),
+    ("cluster", {"schema_version": "x", "devices": []}, "/cluster", "stagewright.cluster/1"),
+    ("sample.inputs.input.shape.0", -8, "/sample/inputs/input/shape/0", "greater than"),
+    ("sample.inputs.input.shape", [], "/sample/inputs/input/shape", "at least 1"),
+    ("sample.inputs.input.shpe", [1], "/sample/inputs/input/shpe", "'shpe'"),
+    ("sample.inputs.input.dtype", "float", "/sample/inputs/input/dtype", "float32"),
+    ("sample.inputs.input.dtype", "int64", "/sample/inputs/input", "floating"),
+    ("sample.inputs", {"a/b~c": {"shape": [0]}}, "/sample/inputs/a~1b~0c/shape/0", "greater"),
+    ("sample.inputs", {"family": {"shape": [0]}}, "/sample/inputs/family/shape/0", "greater"),
+    ("sample.inputs", {}, "/sample/inputs", "at least 1"),
+    ("sample", ..., "/sample", "give one"),
+    ("model.family", "mpl", "/model/family", "'mpl'; known are 'mlp', 'resnet', 'unet', 'gpt2'"),
+    ("model.family", ..., "/model/family", "family"),
+    ("model.family", None, "/model/family", "family"),
+    ("model.family", ["mlp"], "/model/family", "family"),
+    ("model.config.hiden_size", 1, "/model/config/hiden_size", "unknown field 'hiden_size'"),
+    ("model.config.hidden_size", -1, "/model/config/hidden_size", "greater than"),
+    ("model.mlp", 1, "/model/mlp", "unknown field 'mlp'"),
+    ("model", "mlp", "/model", "valid dictionary"),
+    ("profiling.device", "tpu", "/profiling/device", "match"),
+    ("options", {"num_microbatches": 0}, "/options/num_microbatches", "greater than"),
+    ("optoins", {}, "/optoins", "unknown field 'optoins'"),
+    ("profile_id", "profile_1", "/model", "exactly one of"),
+    ("model", ..., "/profile", "exactly one of"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "pointer", "words"), FIELDS)
+def test_the_field_at_fault_is_named(client, path, value, pointer, words):
+    body = problem(client.post("/v1/plans", json=changed(path, value)), 422)
+    (error,) = [error for error in body["errors"] if error["pointer"] == pointer]
+    assert words in error["detail"]
+
+
+def test_every_field_at_fault_is_named(client):
+    request = changed("sample.inputs.input.shape", [-1, 8, -2])
+    request["options"] = {"scheduel": "1f1b"}
+    body = problem(client.post("/v1/plans", json=request), 422)
+    assert [error["pointer"] for error in body["errors"]] == [
+        "/sample/inputs/input/shape/0",
+        "/sample/inputs/input/shape/2",
+        "/options/scheduel",
+    ]
+
+
+def test_a_tag_is_dropped_inside_a_profile_as_well(client, profile):
+    profile["spec"] = {"family": "gpt2", "config": {"n_embd": 7, "n_head": 2}}
+    body = problem(client.post("/v1/profiles", json=profile), 422)
+    assert body["errors"][0]["pointer"] == "/spec/config"
+    assert "multiple of n_head" in body["errors"][0]["detail"]
+
+
+def test_a_profile_that_contradicts_itself_is_refused(client, profile):
+    profile["layers"][1]["layer"]["name"] = profile["layers"][0]["layer"]["name"]
+    body = problem(client.post("/v1/profiles", json=profile), 422)
+    assert "blocks.0" in body["errors"][0]["detail"]
+
+
+def test_sample_without_model_is_refused(client, profile):
+    request = {"profile": profile, "cluster": "2xcpu", "sample": measure_example()["sample"]}
+    body = problem(client.post("/v1/plans", json=request), 422)
+    assert body["errors"][0]["pointer"] == "/sample"
+
+
+def test_what_the_planner_refuses_is_a_problem(client, profile):
+    profile["layers"][0]["forward"]["median_s"] = 1e300
+    body = problem(client.post("/v1/plans", json={"profile": profile, "cluster": "2xcpu"}), 422)
+    assert "the profile's times add up to" in body["detail"]
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "devices", "num_microbatches", "pointer"),
+    [(4000, "4xcpu", 8, None), (4001, "4xcpu", 8, "/cluster"),
+     (4, "4xcpu", 65536, None), (5, "5xcpu", 65536, "/options/num_microbatches")],
+)  # fmt: skip
+def test_planning_for_minutes_is_refused_beforehand(
+    client, profile, monkeypatch, num_layers, devices, num_microbatches, pointer
+):
+    monkeypatch.setattr("stagewright.api.services.plan", lambda *_: 1 / 0)  # stands for "planned"
+    (layer, *_), (boundary, *_) = profile["layers"], profile["boundaries"]
+    names = [f"blocks.{index}" for index in range(num_layers)]
+    profile["layers"] = [{**layer, "layer": {"name": name}} for name in names]
+    profile["boundaries"] = [{**boundary, "after": after} for after in range(num_layers - 1)]
+    profile["parameters"] = profile["storages"] = []
+    request = {
+        "profile": profile,
+        "cluster": devices,
+        "options": {"num_microbatches": num_microbatches},
+    }
+    response = client.post("/v1/plans", json=request)
+    if pointer is None:
+        problem(response, 500)
+    else:
+        assert problem(response, 422)["errors"][0]["pointer"] == pointer
+
+
+def test_an_unknown_profile_id_is_named(client):
+    request = {"profile_id": "profile_0", "cluster": "2xcpu"}
+    body = problem(client.post("/v1/plans", json=request), 422)
+    assert body["errors"][0]["pointer"] == "/profile_id"
+
+
+def test_a_sample_too_large_is_refused_before_measuring(make_client, child):
+    client = make_client(measure_command=child("raise SystemExit('measured')"))
+    tensor = {"shape": [2**20, 100]}
+    request = changed("sample.inputs", {name: tensor for name in "abc"})
+    body = problem(client.post("/v1/plans", json=request), 422)
+    (error,) = body["errors"]
+    assert error["pointer"] == "/sample"
+    assert "1.2 GiB" in error["detail"]
+    assert "1.0 GiB" in error["detail"]
+
+
+@pytest.mark.parametrize("limit", ["0", "501", "-1", "x", "", "9" * 5000, "1e3"])
+def test_a_query_parameter_is_named(client, limit):
+    body = problem(client.get("/v1/plans", params={"limit": limit}), 422)
+    assert body["errors"][0]["parameter"] == "limit"
+
+
+@pytest.mark.parametrize("path", ["/v1/plans/plan_0", "/v1/profiles/profile_0", "/nowhere",
+                                  "/v1/plans/", "/docs", "/redoc", "/v1/plans/%00",
+                                  "/v1/plans/%ff", "/v1/plans/a%2Fb"])  # fmt: skip
+def test_what_is_not_there_is_a_problem(client, path):
+    problem(client.get(path), 404)
+
+
+@pytest.mark.parametrize(("method", "path"), [("PUT", "/v1/plans"), ("DELETE", "/v1/plans/plan_0"),
+                                              ("POST", "/healthz"), ("TRACE", "/v1/plans"),
+                                              ("BREW", "/v1/profiles")])  # fmt: skip
+def test_a_method_that_is_not_allowed_is_a_problem(client, method, path):
+    response = client.request(method, path)
+    problem(response, 405)
+    assert response.headers["Allow"]
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [None, "", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data",
+     "application/jsonx", "json", "text/json", "application/xml; a=application/json"],
+)  # fmt: skip
+def test_another_content_type_is_a_problem(client, content_type):
+    headers = {} if content_type is None else {"Content-Type": content_type}
+    response = client.post("/v1/plans", content=b"{}", headers=headers)
+    assert "application/json" in problem(response, 415)["detail"]
+
+
+@pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "APPLICATION/JSON"])
+def test_json_by_another_spelling_is_read(client, content_type):
+    response = client.post("/v1/plans", content=b"{}", headers={"Content-Type": content_type})
+    problem(response, 422)
+
+
+def test_a_bug_is_a_problem_that_tells_nothing(client, profile, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr("stagewright.api.services.plan", broken)
+    response = client.post("/v1/plans", json={"profile": profile, "cluster": "2xcpu"})
+    problem(response, 500)
+    assert "secret" not in response.text
+
+
+def failing_child(error: str) -> str:
+    return (
+        "import sys; sys.stderr.write('secret\\n"
+        f'{{"error": "{error}", "message": "blocks.3 failed"}}\\n\'); sys.exit(1)'
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "kind", "words"),
+    [
+        (failing_child("InvalidInput"), 422, "invalid-input", "blocks.3 failed"),
+        (failing_child("CaptureError"), 422, "capture-failed", "blocks.3 failed"),
+        (failing_child("MeasurementError"), 422, "measurement-failed", "blocks.3 failed"),
+        (failing_child("ZeroDivisionError"), 500, "internal-error", "log"),
+        ("import time; time.sleep(60)", 504, "deadline-exceeded", "post the profile"),
+    ],
+)
+def test_a_failed_measurement_is_a_problem(make_client, child, program, status, kind, words):
+    client = make_client(measure_command=child(program), measure_deadline_s=1.0)
+    response = client.post("/v1/plans", json=measure_example())
+    body = problem(response, status)
+    assert body["type"].endswith(f":{kind}")
+    assert words in body["detail"]
+    assert "secret" not in response.text
+
+
+def test_without_torch_the_way_out_is_said(client, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    body = problem(client.post("/v1/plans", json=measure_example()), HTTPStatus.NOT_IMPLEMENTED)
+    assert "post a profile instead, or install stagewright[torch]" in body["detail"]
+
+
+def test_a_database_that_is_gone_makes_the_server_unhealthy(make_client):
+    class Gone(SQLiteStore):
+        def check(self):
+            raise OSError("secret")
+
+    response = make_client(store=Gone(":memory:"), authorized=False).get("/healthz")
+    problem(response, 503)
+    assert "secret" not in response.text

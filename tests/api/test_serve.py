@@ -1,0 +1,193 @@
+"""The service as a process of its own: its first line, its end, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagewright.api.examples import measure_example
+from stagewright.api.serve import is_loopback, serve
+from stagewright.core.errors import InvalidInput
+
+MODULE = ("-m", "stagewright.api")
+
+
+class Running:
+    """A server's process, and how to talk to it without any library of ours."""
+
+    def __init__(self, arguments: tuple[str, ...], folder: Path, **environment: str) -> None:
+        self.stderr = (folder / "stderr").open("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=self.stderr,
+            env={**os.environ, **environment},
+            cwd=folder,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        announced = json.loads(self.process.stdout.readline() or "{}")
+        self.url, self.token = announced.get("url", ""), announced.get("token", "")
+
+    def request(self, path: str, body: Any = None, token: str | None = None) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {token or self.token}"}
+        data = None if body is None else json.dumps(body).encode()
+        if data is not None:
+            headers["Content-Type"] = "application/json"
+        request = urllib.request.Request(self.url + path, data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=20) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
+        """Exit status, what was left on stdout, and all of stderr."""
+        self.process.send_signal(number)
+        rest, _ = self.process.communicate(timeout=20)
+        self.stderr.seek(0)
+        return self.process.returncode, rest, self.stderr.read()
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Running]]:
+    monkeypatch.delenv("STAGEWRIGHT_TOKEN", raising=False)
+    started: list[Running] = []
+
+    def start(*arguments: str, **environment: str) -> Running:
+        started.append(Running(arguments, tmp_path, **environment))
+        return started[-1]
+
+    yield start
+    for running in started:
+        if running.process.poll() is None:
+            running.process.kill()
+        running.process.communicate()
+        running.stderr.close()
+
+
+def test_it_plans_a_posted_profile_keeps_it_and_ends_cleanly(start, profile, tmp_path):
+    running = start(*MODULE, "--port", "0")
+    assert running.request("/healthz")[0] == 200
+    assert running.request("/v1/plans", token="wrong")[0] == 401
+    status, created = running.request("/v1/plans", {"profile": profile, "cluster": "2xcpu"})
+    assert (status, created["status"]) == (201, "planned")
+    code, rest, talk = running.end(signal.SIGTERM)
+    assert code == 0, talk
+    assert rest == "", "only the first line belongs on stdout"
+    assert "Traceback" not in talk
+    assert f"curl -H 'Authorization: Bearer {running.token}'" in talk
+    assert running.url in talk
+
+    again = start(*MODULE, "--port", "0", STAGEWRIGHT_TOKEN="chosen-by-the-user")
+    assert again.token == "chosen-by-the-user"
+    assert again.request(f"/v1/plans/{created['id']}") == (200, created)
+    code, _, talk = again.end(signal.SIGINT)
+    assert code == 0, talk
+    assert "Traceback" not in talk
+    assert (tmp_path / "stagewright.db").exists()
+
+
+def test_a_signal_ends_a_measurement_in_progress(start, tmp_path):
+    program = (
+        "import os, time\n"
+        f"open({str(tmp_path / 'part')!r}, 'w').write(str(os.getpid()))\n"
+        f"os.rename({str(tmp_path / 'part')!r}, {str(tmp_path / 'pid')!r})\n"
+        "time.sleep(600)"
+    )
+    starter = (
+        "import sys\n"
+        "from stagewright.api import serve, settings\n"
+        f"command = (sys.executable, '-c', {program!r})\n"
+        "chosen = settings.Settings(token='t' * 8, database=':memory:', measure_command=command)\n"
+        "serve.run(chosen, '127.0.0.1', 0)"
+    )
+    running = start("-c", starter)
+
+    answers: list[tuple[int, Any]] = []
+    asking = threading.Thread(
+        target=lambda: answers.append(running.request("/v1/plans", measure_example()))
+    )
+    asking.start()
+    wait_for((tmp_path / "pid").exists)
+    pid = int((tmp_path / "pid").read_text())
+    code, _, talk = running.end()
+    asking.join(timeout=20)
+    assert code == 0, talk
+    assert "Traceback" not in talk
+    ((status, problem),) = answers
+    assert (status, problem["type"].rpartition(":")[2]) == (503, "service-stopping")
+    wait_for(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--host", "0.0.0.0"), "STAGEWRIGHT_TOKEN"),
+        (("--database", "nowhere/at/all.db"), "nowhere/at/all.db"),
+    ],
+)
+def test_what_it_refuses_is_one_line_and_exit_status_2(start, arguments, words):
+    running = start(*MODULE, "--port", "0", *arguments)
+    assert running.process.wait(timeout=20) == 2
+    running.stderr.seek(0)
+    talk = running.stderr.read()
+    assert words in talk
+    assert talk.count("\n") == 1
+
+
+def test_an_address_in_use_is_refused(start, tmp_path):
+    running = start(*MODULE, "--port", "0")
+    port = int(running.url.rpartition(":")[2])
+    with pytest.raises(InvalidInput, match=f"port {port}"):
+        serve(port=port, database=tmp_path / "other.db")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "example.org", "localhost.example"])
+def test_another_address_needs_a_token(monkeypatch, host):
+    monkeypatch.delenv("STAGEWRIGHT_TOKEN", raising=False)
+    with pytest.raises(InvalidInput, match="choose a token"):
+        serve(host=host, port=0, database=":memory:")
+
+
+@pytest.mark.parametrize("token", ["", "short", "has a space in it", "line\nbreak-line", "é" * 10])
+def test_a_token_no_header_can_carry_is_refused(token):
+    with pytest.raises(InvalidInput, match="a token has at least"):
+        serve(port=0, database=":memory:", token=token)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("LOCALHOST", True),
+     ("0.0.0.0", False), ("::", False), ("10.0.0.1", False), ("host.example", False)],
+)  # fmt: skip
+def test_loopback_is_told_from_the_rest(host, expected):
+    assert is_loopback(host) is expected
+
+
+def test_the_server_imports_no_torch():
+    program = (
+        "import sys; import stagewright.api.serve, stagewright.api.__main__; "
+        "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
