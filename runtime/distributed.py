@@ -1,0 +1,234 @@
+"""A planned model across processes: one stage a rank, on ``torch.distributed``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx, nn
+
+from ..capture.program import resolve, value_of
+from ..capture.sample import tensor_spec
+from ..core.errors import InvalidInput, PlanMismatch, StagewrightError
+from ..core.plan import Plan
+from .cut import CutModel, TiedGroup, cut_for_plan
+from .torch_engine import Engine
+from .watch import Watch
+
+LossFunction = Callable[[Any, Tensor], Tensor]
+
+DEFAULT_TIMEOUT_S = 300.0
+
+
+class DistributedPipeline:
+    """This rank's stage of a planned model, ready to train.
+
+    Every rank builds the same model, makes a `DistributedPipeline` of it, and calls `step` with
+    the same batch; the first stage reads the inputs, the last one the target. Under ``torchrun``
+    with as many processes as the plan has stages::
+
+        dist.init_process_group()
+        pipeline = DistributedPipeline(model, plan, loss_fn=loss_fn)
+        optimizer = torch.optim.AdamW(pipeline.module.parameters())
+        for batch, target in data:
+            loss = pipeline.step(batch, target=target)   # on the last rank; None elsewhere
+            optimizer.step()
+            optimizer.zero_grad()
+        pipeline.close()
+
+    Args:
+        model: The model the plan was made for, the same on every rank.
+        plan: Where to cut; rank ``s`` of the group runs stage ``s``.
+        loss_fn: ``loss_fn(output, target)``, a mean over its micro-batch; gradients are those of
+            the mean over the whole batch.
+        device: Where this rank's stage runs; `None` leaves it where the model is.
+        group: The ranks, in stage order; the default group if `None`.
+        sample: See `runtime.cut.cut_for_plan`.
+
+    Raises:
+        PlanMismatch: The plan is for another model, or for another number of ranks.
+        InvalidInput: ``torch.distributed`` is not initialised.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        *,
+        loss_fn: LossFunction,
+        device: torch.device | str | None = None,
+        group: dist.ProcessGroup | None = None,
+        sample: Any = None,
+    ) -> None:
+        if not dist.is_initialized():
+            raise InvalidInput(
+                "call torch.distributed.init_process_group first, and start one process a stage: "
+                f"torchrun --nproc-per-node {plan.num_stages} train.py"
+            )
+        ranks = dist.get_world_size(group)
+        if ranks != plan.num_stages:
+            raise PlanMismatch(
+                f"the plan has {plan.num_stages} stages, but {ranks} ranks were started; "
+                f"start {plan.num_stages}, or plan for {ranks} stages"
+            )
+        self.rank = dist.get_rank(group)
+        self.plan = plan
+        self._watch = Watch(dist.distributed_c10d._get_default_store(), self.rank, ranks)
+        self._pieces = cut_for_plan(model, plan, sample)
+        self.module: nn.Module = self._pieces.stages[self.rank]
+        self.device = torch.device(device) if device is not None else _device_of(model)
+        self.module.to(self.device)
+        self._loss_fn = loss_fn
+        self._engine = Engine(
+            self.module,
+            self.rank,
+            plan,
+            self._pieces.boundaries,
+            _output_specs(self._pieces),
+            self._share_of_loss,
+            self.device,
+            group,
+            self._watch,
+        )
+        self._tied = [(tied, _owners(tied, group)) for tied in self._pieces.tied]
+        with self._explained():
+            self._agree_on_tied_weights()
+
+    def step(self, *args: Tensor, target: Tensor | None = None, **kwargs: Tensor) -> Tensor | None:
+        """Forward and backward of one batch; gradients are left in ``.grad``, added to what is there.
+
+        Args:
+            *args: The whole batch as the model takes it: every rank may pass it, the first uses it.
+            target: The whole batch's target: every rank may pass it, the last uses it.
+            **kwargs: Inputs by keyword.
+
+        Returns:
+            The batch's mean loss on the last rank, `None` elsewhere.
+
+        Raises:
+            InvalidInput: The batch is not the plan's micro-batches.
+            RankFailed: Another rank died or stopped answering; the message names it.
+        """
+        flat: tuple[Tensor, ...] = ()
+        if self.rank == 0:
+            flat = self._pieces.structure.flatten(args, kwargs)
+            self._check_batch(flat)
+        if self.rank == self.plan.num_stages - 1 and target is None:
+            raise InvalidInput("the last stage takes the loss and needs target=")
+        with self._explained():
+            loss = self._engine.step(flat, target)
+            self._sum_tied_gradients()
+        return loss
+
+    def train(self, mode: bool = True) -> None:
+        """Switch this stage's mode; see `capture.segment.Segment.train`."""
+        self.module.train(mode)
+
+    def close(self) -> None:
+        """Stop watching the other ranks; call it before destroying the process group."""
+        self._watch.close()
+
+    def _share_of_loss(self, flat: Any, target: Tensor) -> Tensor:
+        outputs = list(flat) if isinstance(flat, tuple | list) else [flat]
+        output = self._pieces.captured.unflatten_output(outputs)
+        return self._loss_fn(output, target) / self.plan.num_microbatches
+
+    def _check_batch(self, flat: tuple[Tensor, ...]) -> None:
+        for spec, tensor in zip(self.plan.inputs, flat, strict=True):
+            wanted = (spec.shape[0] * self.plan.num_microbatches, *spec.shape[1:])
+            if tuple(tensor.shape) != wanted:
+                raise InvalidInput(
+                    f"input {spec.name!r} has shape {tuple(tensor.shape)}; this plan's batch is "
+                    f"{wanted}: {self.plan.num_microbatches} micro-batches of {spec.shape[0]}"
+                )
+
+    def _agree_on_tied_weights(self) -> None:
+        """Every holder of a tied weight starts from its first stage's values."""
+        for tied, group in self._tied:
+            if self.rank in tied.stages:
+                with torch.no_grad():
+                    dist.broadcast(self._weight(tied), group_src=0, group=group)
+
+    def _sum_tied_gradients(self) -> None:
+        for tied, group in self._tied:
+            if self.rank in tied.stages:
+                weight = self._weight(tied)
+                if weight.grad is None:
+                    weight.grad = torch.zeros_like(weight)
+                self._watch.doing = f"summing the gradient of {tied.names[0]}"
+                dist.all_reduce(weight.grad, group=group)
+
+    def _weight(self, tied: TiedGroup) -> Tensor:
+        for name in tied.names:
+            try:
+                value = resolve(self.module, name)
+            except AttributeError:
+                continue
+            assert isinstance(value, Tensor)
+            return value
+        raise AssertionError(f"{tied.names} is not on stage {self.rank}")
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn a transport's error into one that names the rank that failed."""
+        try:
+            yield
+        except StagewrightError:
+            raise
+        except RuntimeError as error:
+            if not _is_transport(error):
+                raise
+            raise self._watch.failure(error) from error
+
+
+def init_process_group(*, backend: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    """``torch.distributed.init_process_group`` from torchrun's variables, with a timeout.
+
+    Args:
+        backend: ``nccl`` where there are GPUs, ``gloo`` elsewhere, unless given.
+        timeout_s: How long a rank waits for another before it asks who is missing.
+    """
+    chosen = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    dist.init_process_group(chosen, timeout=timedelta(seconds=timeout_s))
+
+
+_TRANSPORT_WORDS = (
+    "connection", "timed out", "timeout", "gloo", "nccl", "broken pipe", "socket", "store", "peer",
+)  # fmt: skip
+
+
+def _is_transport(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, came from communication rather than from the model."""
+    while error is not None:
+        if isinstance(error, dist.DistError):
+            return True
+        text = str(error).lower()
+        if not isinstance(error, StagewrightError) and any(word in text for word in _TRANSPORT_WORDS):
+            return True
+        error = error.__cause__
+    return False
+
+
+def _owners(tied: TiedGroup, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
+    """A group of the ranks that hold a tied weight; every rank takes part in making it."""
+    ranks = [dist.get_global_rank(group, stage) if group else stage for stage in tied.stages]
+    made: dist.ProcessGroup | None = dist.new_group(ranks)
+    return made
+
+
+def _output_specs(pieces: CutModel) -> tuple[Any, ...]:
+    return tuple(
+        tensor_spec(node.name, value_of(node), requires_grad=value_of(node).is_floating_point())
+        for node in pieces.captured.program.flat_outputs
+        if isinstance(node, fx.Node)
+    )
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    from ..capture.capture import default_device
+
+    return default_device(model)

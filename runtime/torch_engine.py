@@ -1,0 +1,120 @@
+"""The one place that touches ``torch.distributed.pipelining``.
+
+Our stages pass through it with static metadata, so that it never runs a module on made-up data;
+our `core.schedule.Schedule` says the order it is expected to work in, and tests hold it to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+from ..core.graph import Boundary
+from ..core.plan import Plan
+from ..core.tensors import TensorSpec
+from .watch import Watch
+
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+LossOfFlat = Callable[[Any, Tensor], Tensor]
+
+
+class Engine:
+    """One rank's stage under one of torch's schedules.
+
+    Args:
+        module: Flat tensors in, a tuple of tensors out.
+        index: This stage.
+        plan: For the schedule, the micro-batches and the shapes.
+        boundaries: What crosses each cut.
+        outputs: Shapes of the last stage's outputs.
+        loss: Takes the last stage's flat outputs and a target, and returns this micro-batch's
+            share of the loss.
+        device: Where the stage is.
+        group: The ranks, in stage order.
+        watch: Told what the rank is doing.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        index: int,
+        plan: Plan,
+        boundaries: Sequence[Boundary],
+        outputs: Sequence[TensorSpec],
+        loss: LossOfFlat,
+        device: torch.device,
+        group: dist.ProcessGroup | None,
+        watch: Watch,
+    ) -> None:
+        last = index == plan.num_stages - 1
+        received = plan.inputs if index == 0 else boundaries[index - 1].tensors
+        sent = outputs if last else boundaries[index].tensors
+        self._stage = _WatchedStage(
+            module,
+            index,
+            plan.num_stages,
+            device,
+            input_args=_metadata(received),
+            output_args=_metadata(sent),
+            group=group,
+        )
+        self._stage.watch = watch
+        self._last = last
+        self._num_microbatches = plan.num_microbatches
+        self._schedule = SCHEDULES[plan.schedule](
+            self._stage, n_microbatches=plan.num_microbatches, loss_fn=loss, scale_grads=False
+        )
+
+    def step(self, flat: Sequence[Tensor], target: Tensor | None) -> Tensor | None:
+        """One training step; the last stage returns the loss.
+
+        Args:
+            flat: The whole batch's inputs; used by the first stage alone.
+            target: The whole batch's target; used by the last stage alone.
+        """
+        args = tuple(flat) if self._stage.is_first else ()
+        losses: list[Tensor] | None = [] if self._last else None
+        self._schedule.step(
+            *args,
+            target=target if self._last else None,
+            losses=losses,
+            return_outputs=False,
+        )
+        return torch.stack([loss.detach() for loss in losses]).sum() if losses else None
+
+
+class _WatchedStage(PipelineStage):
+    """Says what it is doing, so that an error can."""
+
+    watch: Watch
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self.watch.doing = f"the forward of micro-batch {fwd_chunk_id} on stage {self.stage_index}"
+        result = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        self.watch.doing = f"what follows {self.watch.doing}"
+        return result
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        self.watch.doing = f"the backward of micro-batch {bwd_chunk_id} on stage {self.stage_index}"
+        result = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+        self.watch.doing = f"what follows {self.watch.doing}"
+        return result
+
+
+def _metadata(specs: Sequence[TensorSpec]) -> tuple[Tensor, ...]:
+    """Tensors without memory that carry shape, dtype and whether a gradient comes back."""
+    return tuple(
+        torch.empty(
+            spec.shape,
+            dtype=getattr(torch, spec.dtype),
+            device="meta",
+            requires_grad=spec.requires_grad,
+        )
+        for spec in specs
+    )
