@@ -22,6 +22,7 @@ from stagewright.api.serve import is_loopback, serve
 from stagewright.core.errors import InvalidInput
 
 MODULE = ("-m", "stagewright.api")
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Running:
@@ -48,7 +49,7 @@ class Running:
             headers["Content-Type"] = "application/json"
         request = urllib.request.Request(self.url + path, data, headers)
         try:
-            with urllib.request.urlopen(request, timeout=20) as response:
+            with DIRECT.open(request, timeout=20) as response:
                 return response.status, json.load(response)
         except urllib.error.HTTPError as error:
             with error:
