@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from .plan import Plan, Stage
 
 HEADINGS = (
-    "stage", "device", "layers", "forward", "backward", "memory", "limit", "sends", "from", "to",
+    "stage", "device", "layers", "forward", "backward", "memory", "limit", "used", "sends", "from",
+    "to",
 )  # fmt: skip
 
 
@@ -36,6 +37,7 @@ def _row(index: int, stage: Stage) -> tuple[str, ...]:
         format_time(stage.backward_time_s),
         format_bytes(stage.memory.total_bytes),
         "none" if limit is None else format_bytes(limit),
+        f"{stage.memory.total_bytes / limit:.0%}" if limit else "",
         format_bytes(stage.send_forward_bytes + stage.send_backward_bytes),
         stage.layer_names[0],
         stage.layer_names[-1],
@@ -52,18 +54,22 @@ def summary_lines(plan: Plan) -> list[str]:
     ]
     equal = plan.baseline("equal_layers")
     if equal is not None:
-        balance = list(equal.balance)
-        if equal.step_time_s is None:
-            lines.append(f"equal layer counts {balance} do not fit the devices' memory")
-        else:
-            gain = equal.step_time_s / plan.step_time_s - 1 if plan.step_time_s else 0.0
-            lines.append(
-                f"equal layer counts {balance}: {format_time(equal.step_time_s)}; "
-                f"this plan is {gain:.1%} faster"
-            )
+        lines.append(_gain(plan.step_time_s, list(equal.balance), equal.step_time_s))
     proof = plan.proof
     lines.append(
         f"proof: {proof.status}, {proof.objective} {format_time(proof.value)}, "
         f"lower bound {format_time(proof.lower_bound)} (gap {proof.gap:.2%})"
     )
     return lines
+
+
+def _gain(step_time_s: float, balance: list[int], equal_s: float | None) -> str:
+    """How the plan compares with equal layer counts."""
+    if equal_s is None:
+        return f"equal layer counts {balance} cannot be used: memory, or a cut that is not legal"
+    change = equal_s / step_time_s - 1 if step_time_s else 0.0
+    if abs(change) < 0.0005:
+        verdict = "this plan takes the same time"
+    else:
+        verdict = f"this plan is {abs(change):.1%} {'faster' if change > 0 else 'slower'}"
+    return f"equal layer counts {balance}: {format_time(equal_s)}; {verdict}"

@@ -1,0 +1,95 @@
+"""The balance is the best one there is, by trying all of them."""
+
+import math
+from fractions import Fraction
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stagewright.core.errors import InvalidInput
+from stagewright.planner.balance import balance
+
+COSTS = st.lists(
+    st.one_of(
+        st.integers(0, 5).map(float),
+        st.floats(0, 1e6, allow_subnormal=True),
+        st.sampled_from([0.1, 0.2, 0.3, 1e-300, 1e300]),
+    ),
+    min_size=1,
+    max_size=9,
+)
+
+
+def value(costs, counts):
+    """Largest part and sum of squares, in exact arithmetic."""
+    cuts = [0]
+    for count in counts:
+        cuts.append(cuts[-1] + count)
+    parts = [sum(map(Fraction, costs[first:last]), Fraction(0)) for first, last in pairwise(cuts)]
+    return max(parts), sum(part * part for part in parts)
+
+
+def every_balance(num_items, num_parts):
+    for inner in combinations(range(1, num_items), num_parts - 1):
+        yield [last - first for first, last in pairwise([0, *inner, num_items])]
+
+
+@settings(deadline=None, max_examples=300)
+@given(COSTS, st.data())
+def test_equals_the_best_of_all_balances(costs, data):
+    num_parts = data.draw(st.integers(1, len(costs)))
+    counts = balance(costs, num_parts)
+    assert len(counts) == num_parts
+    assert sum(counts) == len(costs)
+    assert min(counts) >= 1
+    assert value(costs, counts) == min(
+        value(costs, other) for other in every_balance(len(costs), num_parts)
+    )
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=40), st.data())
+def test_scaling_by_a_power_of_two_changes_nothing_and_runs_repeat(costs, data):
+    num_parts = data.draw(st.integers(1, len(costs)))
+    counts = balance(costs, num_parts)
+    assert counts == balance(costs, num_parts)
+    if all(cost == 0 or cost > 1e-290 for cost in costs):
+        assert counts == balance([cost * 4 for cost in costs], num_parts)
+
+
+def test_ties_go_to_the_smaller_sum_of_squares():
+    # The last item fixes the largest part at 10 whatever happens before it.
+    assert balance([1, 1, 1, 1, 10], 3) == [2, 2, 1]
+
+
+def test_decimal_costs_are_not_moved_by_rounding():
+    # As floats 0.1 + 0.2 + 0.3 depends on the order of addition; as exact numbers it does not.
+    assert balance([0.1] * 12, 4) == [3, 3, 3, 3]
+
+
+def test_more_parts_never_have_a_larger_largest_part():
+    costs = [math.sin(index) ** 2 for index in range(40)]
+    largest = [value(costs, balance(costs, parts))[0] for parts in range(1, 41)]
+    assert largest == sorted(largest, reverse=True)
+
+
+def test_a_long_chain_of_equal_items_is_cut_evenly():
+    assert balance([1.0] * 6400, 64) == [100] * 64
+
+
+@pytest.mark.parametrize(
+    ("costs", "num_parts", "said"),
+    [
+        ([], 1, "no layers"),
+        ([1.0, 2.0], 3, "2 layers into 3 parts"),
+        ([1.0, 2.0], 0, "0 parts"),
+        ([1.0, -0.5], 1, r"costs\[1\] is -0.5"),
+        ([math.nan], 1, r"costs\[0\] is nan"),
+        ([1.0, math.inf], 2, r"costs\[1\] is inf"),
+    ],
+)
+def test_what_cannot_be_balanced_is_refused(costs, num_parts, said):
+    with pytest.raises(InvalidInput, match=said):
+        balance(costs, num_parts)
