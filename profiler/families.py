@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch.nn import functional
 from ..core.errors import MeasurementError
 from ..core.families import GPT2Config, GPT2Spec, MLPConfig, MLPSpec, ModelSpec, ResNetSpec
 from ..core.sample import Sample, SampleTensor
+from ..core.tensors import TensorSpec
 from .resnet import ResNet
 from .unet import UNet
 
@@ -70,6 +71,31 @@ def make_tensor(spec: SampleTensor, generator: torch.Generator) -> Tensor:
     if spec.fill == "randint":
         return torch.randint(spec.low, spec.high, spec.shape, generator=generator).to(dtype)
     return torch.zeros(spec.shape, dtype=dtype)
+
+
+def training_batch(
+    spec: ModelSpec, inputs: Sequence[TensorSpec], num_microbatches: int, *, seed: int
+) -> tuple[dict[str, Tensor], Tensor]:
+    """A made-up batch of the given micro-batch shapes, and a target that fits the family's loss."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {
+        entry.name: (entry.shape[0] * num_microbatches, *entry.shape[1:]) for entry in inputs
+    }
+    if isinstance(spec, GPT2Spec):
+        batch = {
+            name: torch.randint(0, spec.config.vocab_size, shape, generator=generator)
+            for name, shape in shapes.items()
+        }
+        return batch, next(iter(batch.values()))
+    batch = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    first = next(iter(shapes.values()))
+    if isinstance(spec, MLPSpec):
+        classes, shape = spec.config.output_size, first[:-1]
+    elif isinstance(spec, ResNetSpec):
+        classes, shape = spec.config.num_classes, first[:1]
+    else:
+        classes, shape = spec.config.num_classes, (first[0], *first[2:])
+    return batch, torch.randint(0, classes, shape, generator=generator)
 
 
 def _mlp(config: MLPConfig) -> nn.Sequential:

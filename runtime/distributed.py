@@ -77,6 +77,7 @@ class DistributedPipeline:
             )
         self.rank = dist.get_rank(group)
         self.plan = plan
+        self._group = group
         self._watch = Watch(dist.distributed_c10d._get_default_store(), self.rank, ranks)
         self._pieces = cut_for_plan(model, plan, sample)
         self.module: nn.Module = self._pieces.stages[self.rank]
@@ -123,6 +124,31 @@ class DistributedPipeline:
             loss = self._engine.step(flat, target)
             self._sum_tied_gradients()
         return loss
+
+    def barrier(self) -> None:
+        """Wait until every rank is here.
+
+        Raises:
+            RankFailed: One never came; the message names it.
+        """
+        self._watch.doing = "a barrier"
+        with self._explained():
+            dist.barrier(self._group)
+
+    def share_results(self, loss: Tensor | None, elapsed_s: float) -> tuple[float, float]:
+        """The last rank's loss and the slowest rank's time, on every rank.
+
+        Raises:
+            RankFailed: A rank died; the message names it.
+        """
+        self._watch.doing = "sharing the loss"
+        last = self.plan.num_stages - 1
+        mean = loss if loss is not None else torch.zeros(())
+        figures = torch.tensor([float(mean), elapsed_s], dtype=torch.float64, device=self.device)
+        with self._explained():
+            dist.broadcast(figures[:1], group_src=last, group=self._group)
+            dist.all_reduce(figures[1:], op=dist.ReduceOp.MAX, group=self._group)
+        return float(figures[0]), float(figures[1])
 
     def train(self, mode: bool = True) -> None:
         """Switch this stage's mode; see `capture.segment.Segment.train`."""

@@ -1,0 +1,120 @@
+"""Start training processes on this machine and collect what they report."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from ..core.errors import InvalidInput, RankFailed, StagewrightError
+from ..core.plan import Plan
+
+WORKER = "stagewright.cli.train_worker"
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """Losses and times of each step.
+
+    Attributes:
+        losses: Mean loss of each step's batch.
+        step_times_s: Forward, backward and gradient synchronisation of each step.
+    """
+
+    losses: tuple[float, ...]
+    step_times_s: tuple[float, ...]
+
+    @property
+    def step_time_s(self) -> float:
+        """The median step."""
+        return median(self.step_times_s)
+
+
+def train(
+    plan: Plan, *, steps: int, whole: bool = False, seed: int = 0, timeout_s: float = 120.0
+) -> TrainingResult:
+    """Train a plan's model on made-up data: one process a stage, or the whole model in one.
+
+    Args:
+        plan: Must name a model family.
+        steps: Training steps.
+        whole: Train the unsplit model instead.
+        seed: Of the weights and the data; equal seeds make the two comparable.
+        timeout_s: How long a rank waits for another.
+
+    Raises:
+        InvalidInput: The plan names no family.
+        RankFailed: A process died; the message names its rank.
+    """
+    if plan.spec is None:
+        raise InvalidInput(
+            "this plan was not made from a model family, so the model cannot be built here; "
+            "run it from a script of yours, see examples/train.py"
+        )
+    with tempfile.TemporaryDirectory(prefix="stagewright-") as folder:
+        results = Path(folder)
+        path = results / "plan.json"
+        plan.write(path)
+        ranks = 0 if whole else plan.num_stages
+        launcher = (
+            ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+            if ranks
+            else []
+        )
+        options = [f"--steps={steps}", f"--seed={seed}", f"--timeout={timeout_s}"]
+        command = [
+            sys.executable, *launcher, "-m", WORKER, str(path), folder, *options,
+            *(["--whole"] if whole else []),
+        ]  # fmt: skip
+        code, talk = _run(command)
+        if code:
+            raise _failure(results, code, talk)
+        found = json.loads((results / "result.json").read_text(encoding="utf-8"))
+    return TrainingResult(tuple(found["losses"]), tuple(found["step_times_s"]))
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    with _own_group(command, environment) as process:
+        _, talk = process.communicate()
+    return process.returncode, talk
+
+
+@contextlib.contextmanager
+def _own_group(command: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A process and all it starts, none of which outlives the block."""
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _failure(results: Path, code: int, talk: str) -> StagewrightError:
+    """The ranks' own account of what happened, or the launcher's last words."""
+    accounts = [
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(results.glob("error.*.json"))
+    ]
+    if accounts:
+        lines = "\n  ".join(f"rank {entry['rank']}: {entry['message']}" for entry in accounts)
+        return RankFailed(f"training stopped:\n  {lines}")
+    last = "\n  ".join(talk.strip().splitlines()[-15:])
+    return RankFailed(f"training stopped with exit code {code}:\n  {last}")

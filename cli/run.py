@@ -1,0 +1,39 @@
+"""``stagewright run``: train a plan's model on this machine, a process a stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from .documents import read_document
+from .output import JsonFlag, emit, say, say_next, table
+
+
+def command(
+    plan: Annotated[Path, Argument(metavar="PLAN", help="A file written by 'stagewright plan'.")],
+    steps: Annotated[int, Option(min=1, help="Training steps.")] = 3,
+    compare: Annotated[
+        bool, Option("--compare", help="Train the unsplit model too and compare the losses.")
+    ] = False,
+    seed: Annotated[int, Option(min=0, help="Of the weights and the data.")] = 0,
+    timeout: Annotated[float, Option(min=1, help="Seconds a rank waits for another.")] = 120.0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train a plan's model on made-up data under torchrun, and compare with the prediction."""
+    from ..core.plan import Plan
+    from .comparison import Comparison
+    from .launch import train
+
+    document = read_document(plan, Plan)
+    say(f"training {document.num_stages} stages for {steps} steps", quiet=as_json)
+    split = train(document, steps=steps, seed=seed, timeout_s=timeout)
+    whole = None
+    if compare:
+        say("training the unsplit model for comparison", quiet=as_json)
+        whole = train(document, steps=steps, seed=seed, whole=True)
+    comparison = Comparison.of(document, split, whole)
+    emit(comparison.to_json() if as_json else table(comparison.rows()))
+    comparison.check()
+    say_next("examples/train.py shows the same in a script of your own", quiet=as_json)
