@@ -22,6 +22,8 @@ COMMANDS = (
     "plan",
     "show",
     "serve",
+    "run",
+    "demo",
 )
 """Each names a module of this folder whose function ``command`` is the command.
 

@@ -80,3 +80,16 @@ def table(rows: Sequence[Sequence[str]]) -> str:
     ]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
+
+
+def check_folder(path: Path) -> None:
+    """Make a folder for results, before the work that would fill it.
+
+    Raises:
+        InvalidInput: It cannot be made or written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"cannot make the folder {path}: {error.strerror or error}") from None
+    check_writable(path / "file")

@@ -1,0 +1,99 @@
+"""``stagewright demo``: two real models measured, planned, served and trained in pieces."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from .output import JsonFlag, check_folder, emit, say, say_next, table, write_file
+
+if TYPE_CHECKING:
+    from ..core.cluster import Cluster
+    from ..core.plan import Plan
+    from .comparison import Comparison
+    from .service import Service
+
+POST_TIMEOUT_S = 300.0
+
+
+def command(
+    models: Annotated[
+        str, Option(help="Which of gpt2 and resnet50, separated by commas.")
+    ] = "gpt2,resnet50",
+    steps: Annotated[int, Option(min=1, help="Training steps of each model.")] = 3,
+    output: Annotated[
+        Path, Option("--output", "-o", help="Folder for plans and pictures.")
+    ] = Path("demo-output"),
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure, plan, serve and train GPT-2 small and ResNet-50 on two processes.
+
+    Starts the service, posts each model as data, prints its plan, trains it on two processes
+    and once unsplit, and compares step times and losses.
+    """
+    from ..core.errors import InvalidInput
+    from ..profiler.links import measure_local_links
+    from .comparison import HEADINGS
+    from .demo_requests import MODELS, RANKS
+    from .service import running_service
+
+    chosen = [name.strip() for name in models.split(",")]
+    if unknown := [name for name in chosen if name not in MODELS]:
+        raise InvalidInput(f"unknown demo model {unknown[0]!r}; choose from {', '.join(MODELS)}")
+    check_folder(output)
+    started = time.monotonic()
+    say(f"measuring the link between {RANKS} processes of this machine", quiet=as_json)
+    cluster = measure_local_links(RANKS)
+    with tempfile.TemporaryDirectory() as folder:
+        with running_service(Path(folder) / "demo.db") as service:
+            say(f"the service listens on {service.url}", quiet=as_json)
+            plans = {
+                name: _plan(name, service, cluster, output, quiet=as_json) for name in chosen
+            }
+    found = [_train(plan, steps, quiet=as_json) for plan in plans.values()]
+    if as_json:
+        emit(json.dumps([entry.to_dict() for entry in found]))
+    else:
+        emit(table([HEADINGS, *(entry.row() for entry in found)]))
+    for entry in found:
+        entry.check()
+    say(
+        f"losses agree to 1e-5; {time.monotonic() - started:.0f} s in all; "
+        f"plans and pictures are in {output}/",
+        quiet=as_json,
+    )
+    say_next("stagewright profile --help, for a model of your own", quiet=as_json)
+
+
+def _plan(
+    name: str, service: Service, cluster: Cluster, output: Path, *, quiet: bool
+) -> Plan:
+    """Post one model, show its plan, and keep plan and picture."""
+    from ..core.plan import Plan
+    from ..formats.svg import timeline_svg
+    from ..planner.timeline import plan_timeline
+    from .demo_requests import plan_request
+
+    say(f"\n{name}: posting model and sample; the service measures and plans", quiet=quiet)
+    body: dict[str, Any] = plan_request(name, cluster.model_dump(mode="json"))
+    answer = service.post("/v1/plans", body, timeout_s=POST_TIMEOUT_S)
+    plan = Plan.model_validate(answer["plan"])
+    say(str(plan), quiet=quiet)
+    write_file(output / f"{name}.plan.json", plan.to_json(indent=2) + "\n")
+    write_file(output / f"{name}.svg", timeline_svg(plan, plan_timeline(plan)))
+    return plan
+
+
+def _train(plan: Plan, steps: int, *, quiet: bool) -> Comparison:
+    from .comparison import Comparison
+    from .launch import train
+
+    say(f"{plan.model}: {steps} steps on {plan.num_stages} processes", quiet=quiet)
+    split = train(plan, steps=steps)
+    say(f"{plan.model}: {steps} steps unsplit, for comparison", quiet=quiet)
+    return Comparison.of(plan, split, train(plan, steps=steps, whole=True))
