@@ -67,9 +67,10 @@ def _gain(step_time_s: float, balance: list[int], equal_s: float | None) -> str:
     """How the plan compares with equal layer counts."""
     if equal_s is None:
         return f"equal layer counts {balance} cannot be used: memory, or a cut that is not legal"
-    change = equal_s / step_time_s - 1 if step_time_s else 0.0
-    if abs(change) < 0.0005:
+    faster, slower = sorted((step_time_s, equal_s))
+    change = slower / faster - 1 if faster else 0.0
+    if change < 0.0005:
         verdict = "this plan takes the same time"
     else:
-        verdict = f"this plan is {abs(change):.1%} {'faster' if change > 0 else 'slower'}"
+        verdict = f"this plan is {change:.1%} {'faster' if step_time_s < equal_s else 'slower'}"
     return f"equal layer counts {balance}: {format_time(equal_s)}; {verdict}"

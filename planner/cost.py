@@ -136,6 +136,7 @@ def stage_costs(profile: Profile, cluster: Cluster, options: PlanOptions) -> Sta
         InvalidInput: Times or bytes too large to add up exactly enough.
     """
     _check_magnitude(profile, options)
+    _check_links(profile, cluster, options)
     parameters = parameters_of(profile)
     learned = [entry for entry in parameters if entry.kind == "parameter" and entry.trainable]
     state = OPTIMIZER_BYTES_PER_ELEMENT[options.optimizer]
@@ -283,8 +284,31 @@ def _check_magnitude(profile: Profile, options: PlanOptions) -> None:
             f"micro-batches; at most {LARGEST_TOTAL_BYTES} (8 PiB) are accepted"
         )
     total_s = sum(entry.forward.median_s + entry.backward.median_s for entry in profile.layers)
+    if profile.loss:
+        total_s += profile.loss.forward.median_s + profile.loss.backward.median_s
     if not total_s * options.num_microbatches < LARGEST_TOTAL_S:
         raise InvalidInput(
             f"the profile's times add up to {total_s} s; less than {LARGEST_TOTAL_S:g} s over all "
             "micro-batches is accepted"
         )
+
+
+def _check_links(profile: Profile, cluster: Cluster, options: PlanOptions) -> None:
+    """Refuse links so slow that times could become infinite."""
+    num_devices = len(cluster.devices)
+    for level in cluster.levels:
+        per_microbatch_s = sum(
+            level.transfer_time_s(gap.forward_bytes) + level.transfer_time_s(gap.backward_bytes)
+            for gap in profile.boundaries
+        )
+        tied_s = sum(
+            level.all_reduce_time_s(entry.size_bytes, num_devices)
+            for entry in profile.parameters
+            if len(entry.layers) > 1
+        )
+        total_s = per_microbatch_s * options.num_microbatches + tied_s
+        if not total_s < LARGEST_TOTAL_S:
+            raise InvalidInput(
+                f"link level {level.name!r} would take {total_s:g} s to send what the profile "
+                f"exchanges; less than {LARGEST_TOTAL_S:g} s is accepted"
+            )

@@ -1,0 +1,20 @@
+"""Quantities for people."""
+
+import pytest
+
+from stagewright.core.units import format_bytes, format_time
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 * 2**40, "3072.0 GiB")],
+)
+def test_bytes(size_bytes, text):
+    assert format_bytes(size_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("time_s", "text"), [(0, "0 us"), (1.5e-5, "15 us"), (0.0123, "12.3 ms"), (4321.0, "4321 s")]
+)
+def test_times(time_s, text):
+    assert format_time(time_s) == text

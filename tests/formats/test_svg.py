@@ -1,0 +1,75 @@
+"""The picture is well-formed, its widths are true, and names cannot break it."""
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from stagewright.core.cluster import Cluster
+from stagewright.core.graph import Parameter
+from stagewright.core.schedule import Work
+from stagewright.core.timeline import Timeline
+from stagewright.formats.svg import CHART_WIDTH, LABEL_WIDTH, MARGIN, timeline_svg
+from stagewright.planner.plan import plan
+from stagewright.planner.timeline import plan_timeline
+from tests.builders import chain_profile, random_profile
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def picture(made):
+    timeline = plan_timeline(made)
+    text = timeline_svg(made, timeline)
+    assert text == timeline_svg(made, timeline)
+    return timeline, ElementTree.fromstring(text), text
+
+
+def boxes(root, kind):
+    return [(float(rect.get("x")), float(rect.get("width"))) for rect in root.iter(f"{SVG}rect")
+            if rect.get("class") == kind and rect.get("height") == "26"]  # fmt: skip
+
+
+def test_one_box_an_action_with_its_true_place_and_width():
+    timeline, root, _ = picture(plan(random_profile(2, 9), Cluster.uniform(3)))
+    for kind, work in (("forward", Work.FORWARD), ("backward", Work.BACKWARD)):
+        events = [event for event in timeline.events if event.kind is work]
+        found = boxes(root, kind)
+        assert len(found) == len(events)
+        for (x, width), event in zip(found, events, strict=True):
+            scale = CHART_WIDTH / timeline.step_time_s
+            assert x == pytest.approx(MARGIN + LABEL_WIDTH + event.start_s * scale, abs=0.006)
+            assert width == pytest.approx((event.end_s - event.start_s) * scale, abs=0.006)
+
+
+def test_says_what_it_shows():
+    made = plan(chain_profile([1, 1]), Cluster.uniform(2), num_microbatches=2)
+    _, root, text = picture(made)
+    words = " ".join(element.text or "" for element in root.iter(f"{SVG}text"))
+    for said in ("Chain: 2 stages, 1f1b, 2 micro-batches", "step 9 s", "bubble 33.3%", "MEASURED",
+                 "device:1, 1 layer", "forward", "backward", "idle", "2 s"):  # fmt: skip
+        assert said in words
+    assert "prefers-color-scheme: dark" in text
+    assert root.find(f"{SVG}title") is not None
+
+
+def test_the_sum_over_tied_weights_is_drawn():
+    profile = chain_profile([1, 1])
+    tied = Parameter(names=("head", "embedding"), size_bytes=8, numel=2, layers=(0, 1))
+    profile = type(profile).model_validate({**dict(profile), "parameters": (tied,)})
+    made = plan(profile, Cluster.uniform(2, latency_s=1e-3))
+    assert made.tied_sync_time_s > 0
+    _, root, _ = picture(made)
+    assert len(boxes(root, "reduce")) == made.num_stages
+
+
+def test_names_from_a_model_are_text_and_nothing_else():
+    made = plan(chain_profile([1, 1]), Cluster.uniform(2))
+    hostile = made.model_copy(update={"model": "<script>alert(1)</script>&"})
+    _, root, text = picture(hostile)
+    assert "<script>" not in text
+    assert root.find(f".//{SVG}script") is None
+
+
+def test_a_step_of_no_length_is_drawn_empty():
+    made = plan(chain_profile([1, 1]), Cluster.uniform(2))
+    nothing = Timeline(source="simulated", num_ranks=2, step_time_s=0, bubble_fraction=0)
+    assert boxes(ElementTree.fromstring(timeline_svg(made, nothing)), "forward") == []

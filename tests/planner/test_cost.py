@@ -1,0 +1,139 @@
+"""Every entry of the cost tables, and the numbers they refuse."""
+
+import pytest
+
+from stagewright.core.cluster import Cluster
+from stagewright.core.errors import InvalidInput
+from stagewright.core.graph import Parameter
+from stagewright.core.plan import PlanOptions
+from stagewright.core.profile import LossProfile, SavedStorage, Timing
+from stagewright.planner.cost import parameters_of, stage_costs
+from tests.builders import boundary, chain_profile, random_profile
+
+OPTIONS = PlanOptions(num_microbatches=3, optimizer="adam")
+
+
+def changed(profile, **fields):
+    return type(profile).model_validate({**dict(profile), **fields})
+
+
+def costs_of(profile, options=OPTIONS, num_devices=4):
+    return stage_costs(profile, Cluster.uniform(num_devices, memory_bytes=100), options)
+
+
+@pytest.mark.parametrize("storages", [True, False])
+@pytest.mark.parametrize("seed", range(5))
+def test_every_interval_against_plain_sums(seed, storages):
+    profile = random_profile(seed, 7, ties=2, storages=storages)
+    costs = costs_of(profile)
+    last_layer = len(profile.layers)
+    for first in range(last_layer):
+        for last in range(first + 1, last_layer + 1):
+            inside = set(range(first, last))
+            entries = profile.layers[first:last]
+            loss = profile.loss if last == last_layer else None
+            held = [item for item in profile.parameters if inside & set(item.layers)]
+            learned = [item for item in held if item.kind == "parameter" and item.trainable]
+            saved = (
+                sum(item.size_bytes for item in profile.storages if inside & set(item.layers))
+                if storages
+                else sum(entry.saved_activation_bytes for entry in entries)
+            )
+            forward_s = sum(entry.forward.median_s for entry in entries)
+            assert costs.forward_s[first, last] == pytest.approx(
+                forward_s + (loss.forward.median_s if loss else 0), rel=1e-14
+            )
+            memory = costs.memory(first, last, 2)
+            assert memory.weights_bytes == sum(item.size_bytes for item in held)
+            assert memory.gradients_bytes == sum(item.size_bytes for item in learned)
+            assert memory.optimizer_bytes == sum(item.numel * 8 for item in learned)
+            assert memory.workspace_bytes == max(entry.workspace_bytes for entry in entries)
+            assert memory.activations_bytes == 2 * (
+                saved + (loss.saved_activation_bytes if loss else 0)
+            )
+            arriving = profile.boundaries[first - 1].forward_bytes if first else 0
+            returning = profile.boundaries[last - 1].backward_bytes if last < last_layer else 0
+            assert memory.receive_buffers_bytes == 3 * (arriving + returning)
+            assert costs.memory_bytes(2)[first, last] == memory.total_bytes
+
+
+def test_a_storage_kept_by_two_layers_counts_once():
+    profile = changed(
+        chain_profile([1, 1, 1]), storages=(SavedStorage(size_bytes=10, layers=(0, 2)),)
+    )
+    saved = costs_of(profile).saved_bytes
+    assert [saved[0, 1], saved[1, 2], saved[2, 3], saved[0, 3]] == [10, 0, 10, 10]
+
+
+def test_a_tied_weight_counts_once_a_stage_and_a_buffer_has_no_gradient():
+    profile = changed(
+        chain_profile([1, 1]),
+        parameters=(
+            Parameter(names=("head", "embedding"), size_bytes=40, numel=10, layers=(0, 1)),
+            Parameter(names=("mean",), size_bytes=4, numel=1, layers=(0,), kind="buffer"),
+            Parameter(names=("frozen",), size_bytes=8, numel=2, layers=(1,), trainable=False),
+        ),
+    )
+    memory = costs_of(profile).memory(0, 2, 1)
+    assert (memory.weights_bytes, memory.gradients_bytes, memory.optimizer_bytes) == (52, 40, 80)
+
+
+def test_a_profile_without_parameters_counts_its_layers_bytes_as_fp32_weights():
+    profile = changed(chain_profile([1, 1], parameter_bytes=8), parameters=())
+    memory = costs_of(profile).memory(0, 2, 1)
+    assert (memory.weights_bytes, memory.gradients_bytes, memory.optimizer_bytes) == (16, 16, 32)
+    assert [entry.layers for entry in parameters_of(profile)] == [(0,), (1,)]
+
+
+def test_a_small_layer_after_large_ones_keeps_all_its_digits():
+    costs = costs_of(chain_profile([1e9, 1e-9 / 3]))
+    assert costs.forward_s[1, 2] == 1e-9 / 3
+
+
+def test_the_loss_belongs_to_whatever_stage_comes_last():
+    loss = LossProfile(
+        forward=Timing(median_s=5), backward=Timing(median_s=7), saved_activation_bytes=9
+    )
+    costs = costs_of(changed(chain_profile([1, 1]), loss=loss))
+    assert (costs.forward_s[1, 2], costs.forward_s[0, 1]) == (6, 1)
+    assert (costs.backward_s[0, 2], costs.saved_bytes[1, 2]) == (11, 9)
+
+
+def test_tied_gradients_are_summed_over_the_stages_that_own_them():
+    tied = Parameter(names=("tied",), size_bytes=1200, numel=300, layers=(0, 2))
+    profile = changed(chain_profile([1, 1, 1, 1]), parameters=(tied,))
+    costs = costs_of(profile)
+    link = costs.cluster.link(0, 1)
+    assert costs.tied_sync_s((0, 3, 4)) == 0
+    assert costs.tied_sync_s((0, 1, 2, 4)) == link.all_reduce_time_s(1200, 2)
+    frozen = tied.model_copy(update={"trainable": False})
+    assert costs_of(changed(profile, parameters=(frozen,))).tied_sync_s((0, 1, 4)) == 0
+
+
+def test_sends_are_priced_by_the_link_between_the_two_devices():
+    profile = changed(
+        chain_profile([1, 1]), boundaries=(boundary(0, forward_bytes=100, backward_bytes=40),)
+    )
+    costs = costs_of(profile)
+    link = costs.cluster.link(0, 1)
+    times = costs.stage_times((0, 1, 2))
+    assert times.send_forward_s == [link.transfer_time_s(100)]
+    assert times.send_backward_s == [link.transfer_time_s(40)]
+
+
+def test_bytes_beyond_exact_sums_are_refused():
+    profile = chain_profile([1], saved_bytes=2**52)
+    with pytest.raises(InvalidInput, match="8 PiB"):
+        costs_of(profile)
+
+
+def test_times_beyond_reason_are_refused():
+    with pytest.raises(InvalidInput, match="times add up to"):
+        costs_of(chain_profile([1e300, 1e300]))
+
+
+def test_links_too_slow_to_count_are_refused():
+    profile = chain_profile([1, 1], forward_bytes=1000)
+    cluster = Cluster.uniform(2, bandwidth_bytes_per_s=1e-320)
+    with pytest.raises(InvalidInput, match="would take inf s to send"):
+        stage_costs(profile, cluster, OPTIONS)

@@ -1,0 +1,61 @@
+"""A split somebody chose is priced and checked like a planned one."""
+
+import pytest
+
+from stagewright.core.cluster import Cluster
+from stagewright.core.errors import Infeasible, InvalidInput
+from stagewright.core.plan import PlanOptions
+from stagewright.planner.from_balance import plan_from_balance
+from stagewright.planner.plan import plan
+from stagewright.planner.validate import validate
+from tests.builders import boundary, chain_profile, random_profile
+
+
+def test_a_planned_balance_gets_the_planned_numbers():
+    for seed in range(20):
+        profile, cluster = random_profile(seed, 8), Cluster.uniform(4)
+        made = plan(profile, cluster)
+        again = plan_from_balance(profile, cluster, None, made.balance)
+        validate(again, profile, cluster)
+        assert again.stages == made.stages
+        assert again.step_time_s == made.step_time_s
+        assert again.proof.lower_bound <= made.proof.lower_bound * (1 + 1e-12)
+
+
+def test_a_worse_balance_is_slower_and_says_so():
+    made = plan_from_balance(chain_profile([1, 1, 1, 9]), Cluster.uniform(2), None, [2, 2])
+    assert made.proof.status == "feasible"
+    assert made.proof.gap > 0
+    assert "takes the same time" in str(made)
+    made = plan_from_balance(chain_profile([1, 1, 1, 9]), Cluster.uniform(2), None, [1, 3])
+    assert "slower" in str(made)
+
+
+@pytest.mark.parametrize("balance", [[4, 4], [], [0, 3], [4, -1], [1, 1]])
+def test_a_balance_that_does_not_cover_the_layers_is_refused(balance):
+    with pytest.raises(InvalidInput, match="3 in all"):
+        plan_from_balance(chain_profile([1, 1, 1]), Cluster.uniform(2), None, balance)
+
+
+def test_an_illegal_cut_is_refused_with_its_reason():
+    profile = chain_profile([1, 1])
+    gaps = (boundary(0, legal=False),)
+    profile = type(profile).model_validate({**dict(profile), "boundaries": gaps})
+    with pytest.raises(InvalidInput, match=r"'layer.0' and 'layer.1': a test forbids it"):
+        plan_from_balance(profile, Cluster.uniform(2), None, [1, 1])
+
+
+def test_too_many_stages_and_too_little_memory_are_infeasible():
+    profile = chain_profile([1, 1], saved_bytes=100)
+    with pytest.raises(Infeasible, match="2 stages need 2 devices"):
+        plan_from_balance(profile, Cluster.uniform(1), None, [1, 1])
+    cluster = Cluster.uniform(2, memory_bytes=199)
+    with pytest.raises(Infeasible, match=r"stage 0 .* \(200 bytes\), .* \(199 bytes\)"):
+        plan_from_balance(profile, cluster, None, [1, 1])
+
+
+def test_the_balance_must_have_the_number_of_stages_asked_for():
+    with pytest.raises(InvalidInput, match="2 stages but the options ask for 1"):
+        plan_from_balance(
+            chain_profile([1, 1]), Cluster.uniform(2), PlanOptions(num_stages=1), [1, 1]
+        )
