@@ -11,7 +11,7 @@ from ..core.schedule import Work
 from ..core.timeline import Timeline, TimelineEvent
 from ..core.units import format_time
 
-LABEL_WIDTH, CHART_WIDTH, MARGIN = 190, 760, 16
+LABEL_WIDTH, CHART_WIDTH, MARGIN = 190, 760, 24
 TOP, ROW_HEIGHT, ROW_GAP, BOTTOM = 64, 26, 6, 36
 DIGIT_WIDTH = 7.0
 

@@ -11,8 +11,7 @@ from .simulate import StageTimes, simulate
 def plan_timeline(plan: Plan) -> Timeline:
     """When every action of the plan's step happens, by the plan's own numbers.
 
-    Raises:
-        InvalidInput: The plan's stages are replicated, which the simulator does not play yet.
+    Stages are taken one a rank; replicas are not played apart.
     """
     stages = plan.stages
     times = StageTimes(
