@@ -10,9 +10,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
+from starlette.exceptions import HTTPException as FrameworkError
 
 from ..core.document import Record
 from ..core.errors import (
@@ -61,8 +61,10 @@ class ProblemDocument(Record):
     errors: tuple[FieldError, ...] = ()
 
 
-class Problem(Exception):
+class Problem(HTTPException):
     """An error that already knows its HTTP status.
+
+    FastAPI lets its own ``HTTPException`` through where it takes any other for a broken body.
 
     Args:
         status: HTTP status code.
@@ -81,7 +83,7 @@ class Problem(Exception):
         errors: Sequence[FieldError] = (),
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(detail)
+        super().__init__(status, detail, dict(headers or {}))
         self.document = ProblemDocument(
             type=TYPE_PREFIX + kind,
             title=kind.replace("-", " ").capitalize(),
@@ -89,7 +91,6 @@ class Problem(Exception):
             detail=clip(detail, MAX_DETAIL_CHARACTERS),
             errors=tuple(errors),
         )
-        self.headers = dict(headers or {})
 
     def response(self) -> Response:
         """The problem as a response."""
@@ -105,7 +106,7 @@ def install_problems(app: FastAPI) -> None:
         return error.response()
 
     async def on_http_error(_: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
+        assert isinstance(error, FrameworkError)
         return from_http(error).response()
 
     async def on_invalid(_: Request, error: Exception) -> Response:
@@ -120,13 +121,13 @@ def install_problems(app: FastAPI) -> None:
         return internal_problem().response()
 
     app.add_exception_handler(Problem, on_problem)
-    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(FrameworkError, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(StagewrightError, on_ours)
     app.add_exception_handler(Exception, on_bug)
 
 
-def from_http(error: HTTPException) -> Problem:
+def from_http(error: FrameworkError) -> Problem:
     """An error of the framework's own: an unknown path, a method that is not allowed."""
     phrase = HTTPStatus(error.status_code).phrase
     return Problem(

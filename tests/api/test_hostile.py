@@ -30,7 +30,6 @@ def body_with(request: dict[str, Any], path: str, literal: str) -> bytes:
 
 
 MALFORMED = {
-    "empty": b"",
     "blank": b"  \n",
     "cut off": b'{"profile": ',
     "two values": b"{} {}",
@@ -53,7 +52,7 @@ MALFORMED = {
     "pickle": b"\x80\x04\x95\x0b\x00\x00\x00",
 }
 
-NOT_A_REQUEST = ["null", "true", "0", '"profile"', "[]", "[[]]", "{}", '{"profile": null}',
+NOT_A_REQUEST = ["", "null", "true", "0", '"profile"', "[]", "[[]]", "{}", '{"profile": null}',
                  '{"": 1}', '{"__class__": "Plan"}', '{"profile": [], "cluster": {}}']  # fmt: skip
 
 LITERALS = ["null", "true", "-1", "1e999", "-1e999", "1e-999", "9" * 4000, "-" + "9" * 4000,
@@ -113,7 +112,9 @@ def assert_refused(response, *statuses: int) -> None:
 @pytest.mark.parametrize("path", ["/v1/plans", "/v1/profiles"])
 @pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED.keys())
 def test_what_is_not_json_is_refused(post, path, content):
-    assert_refused(post(path, content), 400, 422)
+    response = post(path, content)
+    assert_refused(response, 400)
+    assert response.json()["type"].endswith(":malformed-json")
 
 
 @pytest.mark.parametrize("path", ["/v1/plans", "/v1/profiles"])
@@ -163,11 +164,12 @@ def test_the_largest_numbers_accepted_can_be_planned(post):
         assert response.status_code in (201, 422), response.text[:300]
 
 
+@pytest.mark.timeout(25)
 def test_many_layers_of_one_name_are_refused_quickly(post):
     """Cause: the search for the name given twice was quadratic, and blocked the event loop."""
     request = plan_request()["profile"]
     layer = {"forward": {"median_s": 1}, "backward": {"median_s": 1}}
-    names = [str(index) for index in range(30_000)]
+    names = [str(index) for index in range(60_000)]
     request["layers"] = [{"layer": {"name": name}, **layer} for name in [*names, names[-1]]]
     request["boundaries"] = [{"after": after} for after in range(len(names))]
     assert_refused(post("/v1/profiles", json.dumps(request).encode()), 422)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 
 import pytest
 
 from stagewright.api.examples import measure_example
 from stagewright.core.cluster import Cluster
+from stagewright.core.errors import Infeasible
 from stagewright.core.plan import Plan
 from stagewright.core.profile import Profile
 from stagewright.planner.plan import plan as make_plan
@@ -69,6 +71,18 @@ def test_that_nothing_fits_is_an_answer_and_is_kept(client, profile):
     assert client.get(created.headers["Location"]).json() == body
     (row,) = client.get("/v1/plans").json()["plans"]
     assert (row["id"], row["status"], row["step_time_s"]) == (body["id"], "infeasible", None)
+
+
+def test_an_infinite_need_is_written_as_none(client, profile, monkeypatch):
+    """JSON has no infinity."""
+
+    def refuse(*_):
+        raise Infeasible("no limit helps", constraint="memory", required=math.inf, available=1.0)
+
+    monkeypatch.setattr("stagewright.api.services.plan", refuse)
+    answer = client.post("/v1/plans", json={"profile": profile, "cluster": "2xcpu"}).json()
+    assert answer["infeasible"]["required"] is None
+    assert answer["infeasible"]["available"] == 1.0
 
 
 def test_a_profile_may_be_stored_first_and_named(client, profile):

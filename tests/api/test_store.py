@@ -180,7 +180,7 @@ class TestFile:
         store = SQLiteStore(tmp_path / "store.db")
         store.put_profile(a_profile)
         other = sqlite3.connect(tmp_path / "store.db")
-        other.execute("BEGIN IMMEDIATE")
+        other.execute("BEGIN EXCLUSIVE")
         other.execute("UPDATE profiles SET created_at = ''")
         assert store.profile(a_profile.content_id()).profile == a_profile
         other.rollback()
