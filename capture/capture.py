@@ -126,9 +126,7 @@ def trace(model: nn.Module, sample: Any, *, mode: Mode = "auto", check: bool = T
     return captured
 
 
-def _run_eagerly(
-    model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...]
-) -> list[Any]:
+def _run_eagerly(model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...]) -> list[Any]:
     """The model's own flat output; also a look at what autograd recorded."""
     args, kwargs = structure.unflatten(flat)
     with preserved(model):

@@ -106,7 +106,9 @@ def _buffer_spans(program: Program, layers: Layers) -> dict[str, tuple[int, int]
             if source.op == "get_attr" and str(source.target) in buffers:
                 touched.setdefault(str(source.target), set()).add(layer)
         changed |= {
-            str(source.target) for source in mutated_inputs(node, program) if source.op == "get_attr"
+            str(source.target)
+            for source in mutated_inputs(node, program)
+            if source.op == "get_attr"
         }
     return {name: (min(touched[name]), max(touched[name])) for name in sorted(changed)}
 

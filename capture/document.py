@@ -27,9 +27,7 @@ def graph_document(program: Program, layers: Layers, cuts: list[Cut]) -> Graph:
             for node in program.flat_outputs
             if isinstance(node, fx.Node) and isinstance(value_of(node), Tensor)
         ),
-        layers=tuple(
-            _layer(program, layers, index, parameters) for index in range(len(layers))
-        ),
+        layers=tuple(_layer(program, layers, index, parameters) for index in range(len(layers))),
         edges=tuple(_edges(program, layers)),
         boundaries=tuple(cut.boundary for cut in cuts),
         parameters=parameters,
@@ -131,7 +129,9 @@ def _operations(program: Program, layers: Layers) -> list[Operation]:
                     target=_target(node, program.model),
                     kind="module" if node.op == "call_module" else "function",
                     inputs=tuple(source.name for source in node.all_input_nodes),
-                    outputs=tuple(tensor_spec(node.name, item) for item in tensors_of(value_of(node))),
+                    outputs=tuple(
+                        tensor_spec(node.name, item) for item in tensors_of(value_of(node))
+                    ),
                     layer=layers.layer_of[node],
                 )
             )

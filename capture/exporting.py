@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import warnings
 from collections.abc import Sequence
@@ -12,14 +11,13 @@ from torch import Tensor, fx, nn
 
 from ..core.errors import CaptureError
 from .program import CALL, PATH, Program
+from .quiet import quiet_loggers
 from .sample import CallStructure
 
 _CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range")
 
 
-def export_program(
-    model: nn.Module, structure: CallStructure, flat: Sequence[Tensor]
-) -> Program:
+def export_program(model: nn.Module, structure: CallStructure, flat: Sequence[Tensor]) -> Program:
     """Export in the mode the model is in, at exactly this input shape.
 
     Raises:
@@ -27,7 +25,7 @@ def export_program(
     """
     args, kwargs = structure.unflatten(flat)
     try:
-        with warnings.catch_warnings(), _quiet("torch.export", "torch.fx"):
+        with warnings.catch_warnings(), quiet_loggers("torch"):
             warnings.simplefilter("ignore")
             exported = torch.export.export(model, args, kwargs, strict=False)
             module = exported.module(check_guards=False)
@@ -94,19 +92,3 @@ def _frames(error: BaseException) -> list[object]:
         frames.append(trace.tb_frame)
         trace = trace.tb_next
     return frames[::-1]
-
-
-class _quiet:  # noqa: N801
-    """Raise the level of chatty loggers for a while."""
-
-    def __init__(self, *names: str) -> None:
-        self._loggers = [logging.getLogger(name) for name in names]
-
-    def __enter__(self) -> None:
-        self._levels = [logger.level for logger in self._loggers]
-        for logger in self._loggers:
-            logger.setLevel(logging.CRITICAL)
-
-    def __exit__(self, *_: object) -> None:
-        for logger, level in zip(self._loggers, self._levels, strict=True):
-            logger.setLevel(level)

@@ -75,4 +75,4 @@ def relative_difference(found: Tensor, expected: Tensor) -> float:
     wide = torch.complex128 if expected.is_complex() else torch.float64
     reference = expected.detach().to(wide)
     difference = float((found.detach().to(wide) - reference).norm())
-    return difference / max(float(reference.norm()), torch.finfo(torch.float64).tiny**0.5)
+    return difference / max(float(reference.norm()), torch.finfo(torch.float64).tiny ** 0.5)

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from torch import fx, nn
 
 from .constants import constant_nodes
-from .program import CALL, Program, path_of, resolve
+from .program import (
+    CALL,
+    Program,
+    mutated_inputs,
+    path_of,
+    resolve,
+    storage_key,
+    tensors_of,
+    value_of,
+)
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -38,18 +47,21 @@ class Layers:
 
 
 def assign_layers(program: Program) -> Layers:
-    """Cut the graph into runs of blocks; glue between blocks joins the run that feeds it."""
+    """Cut the graph into runs of blocks; glue between blocks joins the run that feeds it.
+
+    An operation that works in place stays where it happens, and what reads its memory afterwards
+    stays behind it.
+    """
     constant = constant_nodes(program)
     nodes = [
-        node
-        for node in program.graph.nodes
-        if node.op.startswith("call_") and node not in constant
+        node for node in program.graph.nodes if node.op.startswith("call_") and node not in constant
     ]
     blocks = block_paths(program.model, nodes)
     layers = Layers(constant=constant)
     seen: Counter[str] = Counter()
     previous: tuple[str, str] | None = None
     waiting: list[fx.Node] = []
+    changed_in: dict[int, int] = {}  # storage -> last layer that changed it in place
     for node in nodes:
         block = _block_of(path_of(node), blocks)
         if block is not None:
@@ -61,12 +73,19 @@ def assign_layers(program: Program) -> Layers:
                 seen[block] += 1
                 previous = call
             layers.layer_of[node] = len(layers) - 1
-            continue
-        feeding = [layers.layer_of[source] for source in _sources(node) if source in layers.layer_of]
-        if feeding:
-            layers.layer_of[node] = max(feeding)
         else:
-            waiting.append(node)
+            feeding = [
+                layers.layer_of[source] for source in _sources(node) if source in layers.layer_of
+            ]
+            feeding += [changed_in[key] for key in _storages(node) if key in changed_in]
+            if feeding:
+                in_place = bool(mutated_inputs(node, program))
+                layers.layer_of[node] = len(layers) - 1 if in_place else max(feeding)
+            else:
+                waiting.append(node)
+        for changed in mutated_inputs(node, program):
+            for tensor in tensors_of(value_of(changed)):
+                changed_in[storage_key(tensor)] = layers.layer_of.get(node, 0)
     if not layers.names:
         layers.names.append(type(program.model).__name__)
         layers.paths.append("")
@@ -151,6 +170,15 @@ def _call_of(node: fx.Node, block: str) -> str:
 
 def _sources(node: fx.Node) -> list[fx.Node]:
     return [source for source in node.all_input_nodes if source.op.startswith("call_")]
+
+
+def _storages(node: fx.Node) -> list[int]:
+    """Storages a node reads."""
+    return [
+        storage_key(tensor)
+        for source in node.all_input_nodes
+        for tensor in tensors_of(value_of(source))
+    ]
 
 
 def _order_mutations(program: Program, layers: Layers) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from itertools import groupby
 
+import torch
 from torch import Tensor, fx, nn
 from torch.nn import modules
 
-from .program import CALL, VALUE, Program, path_of, resolve
+from .program import CALL, VALUE, Program, mutated_inputs, path_of, resolve
 
 ONE_TENSOR_FAMILIES = tuple(
     family.__name__
@@ -46,6 +47,7 @@ OTHER_SIGNATURES = (
 
 def restore_leaves(program: Program) -> None:
     """Replace each run of operations of one leaf call by a call of that leaf."""
+    _read_state_directly(program)
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
     for call, group in groupby(nodes, key=lambda node: node.meta.get(CALL)):
         run = list(group)
@@ -53,6 +55,18 @@ def restore_leaves(program: Program) -> None:
             _replace(program, run)
     program.graph.eliminate_dead_code(is_impure_node=lambda node: _keeps(node, program))
     program.graph.lint()
+
+
+def _read_state_directly(program: Program) -> None:
+    """An update in place returns the very tensor it updates: let later reads name that tensor.
+
+    Export chains such reads through the update, which would tie two calls of one module together.
+    """
+    for node in program.graph.nodes:
+        changed = mutated_inputs(node, program)
+        if node.op == "call_function" and len(changed) == 1 and changed[0].op == "get_attr":
+            if node.target is not torch.ops.aten.batch_norm.default:
+                node.replace_all_uses_with(changed[0])
 
 
 def _keeps(node: fx.Node, program: Program) -> bool:

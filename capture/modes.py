@@ -72,7 +72,10 @@ def _attention(program: Program, node: fx.Node) -> None:
     if not dropout_p:
         return
     module = AttentionDropout(
-        dropout_p, argument(node, "is_causal"), argument(node, "scale"), argument(node, "enable_gqa")
+        dropout_p,
+        argument(node, "is_causal"),
+        argument(node, "scale"),
+        argument(node, "enable_gqa"),
     )
     tensors = tuple(argument(node, name) for name in ("query", "key", "value", "attn_mask"))
     _insert(program, node, module, tensors)
@@ -94,6 +97,7 @@ def _reads_mode(node: fx.Node) -> bool:
     if schema is None:
         return False
     return any(
-        declared.name in ("train", "training", "use_input_stats") and bool(argument(node, declared.name))
+        declared.name in ("train", "training", "use_input_stats")
+        and bool(argument(node, declared.name))
         for declared in schema.arguments
     )

@@ -78,11 +78,7 @@ def make_segment(
         enter: Applied to every input, if given.
         leave: Applied to every output, if given.
     """
-    wanted = [
-        node
-        for node in program.graph.nodes
-        if first <= layers.layer_of.get(node, -1) < last
-    ]
+    wanted = [node for node in program.graph.nodes if first <= layers.layer_of.get(node, -1) < last]
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for position, node in enumerate(inputs):

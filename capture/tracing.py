@@ -14,7 +14,9 @@ from torch.utils import _pytree as pytree
 
 from ..core.errors import CaptureError
 from .program import CALL, PATH, VALUE, Program, path_of
+from .quiet import quiet_loggers
 from .sample import CallStructure
+from .state import preserved
 
 
 def sequential_program(
@@ -30,9 +32,7 @@ def sequential_program(
     return _finish(model, graph, structure, flat, "sequential")
 
 
-def traced_program(
-    model: nn.Module, structure: CallStructure, flat: Sequence[Tensor]
-) -> Program:
+def traced_program(model: nn.Module, structure: CallStructure, flat: Sequence[Tensor]) -> Program:
     """Symbolic tracing with ``torch.nn`` modules as leaves.
 
     Raises:
@@ -40,9 +40,7 @@ def traced_program(
     """
     tracer = _Tracer()
     given = set(structure.names)
-    defaults = {
-        name: None for name in tracer.optional_inputs(model) if name not in given
-    }
+    defaults = {name: None for name in tracer.optional_inputs(model) if name not in given}
     try:
         graph = tracer.trace(model, concrete_args=defaults or None)
     except Exception as error:
@@ -140,22 +138,32 @@ def _flat_nodes(graph: fx.Graph, output: fx.Node, result: Any, count: int) -> li
 def _propagate(
     model: nn.Module, graph: fx.Graph, inputs: dict[fx.Node, Tensor]
 ) -> dict[fx.Node, Any]:
-    """Run the graph on fake tensors: shapes, dtypes and aliasing without arithmetic."""
-    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-    values: dict[fx.Node, Any] = {}
+    """Find every node's shape, dtype and aliasing: on fake tensors, or else by really running.
+
+    A module whose Python looks at its data has no answer on fake tensors.
+    """
     module = fx.GraphModule(model, graph)
-    interpreter = _Recorder(module, values)
-    with warnings.catch_warnings():
+    order = [node for node in graph.nodes if node.op == "placeholder"]
+    given = [inputs[node] for node in order]
+    values: dict[fx.Node, Any] = {}
+    with warnings.catch_warnings(), quiet_loggers("torch"), torch.no_grad():
         warnings.simplefilter("ignore")
+        fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
         try:
-            fakes = [fake_mode.from_tensor(tensor) for tensor in inputs.values()]
-            with fake_mode, torch.no_grad(), _fake_state(module, fake_mode):
-                interpreter.run(*fakes)
-        except Exception as error:
-            name = interpreter.current
-            raise CaptureError(
-                f"{type(error).__name__} in {name!r}: {str(error).splitlines()[0]}", module=name
-            ) from error
+            fakes = [fake_mode.from_tensor(tensor) for tensor in given]
+            with fake_mode, _fake_state(module, fake_mode):
+                _Recorder(module, values).run(*fakes)
+        except Exception:  # noqa: BLE001 - whatever it is, the real run shows it or does not
+            values.clear()
+            recorder = _Recorder(module, values)
+            try:
+                with preserved(model):
+                    recorder.run(*given)
+            except Exception as error:
+                raise CaptureError(
+                    f"{type(error).__name__} in {recorder.current!r}: {str(error).splitlines()[0]}",
+                    module=recorder.current,
+                ) from error
     # GraphModule copies the graph's nodes one to one, so names identify them.
     by_name = {node.name: value for node, value in values.items()}
     return {node: by_name[node.name] for node in graph.nodes if node.name in by_name}
@@ -175,7 +183,7 @@ class _Recorder(fx.Interpreter):
         return value
 
 
-class _fake_state:  # noqa: N801
+class _fake_state:
     """Stand fake tensors in for a module's parameters and buffers for a while."""
 
     def __init__(self, module: nn.Module, fake_mode: FakeTensorMode) -> None:

@@ -13,7 +13,15 @@ from .launch import TrainingResult
 LOSS_TOLERANCE = 1e-5
 """Relative; single precision sums in another order."""
 
-HEADINGS = ("model", "stages", "predicted step", "measured step", "error", "loss split", "loss whole")
+HEADINGS = (
+    "model",
+    "stages",
+    "predicted step",
+    "measured step",
+    "error",
+    "loss split",
+    "loss whole",
+)
 
 
 @dataclass(frozen=True)

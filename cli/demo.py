@@ -26,9 +26,9 @@ def command(
         str, Option(help="Which of gpt2 and resnet50, separated by commas.")
     ] = "gpt2,resnet50",
     steps: Annotated[int, Option(min=1, help="Training steps of each model.")] = 3,
-    output: Annotated[
-        Path, Option("--output", "-o", help="Folder for plans and pictures.")
-    ] = Path("demo-output"),
+    output: Annotated[Path, Option("--output", "-o", help="Folder for plans and pictures.")] = Path(
+        "demo-output"
+    ),
     as_json: JsonFlag = False,
 ) -> None:
     """Measure, plan, serve and train GPT-2 small and ResNet-50 on two processes.
@@ -52,9 +52,7 @@ def command(
     with tempfile.TemporaryDirectory() as folder:
         with running_service(Path(folder) / "demo.db") as service:
             say(f"the service listens on {service.url}", quiet=as_json)
-            plans = {
-                name: _plan(name, service, cluster, output, quiet=as_json) for name in chosen
-            }
+            plans = {name: _plan(name, service, cluster, output, quiet=as_json) for name in chosen}
     found = [_train(plan, steps, quiet=as_json) for plan in plans.values()]
     if as_json:
         emit(json.dumps([entry.to_dict() for entry in found]))
@@ -70,9 +68,7 @@ def command(
     say_next("stagewright profile --help, for a model of your own", quiet=as_json)
 
 
-def _plan(
-    name: str, service: Service, cluster: Cluster, output: Path, *, quiet: bool
-) -> Plan:
+def _plan(name: str, service: Service, cluster: Cluster, output: Path, *, quiet: bool) -> Plan:
     """Post one model, show its plan, and keep plan and picture."""
     from ..core.plan import Plan
     from ..formats.svg import timeline_svg

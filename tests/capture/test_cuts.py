@@ -1,0 +1,59 @@
+"""Where a cut is legal, and why not."""
+
+import torch
+from torch import nn
+
+from stagewright.capture.capture import capture
+
+
+def reasons(model, sample):
+    return [boundary.reason for boundary in capture(model, sample).boundaries]
+
+
+def test_plain_chains_can_be_cut_anywhere():
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 3))
+    assert reasons(model, torch.randn(2, 3)) == ["", ""]
+
+
+def test_a_boundary_must_consist_of_tensors():
+    class Pair(nn.Module):
+        def forward(self, x):
+            return x, x + 1
+
+    class Join(nn.Module):
+        def forward(self, pair):
+            return pair[0] * pair[1]
+
+    (reason,) = reasons(nn.Sequential(Pair(), Join()), torch.randn(2, 3))
+    assert "only tensors can be sent" in reason
+
+
+def test_views_changed_in_place_behind_a_cut_are_not_separated():
+    class Aliased(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.third = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = self.first(x) * 1
+            view = y.view(-1)
+            z = self.second(y)
+            view.add_(1)  # y changes with it
+            return self.third(z) + y
+
+    found = reasons(Aliased(), torch.randn(2, 4))
+    assert "changed in place later" in found[0]
+
+
+def test_a_batch_norm_called_twice_stays_in_one_stage():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.fc = nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.norm(self.fc(self.norm(x)))
+
+    found = reasons(Twice(), torch.randn(3, 4))
+    assert len(found) == 2
+    assert all("is updated on both sides" in reason for reason in found)

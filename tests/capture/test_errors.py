@@ -1,0 +1,86 @@
+"""A model that cannot be captured says which module, which operation, and what to do."""
+
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from stagewright.capture.capture import trace
+from stagewright.core.errors import CaptureError, InvalidInput
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.fc(x) if x.sum() > 0 else x
+
+
+def test_a_branch_on_data_is_refused_by_name():
+    with pytest.raises(CaptureError, match="Ways out") as caught:
+        trace(nn.ModuleDict({"inner": Branching()})["inner"], torch.randn(2, 3))
+    assert caught.value.module == "Branching"
+    assert "forward" in str(caught.value.operation)
+
+
+def test_the_way_out_works():
+    """Children of an nn.Sequential are called whole, so their branches do not matter."""
+    model = nn.Sequential(nn.Linear(3, 3), Branching())
+    x = torch.ones(2, 3)
+    captured = trace(model, x)
+    torch.testing.assert_close(captured.segment(0, 2)(x)[0], model(x))
+
+
+class _Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+def test_a_straight_through_function_is_not_captured_wrongly():
+    class Quantised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return _Rounded.apply(self.fc(x))
+
+    with pytest.raises(CaptureError, match="_Rounded") as caught:
+        trace(Quantised(), torch.randn(2, 3))
+    assert caught.value.operation == "_Rounded"
+
+
+def test_python_randomness_is_noticed():
+    class Lucky(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.count = nn.Linear(3, 3), 0
+
+        def forward(self, x):
+            self.count += 1  # not part of any state that can be restored
+            return self.fc(x) * self.count * random.uniform(1, 2)
+
+    with pytest.raises(CaptureError, match="escapes the tracer"):
+        trace(Lucky(), torch.randn(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        ("text", "a sample is"),
+        ((), "empty"),
+        ({"y": torch.ones(2, 3)}, "does not take this sample"),
+        (torch.ones(2, 5), "itself fails on this sample"),
+    ],
+)
+def test_a_sample_that_does_not_fit_is_an_input_error(sample, words):
+    with pytest.raises(InvalidInput, match=words):
+        trace(Branching(), sample)

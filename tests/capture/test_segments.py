@@ -1,0 +1,124 @@
+"""Any interval of layers runs alone, with the model's own parameters under their own names."""
+
+import pytest
+import torch
+from torch import nn
+
+from stagewright.capture.capture import trace
+from stagewright.core.errors import PlanMismatch
+from tests.torch_models import call, make_case
+
+NAMES = ["mlp", "resnet", "unet", "gpt2"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_one_after_the_other_are_the_model(name):
+    case = make_case(name)
+    captured = trace(case.model, case.sample)
+    flat = tuple(case.sample.values()) if isinstance(case.sample, dict) else case.sample
+    values = flat
+    with torch.no_grad():
+        for layer in range(len(captured.layers)):
+            values = captured.segment(layer, layer + 1)(*values)
+        output = captured.unflatten_output(values)
+        expected = call(case.model, case.sample)
+    found = output.logits if name == "gpt2" else output
+    wanted = expected.logits if name == "gpt2" else expected
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_segments_hold_the_models_own_parameters(name):
+    case = make_case(name)
+    captured = trace(case.model, case.sample)
+    theirs = dict(case.model.named_parameters(remove_duplicate=False))
+    held = {}
+    for layer in range(len(captured.layers)):
+        held |= dict(captured.segment(layer, layer + 1).named_parameters())
+    assert set(held) == set(theirs)
+    assert all(held[key] is theirs[key] for key in held)
+
+
+def test_buffers_stay_persistent_or_not():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("kept", torch.ones(3))
+            self.register_buffer("passing", torch.ones(3), persistent=False)
+            self.plain = torch.full((3,), 2.0)
+
+        def forward(self, x):
+            return x * self.kept + self.passing * self.plain
+
+    model = Scaled()
+    segment = trace(model, torch.randn(2, 3)).segment(0, 1)
+    assert list(segment.state_dict()) == ["kept"]
+    assert {name for name, _ in segment.named_buffers()} == {"kept", "passing"}
+    assert (
+        segment.to(torch.float64)(torch.ones(1, 3, dtype=torch.float64))[0].dtype == torch.float64
+    )
+
+
+class Attentive(nn.Module):
+    """Dropout as a module, as a function, and inside attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        h = nn.functional.dropout(self.drop(self.fc(x)), 0.5, self.training)
+        return nn.functional.scaled_dot_product_attention(
+            h, h, h, dropout_p=0.5 if self.training else 0.0
+        )
+
+
+def test_dropout_follows_the_mode():
+    torch.manual_seed(0)
+    model = Attentive()
+    x = torch.randn(2, 5, 8)
+    segment = trace(model, x).segment(0, 2)
+    assert not torch.equal(segment(x)[0], segment(x)[0])
+    segment.eval()
+    model.eval()
+    torch.testing.assert_close(segment(x)[0], model(x))
+
+
+def test_what_cannot_follow_the_mode_says_so():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(4, 4, 2, dropout=0.5)
+
+        def forward(self, x):
+            return self.lstm(x)[0]
+
+    captured = trace(Recurrent(), torch.randn(3, 2, 4))
+    segment = captured.segment(0, len(captured.layers))
+    with pytest.raises(PlanMismatch, match=r"aten\.lstm"):
+        segment.eval()
+    assert any("lstm" in note for note in captured.graph.notes)
+
+
+def test_a_causal_mask_becomes_the_fast_path_and_others_stay():
+    class Masked(nn.Module):
+        def __init__(self, mask):
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+            self.blocked = mask
+
+        def forward(self, x):
+            h = self.fc(x)
+            mask = torch.arange(5)[:, None] >= torch.arange(5)[None] - self.blocked
+            return nn.functional.scaled_dot_product_attention(h, h, h, attn_mask=mask)
+
+    def causal_flags(shift):
+        captured = trace(Masked(shift), torch.randn(2, 5, 8))
+        attention = torch.ops.aten.scaled_dot_product_attention.default
+        return [
+            n.kwargs.get("is_causal") for n in captured.program.graph.nodes if n.target is attention
+        ]
+
+    assert causal_flags(0) == [True]
+    assert causal_flags(1) == [None]
