@@ -50,7 +50,7 @@ class ServiceStopping(StagewrightError):
 
 
 class MeasuringFailed(StagewrightError):
-    """The child broke its contract: a bug of ours, not of the request."""
+    """The child succeeded, but its profile cannot be read: a bug of ours, not of the request."""
 
 
 class Measurer:
@@ -151,7 +151,10 @@ def _outcome(returncode: int | None, output: bytes, talk: bytes) -> Profile:
             "most likely needs more memory than the server has: measure a smaller one, "
             "or a smaller micro-batch"
         )
-    raise MeasuringFailed(f"the measuring child ended with status {returncode}")
+    raise MeasurementError(
+        "the model failed while it was built or measured, for a reason the measuring process did "
+        "not foresee; the server's log has the details, and `stagewright profile` shows them"
+    )
 
 
 def _reported_error(line: str) -> StagewrightError | None:

@@ -220,7 +220,8 @@ def failing_child(error: str) -> str:
         (failing_child("InvalidInput"), 422, "invalid-input", "blocks.3 failed"),
         (failing_child("CaptureError"), 422, "capture-failed", "blocks.3 failed"),
         (failing_child("MeasurementError"), 422, "measurement-failed", "blocks.3 failed"),
-        (failing_child("ZeroDivisionError"), 500, "internal-error", "log"),
+        (failing_child("ZeroDivisionError"), 422, "measurement-failed", "log"),
+        ("pass", 500, "internal-error", "log"),
         ("import time; time.sleep(60)", 504, "deadline-exceeded", "post the profile"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -55,12 +56,14 @@ class Running:
             with error:
                 return error.code, json.load(error)
 
+    def talk(self) -> str:
+        return Path(self.stderr.name).read_text()
+
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
         """Exit status, what was left on stdout, and all of stderr."""
         self.process.send_signal(number)
         rest, _ = self.process.communicate(timeout=20)
-        self.stderr.seek(0)
-        return self.process.returncode, rest, self.stderr.read()
+        return self.process.returncode, rest, self.talk()
 
 
 @pytest.fixture
@@ -100,6 +103,22 @@ def test_it_plans_a_posted_profile_keeps_it_and_ends_cleanly(start, profile, tmp
     assert code == 0, talk
     assert "Traceback" not in talk
     assert (tmp_path / "stagewright.db").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+def test_the_command_it_prints_works_as_printed(start):
+    running = start(*MODULE, "--port", "0")
+    wait_for(lambda: "/v1/plans\n" in running.talk())
+    command = running.talk().partition("small model\n")[2].partition("/v1/plans\n")
+    done = subprocess.run(
+        "".join(command[:2]).replace("curl ", "curl --silent "),
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["status"] == "planned", done.stdout
 
 
 def test_a_signal_ends_a_measurement_in_progress(start, tmp_path):
@@ -151,10 +170,8 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
 def test_what_it_refuses_is_one_line_and_exit_status_2(start, arguments, words):
     running = start(*MODULE, "--port", "0", *arguments)
     assert running.process.wait(timeout=20) == 2
-    running.stderr.seek(0)
-    talk = running.stderr.read()
-    assert words in talk
-    assert talk.count("\n") == 1
+    assert words in running.talk()
+    assert running.talk().count("\n") == 1
 
 
 def test_an_address_in_use_is_refused(start, tmp_path):
