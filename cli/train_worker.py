@@ -42,17 +42,19 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=120.0)
     parser.add_argument("--whole", action="store_true")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, _stop_when_told)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     keep_freed_memory()
     rank = 0 if given.whole else int(os.environ["RANK"])
     try:
         plan = Plan.read(given.plan)
-        steps = list(
+        steps = []
+        for step in (
             train_whole(plan, given.steps, given.seed)
             if given.whole
             else train_split(plan, given.steps, given.seed, given.timeout)
-        )
+        ):
+            steps.append(step)
+            (given.results / f"training.{rank}").touch()
     except StagewrightError as error:
         report = {"rank": rank, "error": type(error).__name__, "message": str(error)}
         (given.results / f"error.{rank}.json").write_text(json.dumps(report), encoding="utf-8")
@@ -71,6 +73,7 @@ def train_split(plan: Plan, num_steps: int, seed: int, timeout_s: float) -> Iter
     init_process_group(backend="gloo", timeout_s=timeout_s)
     model, loss_fn = _seeded_model(plan, seed)
     pipeline = DistributedPipeline(model, plan, loss_fn=loss_fn)
+    _stop_when_told(pipeline)
     optimizer = torch.optim.SGD(pipeline.module.parameters(), lr=LEARNING_RATE)
     for step in range(num_steps):
         inputs, target = _batch(plan, seed, step)
@@ -120,9 +123,14 @@ def _batch(plan: Plan, seed: int, step: int) -> tuple[list[Tensor], Tensor]:
     return list(inputs.values()), target
 
 
-def _stop_when_told(*_: object) -> None:
-    """The launcher stops everyone when one rank ends; first say who that was."""
-    raise RuntimeError("connection: told to stop, because another rank ended")
+def _stop_when_told(pipeline: DistributedPipeline) -> None:
+    """When one rank ends, the launcher stops the others; let them first say who that was."""
+
+    def told(*_: object) -> None:
+        if not pipeline.diagnosing:
+            raise RuntimeError("connection: told to stop, because another rank ended")
+
+    signal.signal(signal.SIGTERM, told)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Train a planned model under torchrun, in plain PyTorch.
 
-    stagewright plan profile.json --devices 2xcpu -o plan.json
-    torchrun --nproc-per-node 2 examples/train.py plan.json
+stagewright plan profile.json --devices 2xcpu -o plan.json
+torchrun --nproc-per-node 2 examples/train.py plan.json
 """
 
 import sys

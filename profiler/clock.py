@@ -28,9 +28,7 @@ class Clock:
         event.record()
         return event
 
-    def seconds(
-        self, start: torch.cuda.Event | float, end: torch.cuda.Event | float
-    ) -> float:
+    def seconds(self, start: torch.cuda.Event | float, end: torch.cuda.Event | float) -> float:
         """Time between two marks, waiting for the device to have reached the second."""
         if isinstance(start, float) or isinstance(end, float):
             assert isinstance(start, float)

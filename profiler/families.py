@@ -56,9 +56,7 @@ def make_sample(
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     """The tensors a `Sample` describes: inputs by name, and the target if it has one."""
     generator = torch.Generator().manual_seed(sample.seed)
-    inputs = {
-        name: make_tensor(spec, generator).to(device) for name, spec in sample.inputs.items()
-    }
+    inputs = {name: make_tensor(spec, generator).to(device) for name, spec in sample.inputs.items()}
     target = make_tensor(sample.target, generator).to(device) if sample.target else None
     return inputs, target
 
@@ -78,9 +76,7 @@ def training_batch(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """A made-up batch of the given micro-batch shapes, and a target that fits the family's loss."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = {
-        entry.name: (entry.shape[0] * num_microbatches, *entry.shape[1:]) for entry in inputs
-    }
+    shapes = {entry.name: (entry.shape[0] * num_microbatches, *entry.shape[1:]) for entry in inputs}
     if isinstance(spec, GPT2Spec):
         batch = {
             name: torch.randint(0, spec.config.vocab_size, shape, generator=generator)

@@ -77,9 +77,7 @@ def layer_runs(captured: Captured) -> list[LayerRun]:
                 function=segment,
                 reads=reads,
                 writes=writes,
-                needs_grad=[
-                    node in differentiable and _is_floating(node) for node in reads
-                ],
+                needs_grad=[node in differentiable and _is_floating(node) for node in reads],
                 in_place=captured.mutates_inputs(index, index + 1),
                 parameters=[p for p in segment.parameters() if p.requires_grad],
             )

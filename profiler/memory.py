@@ -88,9 +88,7 @@ class PeakMemory(TorchDispatchMode):
 
     def live_bytes(self) -> int:
         """Bytes created inside and still alive."""
-        self._live = {
-            key: entry for key, entry in self._live.items() if not entry[0].expired()
-        }
+        self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
         return sum(size for _, size in self._live.values())
 
     def restart_peak(self) -> int:

@@ -132,9 +132,7 @@ def _device(model: nn.Module) -> Any:
     return default_device(model)
 
 
-def _adopt_unused(
-    captured: Captured, stages: tuple[Segment, ...], stage_of: list[int]
-) -> None:
+def _adopt_unused(captured: Captured, stages: tuple[Segment, ...], stage_of: list[int]) -> None:
     """Parameters and buffers no layer reads go to the stage of their nearest relative."""
     records = captured.graph.parameters
     owners = {
@@ -145,14 +143,10 @@ def _adopt_unused(
     }
     for record in records:
         missing = [
-            name
-            for name in record.names
-            if not any(_holds(stage, name) for stage in stages)
+            name for name in record.names if not any(_holds(stage, name) for stage in stages)
         ]
         for name in missing:
-            home = (
-                stage_of[record.layers[0]] if record.layers else _nearest(name, owners)
-            )
+            home = stage_of[record.layers[0]] if record.layers else _nearest(name, owners)
             adopt(stages[home], captured.program.model, [name])
 
 
@@ -178,9 +172,7 @@ def _nearest(name: str, owners: dict[str, int]) -> int:
     return owners[best] if best is not None and shared(best) else 0
 
 
-def _tied_groups(
-    parameters: tuple[Parameter, ...], stage_of: list[int]
-) -> tuple[TiedGroup, ...]:
+def _tied_groups(parameters: tuple[Parameter, ...], stage_of: list[int]) -> tuple[TiedGroup, ...]:
     groups = []
     for record in parameters:
         stages = tuple(sorted({stage_of[layer] for layer in record.layers}))

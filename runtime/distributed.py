@@ -78,6 +78,8 @@ class DistributedPipeline:
         self.rank = dist.get_rank(group)
         self.plan = plan
         self._group = group
+        self.diagnosing = False
+        """Whether it is finding out which rank failed; a signal handler should let it finish."""
         self._watch = Watch(dist.distributed_c10d._get_default_store(), self.rank, ranks)
         self._pieces = cut_for_plan(model, plan, sample)
         self.module: nn.Module = self._pieces.stages[self.rank]
@@ -120,9 +122,10 @@ class DistributedPipeline:
             self._check_batch(flat)
         if self.rank == self.plan.num_stages - 1 and target is None:
             raise InvalidInput("the last stage takes the loss and needs target=")
+        earlier = self._set_tied_gradients_aside()
         with self._explained():
             loss = self._engine.step(flat, target)
-            self._sum_tied_gradients()
+            self._sum_tied_gradients(earlier)
         return loss
 
     def barrier(self) -> None:
@@ -174,19 +177,33 @@ class DistributedPipeline:
 
     def _agree_on_tied_weights(self) -> None:
         """Every holder of a tied weight starts from its first stage's values."""
-        for tied, group in self._tied:
-            if self.rank in tied.stages:
-                with torch.no_grad():
-                    dist.broadcast(self._weight(tied), group_src=0, group=group)
+        for _, group, weight in self._my_tied():
+            with torch.no_grad():
+                dist.broadcast(weight, group_src=0, group=group)
 
-    def _sum_tied_gradients(self) -> None:
-        for tied, group in self._tied:
-            if self.rank in tied.stages:
-                weight = self._weight(tied)
-                if weight.grad is None:
-                    weight.grad = torch.zeros_like(weight)
-                self._watch.doing = f"summing the gradient of {tied.names[0]}"
-                dist.all_reduce(weight.grad, group=group)
+    def _my_tied(self) -> list[tuple[TiedGroup, dist.ProcessGroup | None, Tensor]]:
+        return [
+            (tied, group, self._weight(tied))
+            for tied, group in self._tied
+            if self.rank in tied.stages
+        ]
+
+    def _set_tied_gradients_aside(self) -> list[Tensor | None]:
+        """What earlier steps left is a sum over owners already; only this step's is summed."""
+        earlier = []
+        for _, _, weight in self._my_tied():
+            earlier.append(weight.grad)
+            weight.grad = None
+        return earlier
+
+    def _sum_tied_gradients(self, earlier: list[Tensor | None]) -> None:
+        for (tied, group, weight), before in zip(self._my_tied(), earlier, strict=True):
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+            self._watch.doing = f"summing the gradient of {tied.names[0]}"
+            dist.all_reduce(weight.grad, group=group)
+            if before is not None:
+                weight.grad += before
 
     def _weight(self, tied: TiedGroup) -> Tensor:
         for name in tied.names:
@@ -208,7 +225,12 @@ class DistributedPipeline:
         except RuntimeError as error:
             if not _is_transport(error):
                 raise
-            raise self._watch.failure(error) from error
+            self.diagnosing = True
+            try:
+                failure = self._watch.failure(error)
+            finally:
+                self.diagnosing = False
+            raise failure from error
 
 
 def init_process_group(*, backend: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
@@ -233,7 +255,9 @@ def _is_transport(error: BaseException | None) -> bool:
         if isinstance(error, dist.DistError):
             return True
         text = str(error).lower()
-        if not isinstance(error, StagewrightError) and any(word in text for word in _TRANSPORT_WORDS):
+        if not isinstance(error, StagewrightError) and any(
+            word in text for word in _TRANSPORT_WORDS
+        ):
             return True
         error = error.__cause__
     return False

@@ -81,9 +81,7 @@ class Pipeline(nn.Module):
         """
         structure = self._pieces.structure
         flat = structure.flatten(args, kwargs)
-        batches = split_batch(
-            flat, self._num_microbatches, self._microbatch_size, structure.names
-        )
+        batches = split_batch(flat, self._num_microbatches, self._microbatch_size, structure.names)
         values: list[tuple[Any, ...]] = [tuple(batch) for batch in batches]
         for clock in range(len(values) + len(self.stages) - 1):
             for stage in reversed(range(len(self.stages))):

@@ -73,9 +73,7 @@ def balance_by_size(
         CaptureError: The module cannot be captured.
     """
     profile = _measure(module, sample, 0.0, device)
-    return balance_profile(
-        profile, partitions, by="size", chunks=chunks, param_scale=param_scale
-    )
+    return balance_profile(profile, partitions, by="size", chunks=chunks, param_scale=param_scale)
 
 
 def balance_profile(

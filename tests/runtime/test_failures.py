@@ -1,0 +1,117 @@
+"""When a rank dies, the others say which one, in time, and nothing is left running."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stagewright.profiler.links import free_port
+from tests.torch_models import make_case, make_plan
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
+
+RANKS = 3
+
+
+@contextlib.contextmanager
+def ranks(repository, what, victim, timeout_s):
+    port = free_port()
+    processes = []
+    for rank in range(RANKS):
+        environment = {
+            **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            "RANK": str(rank), "WORLD_SIZE": str(RANKS),
+        }  # fmt: skip
+        processes.append(
+            subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.runtime.doomed_worker",
+                    what,
+                    str(victim),
+                    str(timeout_s),
+                ],
+                cwd=repository,
+                env=environment,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize("victim", range(RANKS))
+def test_a_killed_rank_is_named_by_all_others(repository, victim):
+    with ranks(repository, "kill", victim, timeout_s=40) as processes:
+        accounts = {}
+        for rank, process in enumerate(processes):
+            _, accounts[rank] = process.communicate(timeout=100)
+            assert process.returncode == (-signal.SIGKILL if rank == victim else 7), accounts[rank]
+    for rank, account in accounts.items():
+        if rank != victim:
+            assert f"RankFailed: rank {victim} (" in account, account
+            assert f"rank {rank} was at" in account
+
+
+def test_a_rank_that_hangs_is_reported_within_the_timeout(repository):
+    with ranks(repository, "hang", 1, timeout_s=6) as processes:
+        _, account = processes[0].communicate(timeout=60)
+        assert processes[0].returncode == 7
+    assert "RankFailed" in account
+    assert "micro-batch" in account
+
+
+def process_ids(marker):
+    """Processes whose command line holds ``marker``."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                if marker.encode() in (folder / "cmdline").read_bytes():
+                    found.append(int(folder.name))
+    return found
+
+
+def test_a_rank_killed_under_torchrun_is_named_and_nothing_is_left(tmp_path):
+    plan_file = tmp_path / "plan.json"
+    make_plan(make_case("mlp"), 2).write(plan_file)
+    command = [
+        sys.executable, "-m", "stagewright.cli", "run", str(plan_file), "--steps", "1000000",
+    ]  # fmt: skip
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            victim = wait_for_worker(tmp_path, process)
+            os.kill(victim, signal.SIGKILL)
+            _, account = process.communicate(timeout=90)
+        finally:
+            process.kill()
+    assert process.returncode == 5, account
+    assert "rank 1 (" in account
+    assert not process_ids(str(tmp_path))
+
+
+def wait_for_worker(folder, process):
+    """The process of rank 1, once it is training."""
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and process.poll() is None:
+        for candidate in process_ids(f"{folder}/stagewright-"):
+            with contextlib.suppress(OSError):
+                environment = Path(f"/proc/{candidate}/environ").read_bytes().split(b"\0")
+                started = any(Path(folder).glob("stagewright-*/training.1"))
+                if b"RANK=1" in environment and started:
+                    return candidate
+        time.sleep(0.1)
+    raise AssertionError("the workers did not start training")
