@@ -32,6 +32,7 @@ class Comparison:
     balance: tuple[int, ...]
     predicted_step_s: float
     measured_step_s: float
+    measured_steps_s: tuple[float, ...]
     split_losses: tuple[float, ...]
     whole_losses: tuple[float, ...] | None
     whole_step_s: float | None
@@ -43,6 +44,7 @@ class Comparison:
             balance=plan.balance,
             predicted_step_s=plan.step_time_s,
             measured_step_s=split.step_time_s,
+            measured_steps_s=split.step_times_s,
             split_losses=split.losses,
             whole_losses=whole.losses if whole else None,
             whole_step_s=whole.step_time_s if whole else None,

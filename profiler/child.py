@@ -13,7 +13,7 @@ import sys
 from pydantic import ValidationError
 
 from ..core.document import invalid_input
-from ..core.errors import StagewrightError
+from ..core.errors import InvalidInput, MeasurementError, StagewrightError
 from ..core.options import MeasureRequest
 from ..core.profile import Profile
 
@@ -56,9 +56,16 @@ def measure(request: MeasureRequest) -> Profile:
 
     keep_freed_memory()
     device = request.profiling.device or "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise InvalidInput("no CUDA device here; leave out profiling.device, or ask a GPU node")
     torch.manual_seed(request.sample.seed)
-    model = build_model(request.model).to(device)
-    inputs, target = make_sample(request.sample, device)
+    try:
+        model = build_model(request.model).to(device)
+        inputs, target = make_sample(request.sample, device)
+    except (RuntimeError, MemoryError) as error:
+        raise MeasurementError(
+            f"the model and its sample do not fit: {str(error).splitlines()[0]}"
+        ) from error
     return profile(
         model,
         tuple(inputs.values()) if isinstance(model, nn.Sequential) else inputs,

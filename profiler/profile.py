@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 
 from ..capture.capture import Captured, default_device, trace
 from ..capture.state import preserved
-from ..core.errors import InvalidInput, MeasurementError
+from ..core.errors import InvalidInput, MeasurementError, StagewrightError
 from ..core.families import ModelSpec
 from ..core.options import ProfilingOptions
 from ..core.profile import LayerProfile, LossProfile, Profile, Reconciliation, Timing
@@ -340,9 +340,13 @@ def _blamed(name: str) -> Iterator[None]:
             f"out of memory in {name}: {str(error).splitlines()[0]}; "
             "use a smaller micro-batch, or a device with more memory"
         ) from error
-    except RuntimeError as error:
+    except StagewrightError:
+        raise
+    except Exception as error:
         if "not enough memory" in str(error):
             raise MeasurementError(
                 f"out of memory in {name}: {str(error).splitlines()[0]}; use a smaller micro-batch"
             ) from error
-        raise MeasurementError(f"{name} failed while being measured: {error}") from error
+        raise MeasurementError(
+            f"{name} failed while being measured: {type(error).__name__}: {error}"
+        ) from error

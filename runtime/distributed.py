@@ -122,10 +122,10 @@ class DistributedPipeline:
             self._check_batch(flat)
         if self.rank == self.plan.num_stages - 1 and target is None:
             raise InvalidInput("the last stage takes the loss and needs target=")
-        earlier = self._set_tied_gradients_aside()
+        self._share_earlier_tied_gradients()
         with self._explained():
             loss = self._engine.step(flat, target)
-            self._sum_tied_gradients(earlier)
+            self._sum_tied_gradients()
         return loss
 
     def barrier(self) -> None:
@@ -188,22 +188,21 @@ class DistributedPipeline:
             if self.rank in tied.stages
         ]
 
-    def _set_tied_gradients_aside(self) -> list[Tensor | None]:
-        """What earlier steps left is a sum over owners already; only this step's is summed."""
-        earlier = []
-        for _, _, weight in self._my_tied():
-            earlier.append(weight.grad)
-            weight.grad = None
-        return earlier
+    def _share_earlier_tied_gradients(self) -> None:
+        """What earlier steps left is a sum already: give each owner its share before summing again.
 
-    def _sum_tied_gradients(self, earlier: list[Tensor | None]) -> None:
-        for (tied, group, weight), before in zip(self._my_tied(), earlier, strict=True):
+        Keeping it apart instead would take a second gradient's memory.
+        """
+        for tied, _, weight in self._my_tied():
+            if weight.grad is not None:
+                weight.grad /= len(tied.stages)
+
+    def _sum_tied_gradients(self) -> None:
+        for tied, group, weight in self._my_tied():
             if weight.grad is None:
                 weight.grad = torch.zeros_like(weight)
             self._watch.doing = f"summing the gradient of {tied.names[0]}"
             dist.all_reduce(weight.grad, group=group)
-            if before is not None:
-                weight.grad += before
 
     def _weight(self, tied: TiedGroup) -> Tensor:
         for name in tied.names:

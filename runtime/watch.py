@@ -23,6 +23,8 @@ SILENCE_S = 2.0
 
 VERDICT = "verdict"
 
+Ranks = tuple[int, ...]
+
 
 @dataclass
 class Watch:
@@ -39,22 +41,14 @@ class Watch:
     num_ranks: int
 
     def __post_init__(self) -> None:
+        self.doing = "setting up"
+        self._verdict: Ranks = ()
         self._stop = threading.Event()
         self._store = dist.PrefixStore("stagewright-watch", self.store)
         self._store.set(f"where/{self.rank}", f"{socket.gethostname()}, process {os.getpid()}")
         self._store.set(f"beat/{self.rank}", "0")
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
-        self.doing = "setting up"
-
-    def _beat(self) -> None:
-        count = 0
-        while not self._stop.wait(HEARTBEAT_INTERVAL_S):
-            count += 1
-            try:
-                self._store.set(f"beat/{self.rank}", str(count))
-            except RuntimeError:
-                return  # the store's host is gone; the main thread will find out by itself
 
     def close(self) -> None:
         """Stop the heartbeat; a rank that ended well is not missed."""
@@ -62,41 +56,72 @@ class Watch:
         self._thread.join()
 
     def failure(self, error: BaseException) -> RankFailed:
-        """What to raise in place of a transport error: it names the rank that failed first."""
+        """What to raise in place of a transport error: it names the rank that failed first.
+
+        Takes a few seconds: it waits for heartbeats to be missed, and then until every rank that
+        still answers has heard who failed, since the next to leave may take the store along.
+        """
         doing = f"rank {self.rank} was at {self.doing}"
         try:
-            silent = self._verdict() or self._silent_ranks()
-            if silent:
-                self._store.set(VERDICT, ",".join(map(str, silent)))
-            where = {rank: self._where(rank) for rank in silent}
-        except RuntimeError:  # the store went away with the process that hosted it
-            silent, where = (0,), {0: "host of the store"}
-        if not silent:
+            failed = self._verdict or self._silent_ranks()
+            where = [f"rank {rank} ({self._where(rank)})" for rank in failed]
+            self._tell_others(failed)
+        except RuntimeError:
+            failed, where = self._verdict, [f"rank {rank}" for rank in self._verdict]
+            if not failed:
+                failed, where = self._store_host()
+        if not where:
             return RankFailed(
                 f"{doing} and got no answer in time, though every rank is still alive: "
                 f"{_first_line(error)}"
             )
-        names = ", ".join(f"rank {rank} ({where[rank]})" for rank in silent)
         return RankFailed(
-            f"{names} stopped answering; {doing}. Start all ranks again, from the last checkpoint",
-            ranks=silent,
+            f"{', '.join(where)} stopped answering; {doing}. "
+            "Start all ranks again, from the last checkpoint",
+            ranks=failed,
         )
 
-    def _verdict(self) -> tuple[int, ...]:
-        if not self._store.check([VERDICT]):
-            return ()
-        return tuple(int(part) for part in self._store.get(VERDICT).decode().split(","))
+    def _beat(self) -> None:
+        """Show this rank alive, and listen for a verdict even while the main thread waits."""
+        count = 0
+        while not self._stop.wait(HEARTBEAT_INTERVAL_S):
+            count += 1
+            try:
+                self._store.set(f"beat/{self.rank}", str(count))
+                if not self._verdict and self._store.check([VERDICT]):
+                    text = self._store.get(VERDICT).decode()
+                    self._verdict = tuple(int(part) for part in text.split(","))
+                    self._store.set(f"knows/{self.rank}", "1")
+            except RuntimeError:
+                return  # the store's host is gone; the main thread finds out by itself
 
-    def _silent_ranks(self) -> tuple[int, ...]:
+    def _silent_ranks(self) -> Ranks:
         """Ranks whose heartbeat does not move while we look, unless another already knows why."""
         others = [rank for rank in range(self.num_ranks) if rank != self.rank]
         before = {rank: self._store.get(f"beat/{rank}") for rank in others}
         deadline = time.monotonic() + SILENCE_S
         while time.monotonic() < deadline:
-            if verdict := self._verdict():
-                return verdict
+            if self._verdict:
+                return self._verdict
             time.sleep(HEARTBEAT_INTERVAL_S / 2)
         return tuple(r for r in others if self._store.get(f"beat/{r}") == before[r])
+
+    def _tell_others(self, failed: Ranks) -> None:
+        if not failed:
+            return
+        self._verdict = failed
+        self._store.set(VERDICT, ",".join(map(str, failed)))
+        self._store.set(f"knows/{self.rank}", "1")
+        waiting = [f"knows/{rank}" for rank in range(self.num_ranks) if rank not in failed]
+        deadline = time.monotonic() + SILENCE_S
+        while time.monotonic() < deadline and not self._store.check(waiting):
+            time.sleep(HEARTBEAT_INTERVAL_S / 2)
+
+    def _store_host(self) -> tuple[Ranks, list[str]]:
+        """Who is to blame when the store itself is gone, and nobody said anything before."""
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            return (), ["the launcher, which hosts the store,"]
+        return (0,), ["rank 0 (host of the store)"]
 
     def _where(self, rank: int) -> str:
         return self._store.get(f"where/{rank}").decode()

@@ -46,3 +46,11 @@ def test_an_error_is_the_last_line():
     last = json.loads(result.stderr.strip().splitlines()[-1])
     assert last["error"] == "InvalidInput"
     assert "itself fails on this sample" in last["message"]
+
+
+def test_a_target_that_does_not_fit_is_an_error_with_words():
+    sample = {**REQUEST["sample"], "target": {**REQUEST["sample"]["target"], "shape": [7]}}
+    result = run_child({**REQUEST, "sample": sample})
+    last = json.loads(result.stderr.strip().splitlines()[-1])
+    assert last["error"] == "MeasurementError"
+    assert "the loss failed" in last["message"]
