@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Sequence
+from types import FrameType
 
 import torch
 from torch import Tensor, fx, nn
@@ -85,7 +86,7 @@ def _refusal(error: Exception) -> CaptureError:
     )
 
 
-def _frames(error: BaseException) -> list[object]:
+def _frames(error: BaseException) -> list[FrameType]:
     frames = []
     trace = error.__traceback__
     while trace is not None:

@@ -18,6 +18,10 @@ RELATIVE_TOLERANCE = 1e-3
 the same operation (flash instead of math attention) by far less."""
 
 
+SMALLEST_NORM = 1e-150
+"""Stands in for a norm of zero; its square is still a number."""
+
+
 def refuse_custom_functions(outputs: list[Any], ways_out: str) -> None:
     """Refuse models whose autograd graph holds a Python ``autograd.Function``.
 
@@ -75,4 +79,5 @@ def relative_difference(found: Tensor, expected: Tensor) -> float:
     wide = torch.complex128 if expected.is_complex() else torch.float64
     reference = expected.detach().to(wide)
     difference = float((found.detach().to(wide) - reference).norm())
+    scale = float(reference.norm())
     return difference / max(float(reference.norm()), torch.finfo(torch.float64).tiny ** 0.5)

@@ -64,9 +64,13 @@ def _read_state_directly(program: Program) -> None:
     """
     for node in program.graph.nodes:
         changed = mutated_inputs(node, program)
-        if node.op == "call_function" and len(changed) == 1 and changed[0].op == "get_attr":
-            if node.target is not torch.ops.aten.batch_norm.default:
-                node.replace_all_uses_with(changed[0])
+        if (
+            node.op == "call_function"
+            and node.target is not torch.ops.aten.batch_norm.default
+            and len(changed) == 1
+            and changed[0].op == "get_attr"
+        ):
+            node.replace_all_uses_with(changed[0])
 
 
 def _keeps(node: fx.Node, program: Program) -> bool:

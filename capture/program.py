@@ -50,7 +50,8 @@ class Program:
 
     @property
     def output_node(self) -> fx.Node:
-        return next(node for node in reversed(self.graph.nodes) if node.op == "output")
+        last: fx.Node = next(node for node in reversed(self.graph.nodes) if node.op == "output")
+        return last
 
     @property
     def flat_outputs(self) -> list[Any]:

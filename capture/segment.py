@@ -47,7 +47,7 @@ class Segment(nn.Module):
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, constant in self._constants.items():
             moved = fn(constant)
             self._constants[name] = moved
@@ -142,7 +142,7 @@ def _own_name(program: Program, node: fx.Node, wanted: list[fx.Node]) -> str:
 
 
 def mutates_inputs(program: Program, layers: Layers, first: int, last: int) -> bool:
-    """Whether any operation in these layers works in place (and so may change what it was given)."""
+    """Whether any operation in these layers works in place, and so may change what it was given."""
     return any(
         mutated_inputs(node, program)
         for node, layer in layers.layer_of.items()

@@ -192,7 +192,8 @@ class _fake_state:
 
     def __enter__(self) -> None:
         for child in self._module.modules():
-            for table in (child._parameters, child._buffers):
+            tables: list[dict[str, Any]] = [child._parameters, child._buffers]
+            for table in tables:
                 for name, tensor in table.items():
                     if tensor is not None:
                         self._saved.append((table, name, tensor))

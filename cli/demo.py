@@ -49,11 +49,13 @@ def command(
     started = time.monotonic()
     say(f"measuring the link between {RANKS} processes of this machine", quiet=as_json)
     cluster = measure_local_links(RANKS)
-    with tempfile.TemporaryDirectory() as folder:
-        with running_service(Path(folder) / "demo.db") as service:
-            say(f"the service listens on {service.url}", quiet=as_json)
-            plans = {name: _plan(name, service, cluster, output, quiet=as_json) for name in chosen}
-    found = [_train(plan, steps, quiet=as_json) for plan in plans.values()]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_service(Path(folder) / "demo.db") as service,
+    ):
+        say(f"the service listens on {service.url}", quiet=as_json)
+        plans = [_plan(name, service, cluster, output, quiet=as_json) for name in chosen]
+    found = [_train(plan, steps, quiet=as_json) for plan in plans]
     if as_json:
         emit(json.dumps([entry.to_dict() for entry in found]))
     else:

@@ -99,7 +99,7 @@ def train_whole(plan: Plan, num_steps: int, seed: int) -> Iterator[Step]:
         columns = [tensor.chunk(plan.num_microbatches) for tensor in (*inputs, target)]
         for *flat, wanted in zip(*columns, strict=True):
             loss = loss_fn(model(*flat), wanted) / plan.num_microbatches
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             total += float(loss.detach())
         elapsed_s = time.perf_counter() - start
         optimizer.step()

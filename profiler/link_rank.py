@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from statistics import median
 
 import torch
@@ -29,12 +30,12 @@ def main() -> None:
     points = []
     if rank < 2:
         for message_bytes in MESSAGE_BYTES:
-            buffer = torch.ones(message_bytes // 4)
-            round_trip_s = _median_time(lambda buffer=buffer: _round_trip(buffer, rank))
+            message = torch.ones(message_bytes // 4)
+            round_trip_s = _median_time(partial(_round_trip, message, rank))
             points.append((message_bytes, round_trip_s / 2))
     dist.barrier()
     buffer = torch.ones(ALL_REDUCE_BYTES // 4)
-    reduce_s = _median_time(lambda: _all_reduce(buffer))
+    reduce_s = _median_time(partial(_all_reduce, buffer))
     if rank == 0:
         latency_s, bandwidth = fit_line(points)
         moved = 2 * (size - 1) / size * ALL_REDUCE_BYTES

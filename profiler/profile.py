@@ -135,11 +135,11 @@ class _Session:
         if loss_fn is not None:
             if target is None:
                 raise InvalidInput("a loss needs a target; give target=")
-            outputs = [
+            results = [
                 self.values[node].detach() if isinstance(node, fx.Node) else node
                 for node in self.captured.program.flat_outputs
             ]
-            self.loss = _LossRun(self.captured, loss_fn, target.to(self.device), outputs)
+            self.loss = _LossRun(self.captured, loss_fn, target.to(self.device), results)
             with _blamed("the loss"), self.saved.during(len(self.runs)):
                 self.loss.forward()
         self.pass_time_s = time.perf_counter() - started
@@ -229,8 +229,9 @@ class _Session:
                 backward=timing(self.loss_found.backward_s),
                 saved_activation_bytes=self.saved.bytes_of(len(self.runs)),
             )
-        parts = [*layers, *([loss] if loss else [])]
-        total_s = sum(part.forward.median_s + part.backward.median_s for part in parts)
+        total_s = sum(part.forward.median_s + part.backward.median_s for part in layers)
+        if loss is not None:
+            total_s += loss.forward.median_s + loss.backward.median_s
         whole_s = whole[0].median_s + whole[1].median_s
         return Profile(
             model=graph.model,

@@ -44,7 +44,8 @@ class ResidualBlock(nn.Module):
             y = norm(conv(y))
             if position < len(self.convs) - 1:
                 y = self.relu(y)
-        return self.relu(y + self.shortcut(x))
+        result: Tensor = self.relu(y + self.shortcut(x))
+        return result
 
 
 class ResNet(nn.Module):

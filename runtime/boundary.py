@@ -35,14 +35,14 @@ class _Leave(torch.autograd.Function):
 
 def enter(value: Any) -> Any:
     """What a stage does first with a received tensor it does not change."""
-    return _Enter.apply(value, False) if isinstance(value, Tensor) else value
+    return _Enter.apply(value, False) if isinstance(value, Tensor) else value  # type: ignore[no-untyped-call]
 
 
 def enter_copy(value: Any) -> Any:
     """What a stage that works in place does first: take its own copy."""
-    return _Enter.apply(value, True) if isinstance(value, Tensor) else value
+    return _Enter.apply(value, True) if isinstance(value, Tensor) else value  # type: ignore[no-untyped-call]
 
 
 def leave(value: Any) -> Any:
     """What a stage does last with a tensor it sends."""
-    return _Leave.apply(value) if isinstance(value, Tensor) else value
+    return _Leave.apply(value) if isinstance(value, Tensor) else value  # type: ignore[no-untyped-call]

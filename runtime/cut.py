@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
@@ -79,7 +80,7 @@ def cut(captured: Captured, balance: Sequence[int]) -> CutModel:
             enter=enter_copy if captured.mutates_inputs(first, last) else enter,
             leave=leave,
         )
-        for first, last in zip(edges, edges[1:], strict=False)
+        for first, last in pairwise(edges)
     )
     stage_of = [index for index, count in enumerate(balance) for _ in range(count)]
     _adopt_unused(captured, stages, stage_of)
@@ -108,7 +109,7 @@ def cut_for_plan(model: nn.Module, plan: Plan, sample: Any = None) -> CutModel:
     if sample is None:
         structure = CallStructure.from_json(plan.input_structure)
         args, kwargs = structure.unflatten(synthetic_inputs(plan.inputs, _device(model)))
-        sample = kwargs if not args else args
+        sample = args or kwargs
         if args and kwargs:
             sample = dict(zip(structure.names, (*args, *kwargs.values()), strict=True))
     read_sample(model, sample)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
+from torch.distributed import distributed_c10d
 
 from ..capture.program import resolve, value_of
 from ..capture.sample import tensor_spec
@@ -80,7 +81,7 @@ class DistributedPipeline:
         self._group = group
         self.diagnosing = False
         """Whether it is finding out which rank failed; a signal handler should let it finish."""
-        self._watch = Watch(dist.distributed_c10d._get_default_store(), self.rank, ranks)
+        self._watch = Watch(distributed_c10d._get_default_store(), self.rank, ranks)
         self._pieces = cut_for_plan(model, plan, sample)
         self.module: nn.Module = self._pieces.stages[self.rank]
         self.device = torch.device(device) if device is not None else _device_of(model)
@@ -102,7 +103,7 @@ class DistributedPipeline:
             self._agree_on_tied_weights()
 
     def step(self, *args: Tensor, target: Tensor | None = None, **kwargs: Tensor) -> Tensor | None:
-        """Forward and backward of one batch; gradients are left in ``.grad``, added to what is there.
+        """Forward and backward of one batch; gradients are added to what is in ``.grad``.
 
         Args:
             *args: The whole batch as the model takes it: every rank may pass it, the first uses it.

@@ -92,7 +92,7 @@ class Pipeline(nn.Module):
     def _run(self, index: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         stage, device = self.stages[index], self._devices[index]
         if device is None:
-            return stage(*inputs)
+            return tuple(stage(*inputs))
         moved = [
             value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
             for value in inputs
@@ -105,7 +105,7 @@ class Pipeline(nn.Module):
         if elsewhere:  # a tied weight lives with its first stage; gradients flow back to it
             result: tuple[Any, ...] = torch.func.functional_call(stage, elsewhere, tuple(moved))
             return result
-        return stage(*moved)
+        return tuple(stage(*moved))
 
     def train(self, mode: bool = True) -> Self:
         """Switch training or evaluation mode.
@@ -118,7 +118,7 @@ class Pipeline(nn.Module):
         return super().train(mode)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for stage in self._pieces.stages:
             stage._apply(fn, recurse)
         return self

@@ -108,7 +108,7 @@ def _whole_step(
     for flat, target in zip(batches, targets, strict=True):
         args, kwargs = unflatten(flat)
         loss = loss_fn(model(*args, **kwargs), target) / len(batches)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         total += float(loss.detach())
     return total
 
@@ -131,7 +131,7 @@ def _split_step(pieces: Any, batches: Any, targets: Any, loss_fn: LossFunction) 
             sent.append(tuple(values))
         output = pieces.captured.unflatten_output(values)
         loss = loss_fn(output, target) / len(batches)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         for index in reversed(range(len(pieces.stages) - 1)):
             pairs = [
                 (value, leaf.grad)

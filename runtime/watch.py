@@ -13,7 +13,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ..core.errors import RankFailed
 
@@ -36,7 +36,7 @@ class Watch:
         num_ranks: How many there are.
     """
 
-    store: dist.Store
+    store: Store
     rank: int
     num_ranks: int
 
@@ -44,7 +44,7 @@ class Watch:
         self.doing = "setting up"
         self._verdict: Ranks = ()
         self._stop = threading.Event()
-        self._store = dist.PrefixStore("stagewright-watch", self.store)
+        self._store = PrefixStore("stagewright-watch", self.store)
         self._store.set(f"where/{self.rank}", f"{socket.gethostname()}, process {os.getpid()}")
         self._store.set(f"beat/{self.rank}", "0")
         self._thread = threading.Thread(target=self._beat, daemon=True)
