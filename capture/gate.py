@@ -76,8 +76,7 @@ def relative_difference(found: Tensor, expected: Tensor) -> float:
         return float("inf")
     if found.numel() == 0:
         return 0.0
-    wide = torch.complex128 if expected.is_complex() else torch.float64
+    wide: torch.dtype = torch.complex128 if expected.is_complex() else torch.float64
     reference = expected.detach().to(wide)
     difference = float((found.detach().to(wide) - reference).norm())
-    scale = float(reference.norm())
-    return difference / max(float(reference.norm()), torch.finfo(torch.float64).tiny ** 0.5)
+    return difference / max(float(reference.norm()), SMALLEST_NORM)

@@ -7,6 +7,7 @@ up it finds out who stopped first, tells the others through the store, and names
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import threading
@@ -26,6 +27,22 @@ VERDICT = "verdict"
 Ranks = tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """Which ranks failed first, and where they were, in words."""
+
+    ranks: Ranks
+    who: str
+
+    def to_json(self) -> str:
+        return json.dumps({"ranks": self.ranks, "who": self.who})
+
+    @classmethod
+    def from_json(cls, text: str) -> Verdict:
+        data = json.loads(text)
+        return cls(tuple(data["ranks"]), data["who"])
+
+
 @dataclass
 class Watch:
     """Heartbeats of this rank, and the means to look at those of the others.
@@ -42,7 +59,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         self.doing = "setting up"
-        self._verdict: Ranks = ()
+        self._verdict: Verdict | None = None
         self._stop = threading.Event()
         self._store = PrefixStore("stagewright-watch", self.store)
         self._store.set(f"where/{self.rank}", f"{socket.gethostname()}, process {os.getpid()}")
@@ -63,22 +80,19 @@ class Watch:
         """
         doing = f"rank {self.rank} was at {self.doing}"
         try:
-            failed = self._verdict or self._silent_ranks()
-            where = [f"rank {rank} ({self._where(rank)})" for rank in failed]
-            self._tell_others(failed)
+            if self._verdict is None and (silent := self._silent_ranks()):
+                self._tell_others(silent)
         except RuntimeError:
-            failed, where = self._verdict, [f"rank {rank}" for rank in self._verdict]
-            if not failed:
-                failed, where = self._store_host()
-        if not where:
+            self._verdict = self._verdict or _store_host()
+        if self._verdict is None:
             return RankFailed(
                 f"{doing} and got no answer in time, though every rank is still alive: "
                 f"{_first_line(error)}"
             )
         return RankFailed(
-            f"{', '.join(where)} stopped answering; {doing}. "
+            f"{self._verdict.who} stopped answering; {doing}. "
             "Start all ranks again, from the last checkpoint",
-            ranks=failed,
+            ranks=self._verdict.ranks,
         )
 
     def _beat(self) -> None:
@@ -88,43 +102,40 @@ class Watch:
             count += 1
             try:
                 self._store.set(f"beat/{self.rank}", str(count))
-                if not self._verdict and self._store.check([VERDICT]):
-                    text = self._store.get(VERDICT).decode()
-                    self._verdict = tuple(int(part) for part in text.split(","))
+                if self._verdict is None and self._store.check([VERDICT]):
+                    self._verdict = Verdict.from_json(self._store.get(VERDICT).decode())
                     self._store.set(f"knows/{self.rank}", "1")
             except RuntimeError:
                 return  # the store's host is gone; the main thread finds out by itself
 
     def _silent_ranks(self) -> Ranks:
-        """Ranks whose heartbeat does not move while we look, unless another already knows why."""
+        """Ranks whose heartbeat does not move while we look; none if another tells us first."""
         others = [rank for rank in range(self.num_ranks) if rank != self.rank]
         before = {rank: self._store.get(f"beat/{rank}") for rank in others}
         deadline = time.monotonic() + SILENCE_S
         while time.monotonic() < deadline:
-            if self._verdict:
-                return self._verdict
+            if self._verdict is not None:
+                return ()
             time.sleep(HEARTBEAT_INTERVAL_S / 2)
         return tuple(r for r in others if self._store.get(f"beat/{r}") == before[r])
 
-    def _tell_others(self, failed: Ranks) -> None:
-        if not failed:
-            return
-        self._verdict = failed
-        self._store.set(VERDICT, ",".join(map(str, failed)))
+    def _tell_others(self, silent: Ranks) -> None:
+        where = [self._store.get(f"where/{rank}").decode() for rank in silent]
+        who = ", ".join(f"rank {r} ({place})" for r, place in zip(silent, where, strict=True))
+        self._verdict = Verdict(silent, who)
+        self._store.set(VERDICT, self._verdict.to_json())
         self._store.set(f"knows/{self.rank}", "1")
-        waiting = [f"knows/{rank}" for rank in range(self.num_ranks) if rank not in failed]
+        waiting = [f"knows/{rank}" for rank in range(self.num_ranks) if rank not in silent]
         deadline = time.monotonic() + SILENCE_S
         while time.monotonic() < deadline and not self._store.check(waiting):
             time.sleep(HEARTBEAT_INTERVAL_S / 2)
 
-    def _store_host(self) -> tuple[Ranks, list[str]]:
-        """Who is to blame when the store itself is gone, and nobody said anything before."""
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            return (), ["the launcher, which hosts the store,"]
-        return (0,), ["rank 0 (host of the store)"]
 
-    def _where(self, rank: int) -> str:
-        return self._store.get(f"where/{rank}").decode()
+def _store_host() -> Verdict:
+    """Who is to blame when the store itself is gone, and nobody said anything before."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return Verdict((), "the launcher, which hosts the store,")
+    return Verdict((0,), "rank 0 (host of the store)")
 
 
 def _first_line(error: BaseException) -> str:
