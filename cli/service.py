@@ -57,22 +57,22 @@ def running_service(database: Path) -> Iterator[Service]:
     Raises:
         StagewrightError: It did not start.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-m", "stagewright.cli", "serve", "--port", "0", "--database", database],
+    command = ["serve", "--port", "0", "--database", str(database)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "stagewright.cli", *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-    )
-    try:
-        assert process.stdout is not None
-        first = process.stdout.readline()
-        if not first:
-            raise StagewrightError("the service did not start; try 'stagewright serve'")
-        yield Service(**json.loads(first))
-    finally:
-        process.terminate()
+    ) as process:
         try:
-            process.wait(timeout=STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            if not first:
+                raise StagewrightError("the service did not start; try 'stagewright serve'")
+            yield Service(**json.loads(first))
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()

@@ -1,0 +1,79 @@
+"""``run`` and ``demo``: training from a plan, beside the unsplit model."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from stagewright.cli import demo_requests
+from stagewright.cli.comparison import Comparison
+from stagewright.cli.main import main
+from stagewright.core.errors import PlanMismatch
+from stagewright.core.plan import Plan
+from tests.torch_models import make_case, make_plan
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
+
+
+def test_run_trains_a_plan_and_compares(tmp_path):
+    path = tmp_path / "plan.json"
+    make_plan(make_case("unet"), 2).write(path)
+    done = subprocess.run(
+        [sys.executable, "-m", "stagewright.cli", "run", str(path), "--compare", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found["split_losses"]) == len(found["whole_losses"]) == 3
+    assert found["split_losses"][0] != found["split_losses"][-1]
+    assert found["loss_difference"] <= 1e-5
+    assert found["measured_step_s"] > 0
+
+
+def test_run_needs_a_model_it_can_build(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    make_plan(make_case("mlp"), 2).model_copy(update={"spec": None}).write(path)
+    assert main(["run", str(path)]) == 2
+    assert "examples/train.py" in capsys.readouterr().err
+
+
+def comparison(split_losses):
+    return Comparison("Net", (1, 1), 1.0, 1.0, (1.0,), split_losses, (2.0, 1.0), 1.0)
+
+
+def test_a_loss_that_differs_is_an_error():
+    comparison((2.0, 1.0 + 9e-6)).check()
+    with pytest.raises(PlanMismatch, match="differs"):
+        comparison((2.0, 1.0 + 2e-5)).check()
+    with pytest.raises(PlanMismatch):
+        comparison((float("nan"), 1.0)).check()
+
+
+SMALL = {
+    "model": {"family": "unet", "config": {"width": 4, "depth": 2}},
+    "sample": {
+        "inputs": {"x": {"shape": [1, 3, 32, 32]}},
+        "target": {"shape": [1, 32, 32], "dtype": "int64", "fill": "randint", "high": 2},
+    },
+}
+
+
+def test_demo_goes_the_whole_way(tmp_path, monkeypatch, capsys):
+    """Service, request, measurement, plan, picture, two processes, comparison: on a small model."""
+    monkeypatch.setattr(demo_requests, "MODELS", {"small": SMALL})
+    monkeypatch.setattr(demo_requests, "MEASURING", {**demo_requests.MEASURING, "budget_s": 0.1})
+    assert main(["demo", "--models", "small", "-o", str(tmp_path / "out"), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["loss_difference"] <= 1e-5
+    plan = Plan.read(tmp_path / "out" / "small.plan.json")
+    assert plan.num_stages == 2
+    assert (tmp_path / "out" / "small.svg").read_text().startswith("<svg")
+
+
+def test_demo_knows_its_models(capsys, tmp_path):
+    assert main(["demo", "--models", "gpt9", "-o", str(tmp_path)]) == 2
+    assert "gpt2, resnet50" in capsys.readouterr().err
