@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from .output import JsonFlag, check_folder, emit, say, say_next, table, write_file
+from .output import JsonFlag, check_folder, emit, say, say_next, write_file
 
 if TYPE_CHECKING:
     from ..core.cluster import Cluster
     from ..core.plan import Plan
+    from ..core.text_table import text_table
     from .comparison import Comparison
     from .service import Service
 
@@ -59,7 +60,7 @@ def command(
     if as_json:
         emit(json.dumps([entry.to_dict() for entry in found]))
     else:
-        emit(table([HEADINGS, *(entry.row() for entry in found)]))
+        emit(text_table([HEADINGS, *(entry.row() for entry in found)]))
     for entry in found:
         entry.check()
     say(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -69,17 +68,6 @@ def write_file(path: Path, text: str) -> None:
         raise InvalidInput(f"cannot write {path}: {error.strerror or error}") from None
     finally:
         partial.unlink(missing_ok=True)
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as aligned plain text, a rule under the first, for people and for ``grep``."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
 
 
 def check_folder(path: Path) -> None:

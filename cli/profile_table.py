@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ..core.profile import LayerProfile, Profile
+from ..core.text_table import text_table
 from ..core.units import format_bytes, format_time
-from .output import table
 
 HEADINGS = ("layer", "forward", "backward", "parameters", "activations")
 
@@ -12,7 +12,7 @@ HEADINGS = ("layer", "forward", "backward", "parameters", "activations")
 def profile_table(profile: Profile) -> str:
     """What ``stagewright profile`` and ``stagewright show`` print."""
     rows = [HEADINGS, *map(_row, profile.layers), _total(profile)]
-    return "\n".join([table(rows), "", *_summary(profile)])
+    return "\n".join([text_table(rows), "", *_summary(profile)])
 
 
 def _row(entry: LayerProfile) -> tuple[str, ...]:

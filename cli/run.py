@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from .documents import read_document
-from .output import JsonFlag, emit, say, say_next, table
+from .output import JsonFlag, emit, say, say_next
 
 
 def command(
@@ -23,6 +23,7 @@ def command(
 ) -> None:
     """Train a plan's model on made-up data under torchrun, and compare with the prediction."""
     from ..core.plan import Plan
+    from ..core.text_table import text_table
     from .comparison import Comparison
     from .launch import train
 
@@ -34,6 +35,6 @@ def command(
         say("training the unsplit model for comparison", quiet=as_json)
         whole = train(document, steps=steps, seed=seed, whole=True)
     comparison = Comparison.of(document, split, whole)
-    emit(comparison.to_json() if as_json else table(comparison.rows()))
+    emit(comparison.to_json() if as_json else text_table(comparison.rows()))
     comparison.check()
     say_next("examples/train.py shows the same in a script of your own", quiet=as_json)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from ..core.errors import InvalidInput
+from ..core.text_table import text_table
 from ..core.units import format_bytes, format_time
 from .documents import read_document
-from .output import JsonFlag, check_writable, emit, say, say_next, table, write_file
+from .output import JsonFlag, check_writable, emit, say, say_next, write_file
 
 if TYPE_CHECKING:
     from ..core.cluster import Cluster
@@ -71,9 +72,9 @@ def cluster_table(cluster: Cluster) -> str:
         )
         for level in cluster.levels
     ]
-    text = table([("device", "kind", "memory limit"), *devices])
+    text = text_table([("device", "kind", "memory limit"), *devices])
     if links:
-        text += "\n\n" + table([("link", "joins", "latency", "bandwidth"), *links])
+        text += "\n\n" + text_table([("link", "joins", "latency", "bandwidth"), *links])
     return text
 
 

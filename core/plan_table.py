@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .text_table import text_table
 from .units import format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -18,13 +19,7 @@ HEADINGS = (
 def plan_table(plan: Plan) -> str:
     """The table `print(plan)` shows."""
     rows = [HEADINGS, *(_row(index, stage) for index, stage in enumerate(plan.stages))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADINGS))]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join([*lines, "", *summary_lines(plan)])
+    return "\n".join([text_table(rows), "", *summary_lines(plan)])
 
 
 def _row(index: int, stage: Stage) -> tuple[str, ...]:

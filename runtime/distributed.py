@@ -76,6 +76,11 @@ class DistributedPipeline:
                 f"the plan has {plan.num_stages} stages, but {ranks} ranks were started; "
                 f"start {plan.num_stages}, or plan for {ranks} stages"
             )
+        if plan.schedule == "1f1b" and plan.num_microbatches < ranks:
+            raise InvalidInput(
+                f"torch's 1F1B needs at least as many micro-batches as stages, here {ranks}; this "
+                f"plan has {plan.num_microbatches}: plan with more, or with the gpipe schedule"
+            )
         self.rank = dist.get_rank(group)
         self.plan = plan
         self._group = group
