@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..core.errors import CaptureError, InvalidInput
+from ..core.errors import CaptureError, StagewrightError
 from ..core.graph import Graph
 from .cuts import Cut, find_cuts
 from .document import graph_document
 from .exporting import export_program
-from .gate import check_forward, refuse_custom_functions
+from .gate import Behaviour, compare, eager_behaviour, follows_mode, pieces_behaviour
 from .layers import Layers, assign_layers
 from .leaves import restore_leaves
 from .masks import restore_causal_attention
@@ -30,9 +32,8 @@ from .tracing import sequential_program, traced_program
 Mode = Literal["auto", "export", "trace"]
 
 WAYS_OUT = (
-    "Ways out: make the module to blame a child of an nn.Sequential (children are called whole), "
-    "take the data-dependent part out of forward, or give mode='trace' / mode='export' to see the "
-    "other tracer's reason."
+    "Ways out: make the module to blame a child of an nn.Sequential (children are called whole, "
+    "whatever their Python does), or take the part to blame out of forward."
 )
 
 
@@ -99,15 +100,17 @@ def trace(model: nn.Module, sample: Any, *, mode: Mode = "auto", check: bool = T
     """Trace a model at one input shape, in training mode.
 
     An ``nn.Sequential`` becomes its children. Anything else goes through ``torch.export``, and
-    where that refuses, through ``torch.fx`` symbolic tracing. A model whose root is in training
-    mode is traced as it stands (frozen submodules stay frozen); one in evaluation mode is put in
-    training mode meanwhile. Nothing of the model is changed.
+    where that refuses or would be wrong, through ``torch.fx`` symbolic tracing. A model whose root
+    is in training mode is traced as it stands (frozen submodules stay frozen); one in evaluation
+    mode is put in training mode meanwhile. Nothing of the model is changed.
 
     Args:
         model: Any module whose inputs and outputs are tensors (outputs may be nested).
         sample: One micro-batch: a tensor, a tuple (positional) or a dict (keywords).
         mode: ``auto``, or one of the tracers alone.
-        check: Compare the traced model's output with the model's own, once each.
+        check: Run the model and the traced model, cut wherever it may be, once each, forwards and
+            backwards, and compare outputs, gradients and buffers; and their outputs in evaluation
+            mode.
 
     Raises:
         InvalidInput: The model does not take this sample, or fails on it by itself.
@@ -115,68 +118,100 @@ def trace(model: nn.Module, sample: Any, *, mode: Mode = "auto", check: bool = T
             module, the operation and the ways out.
     """
     structure, flat = read_sample(model, sample)
-    training = None if model.training else True
-    with preserved(model, training=training):
-        expected = _run_eagerly(model, structure, flat) if check else None
-        program = _trace(model, structure, flat, mode)
-        layers = assign_layers(program)
-        captured = Captured(program, layers, find_cuts(program, layers))
-        if expected is not None:
-            check_forward(captured, flat, expected, WAYS_OUT)
-    return captured
-
-
-def _run_eagerly(model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...]) -> list[Any]:
-    """The model's own flat output; also a look at what autograd recorded."""
-    args, kwargs = structure.unflatten(flat)
-    with preserved(model):
-        try:
-            output = model(*args, **kwargs)
-        except Exception as error:
-            raise InvalidInput(
-                f"{type(model).__name__} itself fails on this sample: "
-                f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            ) from error
-        leaves = pytree.tree_flatten(output)[0]
-        if type(model) is not nn.Sequential:
-            refuse_custom_functions(leaves, WAYS_OUT)
-    return [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-
-
-def _trace(
-    model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...], mode: Mode
-) -> Program:
-    sequential = type(model) is nn.Sequential and len(model) > 0 and len(flat) == 1
-    if sequential and mode == "auto":
-        return sequential_program(model, structure, flat)  # type: ignore[arg-type]
     refusals: list[CaptureError] = []
-    if mode in ("auto", "export"):
+    with preserved(model, training=None if model.training else True):
         try:
-            program = export_program(model, structure, flat)
-            restore_leaves(program)
-            restore_causal_attention(program)
-            follow_mode(program)
-            program.graph.lint()
-            return program
-        except CaptureError as refusal:
-            refusals.append(refusal)
-    if mode in ("auto", "trace"):
-        try:
-            return traced_program(model, structure, flat)
-        except CaptureError as refusal:
-            refusals.append(refusal)
-    first = refusals[0]
+            expected = eager_behaviour(model, structure, flat) if check else None
+        except CaptureError as error:
+            raise _could_not(model, [error]) from error
+        for tracer in _tracers(model, flat, mode):
+            try:
+                with _as_capture_error():
+                    captured = _finish(tracer(model, structure, flat))
+                if expected is not None:
+                    _check(captured, flat, expected)
+            except CaptureError as refusal:
+                refusals.append(refusal)
+            else:
+                return captured
+    raise _could_not(model, refusals) from refusals[0]
+
+
+@contextmanager
+def _as_capture_error() -> Iterator[None]:
+    """Whatever a tracer stumbles over is a refusal, not a bug of the caller's."""
+    try:
+        yield
+    except StagewrightError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().splitlines()
+        raise CaptureError(
+            f"tracing failed: {type(error).__name__}: {reason[0] if reason else ''}"
+        ) from error
+
+
+Tracer = Callable[[nn.Module, CallStructure, tuple[Tensor, ...]], Program]
+
+
+def _tracers(model: nn.Module, flat: tuple[Tensor, ...], mode: Mode) -> list[Tracer]:
+    if type(model) is nn.Sequential and len(model) and len(flat) == 1 and mode == "auto":
+        return [sequential_program]
+    tracers: dict[Mode, list[Tracer]] = {
+        "auto": [_export, traced_program],
+        "export": [_export],
+        "trace": [traced_program],
+    }
+    return tracers[mode]
+
+
+def _export(model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...]) -> Program:
+    program = export_program(model, structure, flat)
+    restore_leaves(program)
+    restore_causal_attention(program)
+    follow_mode(program)
+    return program
+
+
+def _finish(program: Program) -> Captured:
+    program.graph.lint()
+    layers = assign_layers(program)
+    return Captured(program, layers, find_cuts(program, layers))
+
+
+def _check(captured: Captured, flat: tuple[Tensor, ...], expected: Behaviour) -> None:
+    """The gate: the traced model, in as many pieces as it can be cut into, is the model."""
+    program = captured.program
+    legal = [cut.boundary.after + 1 for cut in captured.cuts if cut.boundary.legal]
+    edges = [0, *legal, len(captured.layers)]
+    pieces = [captured.segment(first, last) for first, last in pairwise(edges)]
+    boundaries = [captured.cuts[position - 1].boundary for position in legal]
+    try:
+        found = pieces_behaviour(program.model, pieces, boundaries, flat)
+    except Exception as error:
+        raise CaptureError(
+            f"the traced model fails where the model does not: {type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else ''}"
+        ) from error
+    compare(found, expected)
+    if not program.fixed_mode:
+        whole = captured.segment(0, len(captured.layers))
+        if not follows_mode(program.model, captured.structure, whole, flat):
+            program.fixed_mode = ("Python code that looks at self.training",)
+
+
+def _could_not(model: nn.Module, refusals: list[CaptureError]) -> CaptureError:
     reasons = "\n  ".join(str(refusal) for refusal in refusals)
     blame = next((refusal.module for refusal in refusals if refusal.module), None)
     operation = next((refusal.operation for refusal in refusals if refusal.operation), None)
-    raise CaptureError(
+    return CaptureError(
         f"{type(model).__name__} could not be captured"
         + (f"; the module to blame is {blame!r}" if blame else "")
         + (f" at {operation}" if operation else "")
         + f":\n  {reasons}\n{WAYS_OUT}",
         module=blame,
         operation=operation,
-    ) from first
+    )
 
 
 def default_device(model: nn.Module) -> torch.device:

@@ -10,13 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from .program import Program, mutated_inputs
+from .in_place import is_random, is_region, mutated_inputs
+from .program import Program, storage_key, tensors_of, value_of
 
 
 def constant_nodes(program: Program) -> set[fx.Node]:
-    """Nodes whose value is the same in every step."""
+    """Nodes whose value is the same in every step; memory that is written to later is not."""
     state = {name for name, _ in program.model.named_parameters(remove_duplicate=False)}
     state |= {name for name, _ in program.model.named_buffers(remove_duplicate=False)}
+    changed = {
+        storage_key(tensor)
+        for node in program.graph.nodes
+        for source in mutated_inputs(node, program)
+        for tensor in tensors_of(value_of(source))
+    }
     constant: set[fx.Node] = set()
     for node in program.graph.nodes:
         if node.op == "get_attr":
@@ -25,9 +32,10 @@ def constant_nodes(program: Program) -> set[fx.Node]:
                 constant.add(node)
         elif (
             node.op == "call_function"
-            and not _is_random(node)
+            and not is_region(node)
+            and not is_random(node)
             and all(source in constant for source in node.all_input_nodes)
-            and all(changed.op != "get_attr" for changed in mutated_inputs(node, program))
+            and not any(storage_key(t) in changed for t in tensors_of(value_of(node)))
         ):
             constant.add(node)
     return constant
@@ -71,8 +79,3 @@ def _ancestors(node: fx.Node) -> list[fx.Node]:
             found.add(current)
             pending += current.all_input_nodes
     return [current for current in node.graph.nodes if current in found]
-
-
-def _is_random(node: fx.Node) -> bool:
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags

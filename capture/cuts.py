@@ -12,8 +12,9 @@ from torch import Tensor, fx
 
 from ..core.graph import Boundary
 from ..core.tensors import DIFFERENTIABLE
+from .in_place import mutated_inputs
 from .layers import Layers
-from .program import Program, mutated_inputs, storage_key, tensors_of, value_of
+from .program import Program, storage_key, tensors_of, value_of
 from .sample import dtype_name, tensor_spec
 
 
@@ -91,26 +92,36 @@ def _last_use(program: Program, layers: Layers) -> dict[fx.Node, int]:
 
 
 def _buffer_spans(program: Program, layers: Layers) -> dict[str, tuple[int, int]]:
-    """First and last layer that touches each buffer the forward pass changes."""
-    touched: dict[str, set[int]] = {}
-    changed: set[str] = set()
-    buffers = {name: buffer for name, buffer in program.model.named_buffers()}
+    """First and last layer that touches each buffer (by storage) the forward pass changes."""
+    names = {
+        storage_key(buffer): name
+        for name, buffer in reversed(list(program.model.named_buffers(remove_duplicate=False)))
+    }
+    touched: dict[int, set[int]] = {}
+    changed: set[int] = set()
     for node, layer in layers.layer_of.items():
         if node.op == "call_module":
-            target = str(node.target)
-            module = program.attribute(target)
-            for name, _ in module.named_buffers():
-                touched.setdefault(f"{target}.{name}", set()).add(layer)
-                changed.add(f"{target}.{name}")  # batch statistics, counters: assume the worst
+            module = program.attribute(str(node.target))
+            for buffer in module.buffers():
+                touched.setdefault(storage_key(buffer), set()).add(layer)
+                changed.add(storage_key(buffer))  # batch statistics, counters: assume the worst
         for source in node.all_input_nodes:
-            if source.op == "get_attr" and str(source.target) in buffers:
-                touched.setdefault(str(source.target), set()).add(layer)
-        changed |= {
-            str(source.target)
-            for source in mutated_inputs(node, program)
-            if source.op == "get_attr"
-        }
-    return {name: (min(touched[name]), max(touched[name])) for name in sorted(changed)}
+            key = _buffer_key(source, program, names)
+            if key is not None:
+                touched.setdefault(key, set()).add(layer)
+        for source in mutated_inputs(node, program):
+            key = _buffer_key(source, program, names)
+            if key is not None:
+                changed.add(key)
+    return {names[key]: (min(touched[key]), max(touched[key])) for key in changed if key in names}
+
+
+def _buffer_key(node: fx.Node, program: Program, names: dict[int, str]) -> int | None:
+    if node.op != "get_attr":
+        return None
+    value = program.attribute(str(node.target))
+    key = storage_key(value) if isinstance(value, Tensor) else None
+    return key if key in names else None
 
 
 def differentiable_nodes(program: Program) -> set[fx.Node]:
@@ -140,7 +151,25 @@ def differentiable_nodes(program: Program) -> set[fx.Node]:
             flows = flows and any(dtype_name(tensor.dtype) in DIFFERENTIABLE for tensor in tensors)
         if flows:
             found.add(node)
+            found |= _sharing_memory(node, program)
     return found
+
+
+def _sharing_memory(node: fx.Node, program: Program) -> set[fx.Node]:
+    """What becomes differentiable with an operation in place: every earlier view of its memory."""
+    keys = {
+        storage_key(tensor)
+        for source in mutated_inputs(node, program)
+        for tensor in tensors_of(value_of(source))
+    }
+    if not keys:
+        return set()
+    return {
+        other
+        for other in program.graph.nodes
+        if other.op.startswith("call_")
+        and any(storage_key(tensor) in keys for tensor in tensors_of(value_of(other)))
+    }
 
 
 def _stops_gradient(node: fx.Node) -> bool:

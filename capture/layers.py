@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from torch import fx, nn
 
 from .constants import constant_nodes
+from .in_place import is_random, mutated_inputs
 from .program import (
     CALL,
     Program,
-    mutated_inputs,
     path_of,
     resolve,
     storage_key,
@@ -49,8 +49,8 @@ class Layers:
 def assign_layers(program: Program) -> Layers:
     """Cut the graph into runs of blocks; glue between blocks joins the run that feeds it.
 
-    An operation that works in place stays where it happens, and what reads its memory afterwards
-    stays behind it.
+    An operation that works in place, or draws random numbers, stays where it happens; what reads
+    changed memory stays behind the change.
     """
     constant = constant_nodes(program)
     nodes = [
@@ -79,8 +79,8 @@ def assign_layers(program: Program) -> Layers:
             ]
             feeding += [changed_in[key] for key in _storages(node) if key in changed_in]
             if feeding:
-                in_place = bool(mutated_inputs(node, program))
-                layers.layer_of[node] = len(layers) - 1 if in_place else max(feeding)
+                stays = bool(mutated_inputs(node, program)) or is_random(node)
+                layers.layer_of[node] = len(layers) - 1 if stays else max(feeding)
             else:
                 waiting.append(node)
         for changed in mutated_inputs(node, program):
@@ -104,7 +104,7 @@ def block_paths(model: nn.Module, nodes: list[fx.Node]) -> set[str]:
     is cut into its direct children, as torchgpipe does.
     """
     if type(model) is nn.Sequential:
-        return {name for name, _ in model.named_children()}
+        return set(model._modules)
     blocks: set[str] = set()
     opened: set[str] = {""}
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import modules
 
-from .program import CALL, VALUE, Program, mutated_inputs, path_of, resolve
+from .in_place import is_region, mutated_inputs
+from .program import CALL, VALUE, Program, path_of, resolve
 
 ONE_TENSOR_FAMILIES = tuple(
     family.__name__
@@ -51,7 +52,8 @@ def restore_leaves(program: Program) -> None:
     nodes = [node for node in program.graph.nodes if node.op == "call_function"]
     for call, group in groupby(nodes, key=lambda node: node.meta.get(CALL)):
         run = list(group)
-        if call is not None and _is_plain_leaf(program.model, path_of(run[0])):
+        regions = any(is_region(node) for node in run)
+        if call is not None and not regions and _is_plain_leaf(program.model, path_of(run[0])):
             _replace(program, run)
     program.graph.eliminate_dead_code(is_impure_node=lambda node: _keeps(node, program))
     program.graph.lint()
@@ -75,7 +77,7 @@ def _read_state_directly(program: Program) -> None:
 
 def _keeps(node: fx.Node, program: Program) -> bool:
     """Whether a node without users must stay: it changes something that outlives it."""
-    if node.op in ("placeholder", "output", "call_module"):
+    if node.op in ("placeholder", "output", "call_module") or is_region(node):
         return True
     schema = getattr(node.target, "_schema", None)
     return bool(schema is not None and schema.is_mutable)

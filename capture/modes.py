@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from .in_place import region_of
 from .program import Program, path_of
 
 aten = torch.ops.aten
@@ -52,7 +53,7 @@ def follow_mode(program: Program) -> None:
             _insert(program, node, nn.Dropout(argument(node, "p")), node.args[:1])
         elif node.target is aten.scaled_dot_product_attention.default:
             _attention(program, node)
-        elif _reads_mode(node):
+        elif _reads_mode(node, program):
             fixed.append(f"{node.target} in {path_of(node) or 'the model itself'}")
     program.fixed_mode = tuple(fixed)
 
@@ -83,6 +84,7 @@ def _attention(program: Program, node: fx.Node) -> None:
 
 def _insert(program: Program, node: fx.Node, module: nn.Module, args: tuple[Any, ...]) -> None:
     name = f"_mode_{node.name}"
+    module.stagewright_follows = path_of(node)  # type: ignore[assignment]
     program.holder.add_module(name, module)
     with program.graph.inserting_before(node):
         call = program.graph.call_module(name, args)
@@ -91,13 +93,20 @@ def _insert(program: Program, node: fx.Node, module: nn.Module, args: tuple[Any,
     program.graph.erase_node(node)
 
 
-def _reads_mode(node: fx.Node) -> bool:
-    """Whether an operation has a training flag that is on, other than plain dropout."""
+def _reads_mode(node: fx.Node, program: Program) -> bool:
+    """Whether an operation, or one in its region, does something else in evaluation mode."""
+    region = region_of(node, program)
+    if region is not None:
+        return any(_reads_mode(inner, program) for inner in region[0].nodes)
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return False
+    names = [declared.name for declared in schema.arguments]
+    if "dropout" in names and not argument(node, "dropout"):  # a recurrent net without dropout
+        return False
+    if "dropout_p" in names:
+        return bool(argument(node, "dropout_p"))
     return any(
-        declared.name in ("train", "training", "use_input_stats")
-        and bool(argument(node, declared.name))
-        for declared in schema.arguments
+        name in names and bool(argument(node, name))
+        for name in ("train", "training", "use_input_stats")
     )

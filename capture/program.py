@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from ..core.graph import CaptureMode
@@ -98,36 +97,3 @@ def value_of(node: fx.Node) -> Any:
 def storage_key(tensor: Tensor) -> int:
     """Equal for tensors that are views of one storage, fake ones included."""
     return int(tensor.untyped_storage()._cdata)
-
-
-_UPDATED_WITHOUT_SAYING = ("running_mean", "running_var")
-"""Arguments that normalisations change in training, though their schemas do not declare it."""
-
-
-def mutated_inputs(node: fx.Node, program: Program) -> list[fx.Node]:
-    """The nodes whose value this node changes in place."""
-    if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
-        schema = node.target._schema
-        changed = [
-            node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-            for position, argument in enumerate(schema.arguments)
-            if (argument.alias_info is not None and argument.alias_info.is_write)
-            or argument.name in _UPDATED_WITHOUT_SAYING
-        ]
-        return [value for value in changed if isinstance(value, fx.Node)]
-    in_place = False
-    if node.op == "call_module":
-        module = program.attribute(str(node.target))
-        in_place = any(getattr(child, "inplace", False) for child in module.modules())
-    elif node.op == "call_method":
-        name = str(node.target)
-        in_place = name.endswith("_") and not name.endswith("__")
-    elif node.op == "call_function":
-        name = getattr(node.target, "__name__", "")
-        in_place = (
-            node.kwargs.get("inplace") is True
-            or (name.startswith("i") and getattr(node.target, "__module__", "") == "_operator")
-            or name == "setitem"
-            or (name.endswith("_") and not name.endswith("__"))
-        )
-    return list(node.all_input_nodes[:1]) if in_place else []

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..core.errors import PlanMismatch
+from .in_place import mutated_inputs
 from .layers import Layers
-from .program import Program, mutated_inputs, path_of
+from .program import Program, path_of
 
 
 class Segment(nn.Module):

@@ -14,12 +14,19 @@ from torch import nn
 def preserved(model: nn.Module, *, training: bool | None = None) -> Iterator[None]:
     """Restore modes, buffers, gradients and random state on the way out, whatever happens.
 
+    Buffers are restored as objects and as values: a forward may change one in place, or put
+    another in its place.
+
     Args:
         model: The model; parameters must not be changed inside.
         training: Mode to put the whole model in meanwhile; `None` leaves each module's own.
     """
     modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    buffers = [
+        (module, name, buffer, None if buffer is None else buffer.detach().clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+    ]
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     python_state = random.getstate()
     cpu_state = torch.get_rng_state()
@@ -32,8 +39,10 @@ def preserved(model: nn.Module, *, training: bool | None = None) -> Iterator[Non
         for module, mode in modes:
             module.training = mode
         with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+            for module, name, buffer, value in buffers:
+                module._buffers[name] = buffer
+                if buffer is not None and value is not None:
+                    buffer.copy_(value)
         for parameter, gradient in gradients:
             parameter.grad = gradient
         random.setstate(python_state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import warnings
 from collections.abc import Sequence
@@ -20,12 +21,12 @@ from .state import preserved
 
 
 def sequential_program(
-    model: nn.Sequential, structure: CallStructure, flat: Sequence[Tensor]
+    model: nn.Module, structure: CallStructure, flat: Sequence[Tensor]
 ) -> Program:
     """Every child of an ``nn.Sequential`` is one node, called as it is, whatever it does inside."""
     graph = fx.Graph()
     value = graph.placeholder(structure.names[0])
-    for name, _ in model.named_children():
+    for name in model._modules:
         value = graph.call_module(name, (value,))
         value.meta[PATH], value.meta[CALL] = name, name
     graph.output(value)
@@ -40,7 +41,14 @@ def traced_program(model: nn.Module, structure: CallStructure, flat: Sequence[Te
     """
     tracer = _Tracer()
     given = set(structure.names)
-    defaults = {name: None for name in tracer.optional_inputs(model) if name not in given}
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(entry.kind is entry.VAR_POSITIONAL for entry in parameters):
+        raise CaptureError("torch.fx: forward takes *args, whose number it cannot know")
+    defaults = {
+        entry.name: entry.default
+        for entry in parameters
+        if entry.default is not entry.empty and entry.name not in given
+    }
     try:
         graph = tracer.trace(model, concrete_args=defaults or None)
     except Exception as error:
@@ -51,7 +59,7 @@ def traced_program(model: nn.Module, structure: CallStructure, flat: Sequence[Te
         ) from error
     for node in list(graph.nodes):
         if node.op == "placeholder" and node.target not in given:
-            for user in list(node.users):  # an input left at its default of None
+            for user in list(node.users):  # a check that the default was not changed
                 graph.erase_node(user)
             graph.erase_node(node)
     for node in graph.nodes:
@@ -71,14 +79,6 @@ class _Tracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         self.current_path = self.path_of_module(m)
         return super().call_module(m, forward, args, kwargs)
-
-    @staticmethod
-    def optional_inputs(model: nn.Module) -> list[str]:
-        """Parameters of ``forward`` that have a default."""
-        import inspect
-
-        parameters = inspect.signature(model.forward).parameters.values()
-        return [entry.name for entry in parameters if entry.default is not entry.empty]
 
 
 def _finish(
