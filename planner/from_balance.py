@@ -25,7 +25,8 @@ def plan_from_balance(
     that is best may still be called feasible.
 
     Raises:
-        InvalidInput: The counts do not cover the layers, or a cut is not legal.
+        InvalidInput: The counts do not cover the layers, a cut is not legal, or a 1F1B balance
+            has more stages than there are micro-batches.
         Infeasible: A stage exceeds its device's memory, or there are more stages than devices.
     """
     costs = stage_costs(profile, cluster, options or PlanOptions())

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..core.cluster import Cluster
-from ..core.errors import Infeasible
+from ..core.errors import Infeasible, InvalidInput
 from ..core.plan import PlanOptions
+from ..core.profile import Profile
 from ..core.units import format_bytes
 from .cost import StageCosts, stage_costs
 from .intervals import Path
 from .pipeline import PipelineSearch
-from .schedules import in_flight
+from .schedules import in_flight, too_many_stages
 from .splits import describe_stage
 
 Change = tuple[str, Cluster, PlanOptions]
@@ -63,17 +64,25 @@ def _ways_out(costs: StageCosts) -> list[str]:
     cluster, options = costs.cluster, costs.options
     kinds = [_fewer_microbatches(cluster, options), _less_state(cluster, options)]
     if options.num_stages is None:
+        kinds.append(_more_microbatches(costs))
         kinds.append(_more_devices(cluster, options, len(costs.legal_cuts) + 1))
     else:
         kinds.append(iter([("any number of stages", cluster, _with(options, num_stages=None))]))
     ways_out = []
     for changes in kinds:
         for text, other_cluster, other_options in changes:
-            other = stage_costs(costs.profile, other_cluster, other_options)
-            if _closest(PipelineSearch(other)).value <= 0:
+            if _fits(costs.profile, other_cluster, other_options):
                 ways_out.append(text)
                 break
     return ways_out
+
+
+def _fits(profile: Profile, cluster: Cluster, options: PlanOptions) -> bool:
+    """Whether some split fits; none does where the request itself would be refused."""
+    try:
+        return _closest(PipelineSearch(stage_costs(profile, cluster, options))).value <= 0
+    except InvalidInput:  # more stages than the schedule takes, or numbers too large to add up
+        return False
 
 
 def _fewer_microbatches(cluster: Cluster, options: PlanOptions) -> Iterator[Change]:
@@ -81,6 +90,16 @@ def _fewer_microbatches(cluster: Cluster, options: PlanOptions) -> Iterator[Chan
     while count:
         yield f"num_microbatches={count}", cluster, _with(options, num_microbatches=count)
         count //= 2
+
+
+def _more_microbatches(costs: StageCosts) -> Iterator[Change]:
+    """1F1B takes as many stages as micro-batches, so more of these can mean smaller stages."""
+    cluster, options = costs.cluster, costs.options
+    most = min(len(cluster.devices), len(costs.legal_cuts) + 1)
+    count = options.num_microbatches
+    while options.schedule == "1f1b" and count < most:
+        count = min(2 * count, most)
+        yield f"num_microbatches={count}", cluster, _with(options, num_microbatches=count)
 
 
 def _less_state(cluster: Cluster, options: PlanOptions) -> Iterator[Change]:
@@ -91,7 +110,10 @@ def _less_state(cluster: Cluster, options: PlanOptions) -> Iterator[Change]:
 
 
 def _more_devices(cluster: Cluster, options: PlanOptions, most: int) -> Iterator[Change]:
-    """Copies of the last device; links do not matter to what fits."""
+    """Copies of the last device; links do not matter to what fits.
+
+    Devices beyond 1F1B's micro-batches would stay idle, so those are raised along with them.
+    """
     count, last = len(cluster.devices), cluster.devices[-1]
     while count < most:
         count = min(2 * count, most)
@@ -100,7 +122,11 @@ def _more_devices(cluster: Cluster, options: PlanOptions, most: int) -> Iterator
             for index in range(count - len(cluster.devices))
         )
         levels = Cluster.uniform(count).levels
-        yield f"{count} devices", Cluster(devices=(*cluster.devices, *more), levels=levels), options
+        text, other_options = f"{count} devices", options
+        if too_many_stages(options.schedule, count, options.num_microbatches):
+            text += f" and num_microbatches={count}"
+            other_options = _with(options, num_microbatches=count)
+        yield text, Cluster(devices=(*cluster.devices, *more), levels=levels), other_options
 
 
 def _with(options: PlanOptions, **changes: object) -> PlanOptions:

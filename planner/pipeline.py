@@ -8,11 +8,11 @@ from itertools import count, pairwise
 
 import numpy as np
 
-from ..core.errors import Infeasible
+from ..core.errors import Infeasible, InvalidInput
 from .cost import StageCosts
 from .intervals import Floats, IntervalProgram, Level, Mask, Path
 from .objective import objective_s, terms
-from .schedules import in_flight
+from .schedules import in_flight, too_many_stages
 from .ties import TiePattern, tie_patterns
 
 ROUNDING = 1e-12
@@ -54,14 +54,21 @@ class PipelineSearch:
         return min(len(self.costs.cluster.devices), len(self.costs.legal_cuts) + 1)
 
     def stage_counts(self) -> list[int]:
-        """The numbers of stages to try.
+        """The numbers of stages to try: those that devices, cuts and the schedule allow.
 
         Raises:
+            InvalidInput: A number is asked for that the schedule needs more micro-batches for.
             Infeasible: A number is asked for that devices or legal cuts do not suffice for.
         """
-        wanted = self.costs.options.num_stages
+        options = self.costs.options
+        schedule, num_microbatches = options.schedule, options.num_microbatches
+        wanted = options.num_stages
         if wanted is None:
-            return list(range(1, self.max_stages + 1))
+            counts = range(1, self.max_stages + 1)
+            return [s for s in counts if not too_many_stages(schedule, s, num_microbatches)]
+        refusal = too_many_stages(schedule, wanted, num_microbatches)
+        if refusal:
+            raise InvalidInput(refusal, field="/options/num_stages")
         if wanted <= self.max_stages:
             return [wanted]
         num_devices = len(self.costs.cluster.devices)

@@ -32,7 +32,8 @@ def plan(
     For every number of stages the split with the smallest objective (see `objective`) is found
     exactly; it competes in the simulator with equal layer counts and even times. The fastest
     wins, so a plan is never slower, as simulated, than equal layer counts on as many or fewer
-    devices. `Plan.proof` compares its objective with a bound that holds for every allowed split.
+    devices that the schedule takes (1F1B: at most as many stages as micro-batches, as torch has
+    it). `Plan.proof` compares its objective with a bound that holds for every allowed split.
     About O(L^2 S) for each of some ten to a hundred dynamic programs per number of stages S.
     The same inputs give the same plan, bit for bit.
 
@@ -43,7 +44,8 @@ def plan(
         num_microbatches: Replaces the options' number.
 
     Raises:
-        InvalidInput: An option or the profile's numbers are out of range.
+        InvalidInput: An option or the profile's numbers are out of range, or exactly more 1F1B
+            stages are asked for than micro-batches.
         Infeasible: No split fits; the message names the constraint and the ways out.
     """
     costs = stage_costs(profile, cluster, _options(options, num_microbatches))

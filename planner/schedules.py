@@ -53,6 +53,20 @@ def in_flight(name: ScheduleName, stage: int, num_stages: int, num_microbatches:
     return 1
 
 
+def too_many_stages(name: ScheduleName, num_stages: int, num_microbatches: int) -> str | None:
+    """Why the runtime would refuse so many stages, and the way out; `None` if it would not.
+
+    torch's ``Schedule1F1B`` wants at least as many micro-batches as stages; GPipe takes any.
+    """
+    if name != "1f1b" or num_stages <= num_microbatches:
+        return None
+    return (
+        f"the 1f1b schedule needs at least as many micro-batches as stages: {num_stages} stages, "
+        f"but num_microbatches is {num_microbatches}; ask for num_microbatches={num_stages} or "
+        "more, or for the gpipe schedule"
+    )
+
+
 def _check(name: str, num_stages: int, num_microbatches: int) -> None:
     if name not in ("gpipe", "1f1b", "forward_only"):
         raise InvalidInput(

@@ -9,7 +9,7 @@ from ..core.errors import Infeasible, InvalidInput
 from ..core.units import format_bytes
 from .balance import balance
 from .cost import StageCosts
-from .schedules import in_flight
+from .schedules import in_flight, too_many_stages
 
 Cuts = tuple[int, ...]
 """Positions of S stages: 0, the first layer of every later stage, and L."""
@@ -42,7 +42,8 @@ def check_cuts(costs: StageCosts, cuts: Cuts) -> None:
     """Refuse a split that may not be made or does not fit.
 
     Raises:
-        InvalidInput: The stages do not cover the layers, or a cut is not legal.
+        InvalidInput: The stages do not cover the layers, are more than the schedule takes, or a
+            cut is not legal.
         Infeasible: More stages than devices, or a stage exceeds its device's memory.
     """
     layers = costs.profile.layers
@@ -53,6 +54,10 @@ def check_cuts(costs: StageCosts, cuts: Cuts) -> None:
             f"and {len(layers)} in all",
             field="/balance",
         )
+    num_stages, options = len(cuts) - 1, costs.options
+    refusal = too_many_stages(options.schedule, num_stages, options.num_microbatches)
+    if refusal:
+        raise InvalidInput(refusal, field="/balance")
     for cut in cuts[1:-1]:
         boundary = costs.profile.boundaries[cut - 1]
         if not boundary.legal:
@@ -61,7 +66,6 @@ def check_cuts(costs: StageCosts, cuts: Cuts) -> None:
                 f"{layers[cut].layer.name!r}: {boundary.reason or 'the profile forbids it'}",
                 field="/balance",
             )
-    num_stages = len(cuts) - 1
     if num_stages > len(costs.limits_bytes):
         raise Infeasible(
             f"{num_stages} stages need {num_stages} devices, the cluster has "
@@ -70,7 +74,6 @@ def check_cuts(costs: StageCosts, cuts: Cuts) -> None:
             required=num_stages,
             available=len(costs.limits_bytes),
         )
-    options = costs.options
     for stage, (first, last) in enumerate(pairwise(cuts)):
         held = in_flight(options.schedule, stage, num_stages, options.num_microbatches)
         needed, limit = costs.memory(first, last, held).total_bytes, costs.limits_bytes[stage]

@@ -1,20 +1,20 @@
 """Accept or reject any plan, whoever made it, by deriving its numbers again.
 
-Everything here is written as plain loops over the profile, apart from the planner's tables, so
-that the two check each other. Only the schedule and its simulator are shared.
+The numbers come from `recount`, not from the planner's tables, so that the two check each other.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
-from ..core.cluster import Cluster, Device
+from ..core.cluster import Cluster
 from ..core.errors import InvalidInput, PlanMismatch
-from ..core.graph import Parameter
-from ..core.plan import OPTIMIZER_BYTES_PER_ELEMENT, MemoryUse, Plan, Stage
+from ..core.plan import Baseline, Plan, Stage
 from ..core.profile import Profile
-from .schedules import in_flight
+from .recount import Split
+from .schedules import too_many_stages
 from .timeline import plan_timeline
 
 TOLERANCE = 1e-9
@@ -25,7 +25,8 @@ def validate(plan: Plan, profile: Profile, cluster: Cluster) -> None:
     """Check a plan against the profile and cluster it claims to be for.
 
     Layers, devices, legality of cuts, times, bytes, memory and its limits, the simulated step,
-    and the proof's value are derived again from the profile.
+    the baselines, and the proof's value are derived again from the profile. The proof's bound is
+    not: it has to be at most the value, and equal to it where the plan is called optimal.
 
     Raises:
         PlanMismatch: The plan is for another profile or cluster, or a number in it is wrong; the
@@ -34,10 +35,13 @@ def validate(plan: Plan, profile: Profile, cluster: Cluster) -> None:
     faults = list(_identity_faults(plan, profile))
     if plan.layer_names == tuple(entry.layer.name for entry in profile.layers):
         faults += _device_faults(plan, cluster)
-        faults += _boundary_faults(plan, profile)
-        for index in range(plan.num_stages):
-            faults += _stage_faults(plan, index, profile, cluster)
-        faults += _step_faults(plan, profile, cluster)
+        split = Split(plan.balance, profile, cluster, plan.options)
+        faults += _cut_faults(plan, split)
+        for index, stage in enumerate(plan.stages):
+            faults += _stage_faults(stage, index, split)
+        faults += _step_faults(plan, split)
+        for baseline in plan.baselines:
+            faults += _baseline_faults(baseline, split)
     else:
         faults.append("its layers are not the profile's, each once and in order")
     if faults:
@@ -46,10 +50,12 @@ def validate(plan: Plan, profile: Profile, cluster: Cluster) -> None:
 
 def _identity_faults(plan: Plan, profile: Profile) -> Iterable[str]:
     """Whether plan and profile belong together."""
-    if plan.profile_id and plan.profile_id != profile.content_id():
-        yield f"it was planned from {plan.profile_id}, this profile is {profile.content_id()}"
+    if plan.profile_id != profile.content_id():
+        source = plan.profile_id or "a profile it does not name"
+        yield f"it was planned from {source}, this profile is {profile.content_id()}"
     for name, found, expected in (
         ("model", plan.model, profile.model),
+        ("spec", plan.spec, profile.spec),
         ("inputs", plan.inputs, profile.inputs),
         ("input_structure", plan.input_structure, profile.input_structure),
         ("estimated", plan.estimated, profile.provenance.source == "estimated"),
@@ -72,23 +78,28 @@ def _device_faults(plan: Plan, cluster: Cluster) -> Iterable[str]:
             yield f"stage {index} asks for recomputation or replicas, which are not priced yet"
 
 
-def _boundary_faults(plan: Plan, profile: Profile) -> Iterable[str]:
-    """Cuts are legal, and the plan carries the profile's account of them."""
-    for index, stage in enumerate(plan.stages[:-1]):
-        boundary = profile.boundaries[stage.first_layer + stage.num_layers - 1]
+def _cut_faults(plan: Plan, split: Split) -> Iterable[str]:
+    """As many stages as the schedule takes, legal cuts, and the profile's account of them."""
+    options = split.options
+    refusal = too_many_stages(options.schedule, split.num_stages, options.num_microbatches)
+    if refusal:
+        yield refusal
+    expected = split.boundaries()
+    for index, boundary in enumerate(expected):
         if not boundary.legal:
             yield f"the cut behind stage {index} is not legal: {boundary.reason}"
-        if plan.boundaries and plan.boundaries[index] != boundary:
+    if len(plan.boundaries) != len(expected):
+        yield f"it lists {len(plan.boundaries)} boundaries for {len(expected)} cuts"
+    for index, (found, boundary) in enumerate(zip(plan.boundaries, expected, strict=False)):
+        if found != boundary:
             yield f"boundaries[{index}] is not the profile's boundary after {boundary.after}"
 
 
-def _stage_faults(plan: Plan, index: int, profile: Profile, cluster: Cluster) -> Iterable[str]:
+def _stage_faults(stage: Stage, index: int, split: Split) -> Iterable[str]:
     """One stage's times, bytes, modules and memory."""
-    stage = plan.stages[index]
-    forward_s, backward_s = _work_s(stage, profile)
-    (forward_bytes, forward_send_s), (backward_bytes, backward_send_s) = _sends(
-        plan, index, profile, cluster
-    )
+    forward_s, backward_s = split.work_s(index)
+    forward_bytes, forward_send_s = split.send_forward(index)
+    backward_bytes, backward_send_s = split.send_backward(index)
     for name, found_s, expected_s in (
         ("forward_time_s", stage.forward_time_s, forward_s),
         ("backward_time_s", stage.backward_time_s, backward_s),
@@ -97,15 +108,14 @@ def _stage_faults(plan: Plan, index: int, profile: Profile, cluster: Cluster) ->
     ):
         if not math.isclose(found_s, expected_s, rel_tol=TOLERANCE):
             yield f"stage {index}: {name} is {found_s!r}, expected {expected_s!r}"
-    fqns = {fqn for layer in _layers(stage) for fqn in profile.layers[layer].layer.module_fqns}
-    held = in_flight(plan.options.schedule, index, plan.num_stages, plan.num_microbatches)
-    memory = _memory(plan, stage, profile, held)
-    limit = _limit_bytes(cluster.devices[index], plan) if index < len(cluster.devices) else None
+    layers = [split.profile.layers[layer].layer for layer in split.layers(index)]
+    fqns = {fqn for layer in layers for fqn in layer.module_fqns}
+    memory, limit = split.memory(index), split.limit_bytes(index)
     for name, found, expected in (
         ("send_forward_bytes", stage.send_forward_bytes, forward_bytes),
         ("send_backward_bytes", stage.send_backward_bytes, backward_bytes),
         ("module_fqns", sorted(stage.module_fqns), sorted(fqns)),
-        ("in_flight", stage.in_flight, held),
+        ("in_flight", stage.in_flight, split.in_flight(index)),
         ("memory", stage.memory, memory),
         ("memory_limit_bytes", stage.memory_limit_bytes, limit),
     ):
@@ -115,9 +125,9 @@ def _stage_faults(plan: Plan, index: int, profile: Profile, cluster: Cluster) ->
         yield f"stage {index}: needs {memory.total_bytes} bytes, its device allows {limit}"
 
 
-def _step_faults(plan: Plan, profile: Profile, cluster: Cluster) -> Iterable[str]:
+def _step_faults(plan: Plan, split: Split) -> Iterable[str]:
     """The step as a whole: tied gradients, simulated time, bubble, proof."""
-    tied_s = _tied_sync_s(plan, profile, cluster)
+    tied_s = split.tied_sync_s()
     if not math.isclose(plan.tied_sync_time_s, tied_s, rel_tol=TOLERANCE):
         yield f"tied_sync_time_s is {plan.tied_sync_time_s!r}, expected {tied_s!r}"
     try:
@@ -129,7 +139,7 @@ def _step_faults(plan: Plan, profile: Profile, cluster: Cluster) -> Iterable[str
         yield f"step_time_s is {plan.step_time_s!r}, simulated {timeline.step_time_s!r}"
     if not math.isclose(plan.bubble_fraction, timeline.bubble_fraction, abs_tol=TOLERANCE):
         yield f"bubble_fraction is {plan.bubble_fraction!r}, simulated {timeline.bubble_fraction!r}"
-    value_s, proof = _objective_s(plan, profile, cluster, tied_s), plan.proof
+    value_s, proof = split.objective_s(), plan.proof
     if not math.isclose(proof.value, value_s, rel_tol=TOLERANCE):
         yield f"proof.value is {proof.value!r}, expected {value_s!r}"
     if proof.lower_bound > proof.value:
@@ -139,123 +149,27 @@ def _step_faults(plan: Plan, profile: Profile, cluster: Cluster) -> Iterable[str
         yield f"proof.status is 'optimal' with a gap of {proof.gap:.3g}"
 
 
-def _layers(stage: Stage) -> range:
-    return range(stage.first_layer, stage.first_layer + stage.num_layers)
-
-
-def _is_last(stage: Stage, profile: Profile) -> bool:
-    return stage.first_layer + stage.num_layers == len(profile.layers)
-
-
-def _work_s(stage: Stage, profile: Profile) -> tuple[float, float]:
-    """Forward and backward; the last stage also carries the loss."""
-    entries = [profile.layers[layer] for layer in _layers(stage)]
-    forward_s = math.fsum(entry.forward.median_s for entry in entries)
-    backward_s = math.fsum(entry.backward.median_s for entry in entries)
-    if profile.loss and _is_last(stage, profile):
-        forward_s += profile.loss.forward.median_s
-        backward_s += profile.loss.backward.median_s
-    return forward_s, backward_s
-
-
-def _sends(
-    plan: Plan, index: int, profile: Profile, cluster: Cluster
-) -> tuple[tuple[int, float], tuple[int, float]]:
-    """Bytes and time of what a stage sends forward and back."""
-    stage = plan.stages[index]
-    forward, backward = (0, 0.0), (0, 0.0)
-    if index + 1 < min(plan.num_stages, len(cluster.devices)):
-        size = profile.boundaries[stage.first_layer + stage.num_layers - 1].forward_bytes
-        forward = size, cluster.link(index, index + 1).transfer_time_s(size)
-    if 0 < index < len(cluster.devices):
-        size = profile.boundaries[stage.first_layer - 1].backward_bytes
-        backward = size, cluster.link(index - 1, index).transfer_time_s(size)
-    return forward, backward
-
-
-def _memory(plan: Plan, stage: Stage, profile: Profile, held: int) -> MemoryUse:
-    """Every byte counted again, storage by storage."""
-    layers = set(_layers(stage))
-    weights = gradients = state = 0
-    for parameter in _parameters(profile):
-        if layers.isdisjoint(parameter.layers):
-            continue
-        weights += parameter.size_bytes
-        if _is_learned(parameter):
-            gradients += parameter.size_bytes
-            state += parameter.numel * OPTIMIZER_BYTES_PER_ELEMENT[plan.options.optimizer]
-    saved = 0
-    for storage in profile.storages:
-        saved += 0 if layers.isdisjoint(storage.layers) else storage.size_bytes
-    if not profile.storages:
-        saved = sum(profile.layers[layer].saved_activation_bytes for layer in layers)
-    if profile.loss and _is_last(stage, profile):
-        saved += profile.loss.saved_activation_bytes
-    received = 0
-    if stage.first_layer > 0:
-        received += profile.boundaries[stage.first_layer - 1].forward_bytes
-    if not _is_last(stage, profile):
-        received += profile.boundaries[stage.first_layer + stage.num_layers - 1].backward_bytes
-    return MemoryUse(
-        weights_bytes=weights,
-        gradients_bytes=gradients,
-        optimizer_bytes=state,
-        activations_bytes=saved * held,
-        workspace_bytes=max(profile.layers[layer].workspace_bytes for layer in layers),
-        receive_buffers_bytes=received * plan.num_microbatches,
-    )
-
-
-def _parameters(profile: Profile) -> list[Parameter]:
-    """The profile's, or one fp32 weight a layer where it lists none."""
-    if profile.parameters:
-        return list(profile.parameters)
-    parameters = []
-    for index, entry in enumerate(profile.layers):
-        size = entry.layer.parameter_bytes
-        parameters.append(
-            Parameter(names=("weight",), size_bytes=size, numel=(size + 3) // 4, layers=(index,))
+def _baseline_faults(baseline: Baseline, split: Split) -> Iterable[str]:
+    """Another split into as many stages, with the time it would take, or none if not usable."""
+    counts, num_layers = baseline.balance, len(split.profile.layers)
+    if len(counts) != split.num_stages or min(counts) < 1 or sum(counts) != num_layers:
+        yield (
+            f"baseline {baseline.name!r} is {list(counts)}, which is not {num_layers} layers in "
+            f"{split.num_stages} stages"
         )
-    return parameters
+        return
+    if baseline.name == "equal_layers" and not _is_equal(counts):
+        yield f"baseline {baseline.name!r} is {list(counts)}, which are not equal layer counts"
+    other = replace(split, counts=counts)
+    found_s, expected_s = baseline.step_time_s, other.step_time_s() if other.is_usable() else None
+    if found_s is None or expected_s is None:
+        is_right = found_s is expected_s
+    else:
+        is_right = math.isclose(found_s, expected_s, rel_tol=TOLERANCE)
+    if not is_right:
+        yield f"baseline {baseline.name!r}: step_time_s is {found_s!r}, expected {expected_s!r}"
 
 
-def _is_learned(parameter: Parameter) -> bool:
-    return parameter.kind == "parameter" and parameter.trainable
-
-
-def _limit_bytes(device: Device, plan: Plan) -> int | None:
-    if device.memory_bytes is None:
-        return None
-    return int(device.memory_bytes * plan.options.memory_fraction)
-
-
-def _tied_sync_s(plan: Plan, profile: Profile, cluster: Cluster) -> float:
-    """One ring after another over the stages that own each tied weight."""
-    total_s = 0.0
-    for parameter in profile.parameters:
-        owners = []
-        for index, stage in enumerate(plan.stages[: len(cluster.devices)]):
-            if not set(_layers(stage)).isdisjoint(parameter.layers):
-                owners.append(index)
-        if _is_learned(parameter) and len(owners) > 1:
-            link = cluster.link(owners[0], owners[-1])
-            total_s += link.all_reduce_time_s(parameter.size_bytes, len(owners))
-    return total_s
-
-
-def _objective_s(plan: Plan, profile: Profile, cluster: Cluster, tied_s: float) -> float:
-    """The closed form of `objective`, from the profile alone."""
-    forwards, backwards, whole = [], [], []
-    for index, stage in enumerate(plan.stages):
-        forward_s, backward_s = _work_s(stage, profile)
-        outgoing_s = 0.0
-        if index + 1 < min(plan.num_stages, len(cluster.devices)):
-            outgoing_s += _sends(plan, index, profile, cluster)[0][1]
-            outgoing_s += _sends(plan, index + 1, profile, cluster)[1][1]
-        forwards.append(forward_s)
-        backwards.append(backward_s)
-        whole.append(forward_s + backward_s + outgoing_s)
-    slowest_s = max(whole)
-    if plan.schedule == "gpipe":
-        slowest_s = max(forwards) + max(backwards)
-    return sum(whole) + (plan.num_microbatches - 1) * slowest_s + tied_s
+def _is_equal(counts: tuple[int, ...]) -> bool:
+    """Whether counts differ by at most one, the larger ones in front."""
+    return counts[0] - counts[-1] <= 1 and list(counts) == sorted(counts, reverse=True)

@@ -10,7 +10,10 @@ from stagewright.planner.splits import Cuts, check_cuts
 
 
 def usable_splits(costs: StageCosts, num_stages: int) -> Iterator[Cuts]:
-    """All splits into that many stages that are legal and fit."""
+    """All splits into that many stages that are legal, fit and that torch's schedule takes."""
+    options = costs.options
+    if options.schedule == "1f1b" and options.num_microbatches < num_stages:
+        return
     for inner in combinations(range(1, costs.num_layers), num_stages - 1):
         cuts = (0, *inner, costs.num_layers)
         try:

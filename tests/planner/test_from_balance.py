@@ -18,6 +18,8 @@ def test_a_planned_balance_gets_the_planned_numbers():
         again = plan_from_balance(profile, cluster, None, made.balance)
         validate(again, profile, cluster)
         assert again.stages == made.stages
+        assert again.boundaries == made.boundaries
+        assert again.profile_id == made.profile_id == profile.content_id()
         assert again.step_time_s == made.step_time_s
         assert again.proof.lower_bound <= made.proof.lower_bound * (1 + 1e-12)
 
@@ -52,6 +54,17 @@ def test_too_many_stages_and_too_little_memory_are_infeasible():
     cluster = Cluster.uniform(2, memory_bytes=199)
     with pytest.raises(Infeasible, match=r"stage 0 .* \(200 bytes\), .* \(199 bytes\)"):
         plan_from_balance(profile, cluster, None, [1, 1])
+
+
+def test_more_1f1b_stages_than_microbatches_are_refused_and_gpipe_takes_them():
+    profile, cluster = chain_profile([1, 1, 1]), Cluster.uniform(3)
+    for num_stages in (None, 3):
+        options = PlanOptions(num_microbatches=2, num_stages=num_stages)
+        with pytest.raises(InvalidInput, match=r"3 stages, but num_microbatches is 2;") as caught:
+            plan_from_balance(profile, cluster, options, [1, 1, 1])
+        assert caught.value.field == "/balance"
+    options = PlanOptions(num_microbatches=2, schedule="gpipe")
+    validate(plan_from_balance(profile, cluster, options, [1, 1, 1]), profile, cluster)
 
 
 def test_the_balance_must_have_the_number_of_stages_asked_for():

@@ -21,7 +21,7 @@ def message(profile, cluster, options):
 
 def test_names_stage_layers_device_and_both_numbers():
     profile = chain_profile([1, 1, 1, 1], parameter_bytes=400)
-    said = message(profile, Cluster.uniform(2, memory_bytes=3000), PlanOptions(num_microbatches=1))
+    said = message(profile, Cluster.uniform(2, memory_bytes=3000), PlanOptions(num_microbatches=4))
     assert "stage 0 (layers 0 to 1, 'layer.0' to 'layer.1') needs" in said
     assert "(3200 bytes)" in said
     assert "device 'device:0' allows" in said
@@ -47,9 +47,43 @@ def test_every_way_out_it_names_works():
 
 def test_a_fixed_number_of_stages_may_be_what_binds():
     profile = chain_profile([1] * 4, parameter_bytes=400)
-    options = PlanOptions(num_microbatches=1, num_stages=1)
+    options = PlanOptions(num_microbatches=4, num_stages=1)
     said = message(profile, Cluster.uniform(4, memory_bytes=3300), options)
     assert "any number of stages" in said
+
+
+def test_1f1b_may_need_more_microbatches_for_more_stages():
+    """Four stages would fit, but need four micro-batches, and on two devices four devices too."""
+    profile = chain_profile([1, 1, 1, 1], parameter_bytes=400)
+    options = PlanOptions(num_microbatches=1)
+    for num_devices, way_out in (
+        (4, "num_microbatches=4"),
+        (2, "4 devices and num_microbatches=4"),
+    ):
+        said = message(profile, Cluster.uniform(num_devices, memory_bytes=1700), options)
+        assert said.endswith(f"it would fit with {way_out}")
+    assert plan(profile, Cluster.uniform(4, memory_bytes=1700), options, num_microbatches=4)
+
+
+def test_no_way_out_asks_for_more_stages_than_1f1b_takes():
+    profile = chain_profile([1] * 4, parameter_bytes=400, saved_bytes=400)
+    # One micro-batch would fit 2100 bytes, but 1F1B does not take four stages then.
+    for schedule, is_named in (("gpipe", True), ("1f1b", False)):
+        options = PlanOptions(num_microbatches=4, num_stages=4, schedule=schedule)
+        said = message(profile, Cluster.uniform(4, memory_bytes=2100), options)
+        assert ("num_microbatches=1" in said) == is_named
+    # The last stage keeps fewer micro-batches by 1F1B: named with four of them, not with three.
+    for num_microbatches, is_named in ((4, True), (3, False)):
+        needed = 800 + 400 * num_microbatches
+        devices = tuple(
+            device.model_copy(update={"memory_bytes": limit})
+            for device, limit in zip(Cluster.uniform(4).devices, [needed] * 3 + [1200], strict=True)
+        )
+        cluster = Cluster.uniform(4).model_copy(update={"devices": devices})
+        options = PlanOptions(
+            num_microbatches=num_microbatches, num_stages=4, schedule="gpipe", optimizer="none"
+        )
+        assert ("schedule='1f1b'" in message(profile, cluster, options)) == is_named
 
 
 def test_when_nothing_helps_it_says_so():

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from stagewright.core.cluster import Cluster
-from stagewright.core.errors import Infeasible
+from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.graph import Parameter
 from stagewright.core.plan import PlanOptions
 from stagewright.planner import pipeline
@@ -77,7 +77,7 @@ def test_more_ties_than_are_told_apart_leave_a_valid_bound(schedule):
     tied = [Parameter(names=(f"tied.{index}",), size_bytes=1000 * (index + 1), numel=1,
                       layers=(index, index + 2)) for index in range(6)]  # fmt: skip
     profile = type(profile).model_validate({**dict(profile), "parameters": (*tied,)})
-    options = PlanOptions(num_microbatches=2, schedule=schedule)
+    options = PlanOptions(num_microbatches=4, schedule=schedule)
     costs = stage_costs(profile, Cluster.uniform(4, bandwidth_bytes_per_s=1e5), options)
     search = PipelineSearch(costs)
     for num_stages in search.stage_counts():
@@ -150,8 +150,23 @@ def test_stage_counts_asked_for_and_not_to_be_had():
     assert _counts(profile, 8, None) == [1, 2, 3]
 
 
-def _counts(profile, num_devices, num_stages):
-    options = PlanOptions(num_stages=num_stages)
+def test_1f1b_takes_as_many_stages_as_microbatches_and_gpipe_any():
+    """The runtime's Schedule1F1B refuses more; such a plan once was called optimal."""
+    profile = chain_profile([1] * 6)
+    assert _counts(profile, 6, None, num_microbatches=4) == [1, 2, 3, 4]
+    assert _counts(profile, 6, 4, num_microbatches=4) == [4]
+    for num_devices in (6, 2):
+        with pytest.raises(InvalidInput, match=r"5 stages, but num_microbatches is 4;") as caught:
+            _counts(profile, num_devices, 5, num_microbatches=4)
+        assert "ask for num_microbatches=5 or more, or for the gpipe schedule" in str(caught.value)
+        assert caught.value.field == "/options/num_stages"
+    gpipe = {"num_microbatches": 1, "schedule": "gpipe"}
+    assert _counts(profile, 6, None, **gpipe) == [1, 2, 3, 4, 5, 6]
+    assert _counts(profile, 6, 6, **gpipe) == [6]
+
+
+def _counts(profile, num_devices, num_stages, **fields):
+    options = PlanOptions(num_stages=num_stages, **fields)
     return PipelineSearch(
         stage_costs(profile, Cluster.uniform(num_devices), options)
     ).stage_counts()

@@ -166,6 +166,9 @@ def test_what_the_profile_says_is_carried_over():
     made = plan(profile, Cluster.uniform(2))
     assert made.profile_id == profile.content_id()
     assert (made.model, made.inputs, made.input_structure) == ("Random", profile.inputs, "x")
+    assert made.boundaries == tuple(
+        profile.boundaries[stage.first_layer - 1] for stage in made.stages[1:]
+    )
     assert made.notes == ("made up",)
     fqns = [fqn for stage in made.stages for fqn in stage.module_fqns]
     assert set(fqns) == {fqn for entry in profile.layers for fqn in entry.layer.module_fqns}
@@ -195,6 +198,21 @@ def test_exactly_so_many_stages_are_made():
     assert plan(chain_profile([1] * 6), Cluster.uniform(6), options).num_stages == 3
     with pytest.raises(Infeasible, match="7 stages need 7 devices"):
         plan(chain_profile([1] * 6), Cluster.uniform(6), PlanOptions(num_stages=7))
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2, 3])
+def test_1f1b_never_has_more_stages_than_microbatches(num_microbatches):
+    """torch's Schedule1F1B refuses them, so the runtime could not have run the plan."""
+    profile, cluster = chain_profile([1] * 6), Cluster.uniform(6)
+    made = plan(profile, cluster, num_microbatches=num_microbatches)
+    assert made.num_stages == num_microbatches
+    assert made.proof.status == "optimal"
+    validate(made, profile, cluster)
+    wanted = num_microbatches + 1
+    with pytest.raises(InvalidInput, match=f"{wanted} stages, but .* {num_microbatches};"):
+        plan(profile, cluster, PlanOptions(num_stages=wanted), num_microbatches=num_microbatches)
+    options = PlanOptions(num_stages=wanted, num_microbatches=num_microbatches, schedule="gpipe")
+    assert plan(profile, cluster, options).num_stages == wanted
 
 
 def test_num_microbatches_replaces_the_options_and_is_checked():
