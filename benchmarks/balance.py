@@ -108,8 +108,10 @@ def summary(result: dict[str, Any]) -> str:
         "{vectors} cost vectors: ours better {better}, equal otherwise, worse {worse}".format(
             **result
         ),
-        "largest part smaller by {mean_gain:.2%} on average, {mean_gain_where_better:.2%} where "
-        "better, {max_gain:.1%} at most".format(**result),
+        "torchgpipe's largest part is {mean_gain:.2%} larger than ours on average, "
+        "{mean_gain_where_better:.2%} where ours is better, {max_gain:.1%} at most".format(
+            **result
+        ),
         "{brute_forced} checked against every split, {differs_from_brute_force} differ".format(
             **result
         ),
