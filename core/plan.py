@@ -27,7 +27,8 @@ class PlanOptions(Record):
 
     Attributes:
         num_microbatches: Micro-batches per step, each of the profile's batch size.
-        num_stages: Exactly this many stages; `None` tries every number up to the devices.
+        num_stages: Exactly this many stages; `None` tries every number up to the devices and,
+            for 1f1b, up to the micro-batches.
         optimizer: Decides the bytes of optimizer state per trainable element.
         memory_fraction: Share of each device's memory a plan may use.
     """
