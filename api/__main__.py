@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from ..core.errors import InvalidInput
+from ..core.errors import InvalidInput, Refused
 from .serve import TOKEN_VARIABLE, serve
 
 
 def main() -> int:
-    """Serve; 2 if the arguments do not fit, as for any other usage error."""
+    """Serve; 2 if the arguments do not fit, 4 if they are refused, as the command line does."""
     parser = argparse.ArgumentParser(
         prog="python -m stagewright.api",
         description="Serve planning over HTTP.",
@@ -22,9 +22,9 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         serve(host=arguments.host, port=arguments.port, database=arguments.database)
-    except InvalidInput as error:
+    except (InvalidInput, Refused) as error:
         sys.stderr.write(f"error: {error}\n")
-        return 2
+        return 4 if isinstance(error, Refused) else 2
     return 0
 
 

@@ -8,6 +8,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..core.units import format_bytes
 from .problems import Problem
 
+MAX_DISCARDED_BYTES = 64 * 2**20
+"""How much more of a body than is accepted is still read, so that its sender hears the answer."""
+
 
 class BodyLimit:
     """Reads the body up to a limit before the application sees the request.
@@ -15,35 +18,51 @@ class BodyLimit:
     The bytes are counted as they arrive, whatever ``Content-Length`` says, so no more than the
     limit is ever held.
 
+    Ordinary clients send the whole body before they look for an answer; closing the connection
+    earlier resets it, and they never see why. So what is too long is read on and thrown away, as
+    far as `max_discarded_bytes`, unless the client asked first (``Expect: 100-continue``).
+
     Args:
         app: The application behind.
         max_bytes: The longest body accepted.
+        max_discarded_bytes: What is read beyond that before the refusal, at most.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, max_bytes: int, max_discarded_bytes: int = MAX_DISCARDED_BYTES
+    ) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._max_read_bytes = max_bytes + max_discarded_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        announced = Headers(scope=scope).get("content-length", "")
-        if announced.isdecimal() and len(announced) < 20 and int(announced) > self._max_bytes:
+        headers = Headers(scope=scope)
+        announced = _announced_bytes(headers)
+        too_long = announced > self._max_bytes
+        asks_first = headers.get("expect", "").lower() == "100-continue"
+        if too_long and (asks_first or announced > self._max_read_bytes):
             await self._refuse(scope, receive, send)
             return
-        body = bytearray()
-        while True:
+        body, num_read, more = bytearray(), 0, True
+        while more and num_read <= self._max_read_bytes:
             message = await receive()
             if message["type"] != "http.request":
                 return  # the client has gone
-            body += message.get("body", b"")
-            if len(body) > self._max_bytes:
-                await self._refuse(scope, receive, send)
-                return
-            if not message.get("more_body", False):
-                break
-        await self._app(scope, _replay(bytes(body), receive), send)
+            piece = message.get("body", b"")
+            num_read += len(piece)
+            more = message.get("more_body", False)
+            if too_long or num_read > self._max_bytes:
+                too_long = True
+                body.clear()
+            else:
+                body += piece
+        if too_long:
+            await self._refuse(scope, receive, send)
+        else:
+            await self._app(scope, _replay(bytes(body), receive), send)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = Problem(
@@ -54,6 +73,12 @@ class BodyLimit:
             headers={"Connection": "close"},
         )
         await problem.response()(scope, receive, send)
+
+
+def _announced_bytes(headers: Headers) -> int:
+    """What ``Content-Length`` says; 0 if it says nothing that could be so."""
+    announced = headers.get("content-length", "")
+    return int(announced) if announced.isdecimal() and len(announced) < 20 else 0
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -1,8 +1,8 @@
 """Measuring a model in a process of its own, so that torch never enters the server's.
 
 The child reads a `MeasureRequest` on stdin and writes a `Profile` on stdout. When it fails, the
-last line of its stderr is ``{"error": "<class name>", "message": "..."}``; everything else there
-goes to the server's log and no further.
+last line of its stderr is ``{"error": "<class name>", "message": "..."}``, for an `InvalidInput`
+with its ``field`` if it has one; everything else there goes to the server's log and no further.
 """
 
 from __future__ import annotations
@@ -161,9 +161,13 @@ def _reported_error(line: str) -> StagewrightError | None:
     """The error of `CHILD_ERRORS` that a line of the child announces, if it does."""
     try:
         announced = json.loads(line)
-        return CHILD_ERRORS[announced["error"]](str(announced["message"]))
+        error_class, message = CHILD_ERRORS[announced["error"]], str(announced["message"])
     except (ValueError, TypeError, KeyError):
         return None
+    field = announced.get("field")
+    if error_class is InvalidInput and isinstance(field, str):
+        return InvalidInput(message, field=field)
+    return error_class(message)
 
 
 def _offer_to_oom_killer(child: Process) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import uvicorn
 import uvicorn.config
 
-from ..core.errors import InvalidInput
+from ..core.errors import InvalidInput, Refused
 from .app import create_app
 from .examples import measure_example
 from .measuring import Measurer
@@ -49,13 +49,14 @@ def serve(
         token: Bearer token; by default the environment's ``STAGEWRIGHT_TOKEN``, else a new one.
 
     Raises:
-        InvalidInput: The address is not a loopback one and no token was given, the token cannot
-            be sent in a header, the address is taken, or the database cannot be used.
+        Refused: The address is not a loopback one and no token was given.
+        InvalidInput: The token cannot be sent in a header, the address is taken, or the database
+            cannot be used.
     """
     given = token if token is not None else os.environ.get(TOKEN_VARIABLE)
     loopback = is_loopback(host)
     if given is None and not loopback:
-        raise InvalidInput(
+        raise Refused(
             f"{host} can be reached from other machines; choose a token and give it "
             f"in {TOKEN_VARIABLE}, or listen on 127.0.0.1"
         )

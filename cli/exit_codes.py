@@ -17,14 +17,13 @@ code  meaning, and what the caller does next
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, cast
 
 import typer
 
-from ..core.errors import DeadlineExceeded, Infeasible, RankFailed, StagewrightError
+from ..core.errors import DeadlineExceeded, Infeasible, RankFailed, Refused, StagewrightError
+from ..profiler.out_of_memory import is_out_of_memory
 from .extras import missing_extra
 
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
@@ -45,13 +44,13 @@ class ExitCode(IntEnum):
 
 def exit_code(error: BaseException) -> ExitCode:
     """The code for an error that reached the top."""
-    if isinstance(error, Infeasible) or any(map(_is_out_of_memory, _causes(error))):
+    if isinstance(error, Infeasible) or is_out_of_memory(error):
         return ExitCode.INFEASIBLE
     if isinstance(error, DeadlineExceeded | TimeoutError | KeyboardInterrupt | typer.Abort):
         return ExitCode.CANCELLED
     if isinstance(error, RankFailed | ConnectionError):
         return ExitCode.UNREACHABLE
-    if isinstance(error, PermissionError):
+    if isinstance(error, PermissionError | Refused):
         return ExitCode.REFUSED
     if isinstance(error, StagewrightError | UsageError) or missing_extra(error):
         return ExitCode.USAGE
@@ -96,19 +95,3 @@ def _details(error: BaseException) -> dict[str, Any]:
     if not isinstance(error, StagewrightError):
         return {}
     return {name: value for name, value in vars(error).items() if not name.startswith("_")}
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """Memory ran out, on the host or on a device; looks torch up without importing it."""
-    torch: Any = sys.modules.get("torch")
-    if isinstance(error, RuntimeError) and "not enough memory" in str(error):
-        return True  # torch's CPU allocator raises nothing more specific
-    return isinstance(error, MemoryError) or (
-        torch is not None and isinstance(error, torch.OutOfMemoryError)
-    )

@@ -38,10 +38,10 @@ def command(
     family: Annotated[
         str | None, Option(help="Build the model by name instead: mlp, resnet, unet or gpt2.")
     ] = None,
-    config: Annotated[str, Option(help="The family's configuration, as JSON.")] = "{}",
+    config: Annotated[str | None, Option(help="The family's configuration, as JSON.")] = None,
     inputs: Annotated[
         list[str] | None,
-        Option("--input", help="NAME=SHAPE:DTYPE:FILL, e.g. x=8x64; may be repeated."),
+        Option("--input", help="NAME=SHAPE:DTYPE:FILL, e.g. input=8x64; may be repeated."),
     ] = None,
     device: Annotated[
         str | None, Option(help="cpu, cuda or cuda:N; the model is moved there.")
@@ -62,6 +62,7 @@ def command(
     backward is to start from a loss; --family, --config and --input; or a JSON file.
     """
     from ..core.options import ProfilingOptions
+    from ..profiler.child import measure
     from .measure_request import family_request, read_request, with_options
     from .profile_table import profile_table
     from .progress import progress_bar
@@ -75,15 +76,18 @@ def command(
     }
     request: MeasureRequest | None = None
     if family is not None:
-        _refuse("--family", model=model, sample=sample, loss=loss)
-        request = family_request(family, config, inputs or [], target)
+        _refuse("--family", {"MODEL": model, "--sample": sample, "--loss": loss})
+        request = family_request(family, "{}" if config is None else config, inputs or [], target)
     elif model is not None and model.endswith(".json"):
-        _refuse("a request file", sample=sample, loss=loss, target=target, input=inputs)
+        objects = {"--sample": sample, "--loss": loss, "--target": target}
+        _refuse("a request file", {**objects, "--config": config, "--input": inputs})
         request = read_request(Path(model))
+    else:
+        _refuse("a model of your own", {"--config": config, "--input": inputs})
     with progress_bar(quiet=as_json) as progress:
         if request is not None:
             options = with_options(request.profiling, **given)
-            profile = _measure_request(request, options, progress)
+            profile = measure(request.model_copy(update={"profiling": options}), progress)
         else:
             options = with_options(ProfilingOptions(), **given)
             profile = _measure_objects(model, sample, loss, target, options, progress)
@@ -94,28 +98,11 @@ def command(
     say_next(f"stagewright plan {output} --devices 4x24GB -o plan.json", quiet=as_json)
 
 
-def _refuse(with_what: str, **options: object) -> None:
+def _refuse(with_what: str, options: dict[str, object]) -> None:
+    """Insist that none of these options was given: they would be ignored."""
     for name, value in options.items():
-        if value:
+        if value is not None and value != []:
             raise InvalidInput(f"{name} does not go together with {with_what}")
-
-
-def _measure_request(
-    request: MeasureRequest, options: ProfilingOptions, progress: ProgressCallback | None
-) -> Profile:
-    from ..profiler.families import build_loss, build_model, make_sample
-    from ..profiler.profile import profile
-
-    inputs, target = make_sample(request.sample)
-    return profile(
-        build_model(request.model).to(options.device or "cpu"),
-        inputs,
-        options=options,
-        loss_fn=None if target is None else build_loss(request.model),
-        target=target,
-        spec=request.model,
-        progress=progress,
-    )
 
 
 def _measure_objects(
@@ -135,13 +122,15 @@ def _measure_objects(
         )
     if (loss is None) != (target is None):
         raise InvalidInput("--loss and --target go together")
+    from ..profiler.devices import check_device
     from ..profiler.profile import profile
 
+    device = check_device(options.device) if options.device else None
     module = call_target(model)
     if not hasattr(module, "named_parameters"):
         raise InvalidInput(f"{model} returned a {type(module).__name__}, not a torch.nn.Module")
     return profile(
-        module.to(options.device) if options.device else module,
+        module.to(device) if device else module,
         call_target(sample),
         options=options,
         loss_fn=None if loss is None else load_target(loss),

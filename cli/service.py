@@ -17,6 +17,9 @@ from ..core.errors import InvalidInput, StagewrightError
 
 STOP_TIMEOUT_S = 10.0
 
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""The service is on this machine; a proxy of the environment could not reach it."""
+
 
 @dataclass(frozen=True)
 class Service:
@@ -41,7 +44,7 @@ class Service:
             },
         )
         try:
-            with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            with _DIRECT.open(request, timeout=timeout_s) as response:
                 answer: dict[str, Any] = json.load(response)
                 return answer
         except urllib.error.HTTPError as error:

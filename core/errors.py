@@ -7,6 +7,7 @@ StagewrightError
 ├── MeasurementError    the model ran and failed while being measured
 ├── PlanMismatch        re-plan: the plan was made for another model, input or number of ranks
 ├── RankFailed          restart: a process of the pipeline died or stopped answering
+├── Refused             get permission: it could be done, but is not allowed as asked
 └── DeadlineExceeded    allow more time, or take the best answer so far
 """
 
@@ -90,6 +91,10 @@ class RankFailed(StagewrightError):
     def __init__(self, message: str, *, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.ranks = ranks
+
+
+class Refused(StagewrightError):
+    """Possible but not allowed; the message says what would allow it."""
 
 
 class DeadlineExceeded(StagewrightError):

@@ -73,5 +73,5 @@ def test_the_images_command_is_one_the_service_takes(dockerfile, tmp_path):
         env=environment,
         cwd=tmp_path,
     )
-    assert done.returncode == 2
+    assert done.returncode == 4
     assert f"give it in {TOKEN_VARIABLE}" in done.stderr

@@ -57,13 +57,37 @@ def test_a_long_stream_is_cut_off_whatever_its_header_says(headers):
         sent.append(message)
 
     scope = {"type": "http", "headers": headers}
-    asyncio.run(BodyLimit(inner, 95)(scope, receive, send))
-    assert len(taken) == 10
+    asyncio.run(BodyLimit(inner, 95, max_discarded_bytes=40)(scope, receive, send))
+    assert len(taken) == 14, "95 bytes are accepted and 40 more are thrown away"
     assert sent[0]["status"] == 413
     assert inner.bodies == []
 
 
-def test_an_honest_header_is_refused_before_a_byte_is_read():
+def test_a_body_that_is_too_long_is_read_to_its_end_before_the_refusal():
+    """Cause: answering earlier resets the connection of clients that send first, listen later."""
+    pieces, sent, inner = [b"x" * 10] * 12, [], Inner()
+
+    async def receive():
+        return {"type": "http.request", "body": pieces.pop(), "more_body": bool(pieces)}
+
+    async def send(message):
+        assert not pieces, "it answered before it had read"
+        sent.append(message)
+
+    for headers in ([], [(b"content-length", b"120")]):
+        pieces[:] = [b"x" * 10] * 12
+        scope = {"type": "http", "headers": headers}
+        asyncio.run(BodyLimit(inner, 95, max_discarded_bytes=40)(scope, receive, send))
+    assert [message["status"] for message in sent[::2]] == [413, 413]
+    assert inner.bodies == []
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [[(b"content-length", b"136")], [(b"content-length", b"96"), (b"expect", b"100-continue")]],
+    ids=["longer than is thrown away", "a client that asks first"],
+)
+def test_an_honest_header_is_refused_before_a_byte_is_read(headers):
     sent = []
 
     async def receive():
@@ -72,8 +96,8 @@ def test_an_honest_header_is_refused_before_a_byte_is_read():
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "headers": [(b"content-length", b"96")]}
-    asyncio.run(BodyLimit(Inner(), 95)(scope, receive, send))
+    limit = BodyLimit(Inner(), 95, max_discarded_bytes=40)
+    asyncio.run(limit({"type": "http", "headers": headers}, receive, send))
     assert sent[0]["status"] == 413
 
 

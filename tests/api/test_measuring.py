@@ -44,8 +44,8 @@ def measure(child, request_to_measure):
     return measure
 
 
-def failing(error: str, message: str) -> str:
-    line = json.dumps({"error": error, "message": message})
+def failing(error: str, message: str, **further: object) -> str:
+    line = json.dumps({"error": error, "message": message, **further})
     return f"sys.stderr.write('Traceback: secret\\n' + {line!r} + '\\n'); sys.exit(1)"
 
 
@@ -68,6 +68,19 @@ def test_an_error_the_child_reports_is_raised_with_its_message_alone(measure, er
     with pytest.raises(error) as caught:
         measure(failing(error.__name__, "blocks.3 gave no gradient"))
     assert str(caught.value) == "blocks.3 gave no gradient"
+
+
+def test_the_field_the_child_blames_is_kept(measure):
+    with pytest.raises(InvalidInput, match="not 'foo'") as caught:
+        measure(failing("InvalidInput", "not 'foo'", field="/sample/inputs"))
+    assert caught.value.field == "/sample/inputs"
+
+
+@pytest.mark.parametrize("field", [None, 3, ["/sample"]])
+def test_what_is_no_pointer_is_no_field(measure, field):
+    with pytest.raises(InvalidInput) as caught:
+        measure(failing("InvalidInput", "wrong", field=field))
+    assert caught.value.field is None
 
 
 @pytest.mark.parametrize(

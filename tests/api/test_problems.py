@@ -234,6 +234,24 @@ def test_a_failed_measurement_is_a_problem(make_client, child, program, status, 
     assert "secret" not in response.text
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "pointer", "words"),
+    [
+        ("sample.inputs", {"foo": {"shape": [8, 64]}}, "/sample/inputs", "takes input, not 'foo'"),
+        ("sample.inputs.input.shape", [8, 63], "/sample/inputs", "(micro-batch, 64)"),
+        ("sample.target", {"shape": [8]}, "/sample/target", "dtype int64"),
+        ("profiling.device", "cuda:999", "/profiling/device", "cuda:999"),
+    ],
+)
+def test_the_field_at_fault_is_named_also_where_only_measuring_finds_it(
+    client, path, value, pointer, words
+):
+    body = problem(client.post("/v1/plans", json=changed(path, value)), 422)
+    (error,) = body["errors"]
+    assert error["pointer"] == pointer
+    assert words in error["detail"]
+
+
 def test_without_torch_the_way_out_is_said(client, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     body = problem(client.post("/v1/plans", json=measure_example()), HTTPStatus.NOT_IMPLEMENTED)

@@ -20,7 +20,7 @@ import pytest
 
 from stagewright.api.examples import measure_example
 from stagewright.api.serve import is_loopback, serve
-from stagewright.core.errors import InvalidInput
+from stagewright.core.errors import InvalidInput, Refused
 
 MODULE = ("-m", "stagewright.api")
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -153,6 +153,32 @@ def test_a_signal_ends_a_measurement_in_progress(start, tmp_path):
     wait_for(lambda: not Path(f"/proc/{pid}").exists())
 
 
+MEBIBYTE = 2**20
+
+
+def pieces(size_bytes: int) -> Iterator[bytes]:
+    for _ in range(size_bytes // MEBIBYTE):
+        yield b" " * MEBIBYTE
+
+
+@pytest.mark.parametrize(
+    "body",
+    [lambda: b" " * 20 * MEBIBYTE, lambda: pieces(20 * MEBIBYTE)],
+    ids=["Content-Length", "chunked"],
+)
+def test_a_client_that_sends_too_much_hears_so(start, body):
+    """Cause: the answer came while urllib was still sending, which reset its connection."""
+    running = start(*MODULE, "--port", "0", "--database", ":memory:")
+    headers = {"Authorization": f"Bearer {running.token}", "Content-Type": "application/json"}
+    for _ in range(3):
+        request = urllib.request.Request(running.url + "/v1/profiles", body(), headers)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            DIRECT.open(request, timeout=20)
+        with refused.value as answer:
+            assert answer.code == 413
+            assert "16.0 MiB" in json.load(answer)["detail"]
+
+
 def wait_for(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
@@ -161,15 +187,15 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "status", "words"),
     [
-        (("--host", "0.0.0.0"), "STAGEWRIGHT_TOKEN"),
-        (("--database", "nowhere/at/all.db"), "nowhere/at/all.db"),
+        (("--host", "0.0.0.0"), 4, "STAGEWRIGHT_TOKEN"),
+        (("--database", "nowhere/at/all.db"), 2, "nowhere/at/all.db"),
     ],
 )
-def test_what_it_refuses_is_one_line_and_exit_status_2(start, arguments, words):
+def test_what_it_refuses_is_one_line_and_an_exit_status(start, arguments, status, words):
     running = start(*MODULE, "--port", "0", *arguments)
-    assert running.process.wait(timeout=20) == 2
+    assert running.process.wait(timeout=20) == status
     assert words in running.talk()
     assert running.talk().count("\n") == 1
 
@@ -184,7 +210,7 @@ def test_an_address_in_use_is_refused(start, tmp_path):
 @pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "example.org", "localhost.example"])
 def test_another_address_needs_a_token(monkeypatch, host):
     monkeypatch.delenv("STAGEWRIGHT_TOKEN", raising=False)
-    with pytest.raises(InvalidInput, match="choose a token"):
+    with pytest.raises(Refused, match="choose a token"):
         serve(host=host, port=0, database=":memory:")
 
 

@@ -1,6 +1,7 @@
 """Every error has its exit code, and says who has to act."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import typer
 
 from stagewright.cli import main as cli_main
 from stagewright.cli.exit_codes import ExitCode, exit_code, message
+from stagewright.core import errors
 from stagewright.core.errors import (
     CaptureError,
     DeadlineExceeded,
@@ -18,6 +20,7 @@ from stagewright.core.errors import (
     MeasurementError,
     PlanMismatch,
     RankFailed,
+    Refused,
     StagewrightError,
 )
 
@@ -28,6 +31,7 @@ CODES = {
     PlanMismatch("x"): ExitCode.USAGE,
     Infeasible("x", constraint="memory"): ExitCode.INFEASIBLE,
     RankFailed("x"): ExitCode.UNREACHABLE,
+    Refused("x"): ExitCode.REFUSED,
     DeadlineExceeded("x"): ExitCode.CANCELLED,
 }
 OTHERS = {
@@ -47,6 +51,8 @@ OTHERS = {
 def test_every_error_of_ours_is_listed():
     ours = {error for error in StagewrightError.__subclasses__() if "core" in error.__module__}
     assert ours == {type(error) for error in CODES}
+    drawn = re.findall(r"── (\w+)", errors.__doc__ or "")
+    assert sorted(drawn) == sorted(error.__name__ for error in ours)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +66,12 @@ def test_running_out_of_memory_counts_also_as_a_cause():
     error = InvalidInput("calling the factory failed")
     error.__cause__ = MemoryError()
     assert exit_code(error) is ExitCode.INFEASIBLE
+
+
+def test_torch_running_out_of_memory_counts():
+    """Cause: on Linux torch's CPU allocator says "can't allocate memory", not "not enough"."""
+    message = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
+    assert exit_code(RuntimeError(message)) is ExitCode.INFEASIBLE
 
 
 def test_a_missing_extra_says_what_to_install():

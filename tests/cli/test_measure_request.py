@@ -69,7 +69,7 @@ def test_family_that_cannot_be_read(family, config, inputs, said):
 
 
 def test_file(tmp_path):
-    request = family_request("mlp", "{}", ["x=8x64"], None)
+    request = family_request("mlp", "{}", ["input=8x64"], None)
     path = tmp_path / "request.json"
     path.write_text(request.model_dump_json())
     assert read_request(path) == request

@@ -32,6 +32,7 @@ def no_model():
 NUMBER = 3
 """
 
+OWN = ("theirs:model", "--sample", "theirs:sample")
 QUICK = ("--budget", "0.01")
 
 
@@ -108,7 +109,14 @@ def test_own_model_with_a_loss(run, theirs):
         (["request.json"], "cannot read request.json"),
         (["request.json", "--sample", "theirs:sample"], "does not go together with a request"),
         (["--family", "mlp", "--input", "input=2x64", "--device", "tpu"], "/device"),
-        (["--family", "mlp", "--input", "wrong=2x64"], "does not take this sample"),
+        (["--family", "mlp", "--input", "wrong=2x64"], "forward takes input, not 'wrong'"),
+        (["--family", "mlp", "--input", "input=2x63"], "(micro-batch, 64)"),
+        ([*OWN, "--input", "x=2"], "--input does not go together with a model of your own"),
+        ([*OWN, "--config", "{}"], "--config does not go together with a model of your own"),
+        (["--input", "input=2x64"], "--input does not go together with"),
+        (["request.json", "--config", "{}"], "--config does not go together with a request"),
+        ([*OWN, "--device", "cuda:999"], "cuda:999"),
+        (["--family", "mlp", "--input", "input=2x64", "--device", "cuda:999"], "cuda:999"),
     ],
 )
 def test_wrong_requests_are_usage_errors(run, tmp_path, words, said):

@@ -32,5 +32,5 @@ def test_it_serves_until_interrupted(tmp_path):
 def test_an_open_address_needs_a_token(run, monkeypatch):
     monkeypatch.delenv("STAGEWRIGHT_TOKEN", raising=False)
     ran = run("serve", "--host", "0.0.0.0", "--port", "0")
-    assert (ran.code, ran.stdout) == (2, "")
+    assert (ran.code, ran.stdout) == (4, "")
     assert "STAGEWRIGHT_TOKEN" in ran.stderr

@@ -5,10 +5,17 @@ import re
 import shlex
 import subprocess
 import sys
+import urllib.request
+from typing import Any
+from urllib.request import Request
 
 import pytest
 
-from stagewright.api.requests import PlanRequest
+from stagewright.cli.service import Service, running_service
+from stagewright.core.cluster import Cluster
+from stagewright.core.plan import Plan
+from stagewright.core.profile import Profile
+from stagewright.planner.validate import validate
 
 ELSEWHERE = ("stagewright serve", "stagewright demo", "stagewright run")
 """Commands of the README that have tests of their own."""
@@ -50,7 +57,24 @@ def test_python_runs(readme, tmp_path):
         assert done.returncode == 0, f"{block}\n{done.stderr}"
 
 
-def test_request_fits_the_service(readme):
-    (body,) = re.findall(r"-d '(\{.*?\})'", readme, re.DOTALL)
-    request = PlanRequest.model_validate(json.loads(body))
-    assert request.model is not None
+def ask(service: Service, path: str, body: bytes | None = None) -> tuple[int, dict[str, Any]]:
+    """Status and JSON of an answer, past every proxy."""
+    headers = {"Authorization": f"Bearer {service.token}", "Content-Type": "application/json"}
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(Request(service.url + path, body, headers), timeout=120) as response:
+        return response.status, json.load(response)
+
+
+def test_the_request_is_answered_with_a_valid_plan(readme, tmp_path):
+    ((path, body),) = re.findall(
+        r"curl http://127\.0\.0\.1:8000(\S+) .*?-d '(\{.*?\})'", readme, re.DOTALL
+    )
+    with running_service(tmp_path / "stagewright.db") as service:
+        status, answer = ask(service, path, body.encode())
+        _, stored = ask(service, f"/v1/profiles/{answer['profile_id']}")
+    assert (status, answer["status"]) == (201, "planned")
+    validate(
+        Plan.model_validate(answer["plan"]),
+        Profile.model_validate(stored["profile"]),
+        Cluster.model_validate(answer["cluster"]),
+    )

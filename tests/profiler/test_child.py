@@ -1,15 +1,25 @@
 """The measuring process: a request in, a profile out, errors as JSON."""
 
+import io
 import json
 import subprocess
 import sys
 
+import pytest
+import torch
+
+from stagewright.core.errors import InvalidInput, MeasurementError
+from stagewright.core.options import MeasureRequest
 from stagewright.core.profile import Profile
+from stagewright.profiler import child
+from stagewright.profiler.devices import check_device
+from stagewright.profiler.expected_sample import expected_inputs, expected_target
+from stagewright.profiler.out_of_memory import is_out_of_memory
 
 REQUEST = {
     "model": {"family": "mlp", "config": {"num_layers": 2, "input_size": 8}},
     "sample": {
-        "inputs": {"x": {"shape": [4, 8]}},
+        "inputs": {"input": {"shape": [4, 8]}},
         "target": {"shape": [4], "dtype": "int64", "fill": "randint", "high": 10},
     },
     "profiling": {"budget_s": 0.01, "num_threads": 1, "busy_neighbours": 1},
@@ -40,17 +50,134 @@ def test_a_request_becomes_a_profile():
 
 
 def test_an_error_is_the_last_line():
-    result = run_child({**REQUEST, "sample": {"inputs": {"x": {"shape": [4, 9]}}}})
+    result = run_child({**REQUEST, "sample": {"inputs": {"input": {"shape": [4, 9]}}}})
     assert result.returncode == 1
     assert result.stdout == ""
     last = json.loads(result.stderr.strip().splitlines()[-1])
     assert last["error"] == "InvalidInput"
+    assert last["field"] == "/sample/inputs"
     assert "itself fails on this sample" in last["message"]
+    assert "mlp takes 'input' of shape (micro-batch, 8)" in last["message"]
 
 
-def test_a_target_that_does_not_fit_is_an_error_with_words():
-    sample = {**REQUEST["sample"], "target": {**REQUEST["sample"]["target"], "shape": [7]}}
-    result = run_child({**REQUEST, "sample": sample})
-    last = json.loads(result.stderr.strip().splitlines()[-1])
-    assert last["error"] == "MeasurementError"
-    assert "the loss failed" in last["message"]
+def test_an_error_of_no_one_field_names_none(monkeypatch, capsys):
+    def fail(*_):
+        raise MeasurementError("blocks.3 failed")
+
+    monkeypatch.setattr(child, "measure", fail)
+    monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(REQUEST)))
+    assert child.main() == 1
+    assert json.loads(capsys.readouterr().err) == {
+        "error": "MeasurementError",
+        "message": "blocks.3 failed",
+    }
+
+
+MLP = REQUEST["model"]
+GPT2 = {
+    "family": "gpt2",
+    "config": {"n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 50, "n_positions": 16},
+}
+
+
+def tensor(*shape, **fields):
+    return {"shape": shape, **fields}
+
+
+def indices(*shape, high):
+    """Numbers of which at least one is the highest."""
+    return tensor(*shape, dtype="int64", fill="randint", low=high - 1, high=high)
+
+
+REFUSED = [
+    (MLP, {"inputs": {"foo": tensor(4, 8)}}, "inputs", "forward takes input, not 'foo'"),
+    (MLP, {"inputs": {"input": tensor(4, 8), "foo": tensor(4, 8)}}, "inputs", "not 'foo'"),
+    (MLP, {"inputs": {"input": tensor(4, 9)}}, "inputs", "(micro-batch, 8)"),
+    (MLP, {"inputs": {"input": tensor(4, 8)}, "target": indices(7, high=10)}, "target", "(7)"),
+    (MLP, {"inputs": {"input": tensor(4, 8)}, "target": indices(4, high=11)}, "target", "10 at"),
+    (GPT2, {"inputs": {"input_ids": indices(1, 8, high=51)}}, "inputs", "high 50"),
+    (GPT2, {"inputs": {"input_ids": indices(1, 17, high=50)}}, "inputs", "length at most 16"),
+    (GPT2, {"inputs": {"input_ids": tensor(1, 8)}}, "inputs", "dtype int64"),
+    (GPT2, {"inputs": {"input_id": indices(1, 8, high=50)}}, "inputs", "forward takes input_ids,"),
+    (
+        GPT2,
+        {"inputs": {"input_ids": indices(1, 8, high=50), "foo": indices(1, 8, high=50)}},
+        "inputs",
+        "not 'foo'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "sample", "field", "said"), REFUSED)
+def test_a_sample_that_does_not_fit_names_its_field_and_the_way_out(model, sample, field, said):
+    request = MeasureRequest.model_validate({**REQUEST, "model": model, "sample": sample})
+    with pytest.raises(InvalidInput) as refused:
+        child.measure(request)
+    assert refused.value.field == f"/sample/{field}"
+    assert said in str(refused.value)
+
+
+def test_a_fill_beyond_64_bits_is_refused():
+    ids = {"shape": [4, 8], "dtype": "int64", "fill": "randint", "high": 2**64}
+    request = MeasureRequest.model_validate({**REQUEST, "sample": {"inputs": {"input": ids}}})
+    with pytest.raises(InvalidInput, match="64-bit") as refused:
+        child.measure(request)
+    assert refused.value.field == "/sample"
+
+
+FITTING = [
+    ({"family": "mlp", "config": {"num_layers": 2}}, {"input": tensor(2, 64)}, indices(2, high=10)),
+    (
+        {"family": "resnet", "config": {"depth": 18, "width": 4, "num_classes": 5}},
+        {"x": tensor(2, 3, 32, 32)},
+        indices(2, high=5),
+    ),
+    (
+        {"family": "unet", "config": {"depth": 2, "width": 2}},
+        {"x": tensor(1, 3, 8, 8)},
+        indices(1, 8, 8, high=2),
+    ),
+    (GPT2, {"input_ids": indices(1, 16, high=50)}, indices(1, 16, high=50)),
+]
+
+
+@pytest.mark.parametrize(("model", "inputs", "target"), FITTING)
+def test_what_the_words_of_a_refusal_ask_for_is_accepted(model, inputs, target):
+    sample = {"inputs": inputs, "target": target}
+    request = MeasureRequest.model_validate({**REQUEST, "model": model, "sample": sample})
+    assert child.measure(request).loss is not None
+    (name,) = inputs
+    assert f"takes {name!r}" in expected_inputs(request.model)
+    assert f"high {target['high']} at most" in expected_target(request.model)
+
+
+@pytest.mark.parametrize(
+    ("count", "device", "said"),
+    [(0, "cuda", "no CUDA device"), (0, "cuda:1", "no CUDA device"), (2, "cuda:2", "to cuda:1")],
+)
+def test_a_device_that_is_not_here_is_refused(monkeypatch, count, device, said):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: count > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    request = MeasureRequest.model_validate({**REQUEST, "profiling": {"device": device}})
+    with pytest.raises(InvalidInput, match=said) as refused:
+        child.measure(request)
+    assert refused.value.field == "/profiling/device"
+
+
+def test_devices_that_are_here_are_taken(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert [check_device(device) for device in ("cpu", "cuda", "cuda:1")] == [
+        "cpu",
+        "cuda",
+        "cuda:1",
+    ]
+
+
+def test_running_out_of_memory_is_told_from_other_errors():
+    """Cause: torch's CPU allocator says "can't allocate memory" on Linux, and no class of it."""
+    with pytest.raises(RuntimeError) as refused:
+        torch.empty(2**55)
+    assert is_out_of_memory(refused.value)
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(RuntimeError("shapes differ"))

@@ -1,0 +1,30 @@
+"""Telling that memory ran out from other errors; torch is looked up, not imported."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+CPU_ALLOCATOR = "DefaultCPUAllocator"
+"""Opens the message of torch's CPU allocator, whose error has no class of its own."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory, on the host or on a device, ran out: the error, or what caused it."""
+    return any(map(_says_so, _causes(error)))
+
+
+def _says_so(error: BaseException) -> bool:
+    torch: Any = sys.modules.get("torch")
+    if isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error):
+        return True
+    return isinstance(error, MemoryError) or (
+        torch is not None and isinstance(error, torch.OutOfMemoryError)
+    )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
