@@ -32,8 +32,11 @@ def graph_document(program: Program, layers: Layers, cuts: list[Cut]) -> Graph:
         boundaries=tuple(cut.boundary for cut in cuts),
         parameters=parameters,
         operations=tuple(_operations(program, layers)),
-        notes=tuple(program.notes)
-        + tuple(f"training mode is frozen in {what}" for what in program.fixed_mode),
+        fixed_mode=program.fixed_mode,
+        notes=(
+            *program.notes,
+            *(f"stays in training mode, also after .eval(): {what}" for what in program.fixed_mode),
+        ),
     )
 
 

@@ -66,7 +66,13 @@ def eager_behaviour(
                     "optimizer's step instead",
                     operation=name,
                 )
-        return _behaviour(model, leaves, lambda: None)
+        try:
+            return _behaviour(model, leaves, lambda: None)
+        except RuntimeError as error:
+            raise InvalidInput(
+                f"{type(model).__name__} itself fails in its backward pass: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
 
 
 def pieces_behaviour(

@@ -49,8 +49,8 @@ class Layers:
 def assign_layers(program: Program) -> Layers:
     """Cut the graph into runs of blocks; glue between blocks joins the run that feeds it.
 
-    An operation that works in place, or draws random numbers, stays where it happens; what reads
-    changed memory stays behind the change.
+    An operation that works in place, or draws random numbers, stays where it happens (an update of
+    a buffer: behind the last read of it); what reads changed memory stays behind the change.
     """
     constant = constant_nodes(program)
     nodes = [
@@ -62,6 +62,7 @@ def assign_layers(program: Program) -> Layers:
     previous: tuple[str, str] | None = None
     waiting: list[fx.Node] = []
     changed_in: dict[int, int] = {}  # storage -> last layer that changed it in place
+    read_in: dict[str, int] = {}  # parameter or buffer -> last layer that read it so far
     for node in nodes:
         block = _block_of(path_of(node), blocks)
         if block is not None:
@@ -79,10 +80,18 @@ def assign_layers(program: Program) -> Layers:
             ]
             feeding += [changed_in[key] for key in _storages(node) if key in changed_in]
             if feeding:
-                stays = bool(mutated_inputs(node, program)) or is_random(node)
-                layers.layer_of[node] = len(layers) - 1 if stays else max(feeding)
+                changes = mutated_inputs(node, program)
+                if changes and all(source.op == "get_attr" for source in changes):
+                    feeding += [read_in.get(str(source.target), 0) for source in changes]
+                elif changes or is_random(node):
+                    feeding.append(len(layers) - 1)
+                layers.layer_of[node] = max(feeding)
             else:
                 waiting.append(node)
+        for source in node.all_input_nodes:
+            if source.op == "get_attr" and node in layers.layer_of:
+                target = str(source.target)
+                read_in[target] = max(read_in.get(target, 0), layers.layer_of[node])
         for changed in mutated_inputs(node, program):
             for tensor in tensors_of(value_of(changed)):
                 changed_in[storage_key(tensor)] = layers.layer_of.get(node, 0)

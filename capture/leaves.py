@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.nn import modules
 
 from .in_place import is_region, mutated_inputs
-from .program import CALL, VALUE, Program, path_of, resolve
+from .program import CALL, Program, path_of, resolve, value_of
 
 ONE_TENSOR_FAMILIES = tuple(
     family.__name__
@@ -68,6 +68,7 @@ def _read_state_directly(program: Program) -> None:
         changed = mutated_inputs(node, program)
         if (
             node.op == "call_function"
+            and not is_region(node)
             and node.target is not torch.ops.aten.batch_norm.default
             and len(changed) == 1
             and changed[0].op == "get_attr"
@@ -103,7 +104,10 @@ def _replace(program: Program, run: list[fx.Node]) -> None:
         if source not in inside and source.op != "get_attr"
     }
     results = [node for node in run if any(user not in inside for user in node.users)]
-    if len(sources) != 1 or len(results) != 1 or not isinstance(results[0].meta[VALUE], Tensor):
+    if len(sources) != 1 or len(results) != 1:
+        return
+    values = (value_of(next(iter(sources))), value_of(results[0]))
+    if not all(isinstance(value, Tensor) for value in values):
         return
     result = results[0]
     path = path_of(result)

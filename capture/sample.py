@@ -74,6 +74,11 @@ class CallStructure:
                 raise InvalidInput(f"input {name!r} is a {type(value).__name__}, not a tensor")
         return tuple(given[name] for name in self.names)
 
+    def as_sample(self, flat: Iterable[Tensor]) -> Any:
+        """The same call as one sample: a tuple, or a dict where keywords are used."""
+        values = tuple(flat)
+        return dict(zip(self.names, values, strict=True)) if self.keyword else values
+
     def unflatten(self, flat: Iterable[Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Positional and keyword arguments of the original ``forward``."""
         values = list(flat)
@@ -102,6 +107,12 @@ def read_sample(model: nn.Module, sample: Any) -> tuple[CallStructure, tuple[Ten
             raise InvalidInput(f"a sample is {ACCEPTED}; found a {type(value).__name__} in it")
     if not args and not kwargs:
         raise InvalidInput(f"a sample is {ACCEPTED}; this one is empty")
+    for tensor in (*args, *kwargs.values()):
+        if tensor.dim() == 0:
+            raise InvalidInput(
+                "inputs are split along their first dimension, and one has none; "
+                "give a tensor with a batch dimension"
+            )
     structure = CallStructure(_positional_names(model, args, kwargs), tuple(kwargs))
     seen: set[int] = set()
     flat = []

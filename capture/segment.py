@@ -38,22 +38,45 @@ class Segment(nn.Module):
         Raises:
             PlanMismatch: Operations in this segment were frozen in the other mode by capture.
         """
+        self.check_mode(mode)
+        return super().train(mode)
+
+    def check_mode(self, mode: bool) -> None:
+        """Refuse a mode in which the traced model would not do what the model does.
+
+        Raises:
+            PlanMismatch: See `train`.
+        """
         if mode != self._captured_training and self._fixed_mode:
             wanted = "training" if mode else "evaluation"
             raise PlanMismatch(
-                f"cannot switch to {wanted} mode: frozen when captured: "
-                f"{', '.join(self._fixed_mode)}; capture the model again in that mode, or use "
-                "torch.nn modules for these operations"
+                f"cannot switch to {wanted} mode, because capture froze "
+                f"{', '.join(self._fixed_mode)}; evaluate the unsplit model, which shares these "
+                "weights, or write that part with torch.nn modules"
             )
-        return super().train(mode)
+
+    def share_buffers(self, root: nn.Module) -> None:
+        """Hold the buffers that ``root`` holds under the same names, where they differ."""
+        for path, module in self.named_modules():
+            for name in module._buffers:
+                module._buffers[name] = root.get_submodule(path)._buffers[name]
+
+    def give_buffers(self, root: nn.Module) -> None:
+        """Make ``root`` hold this segment's buffers, after this segment moved."""
+        for path, module in self.named_modules():
+            for name, buffer in module._buffers.items():
+                root.get_submodule(path)._buffers[name] = buffer
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, constant in self._constants.items():
-            moved = fn(constant)
-            self._constants[name] = moved
-            _set(self, name, moved)
+        self.apply_to_constants(fn)
         return self
+
+    def apply_to_constants(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Move or convert tensors that are neither parameters nor buffers."""
+        for name, constant in self._constants.items():
+            self._constants[name] = fn(constant)
+            _set(self, name, self._constants[name])
 
 
 def make_segment(

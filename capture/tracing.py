@@ -59,9 +59,7 @@ def traced_program(model: nn.Module, structure: CallStructure, flat: Sequence[Te
         ) from error
     for node in list(graph.nodes):
         if node.op == "placeholder" and node.target not in given:
-            for user in list(node.users):  # a check that the default was not changed
-                graph.erase_node(user)
-            graph.erase_node(node)
+            _erase(graph, node)  # with the check that the default was not changed
     for node in graph.nodes:
         stack = node.meta.get("nn_module_stack") or {}
         for key, (path, _) in stack.items():
@@ -69,6 +67,13 @@ def traced_program(model: nn.Module, structure: CallStructure, flat: Sequence[Te
         if node.op == "call_module":
             node.meta[PATH] = str(node.target)
     return _finish(model, graph, structure, flat, "trace")
+
+
+def _erase(graph: fx.Graph, node: fx.Node) -> None:
+    """Remove a node and everything computed from it."""
+    for user in list(node.users):
+        _erase(graph, user)
+    graph.erase_node(node)
 
 
 class _Tracer(fx.Tracer):

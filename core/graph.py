@@ -119,6 +119,7 @@ class Graph(Document):
         inputs: Flat tensor inputs, in order.
         outputs: Flat tensor outputs, in order.
         boundaries: One per gap between consecutive layers.
+        fixed_mode: What stays in training mode however the model is switched; empty if nothing.
         notes: What a reader should know, e.g. that the batch size is fixed.
     """
 
@@ -135,6 +136,7 @@ class Graph(Document):
     boundaries: tuple[Boundary, ...] = ()
     parameters: tuple[Parameter, ...] = ()
     operations: tuple[Operation, ...] = ()
+    fixed_mode: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @model_validator(mode="after")

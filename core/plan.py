@@ -165,6 +165,7 @@ class Plan(Document):
         inputs: The model's flat inputs at micro-batch size.
         input_structure: How the model is called with them.
         spec: The family and configuration of the model, if it was built from one.
+        fixed_mode: What keeps to training mode however the model is switched (see `Graph`).
         estimated: Whether the profile was estimated rather than measured.
     """
 
@@ -188,6 +189,7 @@ class Plan(Document):
     estimated: bool = False
     inputs: tuple[TensorSpec, ...] = ()
     input_structure: str = ""
+    fixed_mode: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @model_validator(mode="after")

@@ -102,6 +102,7 @@ class Profile(Document):
         boundaries: One per gap between consecutive layers: what a cut there sends.
         parameters: Every parameter and buffer with the layers using it (ties included).
         storages: What autograd keeps (see `SavedStorage`).
+        fixed_mode: What keeps to training mode however the model is switched (see `Graph`).
     """
 
     SCHEMA: ClassVar[str] = "stagewright.profile/1"
@@ -118,6 +119,7 @@ class Profile(Document):
     loss: LossProfile | None = None
     reconciliation: Reconciliation | None = None
     provenance: Provenance = Provenance()
+    fixed_mode: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @model_validator(mode="after")

@@ -48,6 +48,7 @@ def build_plan(costs: StageCosts, priced: Priced, lower_bound_s: float) -> Plan:
         estimated=profile.provenance.source == "estimated",
         inputs=profile.inputs,
         input_structure=profile.input_structure,
+        fixed_mode=profile.fixed_mode,
         notes=(*profile.notes, *_notes(costs)),
     )
 

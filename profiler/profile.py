@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..capture.capture import Captured, default_device, trace
+from ..capture.sample import read_sample
 from ..capture.state import preserved
 from ..core.errors import InvalidInput, MeasurementError, StagewrightError
 from ..core.families import ModelSpec
@@ -79,9 +80,11 @@ def profile(
     device = default_device(model)
     _check_device(device, options.device)
     training = None if model.training else True
+    structure, flat = read_sample(model, sample)
+    flat = tuple(tensor.detach().to(device) for tensor in flat)
     with _threads(options.num_threads), preserved(model, training=training):
-        captured = trace(model, sample)
-        session = _Session(captured, sample, device, progress or (lambda *_: None))
+        captured = trace(model, structure.as_sample(flat))
+        session = _Session(captured, flat, device, progress or (lambda *_: None))
         with busy_neighbours(options.busy_neighbours):
             session.warm_up(loss_fn, target)
             session.measure(options.budget_s)
@@ -93,7 +96,11 @@ class _Session:
     """One measurement, from warm-up to document."""
 
     def __init__(
-        self, captured: Captured, sample: Any, device: torch.device, progress: Progress
+        self,
+        captured: Captured,
+        flat: tuple[Tensor, ...],
+        device: torch.device,
+        progress: Progress,
     ) -> None:
         self.captured = captured
         self.model = captured.program.model
@@ -101,7 +108,7 @@ class _Session:
         self.clock = Clock(device)
         self.progress = progress
         self.runs = layer_runs(captured)
-        self.flat = _flat_inputs(captured, sample, device)
+        self.flat = flat
         self.values: dict[fx.Node, Tensor] = dict(
             zip(captured.program.inputs, self.flat, strict=True)
         )
@@ -249,6 +256,7 @@ class _Session:
                 relative_error=(total_s - whole_s) / whole_s if whole_s else 0.0,
             ),
             provenance=provenance(self.device, options),
+            fixed_mode=graph.fixed_mode,
             notes=graph.notes,
         )
 
@@ -300,15 +308,6 @@ def _backward_workspace(
     with peak:
         torch.autograd.backward(roots, gradients, inputs=targets)
     return peak.peak_bytes - before
-
-
-def _flat_inputs(captured: Captured, sample: Any, device: torch.device) -> tuple[Tensor, ...]:
-    if isinstance(sample, dict):
-        flat = captured.structure.flatten((), sample)
-    else:
-        args = tuple(sample) if isinstance(sample, tuple | list) else (sample,)
-        flat = captured.structure.flatten(args, {})
-    return tuple(tensor.detach().to(device) for tensor in flat)
 
 
 def _check_device(device: torch.device, wanted: str | None) -> None:

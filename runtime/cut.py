@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from ..capture.capture import Captured, trace
-from ..capture.sample import CallStructure, read_sample, synthetic_inputs
+from ..capture.capture import Captured, default_device, trace
+from ..capture.sample import CallStructure, synthetic_inputs
 from ..capture.segment import Segment, adopt
 from ..core.errors import InvalidInput, PlanMismatch
 from ..core.graph import Boundary, Parameter
@@ -108,12 +108,14 @@ def cut_for_plan(model: nn.Module, plan: Plan, sample: Any = None) -> CutModel:
         raise InvalidInput("this plan records no inputs; give a sample of one micro-batch")
     if sample is None:
         structure = CallStructure.from_json(plan.input_structure)
-        args, kwargs = structure.unflatten(synthetic_inputs(plan.inputs, _device(model)))
-        sample = args or kwargs
-        if args and kwargs:
-            sample = dict(zip(structure.names, (*args, *kwargs.values()), strict=True))
-    read_sample(model, sample)
+        sample = structure.as_sample(synthetic_inputs(plan.inputs, default_device(model)))
+    if plan.model and type(model).__name__ != plan.model:
+        raise PlanMismatch(
+            f"the plan was made for a {plan.model}, this is a {type(model).__name__}; "
+            "profile and plan this model"
+        )
     captured = trace(model, sample, check=False)
+    captured.program.fixed_mode = plan.fixed_mode or captured.program.fixed_mode
     found, planned = tuple(captured.layers.names), plan.layer_names
     if found != planned:
         different = next(
@@ -124,13 +126,41 @@ def cut_for_plan(model: nn.Module, plan: Plan, sample: Any = None) -> CutModel:
             f"the plan was made for another model: here {different[0]!r}, in the plan "
             f"{different[1]!r}; profile and plan this model again"
         )
-    return cut(captured, plan.balance)
+    _check_shapes(plan, captured)
+    pieces = cut(captured, plan.balance)
+    _follow(model, pieces.stages)
+    return pieces
 
 
-def _device(model: nn.Module) -> Any:
-    from ..capture.capture import default_device
+def _check_shapes(plan: Plan, captured: Captured) -> None:
+    """The tensors that cross the cuts have the planned shapes."""
+    after = 0
+    for count, planned in zip(plan.balance, plan.boundaries, strict=False):
+        after += count
+        found = captured.cuts[after - 1].boundary
+        ours = [tensor.shape for tensor in found.tensors]
+        theirs = [tensor.shape for tensor in planned.tensors]
+        if ours != theirs:
+            raise PlanMismatch(
+                f"after {captured.layers.names[after - 1]!r} this model sends {ours}, the plan "
+                f"was made for {theirs}; profile and plan this model again"
+            )
 
-    return default_device(model)
+
+def _follow(model: nn.Module, stages: Sequence[Segment]) -> None:
+    """Put what capture added into the mode of the module it came from.
+
+    Raises:
+        PlanMismatch: The model is in evaluation mode, and the traced one cannot follow.
+    """
+    for stage in stages:
+        if not model.training:
+            stage.check_mode(False)
+        originals = set(model.modules())
+        for module in stage.modules():
+            if module not in originals:
+                path = getattr(module, "stagewright_follows", "")
+                module.training = model.get_submodule(path).training
 
 
 def _adopt_unused(captured: Captured, stages: tuple[Segment, ...], stage_of: list[int]) -> None:

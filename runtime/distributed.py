@@ -12,10 +12,12 @@ import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.distributed import distributed_c10d
 
+from ..capture.capture import default_device
 from ..capture.program import resolve, value_of
 from ..capture.sample import tensor_spec
 from ..core.errors import InvalidInput, PlanMismatch, StagewrightError
 from ..core.plan import Plan
+from ..core.tensors import TensorSpec
 from .cut import CutModel, TiedGroup, cut_for_plan
 from .torch_engine import Engine
 from .watch import Watch
@@ -86,10 +88,10 @@ class DistributedPipeline:
         self._group = group
         self.diagnosing = False
         """Whether it is finding out which rank failed; a signal handler should let it finish."""
-        self._watch = Watch(distributed_c10d._get_default_store(), self.rank, ranks)
         self._pieces = cut_for_plan(model, plan, sample)
+        self._watch = Watch(distributed_c10d._get_default_store(), self.rank, ranks, group)
         self.module: nn.Module = self._pieces.stages[self.rank]
-        self.device = torch.device(device) if device is not None else _device_of(model)
+        self.device = torch.device(device) if device is not None else default_device(model)
         self.module.to(self.device)
         self._loss_fn = loss_fn
         self._engine = Engine(
@@ -123,7 +125,7 @@ class DistributedPipeline:
             RankFailed: Another rank died or stopped answering; the message names it.
         """
         flat: tuple[Tensor, ...] = ()
-        if self.rank == 0:
+        if self.rank == 0 or args or kwargs:  # refused on every rank alike, where all have it
             flat = self._pieces.structure.flatten(args, kwargs)
             self._check_batch(flat)
         if self.rank == self.plan.num_stages - 1 and target is None:
@@ -168,7 +170,11 @@ class DistributedPipeline:
         self._watch.close()
 
     def _share_of_loss(self, flat: Any, target: Tensor) -> Tensor:
-        outputs = list(flat) if isinstance(flat, tuple | list) else [flat]
+        tensors = iter(flat if isinstance(flat, tuple | list) else [flat])
+        outputs = [
+            next(tensors) if isinstance(node, fx.Node) else node
+            for node in self._pieces.captured.program.flat_outputs
+        ]
         output = self._pieces.captured.unflatten_output(outputs)
         return self._loss_fn(output, target) / self.plan.num_microbatches
 
@@ -275,15 +281,9 @@ def _owners(tied: TiedGroup, group: dist.ProcessGroup | None) -> dist.ProcessGro
     return made
 
 
-def _output_specs(pieces: CutModel) -> tuple[Any, ...]:
+def _output_specs(pieces: CutModel) -> tuple[TensorSpec, ...]:
     return tuple(
         tensor_spec(node.name, value_of(node), requires_grad=value_of(node).is_floating_point())
         for node in pieces.captured.program.flat_outputs
         if isinstance(node, fx.Node)
     )
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    from ..capture.capture import default_device
-
-    return default_device(model)

@@ -46,14 +46,35 @@ def split_batch(
     return list(zip(*columns, strict=True))
 
 
-def join_outputs(outputs: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Tensors are concatenated, scalars averaged; anything else must agree and is kept."""
+def join_outputs(outputs: list[tuple[Any, ...]], sizes: Sequence[int]) -> tuple[Any, ...]:
+    """Put the flat outputs of micro-batches together.
+
+    Args:
+        outputs: One tuple a micro-batch.
+        sizes: Samples of each micro-batch.
+
+    Returns:
+        Tensors concatenated along their first dimension; scalars averaged, weighted by samples;
+        anything else as it is, if all micro-batches agree.
+
+    Raises:
+        InvalidInput: A tensor's first dimension is not its micro-batch, or constants disagree.
+    """
     joined: list[Any] = []
-    for column in zip(*outputs, strict=True):
+    for position, column in enumerate(zip(*outputs, strict=True)):
         if not isinstance(column[0], Tensor):
+            if any(value != column[0] for value in column):
+                raise InvalidInput(f"output {position} differs between micro-batches: {column}")
             joined.append(column[0])
         elif column[0].dim() == 0:
-            joined.append(torch.stack(list(column)).mean())
+            total = sum(value * size for value, size in zip(column, sizes, strict=True))
+            joined.append(total / sum(sizes))
+        elif [len(value) for value in column] != list(sizes):
+            raise InvalidInput(
+                f"output {position} has shape {tuple(column[0].shape)} for a micro-batch of "
+                f"{sizes[0]}; outputs are put together along their first dimension, so it must be "
+                "the batch (an nn.LSTM's states, for one, have theirs second)"
+            )
         else:
             joined.append(torch.cat(list(column)))
     return tuple(joined)

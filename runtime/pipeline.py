@@ -48,7 +48,7 @@ class Pipeline(nn.Module):
         self._num_microbatches = plan.num_microbatches
         fixed_size = pieces.captured.program.mode == "export"
         self._microbatch_size = plan.inputs[0].shape[0] if fixed_size and plan.inputs else None
-        self._devices = _place(pieces, devices)
+        self._devices = _place(pieces, devices, model)
         self._share_names(model)
         self.training = model.training
 
@@ -73,11 +73,12 @@ class Pipeline(nn.Module):
         """Run a batch.
 
         Returns:
-            The model's own output for the whole batch: tensors concatenated over micro-batches,
-            scalars averaged.
+            The model's own output for the whole batch: tensors concatenated over micro-batches
+            along their first dimension, scalars averaged over samples.
 
         Raises:
-            InvalidInput: The batch does not split into the plan's micro-batches.
+            InvalidInput: The batch does not split into the plan's micro-batches, or an output's
+                first dimension is not the micro-batch, so that it cannot be put together.
         """
         structure = self._pieces.structure
         flat = structure.flatten(args, kwargs)
@@ -87,7 +88,8 @@ class Pipeline(nn.Module):
             for stage in reversed(range(len(self.stages))):
                 if 0 <= (microbatch := clock - stage) < len(values):
                     values[microbatch] = self._run(stage, values[microbatch])
-        return self._pieces.captured.unflatten_output(join_outputs(values))
+        sizes = [len(batch[0]) for batch in batches]
+        return self._pieces.captured.unflatten_output(join_outputs(values, sizes))
 
     def _run(self, index: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         stage, device = self.stages[index], self._devices[index]
@@ -120,12 +122,13 @@ class Pipeline(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for stage in self._pieces.stages:
-            stage._apply(fn, recurse)
+            stage.apply_to_constants(fn)
+            stage.share_buffers(self)
         return self
 
 
 def _place(
-    pieces: CutModel, devices: Sequence[torch.device | str] | None
+    pieces: CutModel, devices: Sequence[torch.device | str] | None, model: nn.Module
 ) -> list[torch.device | None]:
     count = len(pieces.stages)
     if devices is None:
@@ -135,4 +138,5 @@ def _place(
     placed = [torch.device(device) for device in devices] * (1 if len(devices) == count else count)
     for stage, device in reversed(list(zip(pieces.stages, placed, strict=True))):
         stage.to(device)  # last to first, so that a tied weight ends on its first stage's device
+        stage.give_buffers(model)
     return list(placed)

@@ -56,7 +56,7 @@ class Engine:
         received = plan.inputs if index == 0 else boundaries[index - 1].tensors
         sent = outputs if last else boundaries[index].tensors
         self._stage = _WatchedStage(
-            module,
+            _TensorsOnly(module) if last else module,
             index,
             plan.num_stages,
             device,
@@ -87,6 +87,17 @@ class Engine:
             return_outputs=False,
         )
         return torch.stack([loss.detach() for loss in losses]).sum() if losses else None
+
+
+class _TensorsOnly(nn.Module):
+    """A last stage without the constants among its outputs, which torch would try to send."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(value for value in self.module(*inputs) if isinstance(value, Tensor))
 
 
 class _WatchedStage(PipelineStage):

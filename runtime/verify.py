@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture.gate import relative_difference
+from ..capture.difference import relative_difference
+from ..capture.pieces import PieceRun
 from ..capture.state import preserved
 from ..core.plan import Plan
-from .cut import cut_for_plan
+from .cut import CutModel, cut_for_plan
 from .microbatch import split_batch
 
 LossFunction = Callable[[Any, Tensor], Tensor]
@@ -37,10 +39,18 @@ class Verification:
     missing: tuple[str, ...]
     unknown: tuple[str, ...]
 
+    def __str__(self) -> str:
+        names = f"missing {list(self.missing)}, unknown {list(self.unknown)}"
+        return (
+            f"worst difference {self.worst:.2g} (loss {self.loss:.2g}, {len(self.gradients)} "
+            f"gradients, {len(self.buffers)} buffers), {names}"
+        )
+
     @property
     def worst(self) -> float:
-        """The largest difference of all."""
-        return max([self.loss, *self.gradients.values(), *self.buffers.values()])
+        """The largest difference of all; infinite if any is not a number."""
+        found = [self.loss, *self.gradients.values(), *self.buffers.values()]
+        return max(float("inf") if math.isnan(value) else value for value in found)
 
     def equal(self, tolerance: float) -> bool:
         """Whether every name is there and every difference within ``tolerance``."""
@@ -57,6 +67,9 @@ def verify(
     dtype: torch.dtype | None = None,
 ) -> Verification:
     """Run one step of copies of the model, whole and in the plan's stages, and compare.
+
+    Both see the batch in the plan's micro-batches: batch normalisation takes its statistics from
+    each, and a loss is the mean over micro-batches, so this is what splitting alone changes.
 
     Every stage receives detached tensors and hands gradients back by hand, as it would between
     machines; tied gradients are summed as the distributed runtime sums them.
@@ -92,7 +105,7 @@ def verify(
     if dtype is not None and target.is_floating_point():
         target = target.to(dtype)
     names = pieces.structure.names
-    batches = split_batch(flat, plan.num_microbatches, None, names)
+    batches = split_batch(flat, plan.num_microbatches, plan.inputs[0].shape[0], names)
     targets = torch.tensor_split(target, len(batches))
     with preserved(model):
         whole_loss = _whole_step(whole, pieces.structure.unflatten, batches, targets, loss_fn)
@@ -106,41 +119,21 @@ def _whole_step(
 ) -> float:
     total = 0.0
     for flat, target in zip(batches, targets, strict=True):
-        args, kwargs = unflatten(flat)
+        args, kwargs = unflatten([tensor.clone() for tensor in flat])
         loss = loss_fn(model(*args, **kwargs), target) / len(batches)
         loss.backward()
         total += float(loss.detach())
     return total
 
 
-def _split_step(pieces: Any, batches: Any, targets: Any, loss_fn: LossFunction) -> float:
+def _split_step(pieces: CutModel, batches: Any, targets: Any, loss_fn: LossFunction) -> float:
     total = 0.0
     for flat, target in zip(batches, targets, strict=True):
-        received: list[list[Tensor]] = []
-        sent: list[tuple[Any, ...]] = []
-        values: list[Any] = list(flat)
-        for index, stage in enumerate(pieces.stages):
-            if index:
-                specs = pieces.boundaries[index - 1].tensors
-                values = [
-                    value.detach().requires_grad_(spec.requires_grad)
-                    for value, spec in zip(values, specs, strict=True)
-                ]
-            received.append(values)
-            values = list(stage(*values))
-            sent.append(tuple(values))
-        output = pieces.captured.unflatten_output(values)
+        run = PieceRun(pieces.stages, pieces.boundaries, [tensor.clone() for tensor in flat])
+        output = pieces.captured.unflatten_output(run.outputs)
         loss = loss_fn(output, target) / len(batches)
         loss.backward()
-        for index in reversed(range(len(pieces.stages) - 1)):
-            pairs = [
-                (value, leaf.grad)
-                for value, leaf in zip(sent[index], received[index + 1], strict=True)
-                if value.requires_grad and leaf.grad is not None
-            ]
-            roots, gradients = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-            if roots:
-                torch.autograd.backward(roots, gradients)
+        run.hand_back()
         total += float(loss.detach())
     return total
 

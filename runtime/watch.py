@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
 
 from ..core.errors import RankFailed
 
@@ -51,17 +51,22 @@ class Watch:
         store: The process group's store; keys are prefixed.
         rank: This rank.
         num_ranks: How many there are.
+        group: The ranks' process group; each group, and each watch of one group in the order
+            they are made, has keys of its own.
     """
 
     store: Store
     rank: int
     num_ranks: int
+    group: ProcessGroup | None = None
 
     def __post_init__(self) -> None:
         self.doing = "setting up"
         self._verdict: Verdict | None = None
         self._stop = threading.Event()
-        self._store = PrefixStore("stagewright-watch", self.store)
+        name = f"stagewright-watch/{self.group.group_name if self.group else 'default'}"
+        number = self.store.add(f"{name}/watches of rank {self.rank}", 1)
+        self._store = PrefixStore(f"{name}/{number}", self.store)
         self._store.set(f"where/{self.rank}", f"{socket.gethostname()}, process {os.getpid()}")
         self._store.set(f"beat/{self.rank}", "0")
         self._thread = threading.Thread(target=self._beat, daemon=True)

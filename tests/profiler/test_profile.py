@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from stagewright.capture.capture import trace
 from stagewright.capture.program import storage_key
 from stagewright.core.errors import InvalidInput, MeasurementError
 from stagewright.core.options import ProfilingOptions
@@ -107,20 +108,24 @@ def test_progress_ends_at_its_total():
 
 
 class Hungry(nn.Module):
-    """Runs on the first call, then runs out of memory."""
+    """Runs a number of times, then runs out of memory."""
 
-    calls = 0
+    def __init__(self):
+        super().__init__()
+        self.left = 10**9
 
     def forward(self, x):
-        Hungry.calls += 1
-        if Hungry.calls > 3:
+        self.left -= 1
+        if self.left < 0:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
         return x * 2
 
 
 def test_out_of_memory_names_the_layer_and_the_need():
-    Hungry.calls = 0
-    model = nn.Sequential(nn.Linear(4, 4), Hungry())
+    hungry = Hungry()
+    model = nn.Sequential(nn.Linear(4, 4), hungry)
+    trace(model, torch.randn(2, 4))
+    hungry.left = 10**9 - hungry.left  # enough to be captured once more, not to be measured
     with pytest.raises(MeasurementError, match=r"out of memory in 1: .*1\.00 GiB"):
         profile(model, torch.randn(2, 4), options=QUICK)
 

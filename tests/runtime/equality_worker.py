@@ -10,7 +10,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from stagewright.capture.gate import relative_difference
+from stagewright.capture.difference import relative_difference
 from stagewright.core.plan import Plan
 from stagewright.planner.schedules import make_schedule
 from stagewright.runtime import torch_engine

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.capture.gate import relative_difference
+from stagewright.capture.difference import relative_difference
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.runtime import boundary
 from stagewright.runtime.pipeline import Pipeline
@@ -17,7 +17,7 @@ NAMES = ["mlp", "resnet", "unet", "gpt2"]
 EXACT = 1e-9
 
 
-@pytest.mark.parametrize("num_stages", [2, 3, 5])
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
 @pytest.mark.parametrize("name", NAMES)
 def test_stages_handed_detached_tensors_equal_the_whole(name, num_stages):
     case = make_case(name)
