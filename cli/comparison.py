@@ -13,6 +13,9 @@ from .launch import TrainingResult
 LOSS_TOLERANCE = 1e-5
 """Relative; single precision sums in another order."""
 
+PREDICTION_TOLERANCE = 0.25
+"""Beyond this the prediction is remarked upon; it says nothing about correctness."""
+
 HEADINGS = (
     "model",
     "stages",
@@ -75,6 +78,16 @@ class Comparison:
                 f"{self.model}: the split model's loss differs by {difference:.2g} (relative) from "
                 f"the unsplit one's, more than {LOSS_TOLERANCE:g}"
             )
+
+    def remarks(self) -> list[str]:
+        """What a reader should be told about the prediction, if anything."""
+        if abs(self.prediction_error) <= PREDICTION_TOLERANCE:
+            return []
+        return [
+            f"{self.model}: the predicted step is {self.prediction_error:+.0%} off. Other work on "
+            "this machine during either measurement, or layers too small to time (well under a "
+            "millisecond), are the usual reasons"
+        ]
 
     def row(self) -> tuple[str, ...]:
         """Cells under `HEADINGS`; losses are those of the last step."""

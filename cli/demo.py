@@ -15,7 +15,6 @@ from .output import JsonFlag, check_folder, emit, say, say_next, write_file
 if TYPE_CHECKING:
     from ..core.cluster import Cluster
     from ..core.plan import Plan
-    from ..core.text_table import text_table
     from .comparison import Comparison
     from .service import Service
 
@@ -38,6 +37,7 @@ def command(
     and once unsplit, and compares step times and losses.
     """
     from ..core.errors import InvalidInput
+    from ..core.text_table import text_table
     from ..profiler.links import measure_local_links
     from .comparison import HEADINGS
     from .demo_requests import MODELS, RANKS
@@ -63,6 +63,8 @@ def command(
         emit(text_table([HEADINGS, *(entry.row() for entry in found)]))
     for entry in found:
         entry.check()
+        for line in entry.remarks():
+            say(line, quiet=as_json)
     say(
         f"losses agree to 1e-5; {time.monotonic() - started:.0f} s in all; "
         f"plans and pictures are in {output}/",

@@ -54,11 +54,7 @@ def train(
         InvalidInput: The plan names no family.
         RankFailed: A process died; the message names its rank.
     """
-    if plan.spec is None:
-        raise InvalidInput(
-            "this plan was not made from a model family, so the model cannot be built here; "
-            "run it from a script of yours, see examples/train.py"
-        )
+    require_family(plan)
     with tempfile.TemporaryDirectory(prefix="stagewright-") as folder:
         results = Path(folder)
         path = results / "plan.json"
@@ -79,6 +75,19 @@ def train(
             raise _failure(results, code, talk)
         found = json.loads((results / "result.json").read_text(encoding="utf-8"))
     return TrainingResult(tuple(found["losses"]), tuple(found["step_times_s"]))
+
+
+def require_family(plan: Plan) -> None:
+    """Refuse plans of models that only the user's own code can build.
+
+    Raises:
+        InvalidInput: The plan names no family.
+    """
+    if plan.spec is None:
+        raise InvalidInput(
+            "this plan was not made from a model family, so the model cannot be built here; "
+            "run it from a script of yours, see examples/train.py"
+        )
 
 
 def _run(command: list[str]) -> tuple[int, str]:

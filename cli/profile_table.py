@@ -9,6 +9,10 @@ from ..core.units import format_bytes, format_time
 HEADINGS = ("layer", "forward", "backward", "parameters", "activations")
 
 
+UNRELIABLE = 0.25
+"""Sums of layers further than this from the whole model are remarked upon."""
+
+
 def profile_table(profile: Profile) -> str:
     """What ``stagewright profile`` and ``stagewright show`` print."""
     rows = [HEADINGS, *map(_row, profile.layers), _total(profile)]
@@ -55,4 +59,9 @@ def _summary(profile: Profile) -> list[str]:
             f"the whole model took {format_time(time_s)}; "
             f"the sum of its layers differs by {whole.relative_error:+.1%}"
         )
+        if abs(whole.relative_error) > UNRELIABLE:
+            lines.append(
+                "that is much: other work on this machine, or layers too small to time; "
+                "measure again, with a larger --budget or a larger micro-batch"
+            )
     return [*lines, *profile.notes]

@@ -25,9 +25,10 @@ def command(
     from ..core.plan import Plan
     from ..core.text_table import text_table
     from .comparison import Comparison
-    from .launch import train
+    from .launch import require_family, train
 
     document = read_document(plan, Plan)
+    require_family(document)
     say(f"training {document.num_stages} stages for {steps} steps", quiet=as_json)
     split = train(document, steps=steps, seed=seed, timeout_s=timeout)
     whole = None
@@ -37,4 +38,6 @@ def command(
     comparison = Comparison.of(document, split, whole)
     emit(comparison.to_json() if as_json else text_table(comparison.rows()))
     comparison.check()
+    for line in comparison.remarks():
+        say(line, quiet=as_json)
     say_next("examples/train.py shows the same in a script of your own", quiet=as_json)

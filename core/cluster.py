@@ -11,8 +11,7 @@ from pydantic import Field, model_validator
 from .document import Document, Record
 from .errors import InvalidInput
 
-GIB = 2**30
-GB = 10**9
+UNIT_BYTES = {"mb": 10**6, "mib": 2**20, "gb": 10**9, "gib": 2**30}
 
 DEFAULT_LATENCY_S = 10e-6
 DEFAULT_BANDWIDTH_BYTES_PER_S = 12e9
@@ -124,13 +123,13 @@ class Cluster(Document):
 
     @classmethod
     def parse(cls, text: str) -> Cluster:
-        """A cluster from shorthand: ``4x24GB``, ``8x80GiB`` or ``2xcpu`` (no memory limit).
+        """A cluster from shorthand: ``4x24GB``, ``8x512MiB`` or ``2xcpu`` (no memory limit).
 
         Raises:
             InvalidInput: The text is none of these.
         """
         match = re.fullmatch(
-            r"(\d{1,6})x(?:(\d+(?:\.\d+)?)(GB|GiB)|(cpu))", text.strip(), re.IGNORECASE
+            r"(\d{1,6})x(?:(\d+(?:\.\d+)?)([MG]B|[MG]iB)|(cpu))", text.strip(), re.IGNORECASE
         )
         if match is None:
             raise InvalidInput(
@@ -140,7 +139,7 @@ class Cluster(Document):
         count, size, unit, cpu = match.groups()
         if cpu:
             return cls.uniform(int(count), kind="cpu")
-        unit_bytes = GIB if unit.lower() == "gib" else GB
+        unit_bytes = UNIT_BYTES[unit.lower()]
         return cls.uniform(
             int(count), kind=f"{size}{unit}", memory_bytes=int(float(size) * unit_bytes)
         )

@@ -52,8 +52,9 @@ def summary_lines(plan: Plan) -> list[str]:
         lines.append(_gain(plan.step_time_s, list(equal.balance), equal.step_time_s))
     proof = plan.proof
     lines.append(
-        f"proof: {proof.status}, {proof.objective} {format_time(proof.value)}, "
-        f"lower bound {format_time(proof.lower_bound)} (gap {proof.gap:.2%})"
+        f"proof: {proof.status} by the {proof.objective}: {format_time(proof.value)}, no split has "
+        f"less than {format_time(proof.lower_bound)} (gap {proof.gap:.2%}); the step time above is "
+        "simulated"
     )
     return lines
 

@@ -1,7 +1,10 @@
 """Train a planned model under torchrun, in plain PyTorch.
 
-stagewright plan profile.json --devices 2xcpu -o plan.json
-torchrun --nproc-per-node 2 examples/train.py plan.json
+From the folder that holds ``examples/``::
+
+    stagewright profile examples.train:build_model --sample examples.train:make_batch
+    stagewright plan profile.json --devices 2xcpu -o plan.json
+    torchrun --nproc-per-node 2 examples/train.py plan.json
 """
 
 import sys
@@ -24,7 +27,7 @@ def build_model() -> torch.nn.Module:
 
 
 def make_batch(size: int = 4) -> torch.Tensor:
-    """One micro-batch, for 'stagewright profile examples/train.py' and the like."""
+    """One micro-batch; the plan's batch is as many of these as it has micro-batches."""
     return torch.randn(size, 256)
 
 

@@ -22,7 +22,7 @@ from .splits import Cuts, check_cuts, equal_layers, even_times
 
 def plan(
     profile: Profile,
-    cluster: Cluster,
+    cluster: Cluster | str,
     options: PlanOptions | None = None,
     *,
     num_microbatches: int | None = None,
@@ -39,7 +39,7 @@ def plan(
 
     Args:
         profile: Costs of L layers for one micro-batch.
-        cluster: At most as many stages as it has devices.
+        cluster: At most as many stages as it has devices; or its shorthand, such as ``4x24GB``.
         options: What is asked for; the defaults of `PlanOptions` if not given.
         num_microbatches: Replaces the options' number.
 
@@ -48,6 +48,8 @@ def plan(
             stages are asked for than micro-batches.
         Infeasible: No split fits; the message names the constraint and the ways out.
     """
+    if isinstance(cluster, str):
+        cluster = Cluster.parse(cluster)
     costs = stage_costs(profile, cluster, _options(options, num_microbatches))
     search = PipelineSearch(costs)
     pool: set[Cuts] = set()

@@ -58,6 +58,7 @@ def _identity_faults(plan: Plan, profile: Profile) -> Iterable[str]:
         ("spec", plan.spec, profile.spec),
         ("inputs", plan.inputs, profile.inputs),
         ("input_structure", plan.input_structure, profile.input_structure),
+        ("fixed_mode", plan.fixed_mode, profile.fixed_mode),
         ("estimated", plan.estimated, profile.provenance.source == "estimated"),
         ("schedule", plan.schedule, plan.options.schedule),
         ("num_microbatches", plan.num_microbatches, plan.options.num_microbatches),

@@ -22,6 +22,7 @@ from .clock import Clock, timing
 from .layer_runs import LayerRun, backward_pairs, layer_runs
 from .memory import PeakMemory, SavedStorages
 from .neighbours import busy_neighbours
+from .out_of_memory import is_out_of_memory
 from .provenance import provenance
 
 if TYPE_CHECKING:
@@ -335,18 +336,15 @@ def _blamed(name: str) -> Iterator[None]:
     """Name the layer in whatever goes wrong inside."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        raise MeasurementError(
-            f"out of memory in {name}: {str(error).splitlines()[0]}; "
-            "use a smaller micro-batch, or a device with more memory"
-        ) from error
     except StagewrightError:
         raise
     except Exception as error:
-        if "not enough memory" in str(error):
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
+        if is_out_of_memory(error):
             raise MeasurementError(
-                f"out of memory in {name}: {str(error).splitlines()[0]}; use a smaller micro-batch"
+                f"out of memory in {name}: {reason}; use a smaller micro-batch, or a device with "
+                "more memory"
             ) from error
         raise MeasurementError(
-            f"{name} failed while being measured: {type(error).__name__}: {error}"
+            f"{name} failed while being measured: {type(error).__name__}: {reason}"
         ) from error

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -53,6 +54,12 @@ def test_a_loss_that_differs_is_an_error():
         comparison((float("nan"), 1.0)).check()
 
 
+def test_a_prediction_far_off_is_remarked_upon():
+    assert not replace(comparison((2.0, 1.0)), predicted_step_s=0.76).remarks()
+    (remark,) = replace(comparison((2.0, 1.0)), predicted_step_s=0.74).remarks()
+    assert "-26%" in remark
+
+
 SMALL = {
     "model": {"family": "unet", "config": {"width": 4, "depth": 2}},
     "sample": {
@@ -66,9 +73,12 @@ def test_demo_goes_the_whole_way(tmp_path, monkeypatch, capsys):
     """Service, request, measurement, plan, picture, two processes, comparison: on a small model."""
     monkeypatch.setattr(demo_requests, "MODELS", {"small": SMALL})
     monkeypatch.setattr(demo_requests, "MEASURING", {**demo_requests.MEASURING, "budget_s": 0.1})
-    assert main(["demo", "--models", "small", "-o", str(tmp_path / "out"), "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    assert found["loss_difference"] <= 1e-5
+    assert main(["demo", "--models", "small", "-o", str(tmp_path / "out")]) == 0
+    found = capsys.readouterr()
+    heading, _, row = found.out.splitlines()
+    assert heading.split()[:2] == ["model", "stages"]
+    assert row.startswith("UNet")
+    assert "proof:" in found.err
     plan = Plan.read(tmp_path / "out" / "small.plan.json")
     assert plan.num_stages == 2
     assert (tmp_path / "out" / "small.svg").read_text().startswith("<svg")

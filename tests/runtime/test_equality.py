@@ -209,3 +209,11 @@ def test_pipeline_over_devices(name, devices):
     loss = case.loss_fn(call(pipeline, batch), target.cuda())
     loss.backward()
     assert float(loss) == pytest.approx(float(theirs), rel=1e-3)
+    assert list(pipeline.state_dict()) == list(whole.state_dict())
+    expected, buffers = dict(whole.named_parameters()), dict(whole.named_buffers())
+    floor = 1e-3 * max(float(parameter.grad.norm()) for parameter in expected.values())
+    for key, parameter in pipeline.named_parameters():
+        gradient = parameter.grad.cpu()
+        assert relative_difference(gradient, expected[key].grad, floor=floor) <= 1e-2, key
+    for key, buffer in pipeline.named_buffers():
+        assert relative_difference(buffer.cpu(), buffers[key]) <= 1e-3, key
