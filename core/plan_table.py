@@ -52,9 +52,9 @@ def summary_lines(plan: Plan) -> list[str]:
         lines.append(_gain(plan.step_time_s, list(equal.balance), equal.step_time_s))
     proof = plan.proof
     lines.append(
-        f"proof: {proof.status} by the {proof.objective}: {format_time(proof.value)}, no split has "
-        f"less than {format_time(proof.lower_bound)} (gap {proof.gap:.2%}); the step time above is "
-        "simulated"
+        f"proof: {proof.status} by the {proof.objective}, {format_time(proof.value)}, which no "
+        f"split has below {format_time(proof.lower_bound)} (gap {proof.gap:.2%}); the step time "
+        "above is simulated"
     )
     return lines
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stagewright.core.cluster import GIB, Cluster, Device, LinkLevel
+from stagewright.core.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import InvalidInput
 from tests.builders import two_level_cluster
 
@@ -11,8 +11,9 @@ from tests.builders import two_level_cluster
     ("text", "count", "memory_bytes"),
     [
         ("4x24GB", 4, 24 * 10**9),
-        ("8x80GiB", 8, 80 * GIB),
-        (" 1x1.5gib ", 1, int(1.5 * GIB)),
+        ("8x80GiB", 8, 80 * 2**30),
+        ("2x512MB", 2, 512 * 10**6),
+        (" 1x1.5gib ", 1, int(1.5 * 2**30)),
         ("2xcpu", 2, None),
     ],
 )
