@@ -29,18 +29,18 @@ Ranks = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which ranks failed first, and where they were, in words."""
+    """Which ranks failed first, if any, and what happened, in words."""
 
     ranks: Ranks
-    who: str
+    what: str
 
     def to_json(self) -> str:
-        return json.dumps({"ranks": self.ranks, "who": self.who})
+        return json.dumps({"ranks": self.ranks, "what": self.what})
 
     @classmethod
     def from_json(cls, text: str) -> Verdict:
         data = json.loads(text)
-        return cls(tuple(data["ranks"]), data["who"])
+        return cls(tuple(data["ranks"]), data["what"])
 
 
 @dataclass
@@ -83,19 +83,16 @@ class Watch:
         Takes a few seconds: it waits for heartbeats to be missed, and then until every rank that
         still answers has heard who failed, since the next to leave may take the store along.
         """
-        doing = f"rank {self.rank} was at {self.doing}"
         try:
-            if self._verdict is None and (silent := self._silent_ranks()):
-                self._tell_others(silent)
+            if self._verdict is None:
+                silent = self._silent_ranks()
+                if self._verdict is None:
+                    self._tell_others(silent)
         except RuntimeError:
             self._verdict = self._verdict or _store_host()
-        if self._verdict is None:
-            return RankFailed(
-                f"{doing} and got no answer in time, though every rank is still alive: "
-                f"{_first_line(error)}"
-            )
+        assert self._verdict is not None
         return RankFailed(
-            f"{self._verdict.who} stopped answering; {doing}. "
+            f"{self._verdict.what}; rank {self.rank} was at {self.doing} ({_first_line(error)}). "
             "Start all ranks again, from the last checkpoint",
             ranks=self._verdict.ranks,
         )
@@ -127,7 +124,12 @@ class Watch:
     def _tell_others(self, silent: Ranks) -> None:
         where = [self._store.get(f"where/{rank}").decode() for rank in silent]
         who = ", ".join(f"rank {r} ({place})" for r, place in zip(silent, where, strict=True))
-        self._verdict = Verdict(silent, who)
+        self._verdict = Verdict(
+            silent,
+            f"{who} stopped answering"
+            if silent
+            else f"rank {self.rank} got no answer in time, though every rank is still alive",
+        )
         self._store.set(VERDICT, self._verdict.to_json())
         self._store.set(f"knows/{self.rank}", "1")
         waiting = [f"knows/{rank}" for rank in range(self.num_ranks) if rank not in silent]
@@ -139,8 +141,8 @@ class Watch:
 def _store_host() -> Verdict:
     """Who is to blame when the store itself is gone, and nobody said anything before."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return Verdict((), "the launcher, which hosts the store,")
-    return Verdict((0,), "rank 0 (host of the store)")
+        return Verdict((), "the launcher, which hosts the store, stopped answering")
+    return Verdict((0,), "rank 0 (host of the store) stopped answering")
 
 
 def _first_line(error: BaseException) -> str:
