@@ -39,6 +39,29 @@ def test_segments_hold_the_models_own_parameters(name):
     assert all(held[key] is theirs[key] for key in held)
 
 
+def test_a_tied_weight_keeps_the_name_its_module_knows_it_by():
+    class Projection(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x):
+            return x @ self.weight
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = Projection(), Projection()
+            self.second.weight = self.first.weight
+
+        def forward(self, x):
+            return self.second(self.first(x))
+
+    captured = trace(Tied(), torch.randn(2, 4))
+    assert list(captured.segment(0, 1).state_dict()) == ["first.weight"]
+    assert list(captured.segment(1, 2).state_dict()) == ["second.weight"]
+
+
 def test_buffers_stay_persistent_or_not():
     class Scaled(nn.Module):
         def __init__(self):

@@ -27,6 +27,13 @@ def test_profiling_leaves_the_model_bit_identical(name):
     assert snapshot(case.model) == before
 
 
+def test_random_state_is_restored():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4))
+    before = snapshot(model)
+    profile(model, torch.ones(2, 4), options=QUICK)
+    assert snapshot(model) == before
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_the_model_is_restored_when_measuring_is_cut_short(error):
     case = make_case("resnet")
