@@ -9,6 +9,7 @@ from types import FrameType
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from ..core.errors import CaptureError
 from .program import CALL, PATH, Program
@@ -29,7 +30,7 @@ def export_program(model: nn.Module, structure: CallStructure, flat: Sequence[Te
         with warnings.catch_warnings(), quiet_loggers("torch"):
             warnings.simplefilter("ignore")
             exported = torch.export.export(model, args, kwargs, strict=False)
-            module = exported.module(check_guards=False)
+            module = exported.module()
     except Exception as error:
         raise _refusal(error) from error
     for node in list(module.graph.nodes):
@@ -41,9 +42,9 @@ def export_program(model: nn.Module, structure: CallStructure, flat: Sequence[Te
         stack = node.meta.get("nn_module_stack") or {}
         for key, (path, _) in stack.items():
             node.meta[PATH], node.meta[CALL] = path, key
-    order = (*structure.positional, *exported.call_spec.in_spec.child(1).context)
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
-    placeholders = dict(zip(order, nodes, strict=True))
+    by_position, by_keyword = pytree.tree_unflatten(nodes, exported.call_spec.in_spec)
+    placeholders = {**dict(zip(structure.positional, by_position, strict=True)), **by_keyword}
     return Program(
         model=model,
         holder=module,
