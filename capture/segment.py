@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
-import torch
 from torch import Tensor, fx, nn
 
 from ..core.errors import PlanMismatch
@@ -232,8 +231,3 @@ def adopt(segment: Segment, model: nn.Module, names: Iterable[str]) -> None:
         parent, _, leaf = name.rpartition(".")
         source = model.get_submodule(parent)
         attach(segment, model, name, getattr(source, leaf))
-
-
-def state_names(module: nn.Module) -> tuple[str, ...]:
-    """Names of all parameters and persistent buffers, aliases included."""
-    return tuple(torch.nn.Module.state_dict(module, keep_vars=True))

@@ -125,7 +125,6 @@ class _Session:
         self, loss_fn: Callable[[Any, Tensor], Tensor] | None, target: Tensor | None
     ) -> None:
         """One pass that also finds values, saved storages and workspace."""
-        started = time.perf_counter()
         for index, run in enumerate(self.runs):
             with _blamed(run.name):
                 leaves, tensors = run.inputs(self.values)
@@ -150,7 +149,6 @@ class _Session:
             self.loss = _LossRun(self.captured, loss_fn, target.to(self.device), results)
             with _blamed("the loss"), self.saved.during(len(self.runs)):
                 self.loss.forward()
-        self.pass_time_s = time.perf_counter() - started
 
     def _keep(self, run: LayerRun, outputs: tuple[Any, ...], index: int) -> None:
         for node, value in zip(run.writes, outputs, strict=True):
