@@ -8,6 +8,7 @@ from dataclasses import dataclass
 EXTRAS: dict[str, tuple[str, ...]] = {
     "torch": ("torch",),
     "hf": ("torch", "transformers"),
+    "fast": ("numba",),
     "server": ("fastapi", "uvicorn", "sqlalchemy"),
 }
 """The packages of each extra in pyproject.toml, by import name (a test compares the two)."""

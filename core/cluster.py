@@ -24,11 +24,13 @@ class Device(Record):
     Attributes:
         kind: Free text such as ``cpu``, ``A100-80GB``; one profile is valid for one kind.
         memory_bytes: What may be used on it; `None` for no limit.
+        speed: How many times faster than the device that was profiled.
     """
 
     name: str
     kind: str = "device"
     memory_bytes: int | None = Field(None, ge=0, le=2**60)
+    speed: float = Field(1.0, ge=1e-6, le=1e6)
 
 
 class LinkLevel(Record):
@@ -40,6 +42,8 @@ class LinkLevel(Record):
         bandwidth_bytes_per_s: Point-to-point, one direction.
         all_reduce_bandwidth_bytes_per_s: Bytes each device moves per second in an all-reduce;
             the point-to-point bandwidth if not known.
+        shared: Whether all devices of one inner group use one connection at this level (one
+            network card a node), so that their messages queue in the simulation.
     """
 
     name: str = "link"
@@ -47,6 +51,7 @@ class LinkLevel(Record):
     latency_s: float = Field(DEFAULT_LATENCY_S, ge=0)
     bandwidth_bytes_per_s: float = Field(DEFAULT_BANDWIDTH_BYTES_PER_S, gt=0)
     all_reduce_bandwidth_bytes_per_s: float | None = Field(None, gt=0)
+    shared: bool = False
 
     def transfer_time_s(self, size_bytes: int) -> float:
         """Time of one message: latency + bytes / bandwidth. An empty message is not sent."""
@@ -122,6 +127,43 @@ class Cluster(Document):
         )
 
     @classmethod
+    def of_nodes(
+        cls,
+        num_nodes: int,
+        devices_per_node: int,
+        *,
+        inside: LinkLevel,
+        between: LinkLevel,
+        kind: str = "device",
+        memory_bytes: int | None = None,
+    ) -> Cluster:
+        """Equal nodes of equal devices: one link level inside a node, one between nodes.
+
+        The levels' ``group_size`` is set here.
+
+        Raises:
+            InvalidInput: A count is below one.
+        """
+        if num_nodes < 1 or devices_per_node < 1:
+            raise InvalidInput(
+                f"a cluster needs at least one node of one device, not {num_nodes} of "
+                f"{devices_per_node}"
+            )
+        count = num_nodes * devices_per_node
+        levels = []
+        if devices_per_node > 1 or num_nodes == 1:
+            levels.append(inside.model_copy(update={"group_size": devices_per_node}))
+        if num_nodes > 1:
+            levels.append(between.model_copy(update={"group_size": count}))
+        return cls(
+            devices=tuple(
+                Device(name=f"{kind}:{index}", kind=kind, memory_bytes=memory_bytes)
+                for index in range(count)
+            ),
+            levels=tuple(levels),
+        )
+
+    @classmethod
     def parse(cls, text: str) -> Cluster:
         """A cluster from shorthand: ``4x24GB``, ``8x512MiB`` or ``2xcpu`` (no memory limit).
 
@@ -150,3 +192,19 @@ class Cluster(Document):
             if first // level.group_size == second // level.group_size:
                 return level
         raise InvalidInput(f"devices {first} and {second} are not joined by any level")
+
+    def all_reduce_time_s(self, size_bytes: int, num_ranks: int, level: int) -> float:
+        """Hierarchical all-reduce of consecutive devices that meet at ``levels[level]``.
+
+        Inside every group the bytes are reduced by a ring and shared out; each of its M devices
+        then joins a ring over the groups with 1/M of the bytes (Cho et al., "BlueConnect",
+        MLSys 2019). A group that is not full counts as its ranks.
+        """
+        time_s, size, ranks, inner = 0.0, size_bytes, num_ranks, 1
+        for index in range(level + 1):
+            group = self.levels[index].group_size // inner
+            members = ranks if index == level else min(ranks, group)
+            time_s += self.levels[index].all_reduce_time_s(size, members)
+            size, ranks = -(-size // members), -(-ranks // members)
+            inner = self.levels[index].group_size
+        return time_s

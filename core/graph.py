@@ -142,12 +142,7 @@ class Graph(Document):
     @model_validator(mode="after")
     def _check(self) -> Self:
         check_boundaries(self.boundaries, len(self.layers))
-        for position, edge in enumerate(self.edges):
-            if not edge.source < edge.target < len(self.layers):
-                raise ValueError(
-                    f"edges[{position}] goes from layer {edge.source} to {edge.target}; "
-                    f"edges run forwards between the {len(self.layers)} layers"
-                )
+        check_edges(self.edges, len(self.layers))
         check_layer_indices(self.parameters, len(self.layers))
         return self
 
@@ -160,6 +155,16 @@ def check_boundaries(boundaries: tuple[Boundary, ...], num_layers: int) -> None:
             f"{num_layers} layers have {num_layers - 1} boundaries, after layers 0 to "
             f"{num_layers - 2} in order; found {len(found)}"
         )
+
+
+def check_edges(edges: tuple[Edge, ...], num_layers: int) -> None:
+    """Every edge runs forwards between existing layers, so there is no cycle."""
+    for position, edge in enumerate(edges):
+        if not edge.source < edge.target < num_layers:
+            raise ValueError(
+                f"edges[{position}] goes from layer {edge.source} to {edge.target}; "
+                f"edges run forwards between the {num_layers} layers"
+            )
 
 
 def check_layer_indices(parameters: tuple[Parameter, ...], num_layers: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -9,7 +10,7 @@ from pydantic import Field, model_validator
 from .document import Document, Record
 from .families import ModelSpec
 from .graph import Boundary
-from .schedule import ScheduleName
+from .schedule import ScheduleName, TrainingSchedule
 from .tensors import TensorSpec
 
 Optimizer = Literal["none", "sgd", "momentum", "adam"]
@@ -22,22 +23,88 @@ OPTIMIZER_BYTES_PER_ELEMENT: dict[Optimizer, int] = {
 }
 
 
+Objective = Literal[
+    "step_time",
+    "throughput",
+    "latency",
+    "memory",
+    "devices",
+    "balance_time",
+    "balance_size",
+    "pipedream",
+]
+
+
+class Pin(Record):
+    """Where one layer has to be.
+
+    Attributes:
+        layer: Its name.
+        stage: Index of its stage, counted from the front.
+        kind: Kind of the device it runs on.
+    """
+
+    layer: str
+    stage: int | None = Field(None, ge=0)
+    kind: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.stage is None and self.kind is None:
+            raise ValueError(f"the pin of layer {self.layer!r} names neither a stage nor a kind")
+        return self
+
+
 class PlanOptions(Record):
     """What a plan is asked for.
 
     Attributes:
         num_microbatches: Micro-batches per step, each of the profile's batch size.
+        schedule: The order of work the plan is for.
+        objective: What to minimise: ``step_time`` (synchronous training), ``throughput``
+            (seconds per micro-batch in steady state), ``latency`` (forward of one micro-batch),
+            ``memory`` (the largest device's), ``devices`` (how many are needed),
+            ``balance_time`` and ``balance_size`` (the largest stage, nothing else counted) or
+            ``pipedream`` (PipeDream's own objective, for comparison).
         num_stages: Exactly this many stages; `None` tries every number up to the devices and,
             for 1f1b, up to the micro-batches.
+        max_stages: At most this many.
+        max_replicas: At most this many devices a stage, its micro-batches dealt to them in turn;
+            `None` for any number.
+        recompute: Whether stages keep only their inputs and run forward again before backward.
+        chunks: Stages a device, for the schedules that take several.
+        max_extra_in_flight: Forwards a stage may run ahead beyond the schedule's own warm-up.
+        batch_size: Samples per step: then micro-batches of every size that divides it are tried
+            and ``num_microbatches`` follows. Times are scaled from the profile's size.
         optimizer: Decides the bytes of optimizer state per trainable element.
         memory_fraction: Share of each device's memory a plan may use.
+        together: Pairs of layer names; the layers from one to the other share a stage.
+        no_cut_after: Names of layers behind which no stage may end.
+        pins: Layers that have to be on some stage or kind of device.
+        tied: Whether layers that share a weight may be in different stages, at the price of
+            summing its gradients.
+        layer_order: ``given`` cuts the profile's order; ``any`` may reorder independent branches.
+        gap: The search may stop once it is proven this close, relatively, to the best.
     """
 
-    num_microbatches: int = Field(8, ge=1, le=65536)
-    schedule: Literal["gpipe", "1f1b"] = "1f1b"
+    num_microbatches: int = Field(8, ge=1, le=2**20)
+    schedule: TrainingSchedule = "1f1b"
+    objective: Objective = "step_time"
     num_stages: int | None = Field(None, ge=1, le=65536)
+    max_stages: int | None = Field(None, ge=1)
+    max_replicas: int | None = Field(1, ge=1)
+    recompute: Literal["never", "auto", "always"] = "never"
+    chunks: int = Field(2, ge=1, le=64)
+    max_extra_in_flight: int = Field(0, ge=0, le=4096)
+    batch_size: int | None = Field(None, ge=1, le=2**30)
     optimizer: Optimizer = "adam"
     memory_fraction: float = Field(1.0, gt=0, le=1)
+    together: tuple[tuple[str, str], ...] = ()
+    no_cut_after: tuple[str, ...] = ()
+    pins: tuple[Pin, ...] = ()
+    tied: Literal["priced", "together"] = "priced"
+    layer_order: Literal["given", "any"] = "given"
+    gap: float = Field(0.0, ge=0, le=1)
 
 
 class MemoryUse(Record):
@@ -87,6 +154,9 @@ class Stage(Record):
         send_forward_time_s: Time those activations travel, by the cluster's links.
         send_backward_time_s: Time those gradients travel.
         memory_limit_bytes: What the device allows, `None` for no limit.
+        sync_time_s: Summing the gradients over the replicas, once a step.
+        in_flight: Micro-batches whose activations one replica holds at once, at most.
+        replicas: Devices that hold it; micro-batch k runs on replica k mod replicas.
         recompute: When its activations are recomputed instead of kept.
         strategy: How replicas share its parameters.
     """
@@ -104,6 +174,7 @@ class Stage(Record):
     send_backward_time_s: float = Field(0.0, ge=0)
     memory: MemoryUse
     memory_limit_bytes: int | None = Field(None, ge=0)
+    sync_time_s: float = Field(0.0, ge=0)
     in_flight: int = Field(1, ge=1)
     replicas: int = Field(1, ge=1)
     recompute: Literal["never", "except_last", "always"] = "never"
@@ -126,12 +197,14 @@ class Proof(Record):
         value: The plan's objective.
         lower_bound: No plan has less.
         status: ``optimal`` when value and bound agree to rounding.
+        simulated_lower_bound_s: No plan's simulated step is shorter.
     """
 
     objective: str
     value: float = Field(ge=0)
     lower_bound: float = Field(ge=0)
     status: Literal["optimal", "feasible"]
+    simulated_lower_bound_s: float = Field(0.0, ge=0)
 
     @property
     def gap(self) -> float:
@@ -160,6 +233,9 @@ class Plan(Document):
             weights; not the optimizer's update), by the simulator.
         bubble_fraction: Idle share of all devices' time in that step.
         tied_sync_time_s: Part of the step spent summing gradients of weights held by two stages.
+        chunks: Stages on each device; more than one only for schedules made for it.
+        layer_order: The profile's layer at each position, where branches were reordered; empty
+            for the profile's own order. Stages count positions.
         boundaries: What crosses each cut, per micro-batch; one per gap between stages.
         profile_id: Content id of the profile planned from.
         inputs: The model's flat inputs at micro-batch size.
@@ -180,6 +256,8 @@ class Plan(Document):
     options: PlanOptions
     schedule: ScheduleName
     num_microbatches: int = Field(ge=1)
+    chunks: int = Field(1, ge=1)
+    layer_order: tuple[int, ...] = ()
     step_time_s: float = Field(ge=0)
     bubble_fraction: float = Field(ge=0, le=1)
     tied_sync_time_s: float = Field(0.0, ge=0)
@@ -205,8 +283,12 @@ class Plan(Document):
                 )
             next_layer += stage.num_layers
         devices = [device for stage in self.stages for device in stage.devices]
-        if len(set(devices)) != len(devices):
-            raise ValueError("a device holds two stages; every stage has its own")
+        if max(Counter(devices).values()) > self.chunks:
+            raise ValueError(
+                f"a device holds more than {self.chunks} stage{'s' * (self.chunks > 1)}"
+            )
+        if self.layer_order and sorted(self.layer_order) != list(range(next_layer)):
+            raise ValueError(f"layer_order is no order of the {next_layer} layers")
         if len(self.boundaries) not in (0, len(self.stages) - 1):
             raise ValueError(f"{len(self.stages)} stages have {len(self.stages) - 1} boundaries")
         return self
@@ -219,6 +301,12 @@ class Plan(Document):
     def layer_names(self) -> tuple[str, ...]:
         """Every layer in order, over all stages."""
         return tuple(name for stage in self.stages for name in stage.layer_names)
+
+    @property
+    def simulated_gap(self) -> float:
+        """How far, relatively, the simulated step is above what any plan could reach."""
+        bound_s = min(self.proof.simulated_lower_bound_s, self.step_time_s)
+        return (self.step_time_s - bound_s) / self.step_time_s if self.step_time_s else 0.0
 
     def baseline(self, name: str) -> Baseline | None:
         """The baseline of that name, e.g. ``equal_layers``."""

@@ -8,7 +8,15 @@ from pydantic import Field, model_validator
 
 from .document import Document, Record
 from .families import ModelSpec
-from .graph import Boundary, Layer, Parameter, check_boundaries, check_layer_indices
+from .graph import (
+    Boundary,
+    Edge,
+    Layer,
+    Parameter,
+    check_boundaries,
+    check_edges,
+    check_layer_indices,
+)
 from .tensors import TensorSpec
 
 
@@ -100,6 +108,8 @@ class Profile(Document):
         inputs: Flat tensor inputs at micro-batch size.
         input_structure: How the model is called with them (see `capture.sample`).
         boundaries: One per gap between consecutive layers: what a cut there sends.
+        edges: Which layer reads what another made; empty if not known. Needed only to reorder
+            branches.
         parameters: Every parameter and buffer with the layers using it (ties included).
         storages: What autograd keeps (see `SavedStorage`).
         fixed_mode: What keeps to training mode however the model is switched (see `Graph`).
@@ -114,6 +124,7 @@ class Profile(Document):
     input_structure: str = ""
     layers: tuple[LayerProfile, ...] = Field(min_length=1)
     boundaries: tuple[Boundary, ...]
+    edges: tuple[Edge, ...] = ()
     parameters: tuple[Parameter, ...] = ()
     storages: tuple[SavedStorage, ...] = ()
     loss: LossProfile | None = None
@@ -125,6 +136,7 @@ class Profile(Document):
     @model_validator(mode="after")
     def _check(self) -> Self:
         check_boundaries(self.boundaries, len(self.layers))
+        check_edges(self.edges, len(self.layers))
         check_layer_indices(self.parameters, len(self.layers))
         names: set[str] = set()
         for entry in self.layers:

@@ -56,7 +56,16 @@ class Action(Record):
         return f"{self.stage}{self.work.value}{self.microbatch}"
 
 
-ScheduleName = Literal["gpipe", "1f1b", "forward_only"]
+TrainingSchedule = Literal[
+    "gpipe",
+    "1f1b",
+    "interleaved_1f1b",
+    "looped_bfs",
+    "zero_bubble",
+    "interleaved_zero_bubble",
+    "zbv",
+]
+ScheduleName = TrainingSchedule | Literal["forward_only"]
 
 
 class Schedule(Document):

@@ -246,6 +246,7 @@ class _Session:
             input_structure=self.captured.structure.to_json(),
             layers=layers,
             boundaries=graph.boundaries,
+            edges=graph.edges,
             parameters=graph.parameters,
             storages=self.saved.records(len(layers)),
             loss=loss,
