@@ -75,7 +75,8 @@ class Schedule(Document):
     it makes is sent at once.
 
     Attributes:
-        stage_rank: The rank that holds each stage.
+        stage_ranks: The ranks that hold each stage, its replicas; micro-batch k is done by entry
+            k mod length.
         ranks: For each rank its actions, first to last.
     """
 
@@ -84,24 +85,29 @@ class Schedule(Document):
     schema_version: Literal["stagewright.schedule/1"] = "stagewright.schedule/1"
     name: ScheduleName
     num_microbatches: int = Field(ge=1)
-    stage_rank: tuple[int, ...] = Field(min_length=1)
+    stage_ranks: tuple[tuple[int, ...], ...] = Field(min_length=1)
     ranks: tuple[tuple[Action, ...], ...] = Field(min_length=1)
 
     @property
     def num_stages(self) -> int:
-        return len(self.stage_rank)
+        return len(self.stage_ranks)
+
+    def rank_of(self, stage: int, microbatch: int) -> int:
+        """The rank that does this micro-batch of this stage."""
+        replicas = self.stage_ranks[stage]
+        return replicas[microbatch % len(replicas)]
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that a rank holds, in order."""
+        return tuple(stage for stage, ranks in enumerate(self.stage_ranks) if rank in ranks)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        self._check_stage_ranks()
         seen: set[tuple[int, Work, int]] = set()
         for rank, actions in enumerate(self.ranks):
             for action in actions:
-                if action.stage >= self.num_stages or self.stage_rank[action.stage] != rank:
-                    raise ValueError(f"rank {rank} performs {action}, a stage it does not hold")
-                if action.microbatch >= self.num_microbatches:
-                    raise ValueError(
-                        f"{action} names micro-batch {action.microbatch} of {self.num_microbatches}"
-                    )
+                self._check_action(rank, action)
                 key = (action.stage, action.work, action.microbatch)
                 if key in seen:
                     raise ValueError(f"{action} is performed twice")
@@ -113,3 +119,24 @@ class Schedule(Document):
                 f"{self.num_microbatches} micro-batches; every one must run once"
             )
         return self
+
+    def _check_stage_ranks(self) -> None:
+        for stage, replicas in enumerate(self.stage_ranks):
+            if not replicas or len(set(replicas)) < len(replicas):
+                raise ValueError(f"stage {stage} is on ranks {replicas}; it needs one or several")
+            if min(replicas) < 0 or max(replicas) >= len(self.ranks):
+                raise ValueError(f"stage {stage} is on ranks {replicas} of {len(self.ranks)}")
+        idle = set(range(len(self.ranks))).difference(*self.stage_ranks)
+        if idle:
+            raise ValueError(f"rank {min(idle)} holds no stage")
+
+    def _check_action(self, rank: int, action: Action) -> None:
+        if action.stage >= self.num_stages or rank not in self.stage_ranks[action.stage]:
+            raise ValueError(f"rank {rank} performs {action}, a stage it does not hold")
+        if action.microbatch >= self.num_microbatches:
+            raise ValueError(
+                f"{action} names micro-batch {action.microbatch} of {self.num_microbatches}"
+            )
+        right = self.rank_of(action.stage, action.microbatch)
+        if right != rank:
+            raise ValueError(f"rank {rank} performs {action}, which is rank {right}'s to do")

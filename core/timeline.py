@@ -11,11 +11,15 @@ from .schedule import Work
 
 
 class TimelineEvent(Record):
-    """One piece of work on one rank. ``kind`` is a `Work` or a communication."""
+    """One piece of work on one rank.
+
+    ``kind`` is a `Work` or a communication: ``sync`` sums a stage's gradients over its replicas,
+    ``reduce`` those of weights that several stages share.
+    """
 
     rank: int = Field(ge=0)
     stage: int = Field(ge=0)
-    kind: Work | Literal["send_forward", "send_backward", "reduce"]
+    kind: Work | Literal["send_forward", "send_backward", "sync", "reduce"]
     microbatch: int = Field(ge=0)
     start_s: float = Field(ge=0)
     end_s: float = Field(ge=0)

@@ -1,56 +1,105 @@
-"""The order of work of each schedule, one stage a rank."""
+"""Schedules by name, and how much of them a stage holds at once."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 from ..core.errors import InvalidInput
-from ..core.schedule import Action, Schedule, ScheduleName, Work
+from ..core.schedule import Action, Schedule, ScheduleName
+from .activations import most_in_flight
+from .depths import checked_depths, default_depths
+from .layout import make_layout
+from .order import WORKS, make_order
 
-Order = list[tuple[Work, int]]
-"""Work and micro-batch of one rank's actions, first to last."""
 
+def make_schedule(
+    name: ScheduleName,
+    num_stages: int,
+    num_microbatches: int,
+    *,
+    replicas: Sequence[int] = (),
+    depths: Sequence[int] = (),
+    chunks: int = 1,
+) -> Schedule:
+    """The schedule of that name.
 
-def make_schedule(name: ScheduleName, num_stages: int, num_microbatches: int) -> Schedule:
-    """The schedule of that name with stage s on rank s.
+    The orders are those of ``torch.distributed.pipelining``, so a plan is priced by the order it
+    will run in; see `order`.
 
-    The orders are those of ``torch.distributed.pipelining`` (``ScheduleGPipe``,
-    ``Schedule1F1B``), so a plan is priced by the order it will run in.
+    Args:
+        name: Which one.
+        num_stages: Over all ranks.
+        num_microbatches: Of one step, over all replicas.
+        replicas: Ranks of each stage, one each if empty; micro-batch k of a stage is done by its
+            replica k mod r. gpipe, 1f1b and forward_only take any numbers, the others equal ones.
+        depths: Forwards each replica of a stage does before its first backward, for 1f1b alone;
+            its own warm-up if empty.
+        chunks: Stages a rank: two for zbv, any for interleaved and looped schedules, else one.
 
     Raises:
-        InvalidInput: An unknown name, or fewer than one stage or micro-batch.
+        InvalidInput: An unknown name, or numbers the schedule does not take.
     """
-    _check(name, num_stages, num_microbatches)
-    ranks = []
-    for stage in range(num_stages):
-        if name == "1f1b":
-            order = _one_forward_one_backward(stage, num_stages, num_microbatches)
-        else:
-            order = _fill_drain(num_microbatches, backward=name == "gpipe")
-        ranks.append(
-            tuple(Action(stage=stage, work=work, microbatch=index) for work, index in order)
-        )
+    order = make_order(
+        name, num_microbatches, replicas_or_one(num_stages, replicas), depths, chunks
+    )
+    rows = zip(order.stage.tolist(), order.work.tolist(), order.microbatch.tolist(), strict=True)
+    actions = [
+        Action(stage=stage, work=WORKS[work], microbatch=index) for stage, work, index in rows
+    ]
+    bounds = order.first.tolist()
     return Schedule(
         name=name,
         num_microbatches=num_microbatches,
-        stage_rank=tuple(range(num_stages)),
-        ranks=tuple(ranks),
+        stage_ranks=order.stage_ranks,
+        ranks=tuple(tuple(actions[begin:end]) for begin, end in pairwise(bounds)),
     )
 
 
-def in_flight(name: ScheduleName, stage: int, num_stages: int, num_microbatches: int) -> int:
-    """Most micro-batches whose activations a stage holds at once.
+def replicas_or_one(num_stages: int, replicas: Sequence[int]) -> tuple[int, ...]:
+    """The replicas of each stage, one each if none are given.
 
-    GPipe keeps all m (Huang et al. 2019); 1F1B keeps min(m, S - s), the stages from this one to
-    the end (PipeDream-Flush, Narayanan et al. 2021). Without a backward nothing is kept beyond
-    the micro-batch at work.
+    Raises:
+        InvalidInput: Not one number a stage.
     """
-    _check(name, num_stages, num_microbatches)
+    if not replicas:
+        return (1,) * num_stages
+    if len(replicas) != num_stages:
+        raise InvalidInput(f"{len(replicas)} numbers of replicas for {num_stages} stages")
+    return tuple(replicas)
+
+
+def in_flight(
+    name: ScheduleName,
+    stage: int,
+    num_stages: int,
+    num_microbatches: int,
+    *,
+    replicas: Sequence[int] = (),
+    depths: Sequence[int] = (),
+    chunks: int = 1,
+) -> int:
+    """Most micro-batches whose activations one replica of a stage holds at once.
+
+    GPipe keeps all it is dealt (Huang et al. 2019), 1F1B its warm-up (`default_depths`),
+    zero_bubble also those whose weight part waits: min(m, S) in all (Qi et al. 2023). Without a
+    backward nothing is kept beyond the micro-batch at work. Other schedules are counted through,
+    in O(actions). The arguments are those of `make_schedule`.
+    """
+    replicas = replicas_or_one(num_stages, replicas)
     if not 0 <= stage < num_stages:
         raise InvalidInput(f"stage {stage} is not one of {num_stages} stages")
+    if name in ("gpipe", "1f1b", "forward_only"):
+        make_layout(name, num_microbatches, replicas, chunks)
+    if name == "forward_only":
+        return 1
     if name == "gpipe":
-        return num_microbatches
+        return -(-num_microbatches // replicas[stage])
     if name == "1f1b":
-        return min(num_microbatches, num_stages - stage)
-    return 1
+        if depths:
+            return checked_depths(num_microbatches, replicas, depths)[stage]
+        return default_depths(num_microbatches, replicas)[stage]
+    return most_in_flight(make_order(name, num_microbatches, replicas, depths, chunks))[stage]
 
 
 def too_many_stages(name: ScheduleName, num_stages: int, num_microbatches: int) -> str | None:
@@ -65,34 +114,3 @@ def too_many_stages(name: ScheduleName, num_stages: int, num_microbatches: int) 
         f"but num_microbatches is {num_microbatches}; ask for num_microbatches={num_stages} or "
         "more, or for the gpipe schedule"
     )
-
-
-def _check(name: str, num_stages: int, num_microbatches: int) -> None:
-    if name not in ("gpipe", "1f1b", "forward_only"):
-        raise InvalidInput(
-            f"no schedule is called {name!r}; there are 'gpipe', '1f1b' and 'forward_only'"
-        )
-    if num_stages < 1 or num_microbatches < 1:
-        raise InvalidInput(
-            f"a schedule needs at least one stage and one micro-batch, "
-            f"not {num_stages} and {num_microbatches}"
-        )
-
-
-def _fill_drain(num_microbatches: int, *, backward: bool) -> Order:
-    """All forwards, then all backwards in the same order (the first micro-batch first)."""
-    order = [(Work.FORWARD, index) for index in range(num_microbatches)]
-    if backward:
-        order += [(Work.BACKWARD, index) for index in range(num_microbatches)]
-    return order
-
-
-def _one_forward_one_backward(stage: int, num_stages: int, num_microbatches: int) -> Order:
-    """Warm-up forwards, then a backward and a forward in turn, then the backwards left."""
-    warm_up = min(num_microbatches, num_stages - stage)
-    order = [(Work.FORWARD, index) for index in range(warm_up)]
-    for index in range(num_microbatches):
-        order.append((Work.BACKWARD, index))
-        if warm_up + index < num_microbatches:
-            order.append((Work.FORWARD, warm_up + index))
-    return order

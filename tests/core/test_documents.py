@@ -128,7 +128,7 @@ def test_layers_and_boundaries_must_agree():
 )
 def test_impossible_schedules_are_refused(ranks, said):
     with pytest.raises(ValueError, match=said):
-        Schedule(name="1f1b", num_microbatches=1, stage_rank=(0, 1), ranks=ranks)
+        Schedule(name="1f1b", num_microbatches=1, stage_ranks=((0,), (1,)), ranks=ranks)
 
 
 def test_every_error_is_one_of_ours():

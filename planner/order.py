@@ -1,0 +1,209 @@
+"""The order of work of each schedule, as arrays.
+
+All but ``zbv`` interlace two sequences on every rank: its forwards and its backwards. After
+``depth`` forwards a backward and a forward take turns until the forwards are done. A rank with
+several stages (chunks) takes ``run`` micro-batches through one chunk, then through the next,
+forwards up and backwards down. Where backwards are split, the weight part of the i-th follows
+the input part of the (i + ``delay``)-th. The schedules differ in these numbers alone:
+
+============================  ======================  ====================================  =====
+P places, n micro-batches     run                     depth of place p                      delay
+============================  ======================  ====================================  =====
+gpipe, looped_bfs             n                       all
+1f1b                          n                       `default_depths`, or the caller's
+interleaved_1f1b              n / max(1, n div P)     (chunks - 1) run + 2 (P - 1 - p) + 1
+(interleaved_)zero_bubble     n / max(1, n div P)     (chunks - 1) run + (P - 1 - p) + 1    p
+============================  ======================  ====================================  =====
+
+They are the orders of ``torch.distributed.pipelining``; zero_bubble is ZB-H1 (Qi et al. 2023),
+torch's interleaved zero bubble with one chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.errors import InvalidInput
+from ..core.schedule import ScheduleName, Work
+from .depths import checked_depths, default_depths
+from .layout import IN_ROUNDS, Layout, make_layout
+from .zbv import zbv_actions
+
+Ints = NDArray[np.int64]
+
+WORKS = tuple(Work)
+"""What the numbers in `Order.work` stand for."""
+
+FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(4)
+assert WORKS[:4] == (Work.FORWARD, Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What every rank does, first to last.
+
+    Attributes:
+        num_microbatches: Of one step.
+        stage_ranks: The ranks of each stage; micro-batch k is done by entry k mod length.
+        first: Rank p's actions are entries ``first[p]`` to ``first[p + 1]`` of the other arrays.
+        stage: Of each action.
+        work: Of each action, an index of `WORKS`.
+        microbatch: Of each action.
+    """
+
+    num_microbatches: int
+    stage_ranks: tuple[tuple[int, ...], ...]
+    first: Ints
+    stage: Ints
+    work: Ints
+    microbatch: Ints
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.stage_ranks)
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.first) - 1
+
+    @property
+    def trains(self) -> bool:
+        """Whether there are backwards."""
+        return bool((self.work != FORWARD).any())
+
+    @property
+    def ranks(self) -> Ints:
+        """The rank of each action."""
+        return np.repeat(np.arange(self.num_ranks), np.diff(self.first))
+
+
+def make_order(
+    name: ScheduleName,
+    num_microbatches: int,
+    replicas: Sequence[int],
+    depths: Sequence[int] = (),
+    chunks: int = 1,
+) -> Order:
+    """The order of a schedule; arguments and errors are those of `make_schedule`. O(actions)."""
+    layout = make_layout(name, num_microbatches, replicas, chunks)
+    if depths and name != "1f1b":
+        raise InvalidInput(f"depths are for the 1f1b schedule; {name} has its own")
+    ranks = _Ranks.of(layout, num_microbatches)
+    if name == "zbv":
+        return _zbv(layout, ranks, num_microbatches)
+    before_last = layout.positions - 1 - ranks.position
+    run, depth, delay = ranks.microbatches, ranks.actions, None
+    if name in IN_ROUNDS or name == "zero_bubble":
+        run = run // np.maximum(1, run // layout.positions)
+    if name == "1f1b":
+        chosen = default_depths(num_microbatches, replicas)
+        if depths:
+            chosen = checked_depths(num_microbatches, replicas, depths)
+        depth = np.array(chosen)[ranks.position]
+    elif name == "interleaved_1f1b":
+        depth = (chunks - 1) * run + 2 * before_last + 1
+    elif name in ("zero_bubble", "interleaved_zero_bubble"):
+        depth = (chunks - 1) * run + before_last + 1
+        delay = ranks.position
+    depth = np.minimum(depth, ranks.actions)
+    return _interlaced(name, layout, ranks, num_microbatches, run, depth, delay)
+
+
+@dataclass(frozen=True)
+class _Ranks:
+    """One entry a rank.
+
+    Attributes:
+        position: Place along the pipeline.
+        replica: Which of the place's ranks.
+        replicas: How many the place has.
+        microbatches: How many it is dealt.
+        actions: Forwards it does: micro-batches times chunks.
+    """
+
+    position: Ints
+    replica: Ints
+    replicas: Ints
+    microbatches: Ints
+    actions: Ints
+
+    @classmethod
+    def of(cls, layout: Layout, num_microbatches: int) -> _Ranks:
+        counts = np.array(layout.replicas)
+        position = np.repeat(np.arange(len(counts)), counts)
+        replica = np.arange(layout.num_ranks) - (np.cumsum(counts) - counts)[position]
+        replicas = counts[position]
+        dealt = (num_microbatches - replica + replicas - 1) // replicas
+        return cls(position, replica, replicas, dealt, dealt * layout.chunks)
+
+
+def _interlaced(
+    name: ScheduleName,
+    layout: Layout,
+    ranks: _Ranks,
+    num_microbatches: int,
+    run: Ints,
+    depth: Ints,
+    delay: Ints | None,
+) -> Order:
+    """Forwards and backwards in turn; the arrays have one entry a rank."""
+    works = 1 if name == "forward_only" else 2 if delay is None else 3
+    first = np.concatenate(([0], np.cumsum(works * ranks.actions)))
+    total = ranks.actions.sum()
+    rank = np.repeat(np.arange(layout.num_ranks), ranks.actions)
+    index = np.arange(total) - (np.cumsum(ranks.actions) - ranks.actions)[rank]
+
+    # What the index-th forward and backward of the rank are.
+    chunk = index // run[rank] % layout.chunks
+    dealt = index // (run[rank] * layout.chunks) * run[rank] + index % run[rank]
+    down = ranks.microbatches[rank] - 1 - dealt if name == "looped_bfs" else dealt
+    position, replica, replicas = ranks.position[rank], ranks.replica[rank], ranks.replicas[rank]
+    forward_stage = chunk * layout.positions + position
+    backward_stage = (layout.chunks - 1 - chunk) * layout.positions + position
+
+    stage, work, microbatch = (np.empty(first[-1], np.int64) for _ in range(3))
+
+    def put(at: Ints, what: int, stages: Ints, which: Ints) -> None:
+        at = at + first[rank]
+        stage[at], work[at], microbatch[at] = stages, what, which * replicas + replica
+
+    # Where among the rank's actions they stand: their own kind before them and the other kinds.
+    last, ahead = ranks.actions[rank], np.maximum(0, index - depth[rank] + 1)
+    if works == 1:
+        put(index, FORWARD, forward_stage, dealt)
+    elif delay is None:
+        put(index + ahead, FORWARD, forward_stage, dealt)
+        at_backward = np.minimum(index + depth[rank], last) + index
+        put(at_backward, BACKWARD, backward_stage, down)
+    else:
+        wait = delay[rank]
+        put(index + ahead + np.maximum(0, ahead - wait), FORWARD, forward_stage, dealt)
+        at_input = np.minimum(index + depth[rank], last) + index + np.maximum(0, index - wait)
+        put(at_input, BACKWARD_INPUT, backward_stage, down)
+        follows = np.minimum(index + wait + depth[rank], last) + 2 * index + wait + 1
+        at_weight = np.where(index + wait < last, follows, 2 * last + index)
+        put(at_weight, BACKWARD_WEIGHT, backward_stage, down)
+    return Order(num_microbatches, layout.stage_ranks, first, stage, work, microbatch)
+
+
+def _zbv(layout: Layout, ranks: _Ranks, num_microbatches: int) -> Order:
+    """Stages p and 2 P - 1 - p at place p."""
+    columns: list[list[int]] = [[], [], []]
+    first = [0]
+    for rank, position in enumerate(ranks.position.tolist()):
+        stages = (position, 2 * layout.positions - 1 - position)
+        step, replica = int(ranks.replicas[rank]), int(ranks.replica[rank])
+        for chunk, work, dealt in zbv_actions(
+            position, layout.positions, int(ranks.microbatches[rank])
+        ):
+            for column, value in zip(
+                columns, (stages[chunk], WORKS.index(work), dealt * step + replica), strict=True
+            ):
+                column.append(value)
+        first.append(len(columns[0]))
+    stage, what, microbatch = (np.array(column, np.int64) for column in columns)
+    return Order(num_microbatches, layout.stage_ranks, np.array(first), stage, what, microbatch)

@@ -1,0 +1,82 @@
+"""The step time as the longest path of a graph, written apart from the simulator.
+
+Nodes are pieces of work, messages and sums, their weight is how long they take; an edge leads to
+what can begin only afterwards.
+"""
+
+from itertools import pairwise
+
+import networkx
+
+
+def step_graph(schedule, times):
+    """All that happens in a step without shared channels; each node has its ``duration``."""
+    graph = networkx.DiGraph()
+    splits = any(action.work == "I" for actions in schedule.ranks for action in actions)
+    for rank, actions in enumerate(schedule.ranks):
+        messages = {"next": [], "previous": []}
+        for action in actions:
+            node = (action.work.value, action.stage, action.microbatch)
+            graph.add_node(node, duration=duration_of(action, times))
+            message = message_of(schedule, times, rank, action)
+            if message:
+                way, target, send_s = message
+                graph.add_node(("send", *node), duration=send_s)
+                graph.add_edge(node, ("send", *node))
+                graph.add_edge(("send", *node), target)
+                messages[way].append(("send", *node))
+        graph.add_edges_from(pairwise([(a.work.value, a.stage, a.microbatch) for a in actions]))
+        for queue in messages.values():
+            graph.add_edges_from(pairwise(queue))
+    back = "I" if splits else "B"
+    for work, stage, index in [node for node in graph if node[0] in "FBI"]:
+        if work == "F" and stage + 1 < schedule.num_stages:
+            graph.add_edge((work, stage, index), ("F", stage + 1, index))
+        if work != "F":
+            graph.add_edge(("F", stage, index), (work, stage, index))
+            if stage > 0:
+                graph.add_edge((work, stage, index), (back, stage - 1, index))
+        if work == "I":
+            graph.add_edge((work, stage, index), ("W", stage, index))
+    if len(times.sync_s) and schedule.name != "forward_only":
+        for work, stage, index in [node for node in graph if node[0] in "BW"]:
+            graph.add_node(("sync", stage), duration=times.sync_s[stage])
+            graph.add_edge((work, stage, index), ("sync", stage))
+    everything = list(graph)
+    graph.add_node("tied", duration=times.tied_sync_s)
+    graph.add_edges_from((node, "tied") for node in everything)
+    return graph
+
+
+def duration_of(action, times):
+    if action.work == "F":
+        return times.forward_s[action.stage]
+    if action.work == "B":
+        return times.backward_s[action.stage]
+    parts = times.backward_input_s if action.work == "I" else times.backward_weight_s
+    return parts[action.stage] if len(parts) else times.backward_s[action.stage] / 2
+
+
+def message_of(schedule, times, rank, action):
+    """Direction, who waits for it, and how long it travels."""
+    work, stage, index = action.work.value, action.stage, action.microbatch
+    if work == "F" and stage + 1 < schedule.num_stages and len(times.send_forward_s):
+        way, other, send_s = "next", stage + 1, times.send_forward_s[stage]
+    elif work in "BI" and stage > 0 and len(times.send_backward_s):
+        way, other, send_s = "previous", stage - 1, times.send_backward_s[stage - 1]
+    else:
+        return None
+    ranks = schedule.stage_ranks[other]
+    if ranks[index % len(ranks)] == rank or send_s == 0:
+        return None
+    return way, (work, other, index), send_s
+
+
+def longest_path(schedule, times):
+    """End of the step."""
+    graph = step_graph(schedule, times)
+    end_s = {}
+    for node in networkx.topological_sort(graph):
+        start_s = max((end_s[before] for before in graph.predecessors(node)), default=0.0)
+        end_s[node] = start_s + graph.nodes[node]["duration"]
+    return end_s["tied"]
