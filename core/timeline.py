@@ -25,6 +25,14 @@ class TimelineEvent(Record):
     end_s: float = Field(ge=0)
 
 
+class HeldMemory(Record):
+    """The activations one rank holds from a moment on, until the next change."""
+
+    rank: int = Field(ge=0)
+    time_s: float = Field(ge=0)
+    held_bytes: int = Field(ge=0)
+
+
 class Timeline(Document):
     """Events of one training step.
 
@@ -32,6 +40,7 @@ class Timeline(Document):
         step_time_s: From the first action to the last, gradient synchronisation included.
         bubble_fraction: Idle share of all ranks' time.
         peak_activation_bytes: Highest sum of saved activations on each rank.
+        memory: How that sum changes, rank by rank in order of time; with events alone.
     """
 
     SCHEMA: ClassVar[str] = "stagewright.timeline/1"
@@ -42,4 +51,5 @@ class Timeline(Document):
     step_time_s: float = Field(ge=0)
     bubble_fraction: float = Field(ge=0, le=1)
     peak_activation_bytes: tuple[int, ...] = ()
+    memory: tuple[HeldMemory, ...] = ()
     events: tuple[TimelineEvent, ...] = ()

@@ -6,17 +6,18 @@ import json
 from typing import Any
 
 from ..core.schedule import Work
-from ..core.timeline import Timeline, TimelineEvent
+from ..core.timeline import HeldMemory, Timeline, TimelineEvent
 
 RANKS, MESSAGES = 0, 1
-"""Process ids: computation has one track a rank, messages may overlap and stand apart."""
+"""Process ids: computation has one track a rank, communication may overlap and stands apart."""
 
 
 def chrome_trace(timeline: Timeline) -> str:
     """JSON in the Trace Event Format, times in microseconds.
 
-    Work is a complete event (``X``) on its rank's track. Messages are asynchronous events (``b``,
-    ``e``), since several can be on their way at once.
+    Work is a complete event (``X``) on its rank's track. Messages and sums over replicas are
+    asynchronous events (``b``, ``e``), since several can go on at once, and beside work. The
+    activations each rank holds are a counter (``C``).
     """
     events: list[dict[str, Any]] = [
         _name("process_name", RANKS, 0, f"ranks ({timeline.source})"),
@@ -26,6 +27,7 @@ def chrome_trace(timeline: Timeline) -> str:
         events.append(_name("thread_name", RANKS, rank, f"rank {rank}"))
     for number, event in enumerate(timeline.events):
         events += _trace_events(number, event)
+    events += [_counter(held) for held in timeline.memory]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, allow_nan=False)
 
 
@@ -33,8 +35,15 @@ def _name(what: str, process: int, thread: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": process, "tid": thread, "args": {"name": name}}
 
 
+def _counter(held: HeldMemory) -> dict[str, Any]:
+    return {
+        "ph": "C", "name": f"activations of rank {held.rank}", "pid": RANKS,
+        "ts": held.time_s * 1e6, "args": {"bytes": held.held_bytes},
+    }  # fmt: skip
+
+
 def _trace_events(number: int, event: TimelineEvent) -> list[dict[str, Any]]:
-    is_message = event.kind in ("send_forward", "send_backward")
+    is_message = event.kind in ("send_forward", "send_backward", "sync")
     shared = {
         "name": f"{event.stage}{event.kind.value}{event.microbatch}"
         if isinstance(event.kind, Work)

@@ -1,4 +1,4 @@
-"""A plan's timeline as a picture: one row a stage, true widths, idle time left open."""
+"""A plan's timeline as a picture: one row a rank, true widths, idle time left open."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ..core.plan import Plan
 from ..core.schedule import Work
 from ..core.timeline import Timeline, TimelineEvent
 from ..core.units import format_time
+from ..planner.layout import Layout, make_layout
 
 LABEL_WIDTH, CHART_WIDTH, MARGIN = 190, 760, 24
 TOP, ROW_HEIGHT, ROW_GAP, BOTTOM = 64, 26, 6, 36
@@ -21,17 +22,32 @@ STYLE = """
   .soft { fill: #57606a }
   .number { font-size: 11px; fill: #fff; text-anchor: middle }
   .idle { fill: #eaeef2 } .axis { stroke: #afb8c1 } .back { fill: #fff }
-  .forward { fill: #0969da } .backward { fill: #1a7f37 } .reduce { fill: #9a6700 }
-  .forward, .backward, .reduce { stroke: #fff; stroke-width: 0.6 }
+  .forward { fill: #0969da } .backward { fill: #1a7f37 } .reduce, .sync { fill: #9a6700 }
+  .inputs { fill: #1a7f37 } .weights { fill: #8250df } .recompute { fill: #57606a }
+  .forward, .backward, .inputs, .weights, .recompute, .reduce { stroke: #fff; stroke-width: 0.6 }
+  .odd { fill-opacity: 0.72 }
   @media (prefers-color-scheme: dark) {
     text { fill: #e6edf3 } .soft { fill: #9198a1 } .number { fill: #fff }
     .idle { fill: #262c36 } .axis { stroke: #3d444d } .back { fill: #0d1117 }
-    .forward { fill: #1f6feb } .backward { fill: #238636 } .reduce { fill: #9e6a03 }
-    .forward, .backward, .reduce { stroke: #0d1117 }
+    .forward { fill: #1f6feb } .backward { fill: #238636 } .reduce, .sync { fill: #9e6a03 }
+    .inputs { fill: #238636 } .weights { fill: #8957e5 } .recompute { fill: #6e7681 }
+    .forward, .backward, .inputs, .weights, .recompute, .reduce { stroke: #0d1117 }
   }
 """
 
-COLOURS = {Work.FORWARD: "forward", Work.BACKWARD: "backward", "reduce": "reduce"}
+CLASSES = {
+    Work.FORWARD: "forward",
+    Work.BACKWARD: "backward",
+    Work.BACKWARD_INPUT: "inputs",
+    Work.BACKWARD_WEIGHT: "weights",
+    Work.RECOMPUTE: "recompute",
+    "sync": "sync",
+    "reduce": "reduce",
+}
+"""How each kind of event is drawn; messages are not."""
+
+SYNC_HEIGHT = 6
+"""A sum over replicas is a strip at the foot of the row: the rank may compute meanwhile."""
 
 
 def timeline_svg(plan: Plan, timeline: Timeline) -> str:
@@ -39,12 +55,20 @@ def timeline_svg(plan: Plan, timeline: Timeline) -> str:
 
     Args:
         plan: Names the rows.
-        timeline: Of that plan, simulated or measured; rank r is stage r. Messages are not drawn.
+        timeline: Of that plan, simulated or measured; ranks as in `make_schedule`. Messages are
+            not drawn. Of a rank's stages every other one is paler.
     """
+    where = make_layout(
+        plan.schedule,
+        plan.num_microbatches,
+        [stage.replicas for stage in plan.stages],
+        plan.chunks,
+    )
     height = TOP + timeline.num_ranks * (ROW_HEIGHT + ROW_GAP) + BOTTOM
     width = MARGIN + LABEL_WIDTH + CHART_WIDTH + MARGIN
     title = (
-        f"{plan.model or 'Model'}: {plan.num_stages} stage{'s' * (plan.num_stages > 1)}, "
+        f"{plan.model or 'Model'}: {plan.num_stages} stage{'s' * (plan.num_stages > 1)}"
+        f"{f' on {where.num_ranks} devices' * (where.num_ranks != plan.num_stages)}, "
         f"{plan.schedule}, {plan.num_microbatches} micro-batches"
     )
     facts = (
@@ -59,35 +83,55 @@ def timeline_svg(plan: Plan, timeline: Timeline) -> str:
         f'<rect class="back" width="{width}" height="{height}"/>',
         f'<text class="title" x="{MARGIN}" y="24">{escape(title)}</text>',
         f'<text class="soft" x="{MARGIN}" y="44">{escape(facts)}</text>',
-        *_legend(width, "reduce" in {event.kind for event in timeline.events}),
-        *_rows(plan, timeline),
+        *_legend(width, {event.kind for event in timeline.events}),
+        *_rows(plan, timeline, where),
         *_axis(timeline.step_time_s, height - BOTTOM),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _legend(width: int, reduces: bool) -> Iterator[str]:
-    entries = ["forward", "backward", *(["reduce"] if reduces else []), "idle"]
+def _legend(width: int, kinds: set[str]) -> Iterator[str]:
+    """Forward and backward always, the other classes where there are such events."""
+    always = {"forward"} if kinds & {Work.BACKWARD_INPUT} else {"forward", "backward"}
+    shown = always | {CLASSES[kind] for kind in kinds & CLASSES.keys()}
+    entries = [*(name for name in CLASSES.values() if name in shown), "idle"]
     for place, name in enumerate(reversed(entries)):
         x = width - MARGIN - 84 * (place + 1)
         yield f'<rect class="{name}" x="{x}" y="34" width="12" height="12"/>'
         yield f'<text x="{x + 18}" y="44">{name}</text>'
 
 
-def _rows(plan: Plan, timeline: Timeline) -> Iterator[str]:
+def _rows(plan: Plan, timeline: Timeline, where: Layout) -> Iterator[str]:
     """A label, an idle band and the boxes of each rank."""
     x = MARGIN + LABEL_WIDTH
     for rank in range(timeline.num_ranks):
         y = TOP + rank * (ROW_HEIGHT + ROW_GAP)
-        if rank < plan.num_stages:
-            stage = plan.stages[rank]
-            plural = "s" if stage.num_layers > 1 else ""
-            label = f"{rank}  {stage.devices[0]}, {stage.num_layers} layer{plural}"
+        if rank < where.num_ranks:
+            label = _label(plan, where, rank)
             yield f'<text x="{MARGIN}" y="{y + 17}">{escape(_shortened(label))}</text>'
         yield f'<rect class="idle" x="{x}" y="{y}" width="{CHART_WIDTH}" height="{ROW_HEIGHT}"/>'
+    paler = {
+        (rank, stage) for rank in range(where.num_ranks) for stage in _stages_of(where, rank)[1::2]
+    }
     for event in timeline.events:
-        yield from _box(event, timeline.step_time_s)
+        odd = " odd" * ((event.rank, event.stage) in paler)
+        yield from _box(event, timeline.step_time_s, odd)
+
+
+def _label(plan: Plan, where: Layout, rank: int) -> str:
+    """For example ``0  device:0, 3 layers``."""
+    stages = _stages_of(where, rank)
+    replica = where.stage_ranks[stages[0]].index(rank)
+    layers = sum(plan.stages[stage].num_layers for stage in stages)
+    return (
+        f"{'+'.join(map(str, stages))}  {plan.stages[stages[0]].devices[replica]}, "
+        f"{layers} layer{'s' * (layers > 1)}"
+    )
+
+
+def _stages_of(where: Layout, rank: int) -> list[int]:
+    return [stage for stage, ranks in enumerate(where.stage_ranks) if rank in ranks]
 
 
 def _shortened(label: str) -> str:
@@ -95,16 +139,19 @@ def _shortened(label: str) -> str:
     return label if len(label) <= most else label[: most - 1] + "…"
 
 
-def _box(event: TimelineEvent, step_time_s: float) -> Iterator[str]:
-    colour = COLOURS.get(event.kind)
-    if colour is None or step_time_s <= 0:
+def _box(event: TimelineEvent, step_time_s: float, odd: str) -> Iterator[str]:
+    kind = CLASSES.get(event.kind)
+    if kind is None or step_time_s <= 0:
         return
     x = MARGIN + LABEL_WIDTH + CHART_WIDTH * event.start_s / step_time_s
     y = TOP + event.rank * (ROW_HEIGHT + ROW_GAP)
     width = CHART_WIDTH * (event.end_s - event.start_s) / step_time_s
-    yield f'<rect class="{colour}" x="{x:.2f}" y="{y}" width="{width:.2f}" height="{ROW_HEIGHT}"/>'
+    height = ROW_HEIGHT
+    if kind == "sync":
+        y, height = y + ROW_HEIGHT - SYNC_HEIGHT, SYNC_HEIGHT
+    yield (f'<rect class="{kind}{odd}" x="{x:.2f}" y="{y}" width="{width:.2f}" height="{height}"/>')
     number = str(event.microbatch)
-    if colour != "reduce" and width > DIGIT_WIDTH * len(number) + 2:
+    if isinstance(event.kind, Work) and width > DIGIT_WIDTH * len(number) + 2:
         yield f'<text class="number" x="{x + width / 2:.2f}" y="{y + 17}">{number}</text>'
 
 

@@ -27,6 +27,9 @@ from .stage_times import StageTimes
 
 Floats = NDArray[np.float64]
 
+ROUNDING = 1e-12
+"""Less idle share than this is the rounding of a sum of many durations."""
+
 
 @dataclass(frozen=True)
 class Played:
@@ -97,7 +100,8 @@ def bubble_fraction(
         for each in duration_s[work * stages : (work + 1) * stages].tolist()
     )
     capacity_s = step_time_s * num_ranks
-    return min(1.0, max(0.0, 1 - busy_s / capacity_s)) if capacity_s else 0.0
+    idle = 1 - busy_s / capacity_s if capacity_s else 0.0
+    return idle if idle > ROUNDING else 0.0
 
 
 def durations(times: StageTimes) -> Floats:

@@ -10,8 +10,8 @@ import numpy as np
 
 from ..core.errors import InvalidInput
 from ..core.schedule import Schedule, ScheduleName, Work
-from ..core.timeline import Timeline, TimelineEvent
-from .activations import peak_activation_bytes
+from ..core.timeline import HeldMemory, Timeline, TimelineEvent
+from .activations import changes, peak_activation_bytes
 from .layout import copies
 from .order import FORWARD, WORKS, Order, make_order
 from .play import Played, bubble_fraction, play
@@ -73,6 +73,7 @@ def simulate(schedule: Schedule, times: StageTimes, *, with_events: bool = True)
             order, times, played.step_time_s, order.num_microbatches, order.num_ranks
         ),
         peak_activation_bytes=peaks,
+        memory=_memory(order, times, played) if with_events and len(peaks) else (),
         events=_events(schedule, order, times, played) if with_events else (),
     )
 
@@ -101,6 +102,22 @@ def _order_of(schedule: Schedule) -> Order:
     return Order(
         schedule.num_microbatches, schedule.stage_ranks, first_action, stage, work, microbatch
     )
+
+
+def _memory(order: Order, times: StageTimes, played: Played) -> tuple[HeldMemory, ...]:
+    """The activations a rank holds after each of its changes."""
+    held: list[HeldMemory] = []
+    come, go = changes(order, times.saved_bytes, times.recomputed_bytes)
+    rows = zip(
+        order.ranks.tolist(), come.tolist(), go.tolist(),
+        played.start_s.tolist(), played.end_s.tolist(), strict=True,
+    )  # fmt: skip
+    for rank, coming, going, start_s, end_s in rows:
+        for change, time_s in ((coming, start_s), (-going, end_s)):
+            before = held[-1].held_bytes if held and held[-1].rank == rank else 0
+            if change:
+                held.append(HeldMemory(rank=rank, time_s=time_s, held_bytes=before + change))
+    return tuple(held)
 
 
 def _events(

@@ -11,7 +11,8 @@ from .simulate import StageTimes, simulate
 def plan_timeline(plan: Plan) -> Timeline:
     """When every action of the plan's step happens, by the plan's own numbers.
 
-    Stages are taken one a rank; replicas are not played apart.
+    Every replica is a rank of its own. What a stage computes again for a backward is shown as
+    large as its workspace, which is where a plan counts it.
     """
     stages = plan.stages
     times = StageTimes(
@@ -21,5 +22,17 @@ def plan_timeline(plan: Plan) -> Timeline:
         send_backward_s=[stage.send_backward_time_s for stage in stages[1:]],
         tied_sync_s=plan.tied_sync_time_s,
         saved_bytes=[stage.memory.activations_bytes // stage.in_flight for stage in stages],
+        recomputed_bytes=[
+            0 if stage.recompute == "never" else stage.memory.workspace_bytes for stage in stages
+        ],
+        sync_s=[stage.sync_time_s for stage in stages],
     )
-    return simulate(make_schedule(plan.schedule, len(stages), plan.num_microbatches), times)
+    schedule = make_schedule(
+        plan.schedule,
+        len(stages),
+        plan.num_microbatches,
+        replicas=[stage.replicas for stage in stages],
+        depths=[stage.in_flight for stage in stages] if plan.schedule == "1f1b" else (),
+        chunks=plan.chunks,
+    )
+    return simulate(schedule, times)
