@@ -1,0 +1,150 @@
+"""Seeded small planning problems with every feature in them, for brute force to solve as well."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from stagewright.core.cluster import Cluster, Device, LinkLevel
+from stagewright.core.plan import Pin, PlanOptions
+from stagewright.core.profile import Profile
+from tests.builders import random_profile
+
+from .oracle import least
+
+SPEEDS = (0.5, 1.0, 2.0)
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What `plan` is called with."""
+
+    profile: Profile
+    cluster: Cluster
+    options: PlanOptions
+
+    def asked(self, **changes):
+        """The same with other options."""
+        fields = {**dict(self.options), **changes}
+        return Instance(self.profile, self.cluster, PlanOptions.model_validate(fields))
+
+    def limited(self, memory_bytes):
+        """The same with another limit on every device, by kind or one for all."""
+        devices = tuple(
+            device.model_copy(
+                update={
+                    "memory_bytes": memory_bytes[device.kind]
+                    if isinstance(memory_bytes, dict)
+                    else memory_bytes
+                }
+            )
+            for device in self.cluster.devices
+        )
+        cluster = self.cluster.model_copy(update={"devices": devices})
+        return Instance(self.profile, cluster, self.options)
+
+
+def instance(seed, **asked):
+    """A profile of 1 to 6 layers, a cluster of 1 to 5 devices, and options.
+
+    Clusters are flat or pairs of devices, of one kind or of two with their own speed and, where
+    memory is limited, their own limit. Limits are set about the least that any plan needs, so
+    that they bind, and sometimes nothing fits.
+
+    Args:
+        seed: Of everything.
+        asked: Options to use instead of drawn ones.
+    """
+    draw = random.Random(seed)
+    num_layers = draw.choice([1, 2, 3, 4, 5, 5, 6, 6])
+    profile = random_profile(
+        seed,
+        num_layers,
+        ties=draw.choice([0, 0, 1, 2]),
+        illegal=draw.choice([0.0, 0.0, 0.2]),
+        storages=draw.random() < 0.8,
+    )
+    cluster = _cluster(draw, draw.choice([1, 2, 3, 3, 4, 4, 5, 5]))
+    drawn = _options(draw, profile, cluster)
+    found = Instance(profile, cluster, drawn).asked(**asked)
+    return _bound(draw, found) if draw.random() < 0.5 else found
+
+
+def _cluster(draw, num_devices):
+    kinds = _kinds(draw, num_devices)
+    speed = {"fast": draw.choice(SPEEDS), "slow": draw.choice(SPEEDS)}
+    between = LinkLevel(
+        name="network",
+        group_size=num_devices + num_devices % 2,
+        latency_s=draw.choice([0.0, 10 ** draw.uniform(-5, -3.5)]),
+        bandwidth_bytes_per_s=10 ** draw.uniform(6, 8),
+        all_reduce_bandwidth_bytes_per_s=draw.choice([None, 10 ** draw.uniform(6, 8)]),
+    )
+    levels = [between]
+    if num_devices > 2 and draw.random() < 0.5:
+        inside = between.model_copy(
+            update={
+                "name": "node",
+                "group_size": 2,
+                "latency_s": between.latency_s / 10,
+                "bandwidth_bytes_per_s": between.bandwidth_bytes_per_s * draw.uniform(2, 20),
+            }
+        )
+        levels = [inside, between]
+    devices = tuple(
+        Device(name=f"{kind}:{index}", kind=kind, speed=speed[kind])
+        for index, kind in enumerate(kinds)
+    )
+    return Cluster(devices=devices, levels=tuple(levels))
+
+
+def _kinds(draw, num_devices):
+    """All of one kind, one kind behind the other, or mixed (uneven numbers in each node)."""
+    how = draw.choice(["one", "one", "blocks", "mixed"])
+    if how == "one":
+        return ["fast"] * num_devices
+    if how == "blocks":
+        fast = draw.randrange(num_devices + 1)
+        return ["fast"] * fast + ["slow"] * (num_devices - fast)
+    return [draw.choice(["fast", "slow"]) for _ in range(num_devices)]
+
+
+def _options(draw, profile, cluster):
+    num_layers, num_devices = len(profile.layers), len(cluster.devices)
+    names = [entry.layer.name for entry in profile.layers]
+    most = min(num_layers, num_devices)
+    together = []
+    if draw.random() < 0.15 and num_layers > 1:
+        together.append(tuple(draw.sample(names, 2)))
+    pins = []
+    if draw.random() < 0.2:
+        kind = draw.choice(cluster.devices).kind
+        pin = draw.choice([{"stage": draw.randrange(most)}, {"kind": kind}])
+        pins.append(Pin(layer=draw.choice(names), **pin))
+    return PlanOptions(
+        num_microbatches=draw.choice([1, 2, 3, 4, 5, 6, 6, 8, 12]),
+        schedule=draw.choice(["1f1b", "gpipe"]),
+        num_stages=draw.choice([None] * 5 + [draw.randint((most + 1) // 2, most)]),
+        max_stages=draw.choice([None] * 5 + [draw.randint((most + 1) // 2, most)]),
+        max_replicas=draw.choice([None, None, 1, 2]),
+        recompute=draw.choice(["never", "auto", "auto", "always"]),
+        optimizer=draw.choice(["none", "sgd", "momentum", "adam"]),
+        memory_fraction=draw.choice([1.0, 1.0, 0.9]),
+        together=tuple(together),
+        no_cut_after=tuple(draw.sample(names, 1)) if draw.random() < 0.15 else (),
+        pins=tuple(pins),
+        tied=draw.choice(["priced", "priced", "priced", "together"]),
+    )
+
+
+def _bound(draw, found):
+    """With limits about the least any plan needs: near it, each kind its own."""
+    needed = least(found, "memory")
+    if needed is None:
+        return found
+    needed_bytes = needed.rank[0] / found.options.memory_fraction
+    limits = {
+        kind: int(needed_bytes * draw.choice([0.9, 1.0, 1.05, 1.2, 1.5, 2.0])) + 1
+        for kind in ("fast", "slow")
+    }
+    return found.limited(limits)
