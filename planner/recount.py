@@ -25,6 +25,9 @@ from .simulate import StageTimes, step_time
 CLOSED_FORM_DEPTH = ("gpipe", "1f1b")
 """Schedules with a formula for the micro-batches in flight; the others' are simulated."""
 
+SPLIT_BACKWARD = ("zero_bubble", "interleaved_zero_bubble", "zbv")
+"""Schedules in which gradients run on to the front before a stage's own backward is done."""
+
 
 @dataclass(frozen=True)
 class Split:
@@ -206,6 +209,8 @@ class Split:
         bounds = [sum(whole_s)]
         for stage in range(self.num_stages):
             forward_s, backward_s = self._in_front_s(stage)
+            if self.options.schedule in SPLIT_BACKWARD:
+                backward_s = 0.0
             own_s = self.microbatches(stage) * sum(self.work_s(stage))
             bounds.append(forward_s + own_s + max(backward_s, self.sync_s(stage)))
         return max(bounds)

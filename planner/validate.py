@@ -14,6 +14,7 @@ from ..core.errors import InvalidInput, PlanMismatch
 from ..core.plan import Baseline, Plan, Stage
 from ..core.profile import Profile
 from .recount import Split
+from .recount_order import by_name, in_order
 from .timeline import plan_timeline
 
 TOLERANCE = 1e-9
@@ -34,12 +35,15 @@ def validate(plan: Plan, profile: Profile, cluster: Cluster) -> None:
     """
     faults = list(_identity_faults(plan, profile))
     unknown = list(_device_faults(plan, cluster))
+    try:
+        profile = as_ordered(plan, profile)
+    except InvalidInput as error:
+        unknown.append(str(error))
+    faults += unknown
     if plan.layer_names != tuple(entry.layer.name for entry in profile.layers):
         faults.append("its layers are not the profile's, each once and in order")
-    elif unknown:
-        faults += unknown
-    else:
-        split = _split_of(plan, profile, cluster)
+    elif not unknown:
+        split = split_of(plan, profile, cluster)
         faults += split.faults()
         if next(split.basic_faults(), None) is None:
             faults += _boundary_faults(plan, split)
@@ -53,7 +57,24 @@ def validate(plan: Plan, profile: Profile, cluster: Cluster) -> None:
         raise PlanMismatch("the plan does not hold:\n  " + "\n  ".join(faults))
 
 
-def _split_of(plan: Plan, profile: Profile, cluster: Cluster) -> Split:
+def as_ordered(plan: Plan, profile: Profile) -> Profile:
+    """The profile with its layers as the plan has them.
+
+    Raises:
+        InvalidInput: The plan's options or the profile's edges do not allow that order.
+    """
+    if not plan.layer_order:
+        return profile
+    if plan.options.layer_order == "given":
+        raise InvalidInput("its layers are reordered, which the options do not ask for")
+    if len(plan.layer_order) != len(profile.layers):
+        raise InvalidInput(
+            f"layer_order has {len(plan.layer_order)} layers, the profile {len(profile.layers)}"
+        )
+    return in_order(profile, plan.layer_order)
+
+
+def split_of(plan: Plan, profile: Profile, cluster: Cluster) -> Split:
     """The plan's choices, without its numbers."""
     index = {device.name: number for number, device in enumerate(cluster.devices)}
     return Split(
@@ -111,7 +132,7 @@ def _boundary_faults(plan: Plan, split: Split) -> Iterable[str]:
     if len(plan.boundaries) != len(expected):
         yield f"it lists {len(plan.boundaries)} boundaries for {len(expected)} cuts"
     for index, (found, boundary) in enumerate(zip(plan.boundaries, expected, strict=False)):
-        if found != boundary:
+        if by_name(found) != by_name(boundary):
             yield f"boundaries[{index}] is not the profile's boundary after {boundary.after}"
 
 

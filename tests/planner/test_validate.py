@@ -323,3 +323,37 @@ def test_every_usable_plan_holds(objective, seed):
 
 def test_the_error_can_be_told_from_a_bad_request():
     assert not issubclass(PlanMismatch, InvalidInput)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "devices", "chunks"),
+    [
+        ("interleaved_1f1b", (0, 1, 0, 1), 2),
+        ("looped_bfs", (0, 1, 0, 1), 2),
+        ("interleaved_zero_bubble", (0, 1, 0, 1), 2),
+        ("zbv", (0, 1, 1, 0), 2),
+        ("zero_bubble", (0, 1, 2, 3), 1),
+    ],
+)
+def test_schedules_with_several_stages_a_device(schedule, devices, chunks):
+    """What a stage holds is counted in the schedule; a device has to fit all its stages."""
+    profile = chain_profile([1, 2, 3, 4], saved_bytes=10, forward_bytes=1)
+    options = PlanOptions(schedule=schedule, num_microbatches=4)
+    cluster = Cluster.uniform(4)
+    places = tuple((device,) for device in devices)
+    split = Split((1, 1, 1, 1), places, profile, cluster, options, chunks=chunks)
+    made = written(split)
+    validate(made, profile, cluster)
+    needed = sum(stage.memory.total_bytes for stage in made.stages[::3][: 2 if chunks > 1 else 1])
+    if schedule == "zbv":
+        with pytest.raises(PlanMismatch, match=f"stage 0: needs {needed} bytes"):
+            validate(made, profile, limited(cluster, needed - 1))
+    if chunks > 1:
+        swapped = (made.stages[0], made.stages[1], *made.stages[2:])
+        stages = [
+            stage.model_copy(update={"devices": (f"device:{device}",)})
+            for stage, device in zip(swapped, (0, 1, *reversed(devices[2:])), strict=True)
+        ]
+        other = Plan.model_validate({**dict(made), "stages": tuple(stages)})
+        with pytest.raises(PlanMismatch, match="stage 2 is not on the devices its schedule"):
+            validate(other, profile, cluster)
