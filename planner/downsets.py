@@ -151,7 +151,10 @@ def enumerate_grown_downsets(dag: Dag, start: int, limit: int) -> Rows | None:
     Returns:
         As `enumerate_downsets`.
     """
-    return _grow(dag, dag.closures[start], limit, adds_closures=True)
+    first = dag.closures[start]
+    # Where no source is missing, every such set is another one and a node.
+    all_sources = sum(1 << node for node in dag.sources)
+    return _grow(dag, first, limit, adds_closures=bool(all_sources & ~first))
 
 
 def _grow(dag: Dag, first: int, limit: int, *, adds_closures: bool) -> Rows | None:
@@ -162,7 +165,8 @@ def _grow(dag: Dag, first: int, limit: int, *, adds_closures: bool) -> Rows | No
     found: list[Rows] = []
     count = 0
     while pending:
-        rows = _distinct(np.concatenate(pending.pop(min(pending))))
+        size = min(pending)
+        rows = _distinct(np.concatenate(pending.pop(size)))
         found.append(rows)
         count += len(rows)
         if count > limit:
@@ -177,10 +181,12 @@ def _grow(dag: Dag, first: int, limit: int, *, adds_closures: bool) -> Rows | No
             else:
                 may &= ~_meets(~rows, predecessors[node])
             grown = rows[may] | closures[node]
-            if len(grown):
+            if len(grown) and not adds_closures:
+                pending.setdefault(size + 1, []).append(grown)
+            elif len(grown):
                 sizes = np.bitwise_count(grown).sum(axis=1, dtype=np.intp)
-                for size in np.unique(sizes):
-                    pending.setdefault(int(size), []).append(grown[sizes == size])
+                for larger in np.unique(sizes):
+                    pending.setdefault(int(larger), []).append(grown[sizes == larger])
     return np.concatenate(found)
 
 
@@ -203,13 +209,17 @@ def _meets(rows: Rows, members: Rows) -> NDArray[np.bool_]:
     return meets
 
 
-def _distinct(rows: Rows) -> Rows:
-    """Each row once. Rows are sorted by a hash; equal hashes are compared in full."""
-    # Odd multipliers from the golden ratio: only speed depends on them.
+def _hashes(rows: Rows) -> NDArray[np.uint64]:
+    """A number for each row. Odd multipliers mix the bits; only speed depends on them."""
     factors = np.arange(1, 2 * rows.shape[1], 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed = rows * factors
     mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    hashes = np.bitwise_xor.reduce(mixed, axis=1)
+    return np.asarray(np.bitwise_xor.reduce(mixed, axis=1))
+
+
+def _distinct(rows: Rows) -> Rows:
+    """Each row once. Rows are sorted by a hash; equal hashes are compared in full."""
+    hashes = _hashes(rows)
     order = np.argsort(hashes, kind="stable")
     rows, hashes = rows[order], hashes[order]
     is_new = np.ones(len(rows), dtype=np.bool_)

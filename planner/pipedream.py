@@ -25,6 +25,9 @@ Where this differs from what a pipeline does, and from our own objectives:
 * every machine is used, whether it helps or not;
 * nodes not connected to the first source are left out;
 * memory is not looked at here.
+
+The published optimizer also prices, on lower levels, ranges between states of which neither holds
+the other. They are no sets of nodes; here they are left out.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ Where there are too many states for tables, three facts keep the search small.
 3. On the lowest level, with phi_r = T + 4 (r - 1) W / (B r), a stage (K, J) on r machines costs at
    most u only if phi_r(J) - phi_r(K) <= r u, a(K) <= B r u / 2 and, unless J is everything,
    a(J) <= B r u / 2; and if J holds K then phi_r(K) <= phi_r(J). Which states are reached with
-   exactly m machines under these conditions alone is found by sorting and counting, for all
-   states at once and with no pair ever formed. It forgets whether J holds K, so it reaches every
+   exactly m machines under these conditions alone is found in order of phi_r, for all states at
+   once and with no pair ever formed. It forgets whether J holds K, so it reaches every
    state that a real pipeline reaches: if it does not reach the end, nothing costs at most u, and u
    is a lower bound. If it does, walking back over real subsets gives a split of cost at most u,
    or, when the walk has tried everything, again the proof that there is none.
@@ -19,13 +19,13 @@ Where there are too many states for tables, three facts keep the search small.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .pipedream_states import States
+from .pipedream_states import Floats, States
 from .pipedream_tables import Level, LevelTable, Step, Tables, first_stage_s
 
 Indices = NDArray[np.intp]
@@ -34,12 +34,19 @@ Mask = NDArray[np.bool_]
 TABLE_ENTRIES = 2e9
 """Table entries compared that still count as quick: about two seconds."""
 
-TABLE_BYTES = 5e8
+TABLE_BYTES = 1.5e8
 """A level's costs take eight bytes per pair of states and number of replicas."""
 
 COARSE_STATES = 64
+FINE_STATES = 256
+"""How many states a first answer is made from, and one that has to be the last."""
+
 MAX_POINTS = 400
-MAX_WALK = 20_000
+"""Cut states of a higher level among which the search is exact."""
+
+MAX_WALK = 5_000
+"""Points the walk back looks at before it gives up."""
+
 ROUNDING = 1e-12
 """Slack when comparing sums of times, relative; added on the safe side of a bound."""
 
@@ -76,7 +83,7 @@ def best_split(states: States, levels: Sequence[Level], tolerance: float) -> Bra
     upper = _coarse(states, levels, 0, states.last)
     bases = _cut_points(states, levels, upper.value_s, 0, states.last)
     if _fits(len(states), len(bases) + 1, levels):
-        return _by_tables(states, levels, np.append(0, bases))
+        return _by_tables(states, levels, np.append(0, bases), upper.value_s)
     return _Search(states, levels, tolerance).between(len(levels) - 1, 0, states.last)
 
 
@@ -91,8 +98,10 @@ def _fits(num_states: int, num_bases: int, levels: Sequence[Level]) -> bool:
     return size_bytes <= TABLE_BYTES and entries <= TABLE_ENTRIES
 
 
-def _by_tables(states: States, levels: Sequence[Level], bases: Indices) -> Bracket:
-    tables = Tables(states, levels, bases)
+def _by_tables(
+    states: States, levels: Sequence[Level], bases: Indices, upper_s: float = math.inf
+) -> Bracket:
+    tables = Tables(states, levels, bases, upper_s)
     value_s = tables.value_s(0, states.last)
     return Bracket(value_s, value_s, _pieces(tables, len(levels) - 1, 0, states.last))
 
@@ -109,7 +118,9 @@ def _pieces(tables: Tables, depth: int, first: int, last: int) -> tuple[Piece, .
     )
 
 
-def _coarse(states: States, levels: Sequence[Level], first: int, last: int) -> Bracket:
+def _coarse(
+    states: States, levels: Sequence[Level], first: int, last: int, num_slices: int = COARSE_STATES
+) -> Bracket:
     """A pipeline between two states over few of the states between; no lower bound.
 
     Equal slices of the work between them each offer the state that is cheapest to cut at.
@@ -119,7 +130,7 @@ def _coarse(states: States, levels: Sequence[Level], first: int, last: int) -> B
     span_s = states.times_s[last] - states.times_s[first]
     slices = np.zeros(len(between), dtype=np.intp)
     if span_s > 0:
-        slices = ((times_s - states.times_s[first]) / span_s * COARSE_STATES).astype(np.intp)
+        slices = ((times_s - states.times_s[first]) / span_s * num_slices).astype(np.intp)
     order = np.lexsort((states.boundary_bytes[between], slices))
     _, leading = np.unique(slices[order], return_index=True)
     chosen = np.unique(np.append(between[order[leading]], [first, last, states.last]))
@@ -182,13 +193,27 @@ class _Search:
         points = _cut_points(self.states, levels, best.value_s, first, last)
         if depth and len(points) <= MAX_POINTS:
             return self._over_points(depth, np.array([first, *points, last]), best)
+        if depth:
+            best = _coarse(self.states, levels, first, last, FINE_STATES)
+            points = _cut_points(self.states, levels, best.value_s, first, last)
         below = math.prod(level.machines for level in levels[:-1])
-        return _narrow(
-            _Reach(self.states, levels[-1], first, last, points, below),
-            best,
-            self.tolerance,
-            walks=depth == 0,
-        )
+        reach = _Reach(self.states, levels[-1], first, last, points, below, best.value_s)
+
+        def price(steps: Sequence[Step]) -> Bracket:
+            if not depth:
+                plain = [Piece(step.first, step.last, step.replicas) for step in steps]
+                return Bracket(reach.cost_s(steps), 0.0, tuple(plain))
+            inside = [self.between(depth - 1, step.first, step.last) for step in steps]
+            return Bracket(
+                reach.cost_s(steps, [inner.value_s for inner in inside]),
+                0.0,
+                tuple(
+                    Piece(step.first, step.last, step.replicas, inner.pieces)
+                    for step, inner in zip(steps, inside, strict=True)
+                ),
+            )
+
+        return _narrow(reach, best, self.tolerance, price)
 
     def _over_points(self, depth: int, points: Indices, best: Bracket) -> Bracket:
         """Cut at few states: ranges count as fact 2 says until the best pipeline needs them.
@@ -238,6 +263,8 @@ def _pipeline_s(
 class _Reach:
     """Which states are reached with m machines at cost at most u: fact 3 of this file's head.
 
+    Sums never decrease from a state to one that holds it (`pipedream_states`), nor does phi.
+
     Args:
         states: All states.
         level: Machines and bandwidth.
@@ -245,10 +272,18 @@ class _Reach:
         last: Where it ends.
         points: States between them at which it may be cut.
         below: Machines in one machine of this level; T is divided by it, a lower bound.
+        upper_s: No larger cost will be asked for.
     """
 
     def __init__(
-        self, states: States, level: Level, first: int, last: int, points: Indices, below: int
+        self,
+        states: States,
+        level: Level,
+        first: int,
+        last: int,
+        points: Indices,
+        below: int,
+        upper_s: float,
     ) -> None:
         self.level = level
         self._states = states
@@ -266,15 +301,17 @@ class _Reach:
             + 4 * (replicas - 1) * self._parameter_bytes / (level.bandwidth_bytes_per_s * replicas)
             for replicas in range(1, level.machines)
         ]
-        self._orders = [np.argsort(phi_s, kind="stable") for phi_s in self._phi_s]
+        self._orders = []
+        for replicas, phi_s in enumerate(self._phi_s, start=1):
+            near = np.flatnonzero(self._out_s <= self.slack_s(upper_s) * replicas)
+            self._orders.append(near[np.argsort(phi_s[near], kind="stable")])
         self.least_s = float(self._work_s[-1]) / level.machines
 
-    def decide(self, limit_s: float, *, walks: bool) -> tuple[list[Step] | None, bool]:
+    def decide(self, limit_s: float) -> tuple[list[Step] | None, bool]:
         """Look for a pipeline of cost at most ``limit_s``.
 
         Args:
             limit_s: The cost allowed.
-            walks: Whether to walk back over real subsets; without it only a bound is wanted.
 
         Returns:
             The pipeline if one was found, and whether one may exist.
@@ -283,8 +320,6 @@ class _Reach:
         end = len(self._points) - 1
         if not reached[self.level.machines][end]:
             return None, False
-        if not walks:
-            return None, True
         walk = _Walk(self, reached, self.slack_s(limit_s))
         steps = walk.back(end, self.level.machines)
         return steps, steps is not None or walk.left <= 0
@@ -302,36 +337,31 @@ class _Reach:
         for count in range(machines + 1):
             usable[count][end] = count == machines
         usable[machines][:end] = False
-        windows = [self._window(replicas, slack_s) for replicas in range(1, machines)]
+        near = [self._by_phi(replicas, slack_s) for replicas in range(1, machines)]
         reached = [np.zeros(end + 1, dtype=np.bool_)]
         for count in range(1, machines + 1):
             alone_s = first_stage_s(self.level, self._work_s, self._parameter_bytes, count)
             mask = (alone_s <= slack_s) & usable[count]
             for replicas in range(1, count):
-                chosen, low, high = windows[replicas - 1]
-                wanted = np.flatnonzero(usable[count][chosen])
-                if not len(wanted):
-                    continue
-                source = reached[count - replicas][chosen]
-                source &= self._transfer_s[chosen] <= slack_s * replicas
-                passed = np.append(0, np.cumsum(source))
-                hit = passed[high[wanted]] - passed[low[wanted]] > source[wanted]
-                mask[chosen[wanted[hit]]] = True
+                points, phi_s = near[replicas - 1]
+                source = reached[count - replicas][points]
+                source &= self._transfer_s[points] <= slack_s * replicas
+                if source.any():
+                    latest_s = np.maximum.accumulate(np.where(source, phi_s, -np.inf))
+                    hit = phi_s[1:] - latest_s[:-1] <= slack_s * replicas
+                    mask[points[1:][hit & usable[count][points[1:]]]] = True
             reached.append(mask)
         return reached
 
-    def _window(self, replicas: int, slack_s: float) -> tuple[Indices, Indices, Indices]:
-        """Points a stage on so many machines may end at, by phi, and where it may begin.
+    def _by_phi(self, replicas: int, slack_s: float) -> tuple[Indices, Floats]:
+        """Points a stage on so many machines may end at, in order of phi, and their phi.
 
-        Positions ``low`` to ``high`` - 1 of the points are near enough and not behind.
+        Of two with the same phi the smaller state comes first. So the latest source in front of
+        a point is the nearest that it may hold, and no other need be looked at.
         """
-        order, phi_s = self._orders[replicas - 1], self._phi_s[replicas - 1]
-        chosen = order[self._out_s[order] <= slack_s * replicas]
-        sorted_s = phi_s[chosen]
-        low = np.searchsorted(sorted_s, sorted_s - slack_s * replicas, side="left")
-        margin_s = ROUNDING * float(phi_s[-1])
-        high = np.searchsorted(sorted_s, sorted_s + margin_s, side="right")
-        return chosen, low, high
+        order = self._orders[replicas - 1]
+        points = order[self._out_s[order] <= slack_s * replicas]
+        return points, self._phi_s[replicas - 1][points]
 
     def slack_s(self, limit_s: float) -> float:
         """A cost allowed, and the rounding of the sums it is compared with."""
@@ -357,7 +387,7 @@ class _Reach:
         phi_s = self._phi_s[replicas - 1]
         near = reached & (self._transfer_s <= slack_s * replicas)
         near &= phi_s[end] - phi_s <= slack_s * replicas
-        near &= phi_s <= phi_s[end] + ROUNDING * float(phi_s[-1])
+        near &= phi_s <= phi_s[end]
         candidates = np.flatnonzero(near)
         rows = self._states.rows
         inside = ~(rows[self._points[candidates]] & ~rows[self._points[end]]).any(axis=1)
@@ -365,12 +395,14 @@ class _Reach:
         order: Indices = np.argsort(phi_s[candidates], kind="stable")
         return np.asarray(candidates[order], dtype=np.intp)
 
-    def cost_s(self, steps: Sequence[Step]) -> float:
-        """Cost of a pipeline of real stages."""
+    def cost_s(self, steps: Sequence[Step], works_s: Sequence[float] | None = None) -> float:
+        """Cost of a pipeline; ``works_s`` is what the level below needs for each stage, if any."""
         states, level = self._states, self.level
         value_s = 0.0
-        for step in steps:
+        for place, step in enumerate(steps):
             work_s = states.times_s[step.last] - states.times_s[step.first]
+            if works_s is not None:
+                work_s = works_s[place]
             weights = states.parameter_bytes[step.last] - states.parameter_bytes[step.first]
             rate = level.bandwidth_bytes_per_s * step.replicas
             sync_s = 4 * (step.replicas - 1) * weights / rate
@@ -411,19 +443,25 @@ class _Walk:
         return None
 
 
-def _narrow(reach: _Reach, best: Bracket, tolerance: float, *, walks: bool) -> Bracket:
+def _narrow(
+    reach: _Reach,
+    best: Bracket,
+    tolerance: float,
+    price: Callable[[Sequence[Step]], Bracket],
+) -> Bracket:
     """Halve the distance between the lower bound and the value until it is small enough.
 
     The first try is just below the best pipeline known: if it fails, that one was good enough.
+    On a higher level a pipeline found may cost more than the limit it was found with, as fact 2
+    is only a bound; then the two ends do not meet.
     """
     lower_s, open_s = reach.least_s, best.value_s
     limit_s = open_s * (1 - tolerance)
     while lower_s < open_s * (1 - tolerance):
-        steps, may_exist = reach.decide(limit_s, walks=walks)
+        steps, may_exist = reach.decide(limit_s)
         if steps is not None:
-            value_s = reach.cost_s(steps)
-            pieces = tuple(Piece(step.first, step.last, step.replicas) for step in steps)
-            best = Bracket(value_s, 0.0, pieces)
+            found = price(steps)
+            best = min(found, best, key=lambda bracket: bracket.value_s)
         if may_exist:
             open_s = min(limit_s, best.value_s)
         else:

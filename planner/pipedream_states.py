@@ -23,7 +23,8 @@ Floats = NDArray[np.float64]
 MAX_STATES = 2_000_000
 """Beyond, the states alone take more than a gigabyte."""
 
-_CHUNK = 4096
+TINY = 1e-250
+"""Less than any cost in use; keeps a logarithm finite."""
 
 
 @dataclass(frozen=True)
@@ -188,13 +189,23 @@ def chain_states(
 
 
 def _sums(rows: Rows, *costs: Sequence[float]) -> Floats:
-    """Sums of node costs over each set, [sets, costs]."""
+    """Sums of node costs over each set, [sets, costs], octet by octet from tables.
+
+    Costs are first rounded to a multiple of a power of two that makes every sum exact, which
+    moves them by less than a sum's own rounding would. So a set never costs less than a subset.
+    """
     table = np.array(costs, dtype=np.float64).T
-    sums = np.empty((len(rows), len(costs)))
-    for first in range(0, len(rows), _CHUNK):
-        held = membership(rows[first : first + _CHUNK], len(table))
-        sums[first : first + _CHUNK] = held.astype(np.float64) @ table
-    return sums
+    grain = np.exp2(np.ceil(np.log2(np.maximum(table.sum(axis=0), TINY))) - 52)
+    octets = np.ascontiguousarray(rows.astype("<u8")).view(np.uint8)
+    padded = np.zeros((8 * octets.shape[1], len(costs)))
+    padded[: len(table)] = np.round(table / grain)
+    digits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    sums = np.zeros((len(rows), len(costs)))
+    for position in range(octets.shape[1]):
+        nodes = padded[8 * position : 8 * position + 8]
+        if nodes.any():
+            sums += (digits @ nodes)[octets[:, position]]
+    return np.asarray(sums * grain)
 
 
 def _charged(dag: Dag, rows: Rows) -> Rows:

@@ -14,6 +14,7 @@ O(n^2 M^2) time for one i, O(n^3 M^2) for all; O(n^2 M) memory. Between levels F
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,6 +54,38 @@ def first_stage_s(level: Level, work_s: Floats, parameter_bytes: Floats, replica
     return np.asarray((work_s + sync_s / level.machines_below) / replicas)
 
 
+@dataclass(frozen=True)
+class Bound:
+    """What is known of the best pipeline to the last state.
+
+    Attributes:
+        upper_s: It costs at most this.
+        done_s: For each state, what it costs at least times the machines it gets.
+        rest_s: For each state, the same for the work it lacks.
+        machines: How many there are for both.
+    """
+
+    upper_s: float
+    done_s: Floats
+    rest_s: Floats
+    machines: int
+
+    def span(self, begin: int, machines: int, best_s: Floats | None = None) -> slice:
+        """From the first to the last state, not before ``begin``, that may be on the way.
+
+        Args:
+            begin: The first state to look at.
+            machines: How many the state gets.
+            best_s: What it costs, where that is known.
+        """
+        may = self.done_s[begin:] <= self.upper_s * machines
+        may &= self.rest_s[begin:] <= self.upper_s * (self.machines - machines)
+        if best_s is not None:
+            may &= best_s[begin:] <= self.upper_s
+        found = np.flatnonzero(may)
+        return slice(begin + int(found[0]), begin + int(found[-1]) + 1) if len(found) else slice(0)
+
+
 class LevelTable:
     """The costs of every stage of one level, and the recurrence over them.
 
@@ -78,18 +111,34 @@ class LevelTable:
             cost_s /= replicas
             self._later_s.append(cost_s)
 
-    def row(self, first: int) -> Floats:
-        """F from one state: [machines + 1, n]; infinite where there is no such pipeline."""
-        best_s = np.full((self._level.machines + 1, len(self._states)), np.inf)
-        for machines in range(1, self._level.machines + 1):
-            best_s[machines] = first_stage_s(
-                self._level, self.work_s[first], self._parameter_bytes[first], machines
+    def row(self, first: int, bound: Bound | None = None) -> Floats:
+        """F from one state: [machines + 1, n]; infinite where there is no such pipeline.
+
+        With a bound only entries on the way to the last state for at most so much are right;
+        others may be too large.
+        """
+        machines = self._level.machines
+        best_s = np.full((machines + 1, len(self._states)), np.inf)
+        begin = first + 1
+        spans = [slice(begin, None)] * (machines + 1)
+        for count in range(1, machines + 1):
+            best_s[count] = first_stage_s(
+                self._level, self.work_s[first], self._parameter_bytes[first], count
             )
-            for replicas in range(1, machines):
-                before_s = best_s[machines - replicas, first + 1 :, None]
-                reached_s = np.maximum(before_s, self._later_s[replicas][first + 1 :, first + 1 :])
-                target_s = best_s[machines, first + 1 :]
-                np.minimum(target_s, reached_s.min(axis=0, initial=np.inf), out=target_s)
+            if bound is not None:
+                spans[count] = bound.span(begin, count)
+            into = spans[count]
+            for replicas in range(1, count):
+                span = spans[count - replicas]
+                before_s = best_s[count - replicas, span, None]
+                reached_s = np.maximum(before_s, self._later_s[replicas][span, into])
+                np.minimum(
+                    best_s[count, into],
+                    reached_s.min(axis=0, initial=np.inf),
+                    out=best_s[count, into],
+                )
+            if bound is not None:
+                spans[count] = bound.span(begin, count, best_s[count])
         return best_s
 
     def cost_s(self, steps: Sequence[Step]) -> float:
@@ -104,9 +153,9 @@ class LevelTable:
         costs_s = [self._later_s[step.replicas][step.first, step.last] for step in later]
         return float(max([alone_s[begin.last], *costs_s]))
 
-    def steps(self, first: int, last: int) -> list[Step]:
+    def steps(self, first: int, last: int, bound: Bound | None = None) -> list[Step]:
         """The stages of a best pipeline from one state to another, on all machines."""
-        best_s = self.row(first)
+        best_s = self.row(first, bound)
         steps: list[Step] = []
         machines = self._level.machines
         while True:
@@ -138,17 +187,30 @@ def work_table(states: States, nested: NDArray[np.bool_]) -> Floats:
 class Tables:
     """All levels over all states.
 
-    Only rows that a pipeline of the level above can begin at are filled in: see ``bases``.
-
     Args:
         states: n states.
         levels: From the lowest to the highest.
-        bases: Of the states those at which a stage of the highest level may begin.
+        bases: Of the states those at which a stage of the highest level may begin; only for them
+            are ranges of the level below solved.
+        upper_s: The best pipeline from nothing to everything costs at most this.
     """
 
-    def __init__(self, states: States, levels: Sequence[Level], bases: NDArray[np.intp]) -> None:
-        self._states = states
+    def __init__(
+        self,
+        states: States,
+        levels: Sequence[Level],
+        bases: NDArray[np.intp],
+        upper_s: float = math.inf,
+    ) -> None:
         self._tables: list[LevelTable] = []
+        self._last = states.last
+        below = math.prod(level.machines for level in levels[:-1])
+        done_s, rest_s = states.times_s / below, (states.times_s[-1] - states.times_s) / below
+        self._bound = None
+        if upper_s < math.inf:
+            slack_s = 1e-12 * float(done_s[-1])
+            upper_s = upper_s * (1 + 1e-12) + slack_s
+            self._bound = Bound(upper_s, done_s - slack_s, rest_s - slack_s, levels[-1].machines)
         work_s = work_table(states, states.nested())
         for depth, level in enumerate(levels):
             self._tables.append(LevelTable(level, states, work_s))
@@ -160,8 +222,13 @@ class Tables:
 
     def value_s(self, first: int, last: int) -> float:
         """Cost of the best pipeline of the highest level from one state to another."""
-        return float(self._tables[-1].row(first)[-1, last])
+        depth = len(self._tables) - 1
+        return float(self._tables[-1].row(first, self._bound_of(depth, first, last))[-1, last])
 
     def steps(self, depth: int, first: int, last: int) -> list[Step]:
         """The stages of a best pipeline of one level; the lowest is 0."""
-        return self._tables[depth].steps(first, last)
+        return self._tables[depth].steps(first, last, self._bound_of(depth, first, last))
+
+    def _bound_of(self, depth: int, first: int, last: int) -> Bound | None:
+        whole = depth == len(self._tables) - 1 and (first, last) == (0, self._last)
+        return self._bound if whole else None
