@@ -298,9 +298,11 @@ class Split:
             yield f"it has {num_stages} stages, {options.num_stages} were asked for"
         if options.max_stages is not None and num_stages > options.max_stages:
             yield f"it has {num_stages} stages, at most {options.max_stages} were asked for"
-        most = 1 if self.only_forward else options.max_replicas
+        most = 1 if self.only_forward else options.num_microbatches
+        if options.max_replicas is not None:
+            most = min(most, options.max_replicas)
         for stage in range(num_stages):
-            if most is not None and self.replicas(stage) > most:
+            if self.replicas(stage) > most:
                 yield f"stage {stage} has {self.replicas(stage)} replicas, at most {most} may be"
 
     def _cut_faults(self) -> Iterator[str]:

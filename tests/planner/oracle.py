@@ -117,7 +117,8 @@ class Search:
         for index, device in enumerate(self.cluster.devices):
             key = (device.kind, device.speed, device.memory_bytes)
             members.setdefault(key, []).append(index)
-        most = 1 if self.only_forward else self.options.max_replicas or len(self.cluster.devices)
+        most = self.options.max_replicas or self.options.num_microbatches
+        most = 1 if self.only_forward else min(most, self.options.num_microbatches)
         classes = []
         for devices in members.values():
             runs = []
