@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from ..core.errors import InvalidInput
 
@@ -27,9 +27,9 @@ def checked_depths(
 ) -> tuple[int, ...]:
     """Depths a caller chose, none above the micro-batches a replica gets.
 
-    A replica of stage s + 1 that wants all its d_{s+1} first micro-batches waits for micro-batch
-    (d_{s+1} - 1) r_{s+1} or a later one of its round; stage s makes d_s r_s before it wants a
-    gradient back. So (d_{s+1} - 1) r_{s+1} < d_s r_s for all s is enough to finish.
+    Stage t begins the backward of micro-batch k after the forward of k + (d_t - 1) r_t. For that
+    one a stage s in front needs the backward of k + (d_t - 1) r_t - d_s r_s. So the step finishes
+    if (d_t - 1) r_t < d_s r_s for all s < t: then every backward waits for earlier ones alone.
 
     Raises:
         InvalidInput: Not one depth of at least 1 for every stage, or the condition fails.
@@ -42,13 +42,15 @@ def checked_depths(
         min(depth, -(-num_microbatches // count))
         for depth, count in zip(depths, replicas, strict=True)
     )
-    for stage, (sender, receiver) in enumerate(pairwise(zip(capped, replicas, strict=True))):
-        (made, senders), (wanted, receivers) = sender, receiver
-        if (wanted - 1) * receivers >= made * senders:
+    ahead = [depth * count for depth, count in zip(capped, replicas, strict=True)]
+    for stage in range(1, len(capped)):
+        front = min(range(stage), key=ahead.__getitem__)
+        wanted = (capped[stage] - 1) * replicas[stage]
+        if wanted >= ahead[front]:
             raise InvalidInput(
-                f"stage {stage} runs {made} forwards on each of {senders} ranks before it waits "
-                f"for a backward; stage {stage + 1} wants {wanted} on each of {receivers} first, "
-                f"so both would wait for ever; give stage {stage} a depth of at least "
-                f"{(wanted - 1) * receivers // senders + 1}, or stage {stage + 1} a smaller one"
+                f"stage {stage} wants {wanted + 1} micro-batches before its first backward, but "
+                f"stage {front} makes only {ahead[front]} before it waits for one, so both would "
+                f"wait for ever; give stage {front} a depth of at least "
+                f"{wanted // replicas[front] + 1}, or stage {stage} a smaller one"
             )
     return capped

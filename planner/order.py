@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from ..core.errors import InvalidInput
 from ..core.schedule import ScheduleName, Work
 from .depths import checked_depths, default_depths
+from .jit import Kernel
 from .layout import IN_ROUNDS, Layout, make_layout
 from .zbv import zbv_actions
 
@@ -153,41 +154,78 @@ def _interlaced(
     """Forwards and backwards in turn; the arrays have one entry a rank."""
     works = 1 if name == "forward_only" else 2 if delay is None else 3
     first = np.concatenate(([0], np.cumsum(works * ranks.actions)))
-    total = ranks.actions.sum()
-    rank = np.repeat(np.arange(layout.num_ranks), ranks.actions)
-    index = np.arange(total) - (np.cumsum(ranks.actions) - ranks.actions)[rank]
-
-    # What the index-th forward and backward of the rank are.
-    chunk = index // run[rank] % layout.chunks
-    dealt = index // (run[rank] * layout.chunks) * run[rank] + index % run[rank]
-    down = ranks.microbatches[rank] - 1 - dealt if name == "looped_bfs" else dealt
-    position, replica, replicas = ranks.position[rank], ranks.replica[rank], ranks.replicas[rank]
-    forward_stage = chunk * layout.positions + position
-    backward_stage = (layout.chunks - 1 - chunk) * layout.positions + position
-
     stage, work, microbatch = (np.empty(first[-1], np.int64) for _ in range(3))
-
-    def put(at: Ints, what: int, stages: Ints, which: Ints) -> None:
-        at = at + first[rank]
-        stage[at], work[at], microbatch[at] = stages, what, which * replicas + replica
-
-    # Where among the rank's actions they stand: their own kind before them and the other kinds.
-    last, ahead = ranks.actions[rank], np.maximum(0, index - depth[rank] + 1)
-    if works == 1:
-        put(index, FORWARD, forward_stage, dealt)
-    elif delay is None:
-        put(index + ahead, FORWARD, forward_stage, dealt)
-        at_backward = np.minimum(index + depth[rank], last) + index
-        put(at_backward, BACKWARD, backward_stage, down)
-    else:
-        wait = delay[rank]
-        put(index + ahead + np.maximum(0, ahead - wait), FORWARD, forward_stage, dealt)
-        at_input = np.minimum(index + depth[rank], last) + index + np.maximum(0, index - wait)
-        put(at_input, BACKWARD_INPUT, backward_stage, down)
-        follows = np.minimum(index + wait + depth[rank], last) + 2 * index + wait + 1
-        at_weight = np.where(index + wait < last, follows, 2 * last + index)
-        put(at_weight, BACKWARD_WEIGHT, backward_stage, down)
+    _interlace(
+        int(first[-1]),
+        layout.positions, layout.chunks, ranks.position, ranks.replica, ranks.replicas,
+        ranks.microbatches, run, depth, ranks.position if delay is None else delay,
+        delay is not None, name == "looped_bfs", first, stage, work, microbatch,
+    )  # fmt: skip
     return Order(num_microbatches, layout.stage_ranks, first, stage, work, microbatch)
+
+
+@Kernel
+def _interlace(
+    positions: int,
+    chunks: int,
+    position: Ints,
+    replica: Ints,
+    replicas: Ints,
+    microbatches: Ints,
+    run: Ints,
+    depth: Ints,
+    delay: Ints,
+    split: bool,
+    last_first: bool,
+    first: Ints,
+    stage: Ints,
+    work: Ints,
+    microbatch: Ints,
+) -> None:
+    """What each rank does next, until it has done it all.
+
+    Args:
+        positions: Places along the pipeline.
+        chunks: Stages a rank.
+        position: Of each rank.
+        replica: Of each rank.
+        replicas: At each rank's place.
+        microbatches: Dealt to each rank.
+        run: See above.
+        depth: See above.
+        delay: See above.
+        split: Whether backwards are.
+        last_first: Whether a chunk's backwards begin with the last micro-batch.
+        first: See `Order`.
+        stage: Out, see `Order`.
+        work: Out, likewise.
+        microbatch: Out, likewise.
+    """
+    for rank in range(len(first) - 1):
+        count = microbatches[rank] * chunks
+        forwards = backwards = weights = 0
+        for action in range(first[rank], first[rank + 1]):
+            waiting = backwards - weights if split else 0
+            if waiting > delay[rank] or (waiting > 0 and backwards == count):
+                what, index = 3, weights
+                weights += 1
+            elif forwards < min(count, depth[rank] + backwards):
+                what, index = 0, forwards
+                forwards += 1
+            else:
+                what, index = 2 if split else 1, backwards
+                backwards += 1
+            chunk, which = 0, index
+            if chunks > 1:
+                turn = index // run[rank]
+                chunk = turn % chunks
+                which = turn // chunks * run[rank] + index % run[rank]
+            if what != 0:
+                chunk = chunks - 1 - chunk
+                which = microbatches[rank] - 1 - which if last_first else which
+            stage[action] = chunk * positions + position[rank]
+            work[action] = what
+            microbatch[action] = which * replicas[rank] + replica[rank]
 
 
 def _zbv(layout: Layout, ranks: _Ranks, num_microbatches: int) -> Order:

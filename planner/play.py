@@ -256,9 +256,12 @@ def _play(
             arrived = end
             target = s - 1 if backward else s + 1
             if 0 <= target < num_stages:
-                replicas = first_holder[target + 1] - first_holder[target]
                 send = send_s[backward * num_stages + s]
-                if send > 0 and holders[first_holder[target] + k % replicas] != rank:
+                holder = first_holder[target]
+                replicas = first_holder[target + 1] - holder
+                if replicas > 1:
+                    holder += k % replicas
+                if send > 0 and holders[holder] != rank:
                     way = channel[backward * num_stages + s]
                     way = 2 * rank + backward if way < 0 else 2 * num_ranks + way
                     sent_s[action] = max(end, channel_free_s[way])
