@@ -44,6 +44,9 @@ FINE_STATES = 256
 MAX_POINTS = 400
 """Cut states of a higher level among which the search is exact."""
 
+STRIDE_GROWTH = 8.0
+"""How much further below the best value each try goes, until one fails."""
+
 MAX_WALK = 5_000
 """Points the walk back looks at before it gives up."""
 
@@ -189,13 +192,13 @@ class _Search:
 
     def _between(self, depth: int, first: int, last: int) -> Bracket:
         levels = self.levels[: depth + 1]
-        best = _coarse(self.states, levels, first, last)
-        points = _cut_points(self.states, levels, best.value_s, first, last)
-        if depth and len(points) <= MAX_POINTS:
-            return self._over_points(depth, np.array([first, *points, last]), best)
         if depth:
-            best = _coarse(self.states, levels, first, last, FINE_STATES)
+            best = _coarse(self.states, levels, first, last)
             points = _cut_points(self.states, levels, best.value_s, first, last)
+            if len(points) <= MAX_POINTS:
+                return self._over_points(depth, np.array([first, *points, last]), best)
+        best = _coarse(self.states, levels, first, last, FINE_STATES)
+        points = _cut_points(self.states, levels, best.value_s, first, last)
         below = math.prod(level.machines for level in levels[:-1])
         reach = _Reach(self.states, levels[-1], first, last, points, below, best.value_s)
 
@@ -449,22 +452,24 @@ def _narrow(
     tolerance: float,
     price: Callable[[Sequence[Step]], Bracket],
 ) -> Bracket:
-    """Halve the distance between the lower bound and the value until it is small enough.
+    """Bring lower bound and value together until the distance is small enough.
 
-    The first try is just below the best pipeline known: if it fails, that one was good enough.
-    On a higher level a pipeline found may cost more than the limit it was found with, as fact 2
-    is only a bound; then the two ends do not meet.
+    The first try is just below the best pipeline known, which is likely to be good; the next ones
+    are further and further below until one fails, then the distance is halved. On a higher level
+    a pipeline found may cost more than the limit it was found with, as fact 2 is only a bound;
+    then the two ends do not meet.
     """
     lower_s, open_s = reach.least_s, best.value_s
-    limit_s = open_s * (1 - tolerance)
+    stride = tolerance
     while lower_s < open_s * (1 - tolerance):
+        limit_s = max(open_s * (1 - stride), (lower_s + open_s) / 2)
         steps, may_exist = reach.decide(limit_s)
         if steps is not None:
             found = price(steps)
             best = min(found, best, key=lambda bracket: bracket.value_s)
         if may_exist:
             open_s = min(limit_s, best.value_s)
+            stride *= STRIDE_GROWTH
         else:
             lower_s = limit_s
-        limit_s = (lower_s + open_s) / 2
     return Bracket(best.value_s, min(lower_s, best.value_s), best.pieces)
