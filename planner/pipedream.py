@@ -109,7 +109,7 @@ def pipedream_split(
             is not positive and finite.
         Infeasible: The graph has too many states to list.
     """
-    levels = _levels(machines, bandwidths_bytes_per_s)
+    levels = pipedream_levels(machines, bandwidths_bytes_per_s)
     return split_states(graph, graph_states(graph), levels)
 
 
@@ -145,7 +145,7 @@ def pipedream_chain(
     Raises:
         InvalidInput: As `pipedream_split`, or a cost is negative or not finite.
     """
-    levels = _levels(machines, bandwidths_bytes_per_s)
+    levels = pipedream_levels(machines, bandwidths_bytes_per_s)
     states = chain_states(times_s, parameter_bytes, boundary_bytes)
     names = tuple(str(layer) for layer in range(len(times_s)))
     return _as_split(best_split(states, levels, TOLERANCE), states, names, ())
@@ -166,7 +166,7 @@ def pipedream_value(
             are missing or placed twice, replicas do not add up to the machines, or the levels do
             not match.
     """
-    levels = _levels(machines, bandwidths_bytes_per_s)
+    levels = pipedream_levels(machines, bandwidths_bytes_per_s)
     return _Recount(graph, levels).value_s(stages, len(levels) - 1, 0)
 
 
@@ -263,14 +263,8 @@ class _Recount:
         return math.fsum(self._graph.activation_bytes[node] for node in charged)
 
 
-def pipedream_levels(
-    machines: Sequence[int], bandwidths_bytes_per_s: Sequence[float]
-) -> tuple[Level, ...]:
+def pipedream_levels(machines: Sequence[int], bandwidths: Sequence[float]) -> tuple[Level, ...]:
     """The levels as `split_states` takes them; refuses what `pipedream_split` refuses."""
-    return _levels(machines, bandwidths_bytes_per_s)
-
-
-def _levels(machines: Sequence[int], bandwidths: Sequence[float]) -> tuple[Level, ...]:
     if not machines or len(machines) != len(bandwidths):
         raise InvalidInput(
             f"{len(machines)} numbers of machines and {len(bandwidths)} bandwidths; give one of "
