@@ -1,21 +1,24 @@
 """The simulator against tables drawn by hand and against longest paths."""
 
 import random
+import subprocess
+import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from stagewright.core.errors import InvalidInput
 from stagewright.core.schedule import Schedule
-from stagewright.planner.depths import default_depths
+from stagewright.planner import jit
+from stagewright.planner.order import make_order
+from stagewright.planner.play import durations, play
 from stagewright.planner.schedules import in_flight, make_schedule
 from stagewright.planner.simulate import StageTimes, simulate, step_time
 
 from .drawing import drawn
 from .longest_path import longest_path
-
-ANY_REPLICAS = ("gpipe", "1f1b", "forward_only")
-SEVERAL = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")
-NAMES = (*ANY_REPLICAS, *SEVERAL, "zero_bubble", "zbv")
+from .random_pipelines import random_pipeline
 
 
 def test_gpipe_drawn_by_hand():
@@ -78,42 +81,6 @@ def test_a_step_of_no_length_has_no_bubble():
     assert (timeline.step_time_s, timeline.bubble_fraction) == (0, 0)
 
 
-def random_pipeline(seed):
-    """A schedule's name, durations and the rest of what it takes."""
-    draw = random.Random(seed)
-    name = draw.choice(NAMES)
-    chunks = 2 if name == "zbv" else draw.choice([1, 2, 3]) if name in SEVERAL else 1
-    positions = draw.randrange(1, 5 if chunks == 1 else 4)
-    if name in ANY_REPLICAS:
-        replicas = [draw.choice([1, 1, 2, 3]) for _ in range(positions)]
-    else:
-        replicas = [draw.choice([1, 1, 2])] * positions * chunks
-    stages = len(replicas)
-    num_microbatches = draw.randrange(1, 10)
-    if name in SEVERAL:
-        num_microbatches = positions * replicas[0] * draw.randrange(1, 4)
-    depths = ()
-    if name == "1f1b" and draw.random() < 0.5:
-        depths = [
-            depth + draw.randrange(stages - stage)
-            for stage, depth in enumerate(default_depths(num_microbatches, replicas))
-        ]
-
-    def some(count, most=1.0):
-        return [draw.random() * most for _ in range(count)]
-
-    times = StageTimes(
-        some(stages),
-        some(stages, 2),
-        draw.choice([[], some(stages - 1)]),
-        draw.choice([[], some(stages - 1)]),
-        tied_sync_s=draw.choice([0.0, draw.random()]),
-        sync_s=draw.choice([[], some(stages, 5)]),
-        **draw.choice([{}, {"backward_input_s": some(stages), "backward_weight_s": some(stages)}]),
-    )
-    return name, times, num_microbatches, replicas, depths, chunks
-
-
 @pytest.mark.parametrize("seed", range(300))
 def test_equals_the_longest_path_on_random_durations(seed):
     name, times, num_microbatches, replicas, depths, chunks = random_pipeline(seed)
@@ -129,6 +96,116 @@ def test_equals_the_longest_path_on_random_durations(seed):
         timeline.step_time_s,
         timeline.bubble_fraction,
     )
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_compiled_and_plain_give_the_same_bits(seed, monkeypatch):
+    pytest.importorskip("numba")
+    name, times, *rest = random_pipeline(seed)
+    boundaries = times.num_stages - 1
+    if seed % 2:
+        times = replace(times, forward_channel=[0] * boundaries, send_forward_s=[0.3] * boundaries)
+    results = []
+    for setting in ("1", "0"):
+        monkeypatch.setenv("STAGEWRIGHT_NUMBA", setting)
+        assert jit.worthwhile(1) == (setting == "1")
+        order = make_order(name, *rest)
+        played = play(order, times)
+        arrays = (order.first, order.stage, order.work, order.microbatch, played.start_s,
+                  played.end_s, played.sent_s, played.done_s)  # fmt: skip
+        results.append([array.tobytes() for array in arrays] + [played.step_time_s])
+    assert results[0] == results[1]
+
+
+def test_nothing_small_imports_numba():
+    code = """
+import sys
+from stagewright.planner.simulate import StageTimes, step_time
+step_time("1f1b", StageTimes([1] * 8, [2] * 8), 64)
+assert "numba" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_no_step_ends_before_its_lower_bound(seed):
+    """Of every stage: reach it, work through all it is dealt, go back or sum its gradients."""
+    name, times, num_microbatches, replicas, depths, _ = random_pipeline(seed, ("gpipe", "1f1b"))
+    end_s, _ = step_time(name, times, num_microbatches, replicas, depths)
+    stages = range(len(replicas))
+    there_s, back_s = (
+        list(sends) or [0.0] * (len(replicas) - 1)
+        for sends in (times.send_forward_s, times.send_backward_s)
+    )
+    for stage in stages:
+        work_s = times.forward_s[stage] + times.backward_s[stage]
+        bound_s = sum(times.forward_s[:stage]) + sum(there_s[:stage])
+        bound_s += -(-num_microbatches // replicas[stage]) * work_s
+        sync_s = times.sync_s[stage] if len(times.sync_s) else 0.0
+        bound_s += max(sync_s, sum(times.backward_s[:stage]) + sum(back_s[:stage]))
+        assert end_s >= bound_s * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_no_split_step_ends_before_its_lower_bound(seed):
+    """Only input parts run all the way back; weight parts fill in."""
+    name, times, num_microbatches, replicas, *_ = random_pipeline(seed, ("zero_bubble",))
+    end_s, _ = step_time(name, times, num_microbatches, replicas)
+    dealt = -(-num_microbatches // replicas[0])
+    forwards, _, inputs, weights = np.split(durations(times), 4)
+    for stage in range(len(replicas)):
+        there_s, own_s = sum(forwards[:stage]), dealt * (forwards[stage] + inputs[stage])
+        sync_s = times.sync_s[stage] if len(times.sync_s) else 0.0
+        summed_s = there_s + own_s + dealt * weights[stage] + sync_s
+        back_s = there_s + own_s + sum(inputs[:stage])
+        assert end_s >= max(summed_s, back_s) * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_memory_over_time_ends_empty_and_peaks_where_it_says(seed):
+    draw = random.Random(seed)
+    name, times, num_microbatches, replicas, depths, chunks = random_pipeline(seed)
+    times = replace(
+        times,
+        saved_bytes=[draw.randrange(1, 100) for _ in replicas],
+        recomputed_bytes=draw.choice([[], [draw.choice([0, 50]) for _ in replicas]]),
+    )
+    schedule = make_schedule(
+        name, len(replicas), num_microbatches, replicas=replicas, depths=depths, chunks=chunks
+    )
+    timeline = simulate(schedule, times)
+    assert simulate(schedule, times, with_events=False).memory == ()
+    for rank, peak in enumerate(timeline.peak_activation_bytes):
+        changes = [held for held in timeline.memory if held.rank == rank]
+        assert [held.time_s for held in changes] == sorted(held.time_s for held in changes)
+        assert max((held.held_bytes for held in changes), default=0) == peak
+        assert not changes or changes[-1].held_bytes == 0
+
+
+def test_memory_over_time_by_hand():
+    times = StageTimes([1, 1], [2, 2], saved_bytes=[10, 3])
+    timeline = simulate(make_schedule("1f1b", 2, 2), times)
+    assert [(held.rank, held.time_s, held.held_bytes) for held in timeline.memory] == [
+        (0, 0, 10), (0, 1, 20), (0, 6, 10), (0, 9, 0),
+        (1, 1, 3), (1, 4, 0), (1, 4, 3), (1, 7, 0),
+    ]  # fmt: skip
+    assert timeline.peak_activation_bytes == (20, 3)
+
+
+def test_a_stage_that_recomputes_holds_its_inputs_and_all_of_one_microbatch_at_work():
+    times = StageTimes([1], [2], saved_bytes=[1], recomputed_bytes=[100])
+    timeline = simulate(make_schedule("gpipe", 1, 2), times)
+    assert [(held.time_s, held.held_bytes) for held in timeline.memory] == [
+        (0, 1), (1, 2), (2, 102), (4, 1), (4, 101), (6, 0),
+    ]  # fmt: skip
+    assert timeline.peak_activation_bytes == (102,)
+
+
+def test_activations_stay_until_the_weight_part():
+    times = StageTimes([1, 1], [2, 2], saved_bytes=[10, 10])
+    timeline = simulate(make_schedule("zero_bubble", 2, 3), times)
+    assert timeline.peak_activation_bytes == (20, 20)
+    assert [held.time_s for held in timeline.memory if held.rank == 1] == [1, 3, 6, 6, 9, 10]
 
 
 def test_a_schedule_that_never_finishes_says_who_waits_for_what():
