@@ -32,7 +32,7 @@ from ..core.schedule import ScheduleName, Work
 from .depths import checked_depths, default_depths
 from .jit import Kernel
 from .layout import IN_ROUNDS, Layout, make_layout
-from .zbv import zbv_actions
+from .zbv import KINDS, zbv_pattern
 
 Ints = NDArray[np.int64]
 
@@ -230,18 +230,19 @@ def _interlace(
 
 def _zbv(layout: Layout, ranks: _Ranks, num_microbatches: int) -> Order:
     """Stages p and 2 P - 1 - p at place p."""
-    columns: list[list[int]] = [[], [], []]
-    first = [0]
+    columns = []
     for rank, position in enumerate(ranks.position.tolist()):
-        stages = (position, 2 * layout.positions - 1 - position)
-        step, replica = int(ranks.replicas[rank]), int(ranks.replica[rank])
-        for chunk, work, dealt in zbv_actions(
-            position, layout.positions, int(ranks.microbatches[rank])
-        ):
-            for column, value in zip(
-                columns, (stages[chunk], WORKS.index(work), dealt * step + replica), strict=True
-            ):
-                column.append(value)
-        first.append(len(columns[0]))
-    stage, what, microbatch = (np.array(column, np.int64) for column in columns)
-    return Order(num_microbatches, layout.stage_ranks, np.array(first), stage, what, microbatch)
+        dealt = int(ranks.microbatches[rank])
+        pattern, count = zbv_pattern(position, layout.positions, dealt)
+        kind = np.array(pattern)
+        index = np.empty_like(kind)
+        for each in range(len(KINDS)):
+            index[kind == each] = np.arange(count)
+        back = 2 * layout.positions - 1 - position
+        stage = np.array([(position, back)[chunk] for chunk, _ in KINDS])[kind]
+        work = np.array([WORKS.index(work) for _, work in KINDS])[kind]
+        microbatch = index * ranks.replicas[rank] + ranks.replica[rank]
+        columns.append(np.stack((stage, work, microbatch))[:, index < dealt])
+    first = np.cumsum([0, *(column.shape[1] for column in columns)])
+    stage, work, microbatch = np.concatenate(columns, axis=1).copy()
+    return Order(num_microbatches, layout.stage_ranks, first, stage, work, microbatch)
