@@ -6,6 +6,8 @@ from itertools import pairwise
 from stagewright.core.cluster import Cluster
 from stagewright.formats.chrome_trace import chrome_trace
 from stagewright.planner.plan import plan
+from stagewright.planner.schedules import make_schedule
+from stagewright.planner.simulate import StageTimes, simulate
 from stagewright.planner.timeline import plan_timeline
 from tests.builders import chain_profile, random_profile
 
@@ -44,3 +46,19 @@ def test_every_track_has_a_name_and_nothing_overlaps_on_it():
         row = sorted((e["ts"], e["ts"] + e["dur"]) for e in events
                      if e["ph"] == "X" and e["tid"] == rank)  # fmt: skip
         assert all(end <= start + 1e-6 for (_, end), (start, _) in pairwise(row))
+
+
+def test_sums_and_memory_stand_apart_from_work():
+    times = StageTimes([1, 1], [1, 1], sync_s=[2, 0], saved_bytes=[10, 20])
+    timeline = simulate(make_schedule("zero_bubble", 2, 2, replicas=(2, 2)), times)
+    events = json.loads(chrome_trace(timeline))["traceEvents"]
+    assert [event["tid"] for event in events if event["name"] == "sync" and event["ph"] == "b"] == [
+        0,
+        1,
+    ]
+    counted = [event for event in events if event["name"] == "activations of rank 3"]
+    assert [(event["ph"], event["ts"], event["args"]["bytes"]) for event in counted] == [
+        ("C", 1e6, 20),
+        ("C", 3e6, 0),
+    ]
+    assert {event["name"] for event in events if event["ph"] == "X"} >= {"1I1", "0W0"}

@@ -73,3 +73,39 @@ def test_a_step_of_no_length_is_drawn_empty():
     made = plan(chain_profile([1, 1]), Cluster.uniform(2))
     nothing = Timeline(source="simulated", num_ranks=2, step_time_s=0, bubble_fraction=0)
     assert boxes(ElementTree.fromstring(timeline_svg(made, nothing)), "forward") == []
+
+
+def devices_of(root):
+    return [text for text in (element.text for element in root.iter(f"{SVG}text"))
+            if text and "device:" in text]  # fmt: skip
+
+
+def test_every_replica_has_a_row_and_its_sum_a_strip():
+    made = plan(chain_profile([1, 1]), Cluster.uniform(2), num_microbatches=4)
+    first, last = (dict(stage) for stage in made.stages)
+    first |= {"replicas": 2, "devices": ("device:0", "device:2"), "sync_time_s": 3.0}
+    changed = {**dict(made), "stages": [first, last]}
+    timeline, root, text = picture(type(made).model_validate(changed))
+    assert devices_of(root) == [
+        "0  device:0, 1 layer",
+        "0  device:2, 1 layer",
+        "1  device:1, 1 layer",
+    ]
+    assert "2 stages on 3 devices" in text
+    strips = [rect for rect in root.iter(f"{SVG}rect")
+              if rect.get("class") == "sync" and rect.get("height") == "6"]  # fmt: skip
+    assert len(strips) == 2
+    assert len(boxes(root, "forward")) == 8 == len(timeline.events) // 2 - 1
+
+
+def test_several_stages_on_a_row_and_split_backwards():
+    made = plan(chain_profile([1, 1, 1, 1]), Cluster.uniform(4), num_microbatches=4)
+    stages = [dict(stage) | {"devices": (f"device:{min(index, 3 - index)}",)}
+              for index, stage in enumerate(made.stages)]  # fmt: skip
+    changed = {**dict(made), "stages": stages, "schedule": "zbv", "chunks": 2}
+    _, root, text = picture(type(made).model_validate(changed))
+    assert devices_of(root) == ["0+3  device:0, 2 layers", "1+2  device:1, 2 layers"]
+    for kind in ("forward", "inputs", "weights"):
+        assert len(boxes(root, kind)) == len(boxes(root, f"{kind} odd")) == 8
+    assert ">inputs</text>" in text
+    assert ">backward</text>" not in text
