@@ -193,18 +193,31 @@ class Cluster(Document):
                 return level
         raise InvalidInput(f"devices {first} and {second} are not joined by any level")
 
-    def all_reduce_time_s(self, size_bytes: int, num_ranks: int, level: int) -> float:
+    def all_reduce_time_s(
+        self,
+        size_bytes: int,
+        num_ranks: int,
+        level: int,
+        group_sizes: tuple[int, ...] = (),
+    ) -> float:
         """Hierarchical all-reduce of consecutive devices that meet at ``levels[level]``.
 
         Inside every group the bytes are reduced by a ring and shared out; each of its M devices
         then joins a ring over the groups with 1/M of the bytes (Cho et al., "BlueConnect",
         MLSys 2019). A group that is not full counts as its ranks.
+
+        Args:
+            size_bytes: On every device.
+            num_ranks: Devices taking part.
+            level: Where they meet.
+            group_sizes: Devices that one group of each level holds, if not the levels' own: only
+                some devices of a group may take part.
         """
+        sizes = group_sizes or tuple(entry.group_size for entry in self.levels)
         time_s, size, ranks, inner = 0.0, size_bytes, num_ranks, 1
         for index in range(level + 1):
-            group = self.levels[index].group_size // inner
-            members = ranks if index == level else min(ranks, group)
+            members = ranks if index == level else min(ranks, sizes[index] // inner)
             time_s += self.levels[index].all_reduce_time_s(size, members)
             size, ranks = -(-size // members), -(-ranks // members)
-            inner = self.levels[index].group_size
+            inner = sizes[index]
         return time_s

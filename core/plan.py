@@ -232,6 +232,9 @@ class Plan(Document):
         step_time_s: One training step (forwards, backwards, gradient synchronisation of tied
             weights; not the optimizer's update), by the simulator.
         bubble_fraction: Idle share of all devices' time in that step.
+        forward_channels: For each boundary the shared connection its activations leave by, -1 for
+            one of their own; empty where none is shared.
+        backward_channels: Likewise for the gradients on their way back.
         tied_sync_time_s: Part of the step spent summing gradients of weights held by two stages.
         chunks: Stages on each device; more than one only for schedules made for it.
         layer_order: The profile's layer at each position, where branches were reordered; empty
@@ -261,6 +264,8 @@ class Plan(Document):
     step_time_s: float = Field(ge=0)
     bubble_fraction: float = Field(ge=0, le=1)
     tied_sync_time_s: float = Field(0.0, ge=0)
+    forward_channels: tuple[int, ...] = ()
+    backward_channels: tuple[int, ...] = ()
     proof: Proof
     baselines: tuple[Baseline, ...] = ()
     profile_id: str = ""

@@ -2,45 +2,139 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from ..core.cluster import Cluster
-from ..core.errors import InvalidInput
+from ..core.errors import Infeasible, InvalidInput
 from ..core.plan import Plan, PlanOptions
 from ..core.profile import Profile
+from ..core.units import format_bytes
+from .assignment import Assignment, cuts_of, in_device_order, placed
 from .build import build_plan
-from .cost import stage_costs
-from .pipeline import PipelineSearch
-from .price import price
-from .splits import check_cuts, cuts_of
+from .candidates import with_recompute
+from .cost import tables
+from .price import Pricer
+from .request import Request
+from .schedules import too_many_stages
+from .solve import Decision
 
 
 def plan_from_balance(
-    profile: Profile, cluster: Cluster, options: PlanOptions | None, balance: Sequence[int]
+    profile: Profile,
+    cluster: Cluster,
+    options: PlanOptions | None,
+    balance: Sequence[int],
+    *,
+    replicas: Sequence[int] = (),
 ) -> Plan:
-    """The plan with these layer counts; stage s runs on device s.
+    """The plan with these layer counts.
 
-    The proof's bound is a quick one (two dynamic programs for each number of stages), so a split
-    that is best may still be called feasible.
+    Without replicas stage s runs on device s; with them, stages take devices of the first kind
+    in order. Stages are recomputed as the options say. The proof's bound is a quick one, so a
+    split that is best may still be called feasible.
+
+    Args:
+        profile: Costs of the layers.
+        cluster: Devices and links.
+        options: As for `plan`; what does not concern the split is ignored.
+        balance: Layers of each stage.
+        replicas: Devices of each stage; one each if empty.
 
     Raises:
         InvalidInput: The counts do not cover the layers, a cut is not legal, or a 1F1B balance
             has more stages than there are micro-batches.
         Infeasible: A stage exceeds its device's memory, or there are more stages than devices.
     """
-    costs = stage_costs(profile, cluster, options or PlanOptions())
-    wanted = costs.options.num_stages
-    if wanted is not None and wanted != len(balance):
+    options = options or PlanOptions()
+    if options.num_stages is not None and options.num_stages != len(balance):
         raise InvalidInput(
-            f"the balance has {len(balance)} stages but the options ask for {wanted}",
+            f"the balance has {len(balance)} stages but the options ask for {options.num_stages}",
             field="/balance",
         )
+    counts = tuple(replicas) or (1,) * len(balance)
+    if len(counts) != len(balance):
+        raise InvalidInput(
+            f"{len(counts)} numbers of replicas for {len(balance)} stages", field="/replicas"
+        )
+    if max(counts) > 1:
+        most = max(counts, default=1)
+        allowed = options.max_replicas
+        if allowed is not None and allowed < most:
+            options = options.model_copy(update={"max_replicas": most})
+    request = Request(profile, cluster, options, lambda positions: tables(profile, positions))
     cuts = cuts_of(balance)
-    check_cuts(costs, cuts)
-    search = PipelineSearch(costs)
-    lower_bound_s = math.inf
-    for num_stages in search.stage_counts():
-        found = search.best_split(num_stages, exact=False)
-        lower_bound_s = min(lower_bound_s, found.lower_bound_s)
-    return build_plan(costs, price(costs, cuts), lower_bound_s)
+    _check_cuts(request, cuts)
+    chosen = _placed(request, cuts, counts)
+    pricer = Pricer(tables(profile, cuts), request.devices, options)
+    chosen = with_recompute(pricer, chosen)
+    _check_memory(request, pricer, chosen)
+    priced = pricer.price(chosen)
+    work_s = (
+        sum(entry.forward.median_s + entry.backward.median_s for entry in profile.layers)
+        / request.devices.fastest
+    )
+    bound = min(work_s * (1 - 1e-9), priced.value, priced.step_time_s)
+    return build_plan(request, Decision(priced, bound, bound))
+
+
+def _check_cuts(request: Request, cuts: tuple[int, ...]) -> None:
+    layers, options = request.profile.layers, request.options
+    counts = [last - first for first, last in pairwise(cuts)]
+    if cuts[-1] != len(layers) or min(counts, default=0) < 1:
+        raise InvalidInput(
+            f"balance {counts} has {sum(counts)} layers; it must have at least one in each stage "
+            f"and {len(layers)} in all",
+            field="/balance",
+        )
+    refusal = too_many_stages(options.schedule, len(counts), options.num_microbatches)
+    if refusal:
+        raise InvalidInput(refusal, field="/balance")
+    for cut in cuts[1:-1]:
+        boundary = request.profile.boundaries[cut - 1]
+        if not boundary.legal:
+            raise InvalidInput(
+                f"no cut may be made between layers {layers[cut - 1].layer.name!r} and "
+                f"{layers[cut].layer.name!r}: {boundary.reason or 'the profile forbids it'}",
+                field="/balance",
+            )
+
+
+def _placed(request: Request, cuts: tuple[int, ...], replicas: Sequence[int]) -> Assignment:
+    needed, available = sum(replicas), len(request.cluster.devices)
+    found = None
+    if needed <= available:
+        found = (
+            in_device_order(cuts, request.devices)
+            if max(replicas) == 1
+            else placed(cuts, replicas, request.devices)
+        )
+    if found is None:
+        raise Infeasible(
+            f"{len(replicas)} stages need {needed} devices, the cluster has {available}; use "
+            "fewer stages or more devices"
+            if needed > available
+            else f"replicas {list(replicas)} cannot be placed: a stage lies inside one group of "
+            "devices or is made of whole ones",
+            constraint="devices",
+            required=needed,
+            available=available,
+        )
+    return found
+
+
+def _check_memory(request: Request, pricer: Pricer, chosen: Assignment) -> None:
+    layers = request.profile.layers
+    for number, stage in enumerate(pricer.stages(chosen)):
+        needed, limit = stage.memory.total_bytes, stage.limit_bytes
+        if limit is not None and needed > limit:
+            first, last = chosen.cuts[number], chosen.cuts[number + 1] - 1
+            device = request.cluster.devices[chosen.device_indices(request.devices, number)[0]]
+            raise Infeasible(
+                f"stage {number} (layers {first} to {last}, {layers[first].layer.name!r} to "
+                f"{layers[last].layer.name!r}) needs {format_bytes(needed)} ({needed} bytes), "
+                f"device {device.name!r} allows {format_bytes(limit)} ({limit} bytes)",
+                constraint="memory",
+                required=needed,
+                available=limit,
+            )

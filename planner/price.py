@@ -1,55 +1,408 @@
-"""What one split costs: by the closed form, and by the simulator."""
+"""What one plan costs: every stage's numbers, the objective, and the simulated step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 
-from .cost import StageCosts
-from .objective import objective_s
-from .schedules import in_flight, make_schedule
-from .simulate import simulate
-from .splits import Cuts
+from ..core.cluster import LinkLevel
+from ..core.errors import InvalidInput
+from ..core.plan import OPTIMIZER_BYTES_PER_ELEMENT, MemoryUse, PlanOptions
+from ..core.schedule import ScheduleName
+from .assignment import Assignment
+from .classes import Devices
+from .cost import Tables, tables
+from .depths import default_depths
+from .schedules import in_flight
+from .simulate import StageTimes, step_time
+
+CLOSED_FORM = ("gpipe", "1f1b", "forward_only")
+"""Schedules whose step has a closed form; of the others only the simulated step counts."""
+
+
+@dataclass(frozen=True)
+class StagePrice:
+    """One stage of a plan; times in seconds per micro-batch on one replica.
+
+    Attributes:
+        forward_s: Forward time.
+        backward_s: Backward time, a recomputed forward included.
+        send_forward_s: To the next stage.
+        send_backward_s: To the stage in front.
+        outgoing_s: Both ways over the cut behind this stage.
+        sync_s: Summing gradients over the replicas, once a step.
+        exposed_sync_s: What of that outlasts the backward of the layers in front.
+        size_bytes: Weights and the activations of one micro-batch.
+        microbatches: Of one replica.
+        in_flight: Of one replica, at most.
+    """
+
+    forward_s: float
+    backward_s: float
+    send_forward_s: float
+    send_backward_s: float
+    outgoing_s: float
+    sync_s: float
+    exposed_sync_s: float
+    microbatches: int
+    in_flight: int
+    memory: MemoryUse
+    limit_bytes: int | None
+    send_forward_bytes: int
+    send_backward_bytes: int
+    size_bytes: int
+
+    @property
+    def whole_s(self) -> float:
+        """tau: the stage's work and its cut."""
+        return self.forward_s + self.backward_s + self.outgoing_s
 
 
 @dataclass(frozen=True)
 class Priced:
-    """A split with its objective, its simulated step time and its idle share."""
+    """A plan with its numbers.
 
-    cuts: Cuts
-    objective_s: float
+    Attributes:
+        value: By the objective asked for.
+        model_s: The closed form of its step.
+        step_time_s: Its simulated step.
+    """
+
+    assignment: Assignment
+    stages: tuple[StagePrice, ...]
+    tied_sync_s: float
+    value: float
+    model_s: float
     step_time_s: float
     bubble_fraction: float
+    forward_channels: tuple[int, ...] = ()
+    backward_channels: tuple[int, ...] = ()
 
 
-def price(costs: StageCosts, cuts: Cuts) -> Priced:
-    """Objective and simulated step of one split."""
-    options = costs.options
-    schedule = make_schedule(options.schedule, len(cuts) - 1, options.num_microbatches)
-    timeline = simulate(schedule, costs.stage_times(cuts), with_events=False)
-    return Priced(cuts, objective_s(costs, cuts), timeline.step_time_s, timeline.bubble_fraction)
+class Pricer:
+    """Prices plans of one profile, cluster and set of options.
 
-
-def least_step_time_s(costs: StageCosts, cuts: Cuts) -> float:
-    """A bound that no simulated step of this split can beat, in O(stages).
-
-    Every stage q waits for the first micro-batch to reach it, works through all m, and its last
-    gradient has to travel back to the front: sum of t over s < q, plus m t_q, t = F + B. The
-    first backward can begin only X after its forward, X the way to the last stage and back, and
-    meanwhile q has only the d - 1 other forwards of its warm-up to do; so it idles at least
-    X - (d - 1) F. At the end likewise X - (d - 1) B, a second wait only if m > d.
+    Args:
+        costs: Tables; plans cut elsewhere than at their positions are looked up apart.
     """
-    times, options = costs.stage_times(cuts), costs.options
-    work_s = [sum(pair) for pair in zip(times.forward_s, times.backward_s, strict=True)]
-    sends = [sum(pair) for pair in zip(times.send_forward_s, times.send_backward_s, strict=True)]
-    way_s = sum(work_s) + sum(sends)  # from this stage's forward on, to the end and back
-    reach_s = bound_s = 0.0
-    for stage, (stage_s, send_s) in enumerate(zip(work_s, [*sends, 0.0], strict=True)):
-        way_s -= stage_s
-        held = in_flight(options.schedule, stage, len(work_s), options.num_microbatches)
-        idle_s = max(0.0, way_s - (held - 1) * times.forward_s[stage])
-        if options.num_microbatches > held:
-            idle_s += max(0.0, way_s - (held - 1) * times.backward_s[stage])
-        bound_s = max(bound_s, reach_s + options.num_microbatches * stage_s + idle_s)
-        reach_s += stage_s + send_s
-        way_s -= send_s
-    return bound_s + times.tied_sync_s
+
+    def __init__(self, costs: Tables, devices: Devices, options: PlanOptions) -> None:
+        self.costs, self.devices, self.options = costs, devices, options
+        self._apart = lru_cache(maxsize=64)(self._tables)
+
+    def _tables(self, cuts: tuple[int, ...]) -> Tables:
+        return tables(self.costs.profile, cuts)
+
+    @property
+    def only_forward(self) -> bool:
+        return self.options.objective == "latency"
+
+    @property
+    def schedule(self) -> ScheduleName:
+        return "forward_only" if self.only_forward else self.options.schedule
+
+    @property
+    def num_microbatches(self) -> int:
+        return 1 if self.only_forward else self.options.num_microbatches
+
+    def depths(self, assignment: Assignment) -> tuple[int, ...]:
+        """Micro-batches in flight at one replica of each stage."""
+        m, replicas = self.num_microbatches, assignment.replicas
+        if self.only_forward:
+            return (1,) * len(replicas)
+        if self.schedule == "gpipe":
+            return tuple(-(-m // count) for count in replicas)
+        if self.schedule == "1f1b":
+            own = default_depths(m, replicas)
+            return tuple(
+                min(depth + assignment.extra_depth, -(-m // count))
+                for depth, count in zip(own, replicas, strict=True)
+            )
+        return tuple(
+            in_flight(self.schedule, stage, len(replicas), m, replicas=replicas,
+                      chunks=assignment.chunks)
+            for stage in range(len(replicas))
+        )  # fmt: skip
+
+    def link(self, assignment: Assignment, stage: int) -> tuple[int, LinkLevel]:
+        """The level between a stage and the next one."""
+        one, other = assignment.classes[stage], assignment.classes[stage + 1]
+        if one != other:
+            level = self.devices.level_between(one, other)
+        else:
+            first = assignment.ends[stage] - 1
+            second = assignment.ends[stage + 1] - assignment.replicas[stage + 1]
+            level = self.devices.classes[one].level_of(first, second)
+        return level, self.devices.levels[level]
+
+    def stages(self, assignment: Assignment) -> tuple[StagePrice, ...]:
+        """The numbers of every stage."""
+        cuts = assignment.cuts
+        costs = self.costs if self.costs.has(cuts) else self._apart(cuts)
+        spans = [(costs.index[first], costs.index[last]) for first, last in pairwise(cuts)]
+        depths = self.depths(assignment)
+        links = []
+        for stage in range(len(spans) - 1):
+            position = spans[stage][1]
+            _, link = self.link(assignment, stage)
+            same = assignment.chunks > 1 and (
+                assignment.device_indices(self.devices, stage)
+                == assignment.device_indices(self.devices, stage + 1)
+            )
+            forward_bytes = 0 if same else int(costs.arriving_bytes[position])
+            backward_bytes = 0 if same else int(costs.returning_bytes[position])
+            links.append(
+                (
+                    forward_bytes, backward_bytes, link.transfer_time_s(forward_bytes),
+                    0.0 if self.only_forward else link.transfer_time_s(backward_bytes),
+                )
+            )  # fmt: skip
+        nothing = (0, 0, 0.0, 0.0)
+        found = []
+        for stage, span in enumerate(spans):
+            before = links[stage - 1] if stage else nothing
+            after = links[stage] if stage + 1 < len(spans) else nothing
+            found.append(self._stage(costs, assignment, stage, span, depths[stage], before, after))
+        return tuple(found)
+
+    def _stage(
+        self,
+        costs: Tables,
+        assignment: Assignment,
+        stage: int,
+        span: tuple[int, int],
+        depth: int,
+        before: tuple[int, int, float, float],
+        after: tuple[int, int, float, float],
+    ) -> StagePrice:
+        entry = self.devices.classes[assignment.classes[stage]]
+        count, again = assignment.replicas[stage], assignment.recompute[stage]
+        forward_s = float(costs.forward_s[span]) / entry.speed
+        backward = float(costs.backward_s[span])
+        if again:
+            backward = backward + float(costs.recompute_s[span])
+        backward_s = backward / entry.speed
+        sync_s = exposed_s = 0.0
+        if count > 1:
+            end = assignment.ends[stage]
+            level = entry.level_of(end - count, end - 1)
+            sync_s = self.devices.cluster.all_reduce_time_s(
+                int(costs.gradients_bytes[span]), count, level, entry.group_sizes
+            )
+            lead_s = float(costs.backward_s[0, span[0]]) if span[0] else 0.0
+            exposed_s = max(0.0, sync_s - lead_s / self.devices.fastest)
+        share = -(-self.num_microbatches // count)
+        return StagePrice(
+            forward_s=forward_s,
+            backward_s=backward_s,
+            send_forward_s=after[2],
+            send_backward_s=before[3],
+            outgoing_s=after[2] + after[3],
+            sync_s=sync_s,
+            exposed_sync_s=exposed_s,
+            microbatches=share,
+            in_flight=depth,
+            memory=self._memory(costs, span, again, depth, share),
+            limit_bytes=entry.limit_bytes,
+            send_forward_bytes=after[0],
+            send_backward_bytes=0 if self.only_forward else before[1],
+            size_bytes=int(costs.weights_bytes[span]) + int(costs.saved_bytes[span]),
+        )
+
+    def _memory(
+        self, costs: Tables, span: tuple[int, int], again: bool, depth: int, share: int
+    ) -> MemoryUse:
+        """Of one replica."""
+        first, last = span
+        workspace = int(costs.workspace_bytes[span])
+        arriving = int(costs.arriving_bytes[first])
+        if self.only_forward:
+            return MemoryUse(
+                weights_bytes=int(costs.weights_bytes[span]),
+                workspace_bytes=workspace,
+                receive_buffers_bytes=arriving,
+            )
+        saved = int(costs.saved_bytes[span])
+        state = OPTIMIZER_BYTES_PER_ELEMENT[self.options.optimizer]
+        returning = int(costs.returning_bytes[last])
+        return MemoryUse(
+            weights_bytes=int(costs.weights_bytes[span]),
+            gradients_bytes=int(costs.gradients_bytes[span]),
+            optimizer_bytes=int(costs.learned_elements[span]) * state,
+            activations_bytes=(int(costs.input_bytes[first]) if again else saved) * depth,
+            workspace_bytes=workspace + (saved if again else 0),
+            receive_buffers_bytes=share * (arriving + returning),
+        )
+
+    def tied_sync_s(self, assignment: Assignment) -> float:
+        """Summing the gradients of weights used by several stages, one after another.
+
+        Each is a ring over its owners, over the slowest level between any two of them.
+        """
+        if self.only_forward:
+            return 0.0
+        total_s = 0.0
+        spans = list(pairwise(assignment.cuts))
+        for parameter in self.costs.tied:
+            owners = [
+                stage
+                for stage, (first, last) in enumerate(spans)
+                if any(first <= layer < last for layer in parameter.layers)
+            ]
+            if len(owners) > 1:
+                link = self.devices.levels[self._slowest(assignment, owners)]
+                total_s += link.all_reduce_time_s(parameter.size_bytes, len(owners))
+        return total_s
+
+    def _slowest(self, assignment: Assignment, owners: list[int]) -> int:
+        """The outermost level between devices of any two of these stages."""
+        level = 0
+        for place, one in enumerate(owners):
+            for other in owners[place + 1 :]:
+                first, second = assignment.classes[one], assignment.classes[other]
+                if first != second:
+                    level = max(level, self.devices.level_between(first, second))
+                    continue
+                starts = [assignment.ends[s] - assignment.replicas[s] for s in (one, other)]
+                ends = [assignment.ends[s] - 1 for s in (one, other)]
+                entry = self.devices.classes[first]
+                level = max(level, entry.level_of(min(starts), max(ends)))
+        return level
+
+    def fits(self, stages: tuple[StagePrice, ...], assignment: Assignment) -> bool:
+        """Whether every device has room for all its stages."""
+        if assignment.chunks == 1:
+            return all(
+                stage.limit_bytes is None or stage.memory.total_bytes <= stage.limit_bytes
+                for stage in stages
+            )
+        held: dict[int, int] = {}
+        limits: dict[int, int | None] = {}
+        for number, stage in enumerate(stages):
+            device = assignment.device_indices(self.devices, number)[0]
+            held[device] = held.get(device, 0) + stage.memory.total_bytes
+            limits[device] = stage.limit_bytes
+        return all(limit is None or held[device] <= limit for device, limit in limits.items())
+
+    def model_s(self, stages: tuple[StagePrice, ...], tied_s: float) -> float:
+        """The closed form of a step (`docs/planner.md`)."""
+        total_s = sum(stage.whole_s for stage in stages)
+        if self.options.schedule == "gpipe":
+            total_s += max((stage.microbatches - 1) * stage.forward_s for stage in stages)
+            total_s += max((stage.microbatches - 1) * stage.backward_s for stage in stages)
+        else:
+            total_s += max((stage.microbatches - 1) * stage.whole_s for stage in stages)
+        return total_s + max(stage.exposed_sync_s for stage in stages) + tied_s
+
+    def value(self, assignment: Assignment, stages: tuple[StagePrice, ...], tied_s: float) -> float:
+        """By the objective asked for."""
+        objective, counts = self.options.objective, assignment.replicas
+        if objective == "throughput":
+            slowest_s = max(
+                stage.whole_s / count for stage, count in zip(stages, counts, strict=True)
+            )
+            sync_s = max(stage.sync_s for stage in stages)
+            return slowest_s + sync_s * (1 / self.options.num_microbatches)
+        if objective == "latency":
+            return sum(stage.forward_s + stage.send_forward_s for stage in stages)
+        if objective == "memory":
+            return float(max(stage.memory.total_bytes for stage in stages))
+        if objective == "devices":
+            return float(sum(counts))
+        if objective == "balance_size":
+            return float(max(stage.size_bytes for stage in stages))
+        if objective == "balance_time":
+            return max(stage.forward_s + stage.backward_s for stage in stages)
+        return self.model_s(stages, tied_s)
+
+    def times(
+        self, assignment: Assignment, stages: tuple[StagePrice, ...], tied_s: float
+    ) -> StageTimes:
+        """What the simulator needs."""
+        forward, backward = self.channels(assignment)
+        return StageTimes(
+            forward_s=[stage.forward_s for stage in stages],
+            backward_s=[stage.backward_s for stage in stages],
+            send_forward_s=[stage.send_forward_s for stage in stages[:-1]],
+            send_backward_s=[stage.send_backward_s for stage in stages[1:]],
+            sync_s=[stage.sync_s for stage in stages],
+            tied_sync_s=tied_s,
+            forward_channel=forward,
+            backward_channel=backward,
+        )
+
+    def channels(self, assignment: Assignment) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shared connection each boundary's messages leave by, -1 for one of their own.
+
+        A group of devices has one connection at a shared level, used by all messages that leave
+        it there; stages spread over several groups are taken to have enough of their own.
+        """
+        if not any(level.shared for level in self.devices.levels):
+            return (), ()
+        forward, backward = [], []
+        for stage in range(assignment.num_stages - 1):
+            level, link = self.link(assignment, stage)
+            for sender, found in ((stage, forward), (stage + 1, backward)):
+                indices = assignment.device_indices(self.devices, sender)
+                inner = self.devices.levels[level - 1].group_size if level else 1
+                groups = {index // inner for index in indices}
+                own = not link.shared or len(groups) > 1
+                cluster = len(self.devices.cluster.devices)
+                found.append(-1 if own else level * cluster + groups.pop())
+        return tuple(forward), tuple(backward)
+
+    def price(self, assignment: Assignment) -> Priced:
+        """All numbers of a plan.
+
+        Raises:
+            InvalidInput: The schedule does not take these stages or replicas.
+        """
+        stages = self.stages(assignment)
+        tied_s = self.tied_sync_s(assignment)
+        step_s, bubble = step_time(
+            self.schedule,
+            self.times(assignment, stages, tied_s),
+            self.num_microbatches,
+            assignment.replicas,
+            [stage.in_flight for stage in stages] if self.schedule == "1f1b" else (),
+            assignment.chunks,
+        )
+        value = self.value(assignment, stages, tied_s)
+        if self.options.objective == "step_time" and self.schedule not in CLOSED_FORM:
+            value = step_s
+        forward, backward = self.channels(assignment)
+        return Priced(
+            assignment=assignment,
+            stages=stages,
+            tied_sync_s=tied_s,
+            value=value,
+            model_s=self.model_s(stages, tied_s),
+            step_time_s=step_s,
+            bubble_fraction=bubble,
+            forward_channels=forward,
+            backward_channels=backward,
+        )
+
+    def priced_if_usable(self, assignment: Assignment | None) -> Priced | None:
+        """The same, `None` where it does not fit or the schedule refuses it."""
+        if assignment is None:
+            return None
+        try:
+            if not self.fits(self.stages(assignment), assignment):
+                return None
+            return self.price(assignment)
+        except InvalidInput:
+            return None
+
+    def least_step_s(self, stages: tuple[StagePrice, ...], tied_s: float) -> float:
+        """A bound that the simulated step of a plan cannot beat, in O(stages)."""
+        total_s = sum(stage.whole_s for stage in stages)
+        front_s = bound_s = 0.0
+        for stage in stages:
+            bound_s = max(
+                bound_s,
+                front_s + stage.microbatches * (stage.forward_s + stage.backward_s),
+            )
+            front_s += stage.forward_s + stage.send_forward_s
+        return max(bound_s, total_s) + tied_s

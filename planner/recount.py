@@ -100,7 +100,7 @@ class Split:
 
     def send_backward(self, stage: int) -> tuple[int, float]:
         """Bytes and time of the gradients sent to the previous stage."""
-        if stage == 0:
+        if stage == 0 or self.only_forward:
             return 0, 0.0
         size = self.profile.boundaries[self.layers(stage)[0] - 1].backward_bytes
         return size, self._link(stage - 1, stage).transfer_time_s(size)
@@ -196,8 +196,8 @@ class Split:
             return max(sum(self.work_s(stage)) for stage in stages)
         if name == "balance_size":
             return max(self._size_bytes(stage) for stage in stages)
-        if name == "pipedream":
-            raise InvalidInput("PipeDream's objective is not counted again here")
+        if name == "step_time" and self.options.schedule not in CLOSED_FORM_DEPTH:
+            return self.step_time_s()
         return self.step_model_s()
 
     def bound_s(self) -> float:
@@ -231,7 +231,9 @@ class Split:
             times,
             1 if self.only_forward else options.num_microbatches,
             [self.replicas(stage) for stage in stages],
-            [self.in_flight(stage) for stage in stages] if options.schedule == "1f1b" else (),
+            [self.in_flight(stage) for stage in stages]
+            if options.schedule == "1f1b" and not self.only_forward
+            else (),
             self.chunks,
         )[0]
 

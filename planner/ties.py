@@ -8,7 +8,8 @@ from itertools import pairwise, product
 import numpy as np
 from numpy.typing import NDArray
 
-from .cost import StageCosts
+from .classes import Devices
+from .cost import Tables
 
 MAX_PATTERNS = 32
 """How many ways to spread tied weights are tried apart; beyond, the bound leaves ties out."""
@@ -30,7 +31,7 @@ class TiePattern:
 
     def allows(self, first: NDArray[np.intp], last: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Which intervals [first, last) respect the pattern."""
-        mask = np.ones(len(first), dtype=np.bool_)
+        mask = np.ones(np.broadcast_shapes(first.shape, last.shape), dtype=np.bool_)
         for left, right in self.together:
             mask &= ((first <= left) & (left < last)) == ((first <= right) & (right < last))
         for left, right in self.apart:
@@ -38,7 +39,7 @@ class TiePattern:
         return mask
 
 
-def tie_patterns(costs: StageCosts) -> list[TiePattern]:
+def tie_patterns(tables: Tables, devices: Devices) -> list[TiePattern]:
     """Every way to spread the tied weights over stages, the cheapest first.
 
     Weights used by the same layers move together. Where there are more than `MAX_PATTERNS`
@@ -46,7 +47,7 @@ def tie_patterns(costs: StageCosts) -> list[TiePattern]:
     `least_sync_s` a lower bound.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
-    for parameter in costs.tied:
+    for parameter in tables.tied:
         groups.setdefault(parameter.layers, []).append(parameter.size_bytes)
     told_apart: list[tuple[int, ...]] = []
     ways = 1
@@ -58,12 +59,12 @@ def tie_patterns(costs: StageCosts) -> list[TiePattern]:
         [(layers, split) for split in product((False, True), repeat=len(layers) - 1)]
         for layers in told_apart
     ]
-    patterns = [_pattern(costs, groups, choice) for choice in product(*choices)]
+    patterns = [_pattern(devices, groups, choice) for choice in product(*choices)]
     return sorted(patterns, key=lambda pattern: pattern.least_sync_s)
 
 
 def _pattern(
-    costs: StageCosts,
+    devices: Devices,
     groups: dict[tuple[int, ...], list[int]],
     choice: tuple[tuple[tuple[int, ...], tuple[bool, ...]], ...],
 ) -> TiePattern:
@@ -74,13 +75,13 @@ def _pattern(
         for pair, is_cut in zip(pairwise(layers), split, strict=True):
             (apart if is_cut else together).append(pair)
         for size_bytes in groups[layers]:
-            least_sync_s += _least_sync_s(costs, size_bytes, 1 + sum(split))
+            least_sync_s += _least_sync_s(devices, size_bytes, 1 + sum(split))
     return TiePattern(tuple(together), tuple(apart), least_sync_s)
 
 
-def _least_sync_s(costs: StageCosts, size_bytes: int, num_owners: int) -> float:
+def _least_sync_s(devices: Devices, size_bytes: int, num_owners: int) -> float:
     """Over the fastest link that could join the owners."""
-    links = costs.cluster.levels
+    links = devices.cluster.levels
     if num_owners < 2 or not links:
         return 0.0
     return min(link.all_reduce_time_s(size_bytes, num_owners) for link in links)

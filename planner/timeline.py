@@ -26,6 +26,8 @@ def plan_timeline(plan: Plan) -> Timeline:
             0 if stage.recompute == "never" else stage.memory.workspace_bytes for stage in stages
         ],
         sync_s=[stage.sync_time_s for stage in stages],
+        forward_channel=plan.forward_channels,
+        backward_channel=plan.backward_channels,
     )
     schedule = make_schedule(
         plan.schedule,
