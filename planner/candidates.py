@@ -1,0 +1,129 @@
+"""Plans worth simulating beside those the search finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from .assignment import Assignment, Cuts, cuts_of, in_device_order, placed
+from .balance import balance
+from .cost import Tables
+from .price import Pricer
+
+MAX_GRIDS = 12
+"""Uniform grids tried of those whose closed form promises most; all of them if there are few."""
+
+
+def equal_layers(num_layers: int, num_stages: int) -> Cuts:
+    """Layer counts that differ by at most one, the larger ones in front."""
+    each, more = divmod(num_layers, num_stages)
+    return cuts_of([each + (stage < more) for stage in range(num_stages)])
+
+
+def even_times(costs: Tables, num_stages: int) -> Cuts | None:
+    """The cuts whose slowest stage is fastest, communication and memory left aside."""
+    if num_stages > costs.num_atoms:
+        return None
+    work = costs.forward_s + costs.backward_s
+    atoms = [float(work[index, index + 1]) for index in range(costs.num_atoms)]
+    blocks = cuts_of(balance(atoms, num_stages))
+    return tuple(costs.positions[block] for block in blocks)
+
+
+def stage_counts(pricer: Pricer) -> range:
+    """Numbers of stages that devices, cuts and options allow."""
+    options, costs = pricer.options, pricer.costs
+    most = min(costs.num_atoms, len(pricer.devices.cluster.devices))
+    if options.max_stages is not None:
+        most = min(most, options.max_stages)
+    if options.schedule == "1f1b" and not pricer.only_forward:
+        most = min(most, options.num_microbatches)
+    if options.num_stages is not None:
+        most = min(most, options.num_stages)
+        return range(options.num_stages, most + 1)
+    return range(1, most + 1)
+
+
+def grids(pricer: Pricer) -> Iterator[Assignment]:
+    """Equal replicas for every stage, on even times and on equal layer counts.
+
+    Stages that do not fit are recomputed where that is allowed.
+    """
+    for num_stages, replicas in _promising(pricer):
+        cuts = {equal_layers(len(pricer.costs.profile.layers), num_stages)}
+        even = even_times(pricer.costs, num_stages)
+        if even:
+            cuts.add(even)
+        for entry in sorted(cuts):
+            if pricer.costs.has(entry):
+                yield from _on_devices(pricer, entry, [replicas] * num_stages)
+
+
+def _promising(pricer: Pricer) -> list[tuple[int, int]]:
+    """Numbers of stages and replicas, those of the least even step first."""
+    options, costs = pricer.options, pricer.costs
+    total = len(pricer.devices.cluster.devices)
+    work_s = float(costs.forward_s[0, -1] + costs.backward_s[0, -1])
+    m = pricer.num_microbatches
+    most = 1 if pricer.only_forward else min(options.max_replicas or total, m)
+    scored = []
+    for num_stages in stage_counts(pricer):
+        counts = {min(most, total // num_stages), 1}
+        if total <= 2 * MAX_GRIDS:
+            counts |= set(range(1, min(most, total // num_stages) + 1))
+        for count in counts:
+            share = -(-m // count)
+            scored.append((work_s + (share - 1) * work_s / num_stages, num_stages, count))
+    scored.sort()
+    few = len(scored) <= 6 * MAX_GRIDS
+    return [(stages, count) for _, stages, count in (scored if few else scored[:MAX_GRIDS])]
+
+
+def _on_devices(pricer: Pricer, cuts: Cuts, replicas: Sequence[int]) -> Iterator[Assignment]:
+    """On every class of devices alone, and with one device a stage in the cluster's order."""
+    devices = pricer.devices
+    for number in range(min(len(devices.classes), 4)):
+        found = placed(cuts, replicas, devices, class_index=number)
+        if found is not None:
+            yield with_recompute(pricer, found)
+    if len(devices.classes) > 1 and max(replicas) == 1:
+        found = in_device_order(cuts, devices)
+        if found is not None:
+            yield with_recompute(pricer, found)
+
+
+def with_recompute(pricer: Pricer, assignment: Assignment) -> Assignment:
+    """Recompute every stage, or those that do not fit, as the options allow."""
+    mode = pricer.options.recompute
+    if mode == "never" or pricer.only_forward:
+        return assignment
+    if mode == "always":
+        return replace(assignment, recompute=(True,) * assignment.num_stages)
+    stages = pricer.stages(assignment)
+    again = tuple(
+        stage.limit_bytes is not None and stage.memory.total_bytes > stage.limit_bytes
+        for stage in stages
+    )
+    return replace(assignment, recompute=again)
+
+
+def deeper(assignment: Assignment, most: int) -> Iterator[Assignment]:
+    """The same with more forwards ahead of the first backward."""
+    extra = 1
+    while extra <= most:
+        yield replace(assignment, extra_depth=extra)
+        extra *= 2
+    if most and most & (most - 1):
+        yield replace(assignment, extra_depth=most)
+
+
+def neighbours(assignment: Assignment, costs: Tables) -> Iterator[Assignment]:
+    """The same with one cut moved to the next position before or behind."""
+    for place in range(1, len(assignment.cuts) - 1):
+        index = costs.index[assignment.cuts[place]]
+        for other in (index - 1, index + 1):
+            layer = costs.positions[other]
+            cuts = (*assignment.cuts[:place], layer, *assignment.cuts[place + 1 :])
+            if all(first < last for first, last in pairwise(cuts)):
+                yield replace(assignment, cuts=cuts)

@@ -1,0 +1,318 @@
+"""Shortest paths over stages that also spend devices and micro-batches in flight: exact.
+
+The planner's core. Stages are chosen from the last to the first; what has been chosen so far is
+a label, and of two labels at the same position one is dropped if the other is at least as good
+in every respect that later choices can notice.
+
+State: at position i, a label (devices used of each class, replicas behind, stages behind, sum of
+weights w), for a way to run layers i .. L - 1.
+Base: at position N, nothing used, w = 0.
+Transition: at position i, for every stage [i, j), class, recomputation, and label at j: the
+fewest replicas r that keep the stage's metrics within their limits and fit its memory; its
+devices are placed in front of those used (`DeviceClass.place`); w grows by the stage's weight
+and by what its cut sends. More replicas than needed are tried only where they change the link
+level of a cut.
+Dominance: labels with equal device residues (so that everything in front can be shifted by whole
+groups), w, devices, replicas and stages each at most the other's.
+With one class and one level that is the recurrence of design section 5.3 with its objective and
+its resource both kept; the sum of replicas decides how many micro-batches are in flight.
+
+O(stages of the profile x labels a position) for each search. This is the resource-constrained
+shortest path problem (Irnich and Desaulniers, "Shortest path problems with resource
+constraints", 2005).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import jit
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+UNLIMITED_BYTES = 2**62
+
+DEPTH_PIPELINE, DEPTH_ALL, DEPTH_ONE = 0, 1, 2
+"""How many micro-batches a replica holds: by the replicas behind it, all it gets, or one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """Every stage a search may choose; E stages, C configurations (class and recomputation).
+
+    Attributes:
+        num_atoms: N; positions are 0 .. N.
+        start: Where the stages that begin at each position start, shape (N + 1,).
+        last: Position each stage ends at, shape (E,), ascending for each first position.
+        config_class: Class of each configuration, shape (C,).
+        config_recompute: Whether it recomputes, shape (C,).
+        weight: What a stage adds to the sum, shape (C, E).
+        first_unit: What its first metric multiplies, shape (C, E).
+        second_unit: What its second metric multiplies, shape (C, E).
+        room: Bytes left for activations and buffers, shape (C, E); -1 where it may not be.
+        saved: Bytes per micro-batch in flight, shape (C, E).
+        gradients: Bytes summed over replicas, shape (E,).
+        arriving: Buffer bytes per micro-batch in front, shape (N + 1,).
+        returning: Buffer bytes per micro-batch behind, shape (N + 1,).
+        stage_number: Number from the end (1 is the last stage) a stage must have, 0 for any,
+            shape (E,).
+        offset: What the first metric adds, by first position, shape (N + 1,).
+        lead: Time that hides gradient summing, by first position, shape (N + 1,).
+        weight_link: What a cut adds to the weight, by level and position, shape (levels, N + 1).
+        metric_link: What it adds to the first unit, shape (levels, N + 1).
+    """
+
+    num_atoms: int
+    start: Integers
+    last: Integers
+    config_class: Integers
+    config_recompute: Integers
+    weight: Floats
+    first_unit: Floats
+    second_unit: Floats
+    room: Integers
+    saved: Integers
+    gradients: Integers
+    arriving: Integers
+    returning: Integers
+    stage_number: Integers
+    offset: Floats
+    lead: Floats
+    weight_link: Floats
+    metric_link: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """The classes of devices and the link levels, as arrays; K classes.
+
+    Attributes:
+        total: Devices of each class, shape (K,).
+        groups: See `DeviceClass.group_sizes`, shape (K, levels).
+        between: Level between two classes, shape (K, K).
+        speed: Relative to the slowest class, shape (K,).
+        latency: Of each level, shape (levels,).
+        bandwidth: Of an all-reduce at each level, shape (levels,).
+        granule: Replicas beyond this many come in multiples of it; 0 where they need not.
+    """
+
+    total: Integers
+    groups: Integers
+    between: Integers
+    speed: Floats
+    latency: Floats
+    bandwidth: Floats
+    granule: int
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What metrics mean and what limits a search.
+
+    The first metric of a stage with n micro-batches a replica is offset + (n - spared) x unit;
+    divided by its replicas instead of multiplied where ``per_replica``.
+    """
+
+    num_microbatches: int
+    depth: int = DEPTH_PIPELINE
+    spared: int = 1
+    per_replica: bool = False
+    sync_scale: float = 1.0
+    max_replicas: int = 2**30
+    num_stages: int = 0
+    max_stages: int = 0
+    max_ranks: int = 2**40
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one search: the largest metrics allowed, and what w may not exceed.
+
+    ``quantum`` 0 compares weights exactly; a positive one only to that many seconds, which loses
+    at most one quantum a stage; infinity not at all.
+    """
+
+    first: float = np.inf
+    second: float = np.inf
+    sync: float = np.inf
+    weight: float = np.inf
+    quantum: float = 0.0
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One stage of a path: positions, configuration, replicas and where its devices end."""
+
+    first: int
+    last: int
+    config: int
+    replicas: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """A path from position 0 to N.
+
+    Attributes:
+        hops: Stages, the front one first.
+        weight: Sum of their weights and cuts.
+        used: Devices used up, idle ones between included, by class.
+    """
+
+    hops: tuple[Hop, ...]
+    weight: float
+    used: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a search found.
+
+    Attributes:
+        best: The path of least weight, if there is any.
+        others: Every other path that is not dominated, by fewest devices.
+        next_first: Least value above its limit the first metric of a refused stage has; below
+            it no other path appears.
+        complete: Whether it finished; if not, nothing can be concluded from an empty ``best``.
+    """
+
+    best: Found | None
+    others: tuple[Found, ...] = ()
+    next_first: float = np.inf
+    next_second: float = np.inf
+    next_sync: float = np.inf
+    complete: bool = True
+    labels: int = 0
+
+
+@dataclass(eq=False)
+class LabelStore:
+    """Labels as columns, all positions one after another."""
+
+    used: Integers
+    replicas: Integers
+    stages: Integers
+    weight: Floats
+    bucket: Floats
+    key: Integers
+    parent: Integers
+    move: Integers
+    config: Integers
+    count: Integers
+    end: Integers
+    begin: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    finish: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+
+def search(
+    moves: Moves,
+    machine: Machine,
+    rules: Rules,
+    limits: Limits,
+    *,
+    budget: int = 2**62,
+    paths: int = 1,
+) -> Outcome:
+    """The path of least weight whose every stage keeps the limits.
+
+    Args:
+        moves: Stages to choose from.
+        machine: Devices to place them on.
+        rules: Meaning of metrics, depth, and how many stages and replicas are allowed.
+        limits: Of this search.
+        budget: Labels to look at before giving up.
+        paths: How many paths to report at most.
+    """
+    store, nexts, complete = _run_for(moves)(moves, machine, rules, limits, budget, False)
+    if not complete:
+        return Outcome(None, complete=False)
+    found = _paths(store, moves, paths)
+    return Outcome(
+        best=found[0] if found else None,
+        others=tuple(found[1:]),
+        next_first=float(nexts[0]),
+        next_second=float(nexts[1]),
+        next_sync=float(nexts[2]),
+        labels=len(store.weight),
+    )
+
+
+Run = Callable[[Moves, Machine, Rules, Limits, int, bool], tuple["LabelStore", Floats, bool]]
+
+
+def _run_for(moves: Moves) -> Run:
+    """Compiled or numpy, whichever suits a problem of this size."""
+    if jit.worthwhile(len(moves.last) * len(moves.config_class) * 50):
+        from .labels_kernel import run as compiled_run
+
+        return compiled_run
+    from .labels_numpy import run
+
+    return run
+
+
+def relaxed_weight(moves: Moves, machine: Machine, rules: Rules, limits: Limits) -> float:
+    """A bound no path's weight is below, quickly; infinite where there is no path.
+
+    Every stage is counted apart: replicas by its own metrics and by the fewest that can be
+    behind it, no placement, all of them together within the devices by their price.
+    """
+    _, bound, _ = _run_for(moves)(moves, machine, rules, limits, 0, True)
+    return float(bound[0])
+
+
+def empty_store(moves: Moves, machine: Machine) -> LabelStore:
+    """No labels but the one at the end, from which every path starts."""
+    n = moves.num_atoms
+    finish = np.zeros(n + 1, dtype=np.int64)
+    finish[n] = 1
+    return LabelStore(
+        used=np.zeros((1, len(machine.total)), dtype=np.int64),
+        replicas=np.zeros(1, dtype=np.int64),
+        stages=np.zeros(1, dtype=np.int64),
+        weight=np.zeros(1),
+        bucket=np.zeros(1),
+        key=np.zeros(1, dtype=np.int64),
+        parent=np.full(1, -1, dtype=np.int64),
+        move=np.full(1, -1, dtype=np.int64),
+        config=np.full(1, -1, dtype=np.int64),
+        count=np.zeros(1, dtype=np.int64),
+        end=np.zeros(1, dtype=np.int64),
+        begin=np.zeros(n + 1, dtype=np.int64),
+        finish=finish,
+    )
+
+
+def _paths(store: LabelStore, moves: Moves, paths: int) -> list[Found]:
+    """The least weight first, then by fewest devices."""
+    low, high = int(store.begin[0]), int(store.finish[0])
+    if low == high:
+        return []
+    order = sorted(range(low, high), key=lambda index: (float(store.weight[index]), index))
+    rest = sorted(order[1:], key=lambda index: (int(store.used[index].sum()), index))
+    return [_path(store, moves, index) for index in [order[0], *rest][:paths]]
+
+
+def _path(store: LabelStore, moves: Moves, index: int) -> Found:
+    hops = []
+    weight, used = float(store.weight[index]), tuple(int(x) for x in store.used[index])
+    while store.parent[index] >= 0:
+        move = int(store.move[index])
+        first = int(np.searchsorted(moves.start, move, side="right")) - 1
+        hops.append(
+            Hop(
+                first=first,
+                last=int(moves.last[move]),
+                config=int(store.config[index]),
+                replicas=int(store.count[index]),
+                end=int(store.end[index]),
+            )
+        )
+        index = int(store.parent[index])
+    return Found(tuple(hops), weight, used)

@@ -1,0 +1,681 @@
+"""The label search compiled by numba; `labels_numpy` gives the same labels without it.
+
+Imported only where numba is there. The inner functions take plain arrays and numbers, because
+that is what numba compiles; their names are those of `labels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import numba
+import numpy as np
+
+from .labels import (
+    Floats,
+    Integers,
+    LabelStore,
+    Limits,
+    Machine,
+    Moves,
+    Rules,
+    empty_store,
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Machine code for a function, kept between runs where there is a place to keep it."""
+    made: Callable[P, R]
+    try:
+        made = numba.njit(cache=True)(function)
+    except RuntimeError:  # nowhere to keep the cache: a read-only home
+        made = numba.njit(function)
+    return made
+
+
+def run(
+    moves: Moves,
+    machine: Machine,
+    rules: Rules,
+    limits: Limits,
+    budget: int,
+    relaxed_only: bool = False,
+) -> tuple[LabelStore, Floats, bool]:
+    """See `labels.search`: all labels, the least values beyond the limits, whether complete."""
+    numbers = np.array(
+        [
+            rules.num_microbatches, rules.depth, rules.max_ranks, rules.spared,
+            int(rules.per_replica), rules.max_replicas, rules.num_stages, rules.max_stages, budget,
+        ],
+        dtype=np.int64,
+    )  # fmt: skip
+    reals = np.array(
+        [
+            limits.first, limits.second, limits.sync, limits.weight, limits.quantum,
+            rules.sync_scale, float((machine.total * machine.speed).sum()),
+        ]
+    )  # fmt: skip
+    nexts = np.full(3, np.inf)
+    alive, before, demand, least, mixed, price = _reduce(
+        moves.num_atoms, moves.start, moves.last, moves.config_class, moves.weight,
+        moves.first_unit, moves.second_unit, moves.room, moves.saved, moves.arriving,
+        moves.returning, moves.offset, moves.weight_link, moves.metric_link, machine.total,
+        machine.granule, machine.speed, numbers, reals, nexts,
+    )  # fmt: skip
+    if relaxed_only:
+        return empty_store(moves, machine), np.array([least]), True
+    arc_start, arc_config, arc_move = _arcs(moves.num_atoms, moves.start, alive)
+    columns = _search(
+        moves.num_atoms, arc_start, arc_config, arc_move, moves.last, moves.config_class,
+        moves.weight, moves.first_unit, moves.second_unit, moves.room, moves.saved,
+        moves.gradients, moves.arriving, moves.returning, moves.stage_number, moves.offset,
+        moves.lead, before, moves.weight_link, moves.metric_link, demand, mixed, price,
+        machine.total, machine.groups, machine.between, machine.speed, machine.latency,
+        machine.bandwidth, numbers, reals, nexts,
+    )  # fmt: skip
+    return LabelStore(*columns[:-1]), nexts, bool(columns[-1])
+
+
+@compiled
+def _place(groups: Integers, total: int, end: int, replicas: int) -> int:
+    """`DeviceClass.place`."""
+    settled = False
+    while not settled:
+        settled = True
+        for level in range(len(groups) - 1):
+            size = groups[level]
+            if replicas <= size:
+                if (end - 1) // size != (end - replicas) // size:
+                    end = end // size * size
+                    settled = False
+                break
+            if end == total and (end - replicas) % size == 0:
+                continue
+            if end % size != 0:
+                end = end // size * size
+                settled = False
+            if replicas % size != 0:
+                return -1
+        if end < replicas:
+            return -1
+    return end
+
+
+@compiled
+def _level_of(groups: Integers, first: int, last: int) -> int:
+    for level in range(len(groups)):
+        if first // groups[level] == last // groups[level]:
+            return level
+    return len(groups) - 1
+
+
+@compiled
+def _next_count(groups: Integers, total: int, at_end: bool, needed: int, count: int) -> int:
+    """The next number of replicas to try after ``count``; -1 if none."""
+    levels = len(groups)
+    if levels == 1:
+        return -1
+    inner = 1
+    for level in range(levels - 1):
+        size = groups[level]
+        if count < size:
+            return (count // inner + 1) * inner
+        inner = size
+    whole = (needed + inner - 1) // inner * inner
+    if count < whole:
+        return whole
+    if at_end and total % inner != 0 and count % inner == 0:
+        tail = total - (total - needed) // inner * inner
+        if tail > count:
+            return tail
+    return -1
+
+
+@compiled
+def _all_reduce(
+    size: int, ranks: int, level: int, latency: Floats, bandwidth: Floats, sizes: Integers
+) -> float:
+    """`Cluster.all_reduce_time_s`."""
+    time_s = 0.0
+    inner = 1
+    for index in range(level + 1):
+        members = ranks
+        if index != level:
+            members = min(ranks, sizes[index] // inner)
+        if members >= 2 and size > 0:
+            time_s += 2 * (members - 1) * (latency[index] + size / members / bandwidth[index])
+        size = (size + members - 1) // members
+        ranks = (ranks + members - 1) // members
+        inner = sizes[index]
+    return time_s
+
+
+@compiled
+def _replicas_for(
+    unit: float, limit: float, offset: float, spared: int, per_replica: int, m: int, nexts: Floats,
+    which: int,
+) -> int:  # fmt: skip
+    """Fewest replicas that keep a metric within its limit; -1 if none do.
+
+    The least value above the limit that fewer replicas would have goes to ``nexts``.
+    """
+    if limit == np.inf:
+        return 1
+    if per_replica:
+        if unit <= limit:
+            return 1
+        if limit <= 0:
+            nexts[which] = min(nexts[which], unit / m)
+            return -1
+        count = int(np.ceil(unit / limit))
+        while unit / count > limit:
+            count += 1
+        while count > 1 and unit / (count - 1) <= limit:
+            count -= 1
+        nexts[which] = min(nexts[which], unit / (count - 1))
+        return count
+    if offset + (m - spared) * unit <= limit:
+        return 1
+    if unit <= 0 or limit < offset:
+        nexts[which] = min(nexts[which], offset + (1 - spared) * unit)
+        return -1
+    most = int((limit - offset) / unit) + spared
+    most = max(min(most, m - 1), 0)
+    while most < m and offset + (most + 1 - spared) * unit <= limit:
+        most += 1
+    while most > 0 and offset + (most - spared) * unit > limit:
+        most -= 1
+    nexts[which] = min(nexts[which], offset + (most + 1 - spared) * unit)
+    if most < 1:
+        return -1
+    return (m + most - 1) // most
+
+
+@compiled
+def _needed(
+    unit: float, second: float, limit: float, second_limit: float, offset: float, spared: int,
+    per_replica: int, m: int, nexts: Floats,
+) -> int:  # fmt: skip
+    """Fewest replicas that keep both metrics within their limits; -1 if none do."""
+    count = _replicas_for(unit, limit, offset, spared, per_replica, m, nexts, 0)
+    if second > 0:
+        other = _replicas_for(second, second_limit, 0.0, spared, per_replica, m, nexts, 1)
+        count = -1 if min(count, other) < 0 else max(count, other)
+    return count
+
+
+@compiled
+def _raised(
+    need: int, most: int, behind: int, room: int, saved: int, buffer: int, m: int, depth: int
+) -> int:  # fmt: skip
+    """Fewest replicas, at least ``need``, that fit the memory; -1 if not even ``most`` do."""
+    if need > most:
+        return -1
+    if _fits(need, behind, room, saved, buffer, m, depth):
+        return need
+    if not _fits(most, behind, room, saved, buffer, m, depth):
+        return -1
+    low, high = need, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _fits(middle, behind, room, saved, buffer, m, depth):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+@compiled
+def _fits(count: int, behind: int, room: int, saved: int, buffer: int, m: int, depth: int) -> bool:
+    """Whether a stage of so many replicas fits its devices."""
+    share = (m + count - 1) // count
+    held = 1
+    if depth == 0:
+        held = min(share, (behind + count + count - 1) // count)
+    elif depth == 1:
+        held = share
+    else:
+        share = 1
+    return bool(room - share * buffer - held * saved >= 0)
+
+
+@compiled
+def _reduce(
+    num_atoms, start, last, config_class, weight, first_unit, second_unit, room, saved, arriving,
+    returning, offset, weight_link, metric_link, total, granule, speed, numbers, reals, nexts,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """See `labels.Reduced`."""
+    m, depth, _, spared, per_replica, max_replicas = (
+        numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5],
+    )  # fmt: skip
+    limit_first, limit_second, limit_weight, power = reals[0], reals[1], reals[3], reals[6]
+    num_configs, num_moves = weight.shape
+    levels = metric_link.shape[0]
+    count = np.full((num_configs, num_moves), -1, dtype=np.int64)
+    cost = np.zeros((num_configs, num_moves))
+    behind = np.full(num_atoms + 1, 2**40, dtype=np.int64)
+    behind[num_atoms] = 0
+    for i in range(num_atoms - 1, -1, -1):
+        for c in range(num_configs):
+            k = config_class[c]
+            for e in range(start[i], start[i + 1]):
+                j = last[e]
+                if room[c, e] < 0:
+                    continue
+                need = -1
+                link = np.inf
+                for level in range(1 if j == num_atoms else levels):
+                    one = _needed(
+                        first_unit[c, e] + metric_link[level, j], second_unit[c, e], limit_first,
+                        limit_second, offset[i], spared, per_replica, m, nexts,
+                    )  # fmt: skip
+                    if one > 0 and (need < 0 or one < need):
+                        need = one
+                    link = min(link, weight_link[level, j])
+                if need < 0 or behind[j] >= 2**40:
+                    continue
+                need = _raised(
+                    need, min(total[k], max_replicas, m), behind[j], room[c, e], saved[c, e],
+                    arriving[i] + returning[j], m, depth,
+                )  # fmt: skip
+                if need < 0:
+                    continue
+                count[c, e] = need
+                if granule > 0 and need > granule:
+                    count[c, e] = (need + granule - 1) // granule * granule
+                cost[c, e] = weight[c, e] + link
+                behind[i] = min(behind[i], need + behind[j])
+    price = 0.0
+    best_price = 0.0
+    alive = np.zeros((num_configs, num_moves), dtype=np.bool_)
+    front_weight = np.zeros(num_atoms + 1)
+    front_power = np.zeros(num_atoms + 1)
+    back_weight = np.zeros(num_atoms + 1)
+    back_power = np.zeros(num_atoms + 1)
+    if behind[0] >= 2**40:
+        return alive, front_weight, front_power, np.inf, front_weight, 0.0
+    _sweep(num_atoms, start, last, config_class, count, cost, speed, 1.0, 0.0, front_weight,
+           back_weight)  # fmt: skip
+    _sweep(num_atoms, start, last, config_class, count, cost, speed, 0.0, 1.0, front_power,
+           back_power)  # fmt: skip
+    mixed_front = np.zeros(num_atoms + 1)
+    mixed_back = np.zeros(num_atoms + 1)
+    slack = power * (1 + 1e-9) + 1e-9
+    if back_power[0] > slack:
+        return alive, front_weight, front_power, np.inf, front_weight, 0.0
+    least = back_weight[0]
+    light, light_power = _trace(num_atoms, start, last, config_class, count, cost, speed, 1.0, 0.0,
+                                back_weight)  # fmt: skip
+    heavy, heavy_power = _trace(num_atoms, start, last, config_class, count, cost, speed, 0.0, 1.0,
+                                back_power)  # fmt: skip
+    if light_power > power:
+        for _ in range(6):  # Handler and Zang's secant on the price of a device
+            if light_power <= heavy_power:
+                break
+            price = (heavy - light) / (light_power - heavy_power)
+            if price <= 0:
+                break
+            best_price = price
+            _sweep(num_atoms, start, last, config_class, count, cost, speed, 1.0, price,
+                   mixed_front, mixed_back)  # fmt: skip
+            least = max(least, mixed_back[0] - price * slack)
+            w, p = _trace(num_atoms, start, last, config_class, count, cost, speed, 1.0, price,
+                          mixed_back)  # fmt: skip
+            if mixed_back[0] >= (light + price * light_power) * (1 - 1e-12):
+                break
+            if p <= power:
+                heavy, heavy_power = w, p
+            else:
+                light, light_power = w, p
+    for i in range(num_atoms):
+        for c in range(num_configs):
+            for e in range(start[i], start[i + 1]):
+                if count[c, e] < 0:
+                    continue
+                j = last[e]
+                r = count[c, e] * speed[config_class[c]]
+                keep = front_power[i] + r + back_power[j] <= slack
+                keep = keep and not front_weight[i] + cost[c, e] + back_weight[j] > limit_weight
+                if keep and best_price > 0:
+                    keep = not (
+                        mixed_front[i] + (cost[c, e] + best_price * r) + mixed_back[j]
+                        > limit_weight + best_price * slack
+                    )
+                alive[c, e] = keep
+    return alive, front_weight, front_power, least, mixed_front, best_price
+
+
+@compiled
+def _sweep(
+    num_atoms, start, last, config_class, count, cost, speed, of_weight, of_power, front, back,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """Cheapest ways from position 0 and to position N, resources left aside."""
+    front[:] = np.inf
+    back[:] = np.inf
+    front[0] = 0.0
+    back[num_atoms] = 0.0
+    for i in range(num_atoms):
+        if front[i] < np.inf:
+            for c in range(len(config_class)):
+                for e in range(start[i], start[i + 1]):
+                    if count[c, e] >= 0:
+                        step = of_weight * cost[c, e] + of_power * (
+                            count[c, e] * speed[config_class[c]]
+                        )
+                        front[last[e]] = min(front[last[e]], front[i] + step)
+    for i in range(num_atoms - 1, -1, -1):
+        for c in range(len(config_class)):
+            for e in range(start[i], start[i + 1]):
+                if count[c, e] >= 0:
+                    step = of_weight * cost[c, e] + of_power * (
+                        count[c, e] * speed[config_class[c]]
+                    )
+                    back[i] = min(back[i], step + back[last[e]])
+
+
+@compiled
+def _trace(
+    num_atoms, start, last, config_class, count, cost, speed, of_weight, of_power, back,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """Weight and devices of the cheapest way that `_sweep` found."""
+    i = 0
+    weight = 0.0
+    power = 0.0
+    while i < num_atoms:
+        least = np.inf
+        best_c, best_e = -1, -1
+        for c in range(len(config_class)):
+            for e in range(start[i], start[i + 1]):
+                if count[c, e] >= 0:
+                    step = of_weight * cost[c, e] + of_power * (
+                        count[c, e] * speed[config_class[c]]
+                    )
+                    if step + back[last[e]] < least:
+                        least = step + back[last[e]]
+                        best_c, best_e = c, e
+        weight += cost[best_c, best_e]
+        power += count[best_c, best_e] * speed[config_class[best_c]]
+        i = last[best_e]
+    return weight, power
+
+
+@compiled
+def _arcs(num_atoms, start, alive):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """The stages left, by first position, then configuration, then last position."""
+    total = 0
+    for c in range(alive.shape[0]):
+        for e in range(alive.shape[1]):
+            total += alive[c, e]
+    arc_start = np.zeros(num_atoms + 1, dtype=np.int64)
+    arc_config = np.zeros(total, dtype=np.int64)
+    arc_move = np.zeros(total, dtype=np.int64)
+    size = 0
+    for i in range(num_atoms):
+        arc_start[i] = size
+        for c in range(alive.shape[0]):
+            for e in range(start[i], start[i + 1]):
+                if alive[c, e]:
+                    arc_config[size] = c
+                    arc_move[size] = e
+                    size += 1
+    arc_start[num_atoms] = size
+    return arc_start, arc_config, arc_move
+
+
+@compiled
+def _search(
+    num_atoms, arc_start, arc_config, arc_move, last, config_class, weight, first_unit,
+    second_unit, room, saved, gradients, arriving, returning, stage_number, offset, lead,
+    weight_before, weight_link, metric_link, demand, mixed, price, total, groups, between, speed,
+    latency, bandwidth, numbers, reals, nexts,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    m, depth, max_ranks, spared, per_replica, max_replicas, num_stages, max_stages, budget = (
+        numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6],
+        numbers[7], numbers[8],
+    )  # fmt: skip
+    limit_first, limit_second, limit_sync, limit_weight, quantum, sync_scale, power = (
+        reals[0], reals[1], reals[2], reals[3], reals[4], reals[5], reals[6],
+    )  # fmt: skip
+    limit_mixed = limit_weight + price * (power * (1 + 1e-9) + 1e-9)
+    num_classes, levels = groups.shape
+    residue = np.ones(num_classes, dtype=np.int64)
+    if levels > 1:
+        for k in range(num_classes):
+            residue[k] = groups[k, levels - 2]
+    with_class = num_classes > 1 and levels > 1
+
+    capacity = 1024
+    used = np.zeros((capacity, num_classes), dtype=np.int64)
+    behind = np.zeros(capacity, dtype=np.int64)
+    stages = np.zeros(capacity, dtype=np.int64)
+    total_weight = np.zeros(capacity)
+    bucket = np.zeros(capacity)
+    key = np.zeros(capacity, dtype=np.int64)
+    parent = np.full(capacity, -1, dtype=np.int64)
+    move = np.full(capacity, -1, dtype=np.int64)
+    config = np.full(capacity, -1, dtype=np.int64)
+    count_of = np.zeros(capacity, dtype=np.int64)
+    end_of = np.zeros(capacity, dtype=np.int64)
+    begin = np.zeros(num_atoms + 1, dtype=np.int64)
+    finish = np.zeros(num_atoms + 1, dtype=np.int64)
+    size = 1
+    begin[num_atoms], finish[num_atoms] = 0, 1
+
+    needed = np.zeros(levels, dtype=np.int64)
+    unused = np.full(3, np.inf)
+    new_used = np.zeros(num_classes, dtype=np.int64)
+    looked = 0
+
+    for i in range(num_atoms - 1, -1, -1):
+        begin[i] = size
+        for arc in range(arc_start[i], arc_start[i + 1]):
+            if True:
+                c, e = arc_config[arc], arc_move[arc]
+                k = config_class[c]
+                j = last[e]
+                if begin[j] == finish[j]:
+                    continue
+                cut_levels = 1 if j == num_atoms else levels
+                possible = False
+                for level in range(cut_levels):
+                    unit = first_unit[c, e] + metric_link[level, j]
+                    needed[level] = _needed(
+                        unit, second_unit[c, e], limit_first, limit_second, offset[i], spared,
+                        per_replica, m, unused,
+                    )  # fmt: skip
+                    if needed[level] > min(max_replicas, total[k]):
+                        needed[level] = -1
+                    if needed[level] > 0:
+                        possible = True
+                if not possible:
+                    continue
+                buffer = arriving[i] + returning[j]
+                for label in range(begin[j], finish[j]):
+                    number = stages[label] + 1
+                    if stage_number[e] > 0 and stage_number[e] != number:
+                        continue
+                    if num_stages > 0 and (
+                        number > num_stages
+                        or (i == 0 and number != num_stages)
+                        or (i > 0 and number == num_stages)
+                    ):
+                        continue
+                    if max_stages > 0 and (number > max_stages or (i > 0 and number == max_stages)):
+                        continue
+                    if total_weight[label] + weight[c, e] + weight_before[i] > limit_weight:
+                        continue
+                    free = total[k] - used[label, k]
+                    left_of = power
+                    for kk in range(num_classes):
+                        left_of -= used[label, kk] * speed[kk]
+                    most = min(free, max_replicas, m, max_ranks - behind[label])
+                    for level in range(cut_levels):
+                        need = needed[level]
+                        if need < 0 or need > most:
+                            continue
+                        if demand[i] + need * speed[k] > left_of * (1 + 1e-9) + 1e-9:
+                            continue
+                        looked += 1
+                        need = _raised(need, most, behind[label], room[c, e], saved[c, e], buffer,
+                                       m, depth)  # fmt: skip
+                        if need < 0:
+                            continue
+                        count = need
+                        while 0 < count <= most:
+                            previous = -1
+                            for pad in range(levels):
+                                begin_at = free
+                                if pad > 0:
+                                    begin_at = free // groups[k, pad - 1] * groups[k, pad - 1]
+                                end = _place(groups[k], total[k], begin_at, count)
+                                usable = end >= 0 and end != previous
+                                previous = end
+                                cut = 0
+                                if usable and j < num_atoms:
+                                    other_class = config_class[config[label]]
+                                    if other_class == k:
+                                        cut = _level_of(groups[k], end - 1, free)
+                                    else:
+                                        cut = between[k, other_class]
+                                    usable = cut == level
+                                if usable and count > 1:
+                                    group = _level_of(groups[k], end - count, end - 1)
+                                    sync = (
+                                        _all_reduce(gradients[e], count, group, latency, bandwidth,
+                                                    groups[k]) * sync_scale - lead[i]
+                                    )  # fmt: skip
+                                    if sync > limit_sync and sync > 0:
+                                        nexts[2] = min(nexts[2], sync)
+                                        usable = False
+                                if usable:
+                                    w = total_weight[label] + (weight[c, e] + weight_link[cut, j])
+                                    usable = not w + weight_before[i] > limit_weight
+                                if usable:
+                                    left = power
+                                    for kk in range(num_classes):
+                                        new_used[kk] = used[label, kk]
+                                    new_used[k] = total[k] - (end - count)
+                                    for kk in range(num_classes):
+                                        left -= new_used[kk] * speed[kk]
+                                    usable = demand[i] <= left * (1 + 1e-9) + 1e-9
+                                    if usable and price > 0:
+                                        usable = not (
+                                            w + price * (power - left) + mixed[i] > limit_mixed
+                                        )
+                                if usable:
+                                    code = 0
+                                    for kk in range(num_classes):
+                                        code = code * residue[kk] + (
+                                            (total[kk] - new_used[kk]) % residue[kk]
+                                        )
+                                    if with_class:
+                                        code = code * num_classes + k
+                                    if num_stages > 0:
+                                        code = code * (num_stages + 1) + number
+                                    step = w
+                                    if quantum > 0:
+                                        step = 0.0 if quantum == np.inf else np.floor(w / quantum)
+                                    q = behind[label] + count
+                                    # dropped where another label is at least as good
+                                    keep = True
+                                    target = begin[i]
+                                    for other in range(begin[i], size):
+                                        if keep and key[other] == code:
+                                            worse = (
+                                                bucket[other] <= step
+                                                and behind[other] <= q
+                                                and (max_stages == 0 or stages[other] <= number)
+                                            )
+                                            better = (
+                                                bucket[other] >= step
+                                                and behind[other] >= q
+                                                and (max_stages == 0 or stages[other] >= number)
+                                            )
+                                            for kk in range(num_classes):
+                                                if used[other, kk] > new_used[kk]:
+                                                    worse = False
+                                                elif used[other, kk] < new_used[kk]:
+                                                    better = False
+                                            if worse and better:  # equal: the smaller weight stays
+                                                if total_weight[other] <= w:
+                                                    better = False
+                                                else:
+                                                    worse = False
+                                            if worse:
+                                                keep = False
+                                                if target == other:
+                                                    target = size
+                                                    break
+                                            elif better:
+                                                continue
+                                        if target != other:
+                                            for kk in range(num_classes):
+                                                used[target, kk] = used[other, kk]
+                                            behind[target] = behind[other]
+                                            stages[target] = stages[other]
+                                            total_weight[target] = total_weight[other]
+                                            bucket[target] = bucket[other]
+                                            key[target] = key[other]
+                                            parent[target] = parent[other]
+                                            move[target] = move[other]
+                                            config[target] = config[other]
+                                            count_of[target] = count_of[other]
+                                            end_of[target] = end_of[other]
+                                        target += 1
+                                    size = target
+                                    if keep:
+                                        if size == capacity:
+                                            capacity *= 2
+                                            used = _longer_rows(used, capacity)
+                                            behind = _longer(behind, capacity)
+                                            stages = _longer(stages, capacity)
+                                            total_weight = _longer(total_weight, capacity)
+                                            bucket = _longer(bucket, capacity)
+                                            key = _longer(key, capacity)
+                                            parent = _longer(parent, capacity)
+                                            move = _longer(move, capacity)
+                                            config = _longer(config, capacity)
+                                            count_of = _longer(count_of, capacity)
+                                            end_of = _longer(end_of, capacity)
+                                        for kk in range(num_classes):
+                                            used[size, kk] = new_used[kk]
+                                        behind[size] = q
+                                        stages[size] = number
+                                        total_weight[size] = w
+                                        bucket[size] = step
+                                        key[size] = code
+                                        parent[size] = label
+                                        move[size] = e
+                                        config[size] = c
+                                        count_of[size] = count
+                                        end_of[size] = end
+                                        size += 1
+                            count = _next_count(
+                                groups[k], total[k], used[label, k] == 0, need, count
+                            )
+        finish[i] = size
+        if looked > budget:
+            break
+    return (
+        used[:size], behind[:size], stages[:size], total_weight[:size], bucket[:size], key[:size],
+        parent[:size], move[:size], config[:size], count_of[:size], end_of[:size], begin, finish,
+        looked <= budget,
+    )  # fmt: skip
+
+
+@compiled
+def _longer(column, capacity):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    longer = np.zeros(capacity, dtype=column.dtype)
+    longer[: len(column)] = column
+    return longer
+
+
+@compiled
+def _longer_rows(rows, capacity):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    longer = np.zeros((capacity, rows.shape[1]), dtype=rows.dtype)
+    longer[: len(rows)] = rows
+    return longer

@@ -1,0 +1,718 @@
+"""The label search without numba: the same labels, a position at a time with numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .labels import (
+    DEPTH_ALL,
+    DEPTH_PIPELINE,
+    Floats,
+    Integers,
+    LabelStore,
+    Limits,
+    Machine,
+    Moves,
+    Rules,
+    empty_store,
+)
+
+Mask = NDArray[np.bool_]
+
+FAR = 2**40
+"""More replicas than anyone has: the count of a stage that cannot be."""
+
+
+def run(
+    moves: Moves,
+    machine: Machine,
+    rules: Rules,
+    limits: Limits,
+    budget: int,
+    relaxed_only: bool = False,
+) -> tuple[LabelStore, Floats, bool]:
+    """See `labels.search`: all labels, the least values beyond the limits, whether complete."""
+    needs = Needs(moves, rules, limits)
+    reduced = reduce(moves, machine, rules, limits, needs)
+    if relaxed_only:
+        return empty_store(moves, machine), np.array([reduced.least_weight]), True
+    return _Run(moves, machine, rules, limits, needs, reduced).labels(budget)
+
+
+@dataclass(eq=False)
+class _Batch:
+    """Candidate labels of one position, as columns; see `LabelStore`."""
+
+    label: Integers
+    move: Integers
+    config: Integers
+    level: Integers
+    count: Integers
+    needed: Integers
+
+    def take(self, mask: Mask | Integers) -> _Batch:
+        return _Batch(
+            self.label[mask], self.move[mask], self.config[mask], self.level[mask],
+            self.count[mask], self.needed[mask],
+        )  # fmt: skip
+
+
+class Needs:
+    """Fewest replicas by the metrics' limits, for many stages at once.
+
+    Attributes:
+        nexts: Least values above the limits that fewer replicas would have.
+    """
+
+    def __init__(self, moves: Moves, rules: Rules, limits: Limits) -> None:
+        self.moves, self.rules, self.limits = moves, rules, limits
+        self.nexts = np.full(3, np.inf)
+
+    def counts(
+        self, offset: Floats | float, config: Integers, move: Integers, levels: Integers
+    ) -> Integers:
+        """`FAR` where no number of replicas will do."""
+        moves, limits = self.moves, self.limits
+        last = moves.last[move]
+        unit = moves.first_unit[config, move] + moves.metric_link[levels, last]
+        offsets = np.broadcast_to(np.asarray(offset, dtype=np.float64), unit.shape)
+        needed = self._replicas_for(unit, limits.first, offsets, 0)
+        second = moves.second_unit[config, move]
+        with_second = second > 0
+        if with_second.any():
+            nothing = np.zeros(int(with_second.sum()))
+            other = self._replicas_for(second[with_second], limits.second, nothing, 1)
+            needed[with_second] = np.maximum(needed[with_second], other)
+        return needed
+
+    def _replicas_for(self, unit: Floats, limit: float, offset: Floats, which: int) -> Integers:
+        """`labels_kernel._replicas_for` for many units."""
+        rules = self.rules
+        m, spared = rules.num_microbatches, rules.spared
+        counts = np.ones(len(unit), dtype=np.int64)
+        if limit == np.inf or not len(unit):
+            return counts
+        if rules.per_replica:
+            return self._replicas_per(unit, limit, which)
+        tight = np.flatnonzero(~(offset + (m - spared) * unit <= limit))
+        x, start = unit[tight], offset[tight]
+        never = (x <= 0) | (limit < start)
+        safe = np.where(x > 0, x, 1.0)
+        most = np.trunc(np.clip((limit - start) / safe, 0.0, float(m))).astype(np.int64) + spared
+        most = np.maximum(np.minimum(most, m - 1), 0)
+        for _ in range(3):
+            most += (most < m) & (start + (most + 1 - spared) * x <= limit)
+        for _ in range(3):
+            most -= (most > 0) & (start + (most - spared) * x > limit)
+        most[never] = 0
+        if len(tight):
+            beyond = start + (most + 1 - spared) * x
+            self.nexts[which] = min(self.nexts[which], float(beyond.min()))
+        counts[tight] = np.where(most < 1, FAR, -(-m // np.maximum(most, 1)))
+        return counts
+
+    def _replicas_per(self, unit: Floats, limit: float, which: int) -> Integers:
+        counts = np.ones(len(unit), dtype=np.int64)
+        tight = np.flatnonzero(~(unit <= limit))
+        x = unit[tight]
+        if not len(tight):
+            return counts
+        if limit <= 0:
+            m = self.rules.num_microbatches
+            self.nexts[which] = min(self.nexts[which], float((x / m).min()))
+            counts[tight] = FAR
+            return counts
+        count = np.ceil(np.minimum(x / limit, float(FAR))).astype(np.int64)
+        for _ in range(3):
+            count += x / count > limit
+        for _ in range(3):
+            count -= (count > 1) & (x / np.maximum(count - 1, 1) <= limit)
+        self.nexts[which] = min(self.nexts[which], float((x / (count - 1)).min()))
+        counts[tight] = count
+        return counts
+
+
+def raised(
+    moves: Moves,
+    rules: Rules,
+    first: int,
+    config: Integers,
+    move: Integers,
+    behind: Integers,
+    need: Integers,
+    most: Integers,
+) -> Integers:
+    """Fewest replicas, at least ``need``, that fit the memory; -1 if not even ``most`` do."""
+    m = rules.num_microbatches
+    buffer = moves.arriving[first] + moves.returning[moves.last[move]]
+    room, saved = moves.room[config, move], moves.saved[config, move]
+
+    def fits(count: Integers) -> Mask:
+        share = -(-m // count)
+        held = np.ones_like(share)
+        if rules.depth == DEPTH_PIPELINE:
+            held = np.minimum(share, -(-(behind + count) // count))
+        elif rules.depth == DEPTH_ALL:
+            held = share
+        else:
+            share = np.ones_like(share)
+        enough: Mask = room - share * buffer - held * saved >= 0
+        return enough
+
+    possible = need <= most
+    good = possible & fits(np.maximum(need, 1))
+    count: Integers = np.where(good, need, -1)
+    searching = possible & ~good
+    searching &= fits(np.maximum(most, 1))
+    if searching.any():
+        low, high = np.where(searching, need, 0), np.where(searching, most, 0)
+        while (high - low > 1).any():
+            middle = (low + high) // 2
+            enough = fits(np.maximum(middle, 1))
+            wide = high - low > 1
+            high = np.where(wide & enough, middle, high)
+            low = np.where(wide & ~enough, middle, low)
+        count = np.where(searching, high, count)
+    return count
+
+
+@dataclass(frozen=True, eq=False)
+class Reduced:
+    """What remains of a search once every stage is judged apart from the others.
+
+    Attributes:
+        alive: Stages that may still be part of a better plan, shape (C, E).
+        front_weight: Least weight in front of each position, shape (N + 1,).
+        front_power: Least devices in front of it, in those of the slowest class.
+        least_weight: No path has less; infinite where there is none.
+        price: Seconds charged for a device, 0 for none.
+        front_mixed: Least weight and price of devices in front of each position.
+    """
+
+    alive: Mask
+    front_weight: Floats
+    front_power: Floats
+    least_weight: float
+    price: float
+    front_mixed: Floats
+
+
+def reduce(moves: Moves, machine: Machine, rules: Rules, limits: Limits, needs: Needs) -> Reduced:
+    """Drop the stages that no plan within the limits can have.
+
+    Replicas of every stage are the fewest by its own metrics and memory, given the fewest that
+    can be behind it. Then the shortest ways to and from it by weight, by devices, and by both at
+    a price of a device (Handler and Zang 1980) say whether it can be part of a plan.
+    """
+    count = _fewest_replicas(moves, machine, rules, needs)
+    n = moves.num_atoms
+    zeros = np.zeros(n + 1)
+    none = Reduced(np.zeros(count.shape, dtype=np.bool_), zeros, zeros, np.inf, 0.0, zeros)
+    links = moves.weight_link.min(axis=0)
+    links[n] = moves.weight_link[0, n]
+    cost = moves.weight + links[moves.last]
+    power = count * machine.speed[moves.config_class][:, None]
+    sweep = _Sweep(moves, count >= 0, cost, power)
+    total = float((machine.total * machine.speed).sum())
+    slack = total * (1 + 1e-9) + 1e-9
+    front_weight, back_weight = sweep.both_ways(1.0, 0.0)
+    front_power, back_power = sweep.both_ways(0.0, 1.0)
+    if not back_power[0] <= slack:
+        return none
+    light, light_power = sweep.trace(1.0, 0.0, back_weight)
+    heavy, heavy_power = sweep.trace(0.0, 1.0, back_power)
+    least, price, mixed = float(back_weight[0]), 0.0, None
+    if light_power > total:
+        for _ in range(6):
+            if light_power <= heavy_power:
+                break
+            step = (heavy - light) / (light_power - heavy_power)
+            if step <= 0:
+                break
+            price = step
+            mixed = sweep.both_ways(1.0, price)
+            least = max(least, float(mixed[1][0] - price * slack))
+            w, p = sweep.trace(1.0, price, mixed[1])
+            if mixed[1][0] >= (light + price * light_power) * (1 - 1e-12):
+                break
+            if p <= total:
+                heavy, heavy_power = w, p
+            else:
+                light, light_power = w, p
+    first = np.repeat(np.arange(n), np.diff(moves.start))
+    last = moves.last
+    alive = (count >= 0) & (front_power[first] + power + back_power[last] <= slack)
+    alive &= ~(front_weight[first] + cost + back_weight[last] > limits.weight)
+    if mixed is not None:
+        both = mixed[0][first] + (cost + price * power) + mixed[1][last]
+        alive &= ~(both > limits.weight + price * slack)
+    front_mixed = front_weight if mixed is None else mixed[0]
+    return Reduced(alive, front_weight, front_power, least, price, front_mixed)
+
+
+def _fewest_replicas(moves: Moves, machine: Machine, rules: Rules, needs: Needs) -> Integers:
+    """For every stage the fewest replicas it can have, -1 where it cannot be."""
+    n, levels = moves.num_atoms, moves.metric_link.shape[0]
+    count = np.full(moves.weight.shape, -1, dtype=np.int64)
+    behind = np.full(n + 1, FAR, dtype=np.int64)
+    behind[n] = 0
+    limit = min(rules.max_replicas, rules.num_microbatches)
+    needed = _least_needed(moves, needs, levels)
+    for i in range(n - 1, -1, -1):
+        span = slice(int(moves.start[i]), int(moves.start[i + 1]))
+        last = moves.last[span]
+        usable = (moves.room[:, span] >= 0) & (needed[:, span] < FAR) & (behind[last] < FAR)
+        config, move = np.nonzero(usable)
+        if not len(config):
+            continue
+        move = move + span.start
+        most = np.minimum(machine.total[moves.config_class[config]], limit)
+        after = behind[moves.last[move]]
+        found = raised(moves, rules, i, config, move, after, needed[config, move], most)
+        good = found > 0
+        if good.any():
+            behind[i] = int((found[good] + after[good]).min())
+        if machine.granule:
+            whole = -(-found // machine.granule) * machine.granule
+            found = np.where(found > machine.granule, whole, found)
+        count[config[good], move[good]] = found[good]
+    return count
+
+
+def _least_needed(moves: Moves, needs: Needs, levels: int) -> Integers:
+    """Fewest replicas by metrics over all levels, for every stage that may be."""
+    config, move = np.nonzero(moves.room >= 0)
+    first = np.repeat(np.arange(moves.num_atoms), np.diff(moves.start))
+    offset = moves.offset[first[move]]
+    inner = moves.last[move] < moves.num_atoms
+    least = needs.counts(offset, config, move, np.zeros(len(move), dtype=np.int64))
+    for level in range(1, levels):
+        c, e = config[inner], move[inner]
+        other = needs.counts(offset[inner], c, e, np.full(len(e), level))
+        least[inner] = np.minimum(least[inner], other)
+    needed = np.full(moves.room.shape, FAR, dtype=np.int64)
+    needed[config, move] = least
+    return needed
+
+
+class _Sweep:
+    """Shortest ways over all stages that can be, resources left aside."""
+
+    def __init__(self, moves: Moves, usable: Mask, cost: Floats, power: Floats) -> None:
+        self.moves, self.usable, self.cost, self.power = moves, usable, cost, power
+
+    def _steps(self, of_weight: float, of_power: float) -> Floats:
+        steps: Floats = np.where(self.usable, of_weight * self.cost + of_power * self.power, np.inf)
+        return steps
+
+    def both_ways(self, of_weight: float, of_power: float) -> tuple[Floats, Floats]:
+        """Cheapest ways from position 0, and to position N."""
+        moves, n = self.moves, self.moves.num_atoms
+        steps = self._steps(of_weight, of_power).min(axis=0)
+        front, back = np.full(n + 1, np.inf), np.full(n + 1, np.inf)
+        front[0] = back[n] = 0.0
+        for i in range(n):
+            if front[i] < np.inf:
+                span = slice(int(moves.start[i]), int(moves.start[i + 1]))
+                last = moves.last[span]
+                front[last] = np.minimum(front[last], front[i] + steps[span])
+        for i in range(n - 1, -1, -1):
+            span = slice(int(moves.start[i]), int(moves.start[i + 1]))
+            if span.start < span.stop:
+                back[i] = (steps[span] + back[moves.last[span]]).min()
+        return front, back
+
+    def trace(self, of_weight: float, of_power: float, back: Floats) -> tuple[float, float]:
+        """Weight and devices of the cheapest way."""
+        moves, i = self.moves, 0
+        steps = self._steps(of_weight, of_power)
+        weight = power = 0.0
+        while i < moves.num_atoms:
+            span = slice(int(moves.start[i]), int(moves.start[i + 1]))
+            ways = steps[:, span] + back[moves.last[span]]
+            c, e = divmod(int(np.argmin(ways)), ways.shape[1])
+            weight += float(self.cost[c, span.start + e])
+            power += float(self.power[c, span.start + e])
+            i = int(moves.last[span.start + e])
+        return weight, power
+
+
+class _Run:
+    def __init__(
+        self,
+        moves: Moves,
+        machine: Machine,
+        rules: Rules,
+        limits: Limits,
+        needs: Needs,
+        reduced: Reduced,
+    ) -> None:
+        self.moves, self.machine, self.rules, self.limits = moves, machine, rules, limits
+        self.reduced, self.nexts = reduced, needs.nexts
+        self.needs = Needs(moves, rules, limits)  # counts again, without noting what is beyond
+        self.num_classes, self.levels = machine.groups.shape
+        self.power = float((machine.total * machine.speed).sum())
+        self.residue = (
+            machine.groups[:, -2] if self.levels > 1 else np.ones(self.num_classes, dtype=np.int64)
+        )
+        n = moves.num_atoms
+        self.begin, self.finish = np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64)
+        self.finish[n] = 1
+        self.store = LabelStore(
+            used=np.zeros((1, self.num_classes), np.int64),
+            replicas=np.zeros(1, np.int64),
+            stages=np.zeros(1, np.int64),
+            weight=np.zeros(1),
+            bucket=np.zeros(1),
+            key=np.zeros(1, np.int64),
+            parent=np.full(1, -1),
+            move=np.full(1, -1),
+            config=np.full(1, -1),
+            count=np.zeros(1, np.int64),
+            end=np.zeros(1, np.int64),
+        )
+        self.size = 1
+
+    def labels(self, budget: int) -> tuple[LabelStore, Floats, bool]:
+        looked = 0
+        for position in range(self.moves.num_atoms - 1, -1, -1):
+            self.begin[position] = self.size
+            batch = self._candidates(position)
+            looked += len(batch.label)
+            self._extend(position, batch)
+            self.finish[position] = self.size
+            if looked > budget:
+                break
+        self._shrink()
+        return self.store, self.nexts, looked <= budget
+
+    def _candidates(self, i: int) -> _Batch:
+        """Stage, configuration, label and link level, with the replicas they need."""
+        moves, rules = self.moves, self.rules
+        span = slice(int(moves.start[i]), int(moves.start[i + 1]))
+        config, move = np.nonzero(self.reduced.alive[:, span])
+        move = move + span.start
+        last = moves.last[move]
+        alive = self.begin[last] < self.finish[last]
+        config, move = config[alive], move[alive]
+        levels = np.tile(np.arange(self.levels), len(move))
+        config, move = np.repeat(config, self.levels), np.repeat(move, self.levels)
+        real = (levels == 0) | (moves.last[move] < moves.num_atoms)
+        config, move, levels = config[real], move[real], levels[real]
+        needed = self.needs.counts(moves.offset[i], config, move, levels)
+        most = np.minimum(rules.max_replicas, self.machine.total[moves.config_class[config]])
+        possible = needed <= most
+        config, move, levels, needed = (
+            column[possible] for column in (config, move, levels, needed)
+        )
+        return self._with_labels(i, config, move, levels, needed)
+
+    def _with_labels(
+        self, i: int, config: Integers, move: Integers, levels: Integers, needed: Integers
+    ) -> _Batch:
+        """Every pair of a stage and a label behind it, memory seen to.
+
+        In the order the kernel looks at them: configuration, stage, label, level.
+        """
+        moves, rules, store = self.moves, self.rules, self.store
+        last = moves.last[move]
+        number = self.finish[last] - self.begin[last]
+        row = np.repeat(np.arange(len(move)), number)
+        within = np.arange(len(row)) - np.repeat(np.cumsum(number) - number, number)
+        label = self.begin[last][row] + within
+        batch = _Batch(label, move[row], config[row], levels[row], needed[row], needed[row])
+        stage = store.stages[label] + 1
+        keep = np.ones(len(row), dtype=np.bool_)
+        wanted = moves.stage_number[batch.move]
+        keep &= (wanted == 0) | (wanted == stage)
+        if rules.num_stages:
+            keep &= stage <= rules.num_stages
+            keep &= (stage == rules.num_stages) == (i == 0)
+        if rules.max_stages:
+            keep &= stage <= rules.max_stages - (i > 0)
+        weight = store.weight[label] + moves.weight[batch.config, batch.move]
+        keep &= ~(weight + self.reduced.front_weight[i] > self.limits.weight)
+        most = self._most(batch)
+        keep &= batch.needed <= most
+        left = np.full(len(label), self.power)
+        for k in range(self.num_classes):
+            left = left - store.used[label, k] * self.machine.speed[k]
+        speed = self.machine.speed[moves.config_class[batch.config]]
+        demand = self.reduced.front_power[i] + batch.needed * speed
+        keep &= ~(demand > left * (1 + 1e-9) + 1e-9)
+        batch, most = batch.take(keep), most[keep]
+        batch = self._within_memory(i, batch, most)
+        order = np.lexsort((batch.level, batch.label, batch.move, batch.config))
+        return batch.take(order)
+
+    def _most(self, batch: _Batch) -> Integers:
+        classes = self.moves.config_class[batch.config]
+        free = self.machine.total[classes] - self.store.used[batch.label, classes]
+        limit = min(self.rules.max_replicas, self.rules.num_microbatches)
+        left = self.rules.max_ranks - self.store.replicas[batch.label]
+        most: Integers = np.minimum(np.minimum(free, limit), left)
+        return most
+
+    def _within_memory(self, i: int, batch: _Batch, most: Integers) -> _Batch:
+        """Raise replicas until the stage fits; drop what never does."""
+        behind = self.store.replicas[batch.label]
+        count = raised(
+            self.moves, self.rules, i, batch.config, batch.move, behind, batch.needed, most
+        )
+        batch.needed = batch.count = count
+        return batch.take(count > 0)
+
+    def _extend(self, i: int, batch: _Batch) -> None:
+        """Place every candidate, with more replicas too where that changes a level; keep the best.
+
+        ``order`` numbers candidates as the kernel meets them.
+        """
+        if not len(batch.label):
+            return
+        rows, orders = [], []
+        position, step = np.arange(len(batch.label)), 0
+        while len(position):
+            previous = np.full(len(position), -1, dtype=np.int64)
+            for pad in range(self.levels):
+                placed, index, previous = self._placed(i, batch, position, pad, previous)
+                rows.append(placed)
+                number = step * self.levels + pad
+                orders.append(np.stack([position[index], np.full(len(index), number)]))
+            if self.levels == 1:
+                break
+            counts = self._next_counts(batch, position)
+            batch.count = batch.count.copy()
+            batch.count[position] = counts
+            position = position[(counts > 0) & (counts <= self._most(batch)[position])]
+            step += 1
+        order = np.concatenate(orders, axis=1)
+        arranged = np.lexsort((order[1], order[0]))
+        columns = [np.concatenate(column)[arranged] for column in zip(*rows, strict=True)]
+        self._keep_best(*columns)
+
+    def _next_counts(self, batch: _Batch, position: Integers) -> Integers:
+        """`labels_kernel._next_count` for many."""
+        classes = self.moves.config_class[batch.config[position]]
+        count, needed = batch.count[position], batch.needed[position]
+        total, groups = self.machine.total[classes], self.machine.groups[classes]
+        at_end = self.store.used[batch.label[position], classes] == 0
+        result = np.full(len(position), -1, dtype=np.int64)
+        undecided = np.ones(len(position), dtype=np.bool_)
+        inner = np.ones(len(position), dtype=np.int64)
+        for level in range(self.levels - 1):
+            size = groups[:, level]
+            here = undecided & (count < size)
+            result[here] = ((count // inner + 1) * inner)[here]
+            undecided &= ~here
+            inner = np.where(undecided, size, inner)
+        whole = -(-needed // inner) * inner
+        here = undecided & (count < whole)
+        result[here] = whole[here]
+        undecided &= ~here
+        tail = total - (total - needed) // inner * inner
+        here = undecided & at_end & (total % inner != 0) & (count % inner == 0) & (tail > count)
+        result[here] = tail[here]
+        return result
+
+    def _placed(
+        self, i: int, batch: _Batch, position: Integers, pad: int, previous: Integers
+    ) -> tuple[list[Integers], Integers, Integers]:
+        """Columns of the labels that can be made of these candidates, which, and their places.
+
+        ``pad`` 0 places stages as late as they can be, others at the group border before that.
+        """
+        moves, machine, store, limits = self.moves, self.machine, self.store, self.limits
+        label, move, config = batch.label[position], batch.move[position], batch.config[position]
+        count, level = batch.count[position], batch.level[position]
+        classes = moves.config_class[config]
+        groups, total = machine.groups[classes], machine.total[classes]
+        free = total - store.used[label, classes]
+        begin_at = free
+        if pad:
+            begin_at = free // groups[:, pad - 1] * groups[:, pad - 1]
+        end = self._place(groups, total, begin_at, count)
+        good = (end >= 0) & (end != previous)
+        cut = self._cut_levels(groups, classes, label, end, free)
+        inner = moves.last[move] < moves.num_atoms
+        cut = np.where(inner, cut, 0)
+        good &= ~inner | (cut == level)
+        sync = np.zeros(len(position))
+        shared = good & (count > 1)
+        if shared.any():
+            group = self._level_of(groups[shared], (end - count)[shared], end[shared] - 1)
+            sync[shared] = (
+                self._all_reduce(
+                    moves.gradients[move[shared]], count[shared], group, groups[shared]
+                )
+                * self.rules.sync_scale
+                - moves.lead[i]
+            )
+        late = shared & (sync > limits.sync) & (sync > 0)
+        if late.any():
+            self.nexts[2] = min(self.nexts[2], float(sync[late].min()))
+            good &= ~late
+        weight = store.weight[label] + (
+            moves.weight[config, move] + moves.weight_link[cut, moves.last[move]]
+        )
+        good &= ~(weight + self.reduced.front_weight[i] > limits.weight)
+        used = store.used[label].copy()
+        used[np.arange(len(position)), classes] = total - (end - count)
+        left = np.full(len(position), self.power)
+        for k in range(self.num_classes):
+            left = left - used[:, k] * machine.speed[k]
+        good &= self.reduced.front_power[i] <= left * (1 + 1e-9) + 1e-9
+        price = self.reduced.price
+        if price > 0:
+            slack = self.power * (1 + 1e-9) + 1e-9
+            mixed = weight + price * (self.power - left) + self.reduced.front_mixed[i]
+            good &= ~(mixed > limits.weight + price * slack)
+        index = np.flatnonzero(good)
+        stages = store.stages[label] + 1
+        key = self._keys(used, classes, stages)
+        behind = store.replicas[label] + count
+        columns = [used, behind, stages, weight, key, label, move, config, count, end]
+        return [column[index] for column in columns], index, end
+
+    def _keys(self, used: Integers, classes: Integers, stages: Integers) -> Integers:
+        """Labels with different keys are never compared."""
+        key = np.zeros(len(classes), dtype=np.int64)
+        for k in range(self.num_classes):
+            residue = self.residue[k]
+            key = key * residue + (self.machine.total[k] - used[:, k]) % residue
+        if self.num_classes > 1 and self.levels > 1:
+            key = key * self.num_classes + classes
+        if self.rules.num_stages:
+            key = key * (self.rules.num_stages + 1) + stages
+        return key
+
+    def _place(
+        self, groups: Integers, total: Integers, free: Integers, count: Integers
+    ) -> Integers:
+        """`DeviceClass.place` for many: every round moves some down to a group's begin."""
+        end = free.copy()
+        bad = np.zeros(len(end), dtype=np.bool_)
+        while True:
+            before = end.copy()
+            searching = ~bad
+            for level in range(self.levels - 1):
+                size = groups[:, level]
+                small = searching & (count <= size)
+                apart = small & ((end - 1) // size != (end - count) // size)
+                end = np.where(apart, end // size * size, end)
+                searching = searching & ~small
+                tail = (end == total) & ((end - count) % size == 0)
+                whole = searching & ~tail
+                end = np.where(whole & (end % size != 0), end // size * size, end)
+                bad |= whole & (count % size != 0)
+            bad |= end < count
+            if (bad | (end == before)).all():
+                return np.where(bad, -1, end)
+
+    def _level_of(self, groups: Integers, first: Integers, last: Integers) -> Integers:
+        level = np.full(len(first), self.levels - 1, dtype=np.int64)
+        for index in range(self.levels - 2, -1, -1):
+            size = groups[:, index]
+            level = np.where(first // size == last // size, index, level)
+        return level
+
+    def _cut_levels(
+        self, groups: Integers, classes: Integers, label: Integers, end: Integers, free: Integers
+    ) -> Integers:
+        """The level of the link from the stage placed to the one behind it."""
+        level = self._level_of(groups, end - 1, free)
+        if self.num_classes > 1:
+            other = self.moves.config_class[np.maximum(self.store.config[label], 0)]
+            level = np.where(other == classes, level, self.machine.between[classes, other])
+        return level
+
+    def _all_reduce(
+        self, size: Integers, ranks: Integers, level: Integers, groups: Integers
+    ) -> Floats:
+        """`Cluster.all_reduce_time_s` for many."""
+        machine = self.machine
+        time_s, inner = np.zeros(len(size)), np.ones(len(size), dtype=np.int64)
+        for index in range(self.levels):
+            here = index <= level
+            members = np.where(index == level, ranks, np.minimum(ranks, groups[:, index] // inner))
+            ring = (
+                2
+                * (members - 1)
+                * (machine.latency[index] + size / members / machine.bandwidth[index])
+            )
+            time_s = np.where(here & (members >= 2) & (size > 0), time_s + ring, time_s)
+            size = np.where(here, -(-size // members), size)
+            ranks = np.where(here, -(-ranks // members), ranks)
+            inner = groups[:, index]
+        return time_s
+
+    def _keep_best(
+        self,
+        used: Integers,
+        behind: Integers,
+        stages: Integers,
+        weight: Floats,
+        key: Integers,
+        *rest: Integers,
+    ) -> None:
+        """Add the candidates no other one is at least as good as; ties to the first."""
+        if not len(key):
+            return
+        quantum = self.limits.quantum
+        bucket = weight
+        if quantum > 0:
+            bucket = np.zeros_like(weight) if quantum == np.inf else np.floor(weight / quantum)
+        counted = stages if self.rules.max_stages else np.zeros_like(stages)
+        respects = [*used.T, behind, counted, bucket]
+        order = np.lexsort((np.arange(len(key)), weight, *reversed(respects), key))
+        chosen = _undominated(key, respects, order)
+        chosen.sort()
+        kept = np.array(chosen, dtype=np.int64)
+        parent, move, config, count, end = (column[kept] for column in rest)
+        self._append(
+            used[kept], behind[kept], stages[kept], weight[kept], bucket[kept], key[kept], parent,
+            move, config, count, end,
+        )  # fmt: skip
+
+    def _append(self, *columns: NDArray[np.int64] | NDArray[np.float64]) -> None:
+        """Grow the store; its columns keep room for more."""
+        names = ("used", "replicas", "stages", "weight", "bucket", "key", "parent", "move",
+                 "config", "count", "end")  # fmt: skip
+        size = self.size + len(columns[0])
+        for name, column in zip(names, columns, strict=True):
+            held = getattr(self.store, name)
+            if size > len(held):
+                grown = np.zeros((2 * size, *held.shape[1:]), dtype=held.dtype)
+                grown[: self.size] = held[: self.size]
+                held = grown
+                setattr(self.store, name, held)
+            held[self.size : size] = column
+        self.size = size
+
+    def _shrink(self) -> None:
+        for name in ("used", "replicas", "stages", "weight", "bucket", "key", "parent", "move",
+                     "config", "count", "end"):  # fmt: skip
+            setattr(self.store, name, getattr(self.store, name)[: self.size])
+        self.store.begin, self.store.finish = self.begin, self.finish
+
+
+def _undominated(key: Integers, respects: list[Integers | Floats], order: Integers) -> list[int]:
+    """Of candidates sorted by key, then by every respect, those no earlier one beats.
+
+    In that order nothing can be dominated by what comes later.
+    """
+    table = np.stack([np.asarray(column, dtype=np.float64) for column in respects])[:, order]
+    keys = key[order]
+    chosen: list[int] = []
+    starts = np.flatnonzero(np.diff(keys, prepend=keys[0] - 1))
+    ends = np.append(starts[1:], len(keys))
+    for start, end in zip(starts, ends, strict=True):
+        alive = np.arange(start, end)
+        while len(alive):
+            head = alive[0]
+            chosen.append(int(order[head]))
+            alive = alive[1:]
+            alive = alive[(table[:, alive] < table[:, head : head + 1]).any(axis=0)]
+    return chosen

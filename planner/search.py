@@ -1,0 +1,379 @@
+"""The plan of least model objective, with a proof: branch and bound over the largest metrics.
+
+A plan's objective is a sum over its stages plus the largest value of each of up to three metrics
+(`docs/planner.md`). In a box a <= largest values <= b no plan is below W(b) + sum(a), where W(b)
+is the least sum with every metric within b (`labels.search`). The plan found at b is a plan of
+its own; splitting the box between a and what that plan realised closes the rest. With one metric
+this is the interval search of design section 5.3.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import count
+
+from .classes import Devices
+from .labels import Found, Hop, Limits, Machine, Moves, Rules, relaxed_weight, search
+from .moves import Measure, Space
+
+ROUNDING = 1e-12
+"""Objectives closer than this, relatively, are equal."""
+
+MAX_LABELS = 30_000_000
+"""Candidate labels one search looks at before weights are compared more coarsely."""
+
+Metrics = tuple[float, float, float]
+
+NONE: Metrics = (0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Path:
+    """A plan as the search sees it.
+
+    Attributes:
+        hops: Its stages, over the positions of the space it was found in.
+        weight: The sum over its stages.
+        metrics: Its largest metrics.
+        value: weight + sum(metrics) + the time to sum tied gradients.
+    """
+
+    hops: tuple[Hop, ...]
+    weight: float
+    metrics: Metrics
+    value: float
+
+    @property
+    def num_ranks(self) -> int:
+        """Replicas over all stages."""
+        return sum(hop.replicas for hop in self.hops)
+
+
+@dataclass
+class Effort:
+    """When to stop, and how much was done.
+
+    Attributes:
+        deadline: On the clock of `time.monotonic`; infinite for none.
+        gap: Relative gap that is good enough.
+        searches: Label searches run.
+        labels: Labels they kept.
+    """
+
+    deadline: float = math.inf
+    gap: float = 0.0
+    searches: int = 0
+    labels: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() > self.deadline
+
+
+@dataclass(order=True)
+class _Box:
+    """Plans whose largest metrics lie between ``lower`` and ``upper``."""
+
+    bound: float
+    order: int
+    lower: Metrics = field(compare=False)
+    upper: Metrics = field(compare=False)
+    weight: float = field(compare=False)
+    realised: Metrics = field(compare=False)
+
+
+class BoxSearch:
+    """Searches one space by one measure.
+
+    Args:
+        space: What may be chosen.
+        measure: What metrics and weights stand for.
+        effort: Shared by the searches of one request.
+        tied_s: What every plan of this space pays at least for tied weights.
+        value_of: The exact value of tied sums for a path; by default ``tied_s``.
+        best_value: Value of a plan known from elsewhere; only better ones are looked for.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        measure: Measure,
+        effort: Effort,
+        *,
+        tied_s: float = 0.0,
+        tied_of: Callable[[tuple[Hop, ...]], float] | None = None,
+        best_value: float = math.inf,
+        max_ranks: int | None = None,
+    ) -> None:
+        self.space, self.measure, self.effort = space, measure, effort
+        self.moves: Moves = space.moves(measure)
+        self.machine: Machine = space.machine()
+        self.rules: Rules = space.rules(measure)
+        if max_ranks is not None:
+            self.rules = replace(self.rules, max_ranks=max_ranks)
+        self.tied_s = tied_s
+        self.tied_of = tied_of
+        self.best_value = best_value
+        self.paths: list[Path] = []
+        self.open: list[_Box] = []
+        self.unproven = math.inf
+        self._order = count()
+        stages = min(space.tables.num_atoms, int(self.machine.total.sum()))
+        self.most_stages = space.options.num_stages or space.max_stages or stages
+
+    @cached_property
+    def least_weight(self) -> float:
+        """No plan's sum is below."""
+        return relaxed_weight(self.moves, self.machine, self.rules, Limits())
+
+    @property
+    def best(self) -> Path | None:
+        """The best path found here, if it beats the value known before."""
+        return min(self.paths, key=lambda path: path.value, default=None)
+
+    @property
+    def bound(self) -> float:
+        """No plan of this space is below."""
+        boxes = (box.bound for box in self.open)
+        return min(self.best_value, self.unproven, *boxes, math.inf)
+
+    def fewest_devices(self) -> Path | None:
+        """The plan that uses fewest devices, whatever it costs."""
+        return self._solve(Limits(quantum=math.inf)).best
+
+    def every_plan(self) -> list[Path]:
+        """For each number of replicas in all that some plan has, one; weights left aside."""
+        self._solve(Limits(quantum=math.inf), paths=2**30)
+        return self.paths
+
+    def first_plan(self) -> Path | None:
+        """Any plan, soon: limits on the first metric are tried from the ideal one upwards.
+
+        Tight limits leave few stages to choose from, so that a search within them is short.
+        """
+        limit = self._ideal()
+        for _ in range(40):
+            found = self._solve(Limits(first=limit, quantum=math.inf)).best
+            if found is not None:
+                return found
+            limit *= 1.3
+        return self.fewest_devices()
+
+    def _even(self) -> tuple[float, float]:
+        """A micro-batch's share of all work and speed, all micro-batches' together; and all work.
+
+        In the unit of the first metric, on the slowest class where that matters.
+        """
+        costs, speed = self.space.tables, self.machine.speed
+        whole = float(costs.forward_s[0, -1])
+        if self.measure != "gpipe":
+            whole += float(costs.backward_s[0, -1])
+        slowest = self.space.devices.fastest / float(speed.max())
+        power = float((self.machine.total * speed).sum()) * slowest
+        return whole / power, whole / slowest
+
+    def _ideal(self) -> float:
+        """A first metric that could be had if work could be spread evenly over all devices."""
+        share, work = self._even()
+        if self.rules.per_replica:
+            return share
+        m = self.rules.num_microbatches
+        return max(m * share - self.rules.spared * work, m * share * 1e-3)
+
+    def _least_first(self) -> float:
+        """No plan's first metric is below.
+
+        n micro-batches a replica of a stage of time x keep (n - 1) x <= limit, hence it has
+        r >= m / n >= m x / (limit + x) replicas, which is concave in x: the whole work as one
+        stage needs least, on the slowest class.
+        """
+        share, work = self._even()
+        if self.rules.per_replica:
+            return share * (1 - 1e-9)
+        if self.measure != "1f1b":
+            return 0.0
+        return max(0.0, (self.rules.num_microbatches * share - work) * (1 - 1e-9))
+
+    def narrow(self, tolerance: float) -> tuple[float, float]:
+        """Bounds on the first metric of plans that are better than the best one known.
+
+        Bisection; a failed search moves the lower bound to the next value that some stage
+        really has (Pinar and Aykanat, JPDC 2004).
+        """
+        high = self._weight_limit(NONE) - self.least_weight
+        low = min(self._least_first(), high)
+        while high - low > tolerance * self.best_value and not self.effort.is_over:
+            middle = low + (high - low) / 2
+            answer = self._solve(
+                Limits(first=middle, weight=self._weight_limit((low, 0.0, 0.0)), quantum=math.inf)
+            )
+            if answer.best is None:
+                low = min(max(answer.nexts[0], middle), high)
+            else:
+                high = min(answer.best.metrics[0], self._weight_limit(NONE) - self.least_weight)
+        return low, self._weight_limit(NONE) - self.least_weight
+
+    def run(self, *, max_searches: int = 2_000) -> None:
+        """Search until proven to the gap, or out of time."""
+        if self.best_value == math.inf and self.first_plan() is None:
+            return
+        low, high = self.narrow(max(self.effort.gap / 2, 1e-4))
+        limit = self.effort.searches + max_searches
+        self._open_box((low, 0.0, 0.0), (high, math.inf, math.inf), -math.inf)
+        while self.open:
+            if self._closed(self.open[0].bound):
+                break
+            if self.effort.is_over or self.effort.searches > limit:
+                return
+            self._branch(heapq.heappop(self.open))
+        self.open.clear()
+        self.unproven = min(self.unproven, self.best_value * (1 - self.effort.gap))
+
+    def _closed(self, bound: float) -> bool:
+        return bound >= self.best_value * (1 - max(self.effort.gap, ROUNDING))
+
+    def _weight_limit(self, lower: Metrics) -> float:
+        """Above this sum a plan of the box does not improve enough on the best one."""
+        if self.best_value == math.inf:
+            return math.inf
+        wanted = self.best_value * (1 - self.effort.gap)
+        return (wanted - sum(lower) - self.tied_s) * (1 + ROUNDING)
+
+    def _open_box(self, lower: Metrics, upper: Metrics, known: float) -> Metrics:
+        """Solve a box at its upper corner; returns the least metrics beyond that corner."""
+        spare = self._weight_limit(lower) - self.least_weight
+        upper = (
+            min(upper[0], lower[0] + spare),
+            min(upper[1], lower[1] + spare),
+            min(upper[2], lower[2] + spare),
+        )
+        limits = Limits(*upper, weight=self._weight_limit(lower))
+        answer = self._solve(limits, exact=True)
+        if answer.best is not None:
+            weight = answer.bound_weight
+            bound = max(weight + sum(lower) + self.tied_s, known)
+            if not self._closed(bound):
+                box = _Box(bound, next(self._order), lower, upper, weight, answer.best.metrics)
+                heapq.heappush(self.open, box)
+        elif not answer.complete:
+            self.unproven = min(self.unproven, known)
+        return answer.nexts
+
+    def _branch(self, box: _Box) -> None:
+        """Halve a box at the metric whose largest value is least certain."""
+        spans = [high - low for low, high in zip(box.lower, box.realised, strict=True)]
+        k = spans.index(max(spans))
+        if spans[k] <= ROUNDING * box.realised[k]:
+            self.unproven = min(self.unproven, box.bound)
+            return
+        middle = box.lower[k] + spans[k] / 2
+        if middle >= box.realised[k]:
+            middle = box.lower[k]
+        nexts = self._open_box(box.lower, _with(box.upper, k, middle), box.bound)
+        start = max(nexts[k], math.nextafter(middle, math.inf))
+        lower = _with(box.lower, k, min(start, box.realised[k]))
+        bound = max(box.bound, box.weight + sum(lower) + self.tied_s)
+        if not self._closed(bound):
+            heapq.heappush(
+                self.open,
+                replace(box, bound=bound, order=next(self._order), lower=lower),
+            )
+
+    def _solve(self, limits: Limits, *, exact: bool = False, paths: int = 4) -> _Answer:
+        """One label search; exact ones are repeated more coarsely if they grow too large."""
+        quantum = limits.quantum
+        for _ in range(4):
+            outcome = search(
+                self.moves, self.machine, self.rules, replace(limits, quantum=quantum),
+                budget=MAX_LABELS, paths=paths,
+            )  # fmt: skip
+            self.effort.searches += 1
+            self.effort.labels += outcome.labels
+            if outcome.complete or not exact or self.best_value == math.inf:
+                break
+            finest = max(self.effort.gap, 1e-5) * self.best_value / (16 * self.most_stages)
+            quantum = max(4 * quantum, finest)
+        best = None
+        for found in (*([outcome.best] if outcome.best else []), *outcome.others):
+            path = self.path(found)
+            best = best or path
+            self.offer(path)
+        weight = outcome.best.weight - quantum * self.most_stages if outcome.best and exact else 0
+        return _Answer(
+            best, weight, (outcome.next_first, outcome.next_second, outcome.next_sync),
+            outcome.complete,
+        )  # fmt: skip
+
+    def offer(self, path: Path) -> None:
+        """Remember a path; the best value is the least of all."""
+        self.paths.append(path)
+        self.best_value = min(self.best_value, path.value)
+
+    def path(self, found: Found) -> Path:
+        """A path with its metrics and value."""
+        metrics = largest_metrics(
+            found.hops, self.moves, self.machine, self.rules, self.space.devices
+        )
+        tied_s = self.tied_of(found.hops) if self.tied_of else self.tied_s
+        value = found.weight + sum(metrics) + tied_s
+        return Path(found.hops, found.weight, metrics, value)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """A solved box: its path, the least weight any path can have, the next metrics."""
+
+    best: Path | None
+    bound_weight: float
+    nexts: Metrics
+    complete: bool
+
+
+def _with(metrics: Metrics, k: int, value: float) -> Metrics:
+    changed = list(metrics)
+    changed[k] = value
+    return (changed[0], changed[1], changed[2])
+
+
+def cut_level(hop: Hop, behind: Hop, moves: Moves, devices: Devices) -> int:
+    """The link level between two neighbouring stages."""
+    one = int(moves.config_class[hop.config])
+    other = int(moves.config_class[behind.config])
+    if one != other:
+        return devices.level_between(one, other)
+    return devices.classes[one].level_of(hop.end - 1, behind.end - behind.replicas)
+
+
+def largest_metrics(
+    hops: tuple[Hop, ...], moves: Moves, machine: Machine, rules: Rules, devices: Devices
+) -> Metrics:
+    """The largest value of each metric over a path's stages."""
+    largest = [0.0, 0.0, 0.0]
+    m = rules.num_microbatches
+    for index, hop in enumerate(hops):
+        start, stop = moves.start[hop.first], moves.start[hop.first + 1]
+        move = int(start + moves.last[start:stop].searchsorted(hop.last))
+        level = cut_level(hop, hops[index + 1], moves, devices) if index + 1 < len(hops) else 0
+        unit = float(moves.first_unit[hop.config, move] + moves.metric_link[level, hop.last])
+        share = -(-m // hop.replicas)
+        if rules.per_replica:
+            first = unit / hop.replicas
+        else:
+            first = float(moves.offset[hop.first]) + (share - rules.spared) * unit
+        second = (share - rules.spared) * float(moves.second_unit[hop.config, move])
+        sync = 0.0
+        if hop.replicas > 1:
+            entry = devices.classes[int(moves.config_class[hop.config])]
+            group = entry.level_of(hop.end - hop.replicas, hop.end - 1)
+            whole = devices.cluster.all_reduce_time_s(
+                int(moves.gradients[move]), hop.replicas, group, entry.group_sizes
+            )
+            sync = max(0.0, whole * rules.sync_scale - float(moves.lead[hop.first]))
+        for k, value in enumerate((first, second, sync)):
+            largest[k] = max(largest[k], value)
+    return largest[0], largest[1], largest[2]

@@ -1,0 +1,278 @@
+"""Answer a request: the search, the simulator's choice, and the bounds, by objective."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ..core.errors import DeadlineExceeded, InvalidInput
+from ..core.plan import Objective
+from .assignment import Assignment, from_hops
+from .balances import balanced
+from .candidates import deeper, grids, neighbours
+from .constraints import parts
+from .cost import Tables
+from .infeasible import out_of_memory
+from .labels import Hop
+from .least_memory import any_plan
+from .moves import Measure
+from .price import Priced, Pricer
+from .race import Race
+from .request import Request
+from .search import BoxSearch, Effort
+from .several import best_of_schedule
+
+COARSE_ATOMS = (32, 96, 300)
+"""Positions of the quick searches whose plans start the exact one."""
+
+MAX_SIMULATED = 40
+"""Plans of the search that compete in the simulator."""
+
+NEAR = 0.08
+"""How far above the best objective, relatively, a plan may be to be simulated."""
+
+CLOSED_FORM: dict[str, Measure] = {"1f1b": "1f1b", "gpipe": "gpipe"}
+"""Schedules whose step the search minimises itself."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The plan chosen and what is known about all others.
+
+    Attributes:
+        lower_bound: No plan's objective is below.
+        simulated_bound_s: No plan's simulated step is below.
+    """
+
+    priced: Priced
+    lower_bound: float
+    simulated_bound_s: float
+
+
+@dataclass
+class Pool:
+    """Plans found so far, by the value the search gave them."""
+
+    pricer: Pricer
+    values: dict[Assignment, float] = field(default_factory=dict)
+
+    def add(self, assignment: Assignment, value: float) -> None:
+        self.values[assignment] = min(value, self.values.get(assignment, math.inf))
+
+    def best(self, most: int) -> list[Assignment]:
+        """The best ones, and none much worse than the best."""
+        order = sorted(self.values, key=lambda entry: (self.values[entry], entry))
+        if not order:
+            return []
+        limit = self.values[order[0]] * (1 + NEAR)
+        return [entry for entry in order[:most] if self.values[entry] <= limit]
+
+
+def solve(request: Request) -> Decision:
+    """The best plan by the objective asked for.
+
+    Raises:
+        Infeasible: There is none.
+        InvalidInput: The objective is not defined for the schedule asked for.
+        DeadlineExceeded: None was found in time.
+    """
+    options = request.options
+    if options.objective not in ("step_time", "latency") and options.schedule not in CLOSED_FORM:
+        raise InvalidInput(
+            f"the objective {options.objective!r} is planned for the gpipe and 1f1b schedules, "
+            f"not for {options.schedule!r}",
+            field="/options/schedule",
+        )
+    return SOLVERS[options.objective](request)
+
+
+def _step_time(request: Request) -> Decision:
+    """Search by the closed form, choose by simulation."""
+    if request.options.schedule not in CLOSED_FORM:
+        priced, bound_s = best_of_schedule(request)
+        return Decision(priced, bound_s, bound_s)
+    pool, bound = _search(request, CLOSED_FORM[request.options.schedule])
+    priced = _fastest(request, pool)
+    return Decision(priced, min(bound, priced.value), _simulated_bound(request, priced))
+
+
+def _by_measure(measure: Measure) -> Callable[[Request], Decision]:
+    """Solvers of objectives that the search minimises itself."""
+
+    def solver(request: Request) -> Decision:
+        pool, bound = _search(request, measure)
+        priced = request.pricer.price(pool.best(1)[0])
+        return Decision(priced, min(bound, priced.value), _simulated_bound(request, priced))
+
+    return solver
+
+
+def _devices(request: Request) -> Decision:
+    """Fewest devices first; among plans with as many, the least step."""
+    effort = Effort(request.deadline)
+    fewest = math.inf
+    for part in parts(request.costs, request.devices, request.options):
+        search = BoxSearch(part.space, _model(request), effort)
+        fewest = min([fewest, *(path.num_ranks for path in search.every_plan())])
+    if fewest == math.inf:
+        raise out_of_memory(request)
+    pool, _ = _search(request, _model(request), max_ranks=int(fewest))
+    priced = request.pricer.price(pool.best(1)[0])
+    return Decision(priced, priced.value, _simulated_bound(request, priced))
+
+
+def _memory(request: Request) -> Decision:
+    """The least limit under which there is a plan; among those plans, the least step.
+
+    Bisection between a limit nothing fits and the largest device of a plan that was found.
+    """
+    found = any_plan(request, request.devices)
+    if found is None:
+        raise out_of_memory(request)
+    low, high = -1, _largest_bytes(request, found)
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = any_plan(request, request.devices.limited(middle))
+        if found is None:
+            low = middle
+        else:
+            high = _largest_bytes(request, found)
+    pool, _ = _search(request, _model(request), limit_bytes=high)
+    priced = request.pricer.price(pool.best(1)[0])
+    return Decision(priced, priced.value, _simulated_bound(request, priced))
+
+
+def _largest_bytes(request: Request, assignment: Assignment) -> int:
+    return max(stage.memory.total_bytes for stage in request.pricer.stages(assignment))
+
+
+def _balance(request: Request) -> Decision:
+    """The largest stage as small as possible; stage s on device s."""
+    priced = balanced(request)
+    return Decision(priced, priced.value, _simulated_bound(request, priced))
+
+
+SOLVERS: dict[Objective, Callable[[Request], Decision]] = {
+    "step_time": _step_time,
+    "throughput": _by_measure("throughput"),
+    "latency": _by_measure("latency"),
+    "memory": _memory,
+    "devices": _devices,
+    "balance_time": _balance,
+    "balance_size": _balance,
+    "pipedream": _balance,
+}
+
+
+def _model(request: Request) -> Measure:
+    return CLOSED_FORM[request.options.schedule]
+
+
+def _search(
+    request: Request,
+    measure: Measure,
+    *,
+    max_ranks: int | None = None,
+    limit_bytes: int | None = None,
+) -> tuple[Pool, float]:
+    """Plans by one measure, and the bound no plan is below.
+
+    Quick searches over few positions come first: each of their plans is one of the whole problem
+    too, and the better the plan known, the fewer stages the exact search has to look at.
+    """
+    pool = Pool(request.pricer)
+    devices = request.devices.limited(limit_bytes)
+    best, bound = math.inf, math.inf
+    whole = request.costs
+    sizes = [size for size in COARSE_ATOMS if size < 0.6 * whole.num_atoms]
+    levels = [(request.coarse(size), max(request.options.gap, 1e-2)) for size in sizes]
+    for costs, gap in [*levels, (whole, request.options.gap)]:
+        exact = costs is whole
+        effort = Effort(request.deadline, gap=gap)
+        bound = math.inf
+        for part in parts(costs, devices, request.options):
+            search = BoxSearch(
+                part.space, measure, effort,
+                tied_s=part.tied_s, max_ranks=max_ranks, best_value=best * (1 + 1e-9),
+            )  # fmt: skip
+            if costs.tied and measure in ("1f1b", "gpipe"):
+                search.tied_of = _tied_of(request.pricer, search, costs)
+            search.run(max_searches=2_000 if exact else 40)
+            for path in search.paths:
+                pool.add(_assignment(path.hops, search, costs), path.value)
+            best = min([best, *(path.value for path in search.paths)])
+            bound = min(bound, search.bound)
+        if best < math.inf:
+            request.tell(best, bound if exact else 0.0)
+    if not pool.values:
+        if effort.is_over:
+            raise DeadlineExceeded(
+                "no plan was found before the deadline, and none was proven impossible; allow "
+                "more time or profile coarser layers"
+            )
+        raise out_of_memory(request)
+    if not request.is_whole:
+        bound = 0.0
+    return pool, min(bound, best)
+
+
+def _tied_of(
+    pricer: Pricer, search: BoxSearch, costs: Tables
+) -> Callable[[tuple[Hop, ...]], float]:
+    return lambda hops: pricer.tied_sync_s(_assignment(hops, search, costs))
+
+
+def _assignment(hops: Sequence[Hop], search: BoxSearch, costs: Tables) -> Assignment:
+    return from_hops(
+        hops,
+        costs.positions,
+        search.moves.config_class.tolist(),
+        search.moves.config_recompute.tolist(),
+        search.space.devices,
+    )
+
+
+def _fastest(request: Request, pool: Pool) -> Priced:
+    """The smallest simulated step; ties by objective, then fewer stages, then earlier cuts.
+
+    The search's best plans, uniform grids, and small changes to the fastest of them compete.
+    """
+    pricer = request.pricer
+    race = Race(request)
+    race.enter(pool.best(MAX_SIMULATED))
+    race.enter(grids(pricer))
+    extra = request.options.max_extra_in_flight
+    if race.best and request.options.schedule == "1f1b" and extra:
+        race.enter(deeper(race.best.assignment, extra))
+    for _ in range(4):
+        before = race.best
+        if before is None or not pricer.costs.has(before.assignment.cuts):
+            break
+        if before.assignment.num_stages * request.options.num_microbatches > 2**17:
+            break
+        race.enter(neighbours(before.assignment, pricer.costs))
+        if race.best is before:
+            break
+    if race.best is None:
+        raise out_of_memory(request)
+    request.tell(race.best.value)
+    return race.best
+
+
+def _simulated_bound(request: Request, priced: Priced) -> float:
+    """No plan's simulated step is below: `docs/planner.md`, the last section."""
+    costs, options = request.costs, request.options
+    fastest = request.devices.fastest
+    whole_s = float(costs.forward_s[0, -1]) / fastest
+    if options.objective == "latency":
+        return min(whole_s, priced.step_time_s)
+    whole_s += float(costs.backward_s[0, -1]) / fastest
+    if not request.is_whole:
+        return min(whole_s, priced.step_time_s)
+    effort = Effort(request.deadline, gap=1e-3)
+    bound = math.inf
+    for part in parts(costs, request.devices, options, with_ties=False):
+        search = BoxSearch(part.space, "simulated_bound", effort, best_value=priced.step_time_s)
+        bound = min(bound, search.narrow(1e-3)[0])
+    return min(max(bound, whole_s), priced.step_time_s)
