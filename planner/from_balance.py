@@ -14,7 +14,6 @@ from .assignment import Assignment, cuts_of, in_device_order, placed
 from .build import build_plan
 from .candidates import with_recompute
 from .cost import tables
-from .price import Pricer
 from .request import Request
 from .schedules import too_many_stages
 from .solve import Decision
@@ -57,8 +56,8 @@ def plan_from_balance(
         raise InvalidInput(
             f"{len(counts)} numbers of replicas for {len(balance)} stages", field="/replicas"
         )
-    if max(counts) > 1:
-        most = max(counts, default=1)
+    most = max(counts, default=1)
+    if most > 1:
         allowed = options.max_replicas
         if allowed is not None and allowed < most:
             options = options.model_copy(update={"max_replicas": most})
@@ -66,10 +65,9 @@ def plan_from_balance(
     cuts = cuts_of(balance)
     _check_cuts(request, cuts)
     chosen = _placed(request, cuts, counts)
-    pricer = Pricer(tables(profile, cuts), request.devices, options)
-    chosen = with_recompute(pricer, chosen)
-    _check_memory(request, pricer, chosen)
-    priced = pricer.price(chosen)
+    chosen = with_recompute(request.pricer, chosen)
+    _check_memory(request, chosen)
+    priced = request.pricer.price(chosen)
     work_s = (
         sum(entry.forward.median_s + entry.backward.median_s for entry in profile.layers)
         / request.devices.fastest
@@ -123,9 +121,9 @@ def _placed(request: Request, cuts: tuple[int, ...], replicas: Sequence[int]) ->
     return found
 
 
-def _check_memory(request: Request, pricer: Pricer, chosen: Assignment) -> None:
+def _check_memory(request: Request, chosen: Assignment) -> None:
     layers = request.profile.layers
-    for number, stage in enumerate(pricer.stages(chosen)):
+    for number, stage in enumerate(request.pricer.stages(chosen)):
         needed, limit = stage.memory.total_bytes, stage.limit_bytes
         if limit is not None and needed > limit:
             first, last = chosen.cuts[number], chosen.cuts[number + 1] - 1

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import combinations
 
-from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.planner import recount
 from stagewright.planner.recount import Split
 from stagewright.planner.recount_places import Place, level_between
@@ -312,28 +311,3 @@ class Sums:
     devices: int = 0
     stage_s: float = 0.0
     stage_bytes: int = 0
-
-
-def usable_splits(costs, num_stages):
-    """All splits into that many stages, one device each, that are legal and fit."""
-    from stagewright.planner.splits import check_cuts
-
-    options = costs.options
-    if options.schedule == "1f1b" and options.num_microbatches < num_stages:
-        return
-    for inner in combinations(range(1, costs.num_layers), num_stages - 1):
-        cuts = (0, *inner, costs.num_layers)
-        try:
-            check_cuts(costs, cuts)
-        except (Infeasible, InvalidInput):
-            continue
-        yield cuts
-
-
-def least_objective_s(costs, num_stages):
-    """The smallest objective of any of `usable_splits`."""
-    from stagewright.planner.objective import objective_s
-
-    return min(
-        (objective_s(costs, cuts) for cuts in usable_splits(costs, num_stages)), default=None
-    )

@@ -7,7 +7,11 @@ from stagewright.core.errors import InvalidInput
 from stagewright.core.graph import Parameter
 from stagewright.core.plan import PlanOptions
 from stagewright.core.profile import LossProfile, SavedStorage, Timing
-from stagewright.planner.cost import parameters_of, stage_costs
+from stagewright.planner.assignment import in_device_order
+from stagewright.planner.classes import devices_of
+from stagewright.planner.cost import parameters_of, tables
+from stagewright.planner.plan import plan
+from stagewright.planner.price import Pricer
 from tests.builders import boundary, chain_profile, random_profile
 
 OPTIONS = PlanOptions(num_microbatches=3, optimizer="adam")
@@ -17,8 +21,24 @@ def changed(profile, **fields):
     return type(profile).model_validate({**dict(profile), **fields})
 
 
-def costs_of(profile, options=OPTIONS, num_devices=4):
-    return stage_costs(profile, Cluster.uniform(num_devices, memory_bytes=100), options)
+def costs_of(profile):
+    return tables(profile, range(len(profile.layers) + 1))
+
+
+def pricer_of(profile, num_devices=4):
+    devices = devices_of(Cluster.uniform(num_devices, memory_bytes=100), OPTIONS)
+    return Pricer(costs_of(profile), devices, OPTIONS)
+
+
+def stages_of(profile, cuts):
+    """The prices of stages on one device each."""
+    pricer = pricer_of(profile)
+    return pricer.stages(in_device_order(cuts, pricer.devices))
+
+
+def tied_sync_s(profile, cuts):
+    pricer = pricer_of(profile)
+    return pricer.tied_sync_s(in_device_order(cuts, pricer.devices))
 
 
 @pytest.mark.parametrize("storages", [True, False])
@@ -39,22 +59,66 @@ def test_every_interval_against_plain_sums(seed, storages):
                 if storages
                 else sum(entry.saved_activation_bytes for entry in entries)
             )
-            forward_s = sum(entry.forward.median_s for entry in entries)
-            assert costs.forward_s[first, last] == pytest.approx(
-                forward_s + (loss.forward.median_s if loss else 0), rel=1e-14
+            ends_with = loss.saved_activation_bytes if loss else 0
+            at = first, last
+            assert costs.forward_s[at] == pytest.approx(
+                sum(entry.forward.median_s for entry in entries)
+                + (loss.forward.median_s if loss else 0),
+                rel=1e-14,
             )
-            memory = costs.memory(first, last, 2)
-            assert memory.weights_bytes == sum(item.size_bytes for item in held)
-            assert memory.gradients_bytes == sum(item.size_bytes for item in learned)
-            assert memory.optimizer_bytes == sum(item.numel * 8 for item in learned)
-            assert memory.workspace_bytes == max(entry.workspace_bytes for entry in entries)
-            assert memory.activations_bytes == 2 * (
-                saved + (loss.saved_activation_bytes if loss else 0)
+            assert costs.backward_s[at] == pytest.approx(
+                sum(entry.backward.median_s for entry in entries)
+                + (loss.backward.median_s if loss else 0),
+                rel=1e-14,
             )
-            arriving = profile.boundaries[first - 1].forward_bytes if first else 0
-            returning = profile.boundaries[last - 1].backward_bytes if last < last_layer else 0
-            assert memory.receive_buffers_bytes == 3 * (arriving + returning)
-            assert costs.memory_bytes(2)[first, last] == memory.total_bytes
+            assert costs.recompute_s[at] == pytest.approx(
+                sum(entry.forward.median_s for entry in entries), rel=1e-14
+            )
+            assert costs.weights_bytes[at] == sum(item.size_bytes for item in held)
+            assert costs.gradients_bytes[at] == sum(item.size_bytes for item in learned)
+            assert costs.learned_elements[at] == sum(item.numel for item in learned)
+            assert costs.workspace_bytes[at] == max(entry.workspace_bytes for entry in entries)
+            assert costs.saved_bytes[at] == saved + ends_with
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_groups_of_layers_cost_what_their_layers_do(seed):
+    profile = random_profile(seed, 9, ties=2)
+    whole, edges = costs_of(profile), (0, 2, 3, 7, 9)
+    grouped = tables(profile, edges)
+    for one, first in enumerate(edges):
+        assert grouped.arriving_bytes[one] == whole.arriving_bytes[first]
+        assert grouped.returning_bytes[one] == whole.returning_bytes[first]
+        assert grouped.input_bytes[one] == whole.input_bytes[first]
+        for other in range(one + 1, len(edges)):
+            at, span = (one, other), (first, edges[other])
+            for name in ("forward_s", "backward_s", "recompute_s"):
+                expected = pytest.approx(getattr(whole, name)[span], rel=1e-14)
+                assert getattr(grouped, name)[at] == expected
+            for name in ("weights", "gradients", "saved", "workspace"):
+                table = f"{name}_bytes"
+                assert getattr(grouped, table)[at] == getattr(whole, table)[span]
+            assert grouped.learned_elements[at] == whole.learned_elements[span]
+
+
+def test_what_crosses_each_cut_and_what_the_model_reads():
+    profile = random_profile(1, 6)
+    costs, gaps = costs_of(profile), profile.boundaries
+    assert costs.arriving_bytes.tolist() == [0, *(gap.forward_bytes for gap in gaps), 0]
+    assert costs.returning_bytes.tolist() == [0, *(gap.backward_bytes for gap in gaps), 0]
+    assert costs.input_bytes.tolist() == [64, *(gap.forward_bytes for gap in gaps), 0]
+
+
+def test_receive_buffers_hold_every_microbatch_of_both_neighbours():
+    profile = changed(
+        chain_profile([1, 1, 1]),
+        boundaries=(
+            boundary(0, forward_bytes=10, backward_bytes=4),
+            boundary(1, forward_bytes=100, backward_bytes=40),
+        ),
+    )
+    buffers = [stage.memory.receive_buffers_bytes for stage in stages_of(profile, (0, 1, 2, 3))]
+    assert buffers == [3 * 4, 3 * (10 + 40), 3 * 100]
 
 
 def test_a_storage_kept_by_two_layers_counts_once():
@@ -74,13 +138,15 @@ def test_a_tied_weight_counts_once_a_stage_and_a_buffer_has_no_gradient():
             Parameter(names=("frozen",), size_bytes=8, numel=2, layers=(1,), trainable=False),
         ),
     )
-    memory = costs_of(profile).memory(0, 2, 1)
+    (stage,) = stages_of(profile, (0, 2))
+    memory = stage.memory
     assert (memory.weights_bytes, memory.gradients_bytes, memory.optimizer_bytes) == (52, 40, 80)
 
 
 def test_a_profile_without_parameters_counts_its_layers_bytes_as_fp32_weights():
     profile = changed(chain_profile([1, 1], parameter_bytes=8), parameters=())
-    memory = costs_of(profile).memory(0, 2, 1)
+    (stage,) = stages_of(profile, (0, 2))
+    memory = stage.memory
     assert (memory.weights_bytes, memory.gradients_bytes, memory.optimizer_bytes) == (16, 16, 32)
     assert [entry.layers for entry in parameters_of(profile)] == [(0,), (1,)]
 
@@ -102,38 +168,36 @@ def test_the_loss_belongs_to_whatever_stage_comes_last():
 def test_tied_gradients_are_summed_over_the_stages_that_own_them():
     tied = Parameter(names=("tied",), size_bytes=1200, numel=300, layers=(0, 2))
     profile = changed(chain_profile([1, 1, 1, 1]), parameters=(tied,))
-    costs = costs_of(profile)
-    link = costs.cluster.link(0, 1)
-    assert costs.tied_sync_s((0, 3, 4)) == 0
-    assert costs.tied_sync_s((0, 1, 2, 4)) == link.all_reduce_time_s(1200, 2)
+    link = Cluster.uniform(4).link(0, 1)
+    assert tied_sync_s(profile, (0, 3, 4)) == 0
+    assert tied_sync_s(profile, (0, 1, 2, 4)) == link.all_reduce_time_s(1200, 2)
     frozen = tied.model_copy(update={"trainable": False})
-    assert costs_of(changed(profile, parameters=(frozen,))).tied_sync_s((0, 1, 4)) == 0
+    assert tied_sync_s(changed(profile, parameters=(frozen,)), (0, 1, 4)) == 0
 
 
 def test_sends_are_priced_by_the_link_between_the_two_devices():
     profile = changed(
         chain_profile([1, 1]), boundaries=(boundary(0, forward_bytes=100, backward_bytes=40),)
     )
-    costs = costs_of(profile)
-    link = costs.cluster.link(0, 1)
-    times = costs.stage_times((0, 1, 2))
-    assert times.send_forward_s == [link.transfer_time_s(100)]
-    assert times.send_backward_s == [link.transfer_time_s(40)]
+    link = Cluster.uniform(4).link(0, 1)
+    front, back = stages_of(profile, (0, 1, 2))
+    assert (front.send_forward_s, front.send_backward_s) == (link.transfer_time_s(100), 0)
+    assert (back.send_forward_s, back.send_backward_s) == (0, link.transfer_time_s(40))
 
 
 def test_bytes_beyond_exact_sums_are_refused():
     profile = chain_profile([1], saved_bytes=2**52)
     with pytest.raises(InvalidInput, match="8 PiB"):
-        costs_of(profile)
+        plan(profile, Cluster.uniform(1), OPTIONS)
 
 
 def test_times_beyond_reason_are_refused():
     with pytest.raises(InvalidInput, match="times add up to"):
-        costs_of(chain_profile([1e300, 1e300]))
+        plan(chain_profile([1e300, 1e300]), Cluster.uniform(1), OPTIONS)
 
 
 def test_links_too_slow_to_count_are_refused():
     profile = chain_profile([1, 1], forward_bytes=1000)
     cluster = Cluster.uniform(2, bandwidth_bytes_per_s=1e-320)
     with pytest.raises(InvalidInput, match="would take inf s to send"):
-        stage_costs(profile, cluster, OPTIONS)
+        plan(profile, cluster, OPTIONS)

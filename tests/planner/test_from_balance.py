@@ -58,11 +58,11 @@ def test_too_many_stages_and_too_little_memory_are_infeasible():
 
 def test_more_1f1b_stages_than_microbatches_are_refused_and_gpipe_takes_them():
     profile, cluster = chain_profile([1, 1, 1]), Cluster.uniform(3)
-    for num_stages in (None, 3):
+    for num_stages, field in ((None, "/balance"), (3, "/options/num_stages")):
         options = PlanOptions(num_microbatches=2, num_stages=num_stages)
         with pytest.raises(InvalidInput, match=r"3 stages, but num_microbatches is 2;") as caught:
             plan_from_balance(profile, cluster, options, [1, 1, 1])
-        assert caught.value.field == "/balance"
+        assert caught.value.field == field
     options = PlanOptions(num_microbatches=2, schedule="gpipe")
     validate(plan_from_balance(profile, cluster, options, [1, 1, 1]), profile, cluster)
 
