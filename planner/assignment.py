@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 
 from .classes import Devices
 from .labels import Hop
+from .stage_table import Order, StageTable
 
 Cuts = tuple[int, ...]
 """Layers of S stages: 0, the first layer of every later stage, and L."""
@@ -25,6 +26,7 @@ class Assignment:
         recompute: Whether each stage is recomputed.
         extra_depth: Forwards every stage runs ahead beyond the schedule's warm-up.
         chunks: Stages a device.
+        order: The profile's layer at each place, which ``cuts`` count; empty for its own order.
     """
 
     cuts: Cuts
@@ -34,6 +36,7 @@ class Assignment:
     recompute: tuple[bool, ...]
     extra_depth: int = 0
     chunks: int = 1
+    order: Order = ()
 
     @property
     def num_stages(self) -> int:
@@ -56,16 +59,18 @@ def counts_of(cuts: Cuts) -> tuple[int, ...]:
 
 
 def from_hops(
-    hops: Sequence[Hop], positions: Sequence[int], config_class: Sequence[int],
+    hops: Sequence[Hop], tables: StageTable, config_class: Sequence[int],
     config_recompute: Sequence[int], devices: Devices,
 ) -> Assignment:  # fmt: skip
     """What a path of the search stands for, moved to the first devices it can be moved to."""
+    order, cuts = tables.layout([*(hop.first for hop in hops), hops[-1].last])
     found = Assignment(
-        cuts=(*(positions[hop.first] for hop in hops), positions[hops[-1].last]),
+        cuts=cuts,
         replicas=tuple(hop.replicas for hop in hops),
         classes=tuple(int(config_class[hop.config]) for hop in hops),
         ends=tuple(hop.end for hop in hops),
         recompute=tuple(bool(config_recompute[hop.config]) for hop in hops),
+        order=order,
     )
     return moved_forward(found, devices)
 

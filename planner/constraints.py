@@ -14,9 +14,10 @@ from ..core.plan import PlanOptions
 from ..core.profile import Profile
 from .assignment import Assignment
 from .classes import Devices
-from .cost import Tables, legal_positions, parameters_of
+from .cost import legal_positions, parameters_of
 from .moves import Space
 from .schedules import too_many_stages
+from .stage_table import StageTable
 from .ties import TiePattern, tie_patterns
 
 
@@ -69,7 +70,7 @@ def tied_parameters(profile: Profile) -> tuple[Parameter, ...]:
 
 
 def parts(
-    tables: Tables, devices: Devices, options: PlanOptions, *, with_ties: bool = True
+    tables: StageTable, devices: Devices, options: PlanOptions, *, with_ties: bool = True
 ) -> Iterator[Part]:
     """All plans the options allow, in parts.
 
@@ -81,14 +82,12 @@ def parts(
     """
     index = {entry.layer.name: position for position, entry in enumerate(tables.profile.layers)}
     pinned = [(pin, _layer(index, pin.layer, "pins")) for pin in options.pins]
-    n = tables.num_atoms
-    edges = np.array(tables.positions)
     allowed = None
     if any(pin.kind is not None for pin, _ in pinned):
-        allowed = np.ones((len(devices.classes), n + 1, n + 1), dtype=np.bool_)
+        allowed = np.ones((len(devices.classes), len(tables.first)), dtype=np.bool_)
         for pin, layer in pinned:
             if pin.kind is not None:
-                inside = (edges[:, None] <= layer) & (layer < edges[None, :])
+                inside = tables.holds(layer)
                 for number, entry in enumerate(devices.classes):
                     if entry.kind != pin.kind:
                         allowed[number] &= ~inside
@@ -96,7 +95,7 @@ def parts(
     whole = Space(tables, devices, options, allowed=allowed)
     counts: list[int | None] = [None]
     if stage_pins:
-        most = min(n, len(devices.cluster.devices))
+        most = min(tables.most_stages, len(devices.cluster.devices))
         counts = [options.num_stages] if options.num_stages else [*range(1, most + 1)]
     untold = [TiePattern((), (), 0.0)]
     patterns = _patterns(tables, devices, options) if with_ties else untold
@@ -108,7 +107,7 @@ def parts(
             yield Part(_of_pattern(space, pattern), pattern.least_sync_s)
 
 
-def _patterns(tables: Tables, devices: Devices, options: PlanOptions) -> list[TiePattern]:
+def _patterns(tables: StageTable, devices: Devices, options: PlanOptions) -> list[TiePattern]:
     if options.objective in ("latency", "throughput") or not tables.tied:
         return [TiePattern((), (), 0.0)]
     return tie_patterns(tables, devices)
@@ -117,21 +116,19 @@ def _patterns(tables: Tables, devices: Devices, options: PlanOptions) -> list[Ti
 def _of_pattern(space: Space, pattern: TiePattern) -> Space:
     if not pattern.together and not pattern.apart:
         return space
-    edges = np.array(space.tables.positions)
-    mask = pattern.allows(edges[:, None], edges[None, :])
+    mask = pattern.allows(space.tables)
     return replace(space, only=mask if space.only is None else space.only & mask)
 
 
 def _pinned(space: Space, stage_pins: list[tuple[int, int]], num_stages: int) -> Space | None:
     """The plans of so many stages that keep the pins; `None` if a pin is beyond the last one."""
-    edges = np.array(space.tables.positions)
-    number = np.zeros((len(edges), len(edges)), dtype=np.int64)
+    number = np.zeros(len(space.tables.first), dtype=np.int64)
     only = np.ones_like(number, dtype=np.bool_)
     for stage, layer in stage_pins:
         from_end = num_stages - stage
         if from_end < 1:
             return None
-        inside = (edges[:, None] <= layer) & (layer < edges[None, :])
+        inside = space.tables.holds(layer)
         only &= ~(inside & (number > 0) & (number != from_end))
         number[inside] = from_end
     options = space.options.model_copy(update={"num_stages": num_stages})

@@ -8,6 +8,7 @@ anything. Nothing here depends on what is asked for, so plans of one profile sha
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,9 +18,7 @@ from numpy.typing import NDArray
 
 from ..core.graph import Parameter
 from ..core.profile import Profile
-
-Seconds = NDArray[np.float64]
-Bytes = NDArray[np.int64]
+from .stage_table import Bytes, Mask, Order, Seconds, StageTable
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +40,8 @@ class Tables:
         input_bytes: Per position, what a stage that begins there reads: ``arriving_bytes``, at
             the front the model's inputs.
         tied: Trainable parameters used by several layers.
+        order: Where ``profile`` is another one with its layers reordered: that one's layer at
+            each place.
     """
 
     profile: Profile
@@ -57,6 +58,7 @@ class Tables:
     returning_bytes: Bytes
     input_bytes: Bytes
     tied: tuple[Parameter, ...]
+    order: Order = ()
 
     @property
     def num_atoms(self) -> int:
@@ -71,6 +73,67 @@ class Tables:
     def has(self, cuts: Iterable[int]) -> bool:
         """Whether all these layer indices are positions."""
         return all(cut in self.index for cut in cuts)
+
+    @cached_property
+    def stages(self) -> ChainStages:
+        """Every stage, one after another."""
+        first, last = np.triu_indices(self.num_atoms + 1, k=1)
+        span = (first, last)
+        return ChainStages(
+            profile=self.profile,
+            num_atoms=self.num_atoms,
+            most_stages=self.num_atoms,
+            first=first.astype(np.int64),
+            last=last.astype(np.int64),
+            forward_s=self.forward_s[span],
+            backward_s=self.backward_s[span],
+            recompute_s=self.recompute_s[span],
+            weights_bytes=self.weights_bytes[span],
+            gradients_bytes=self.gradients_bytes[span],
+            learned_elements=self.learned_elements[span],
+            saved_bytes=self.saved_bytes[span],
+            workspace_bytes=self.workspace_bytes[span],
+            arriving_bytes=self.arriving_bytes,
+            returning_bytes=self.returning_bytes,
+            input_bytes=self.input_bytes,
+            front_forward_s=_in_front(self.forward_s),
+            front_backward_s=_in_front(self.backward_s),
+            tied=self.tied,
+            positions=self.positions,
+            order=self.order,
+        )
+
+
+def _in_front(table: Seconds) -> Seconds:
+    """Sums from the first position to each; nothing begins at the last."""
+    row: Seconds = table[0].copy()
+    row[0] = 0.0
+    return row
+
+
+@dataclass(frozen=True, eq=False)
+class ChainStages(StageTable):
+    """The stages of a chain.
+
+    Attributes:
+        positions: See `Tables`.
+        order: See `Tables`.
+    """
+
+    positions: tuple[int, ...]
+    order: Order = ()
+
+    def holds(self, layer: int) -> Mask:
+        atom = bisect_right(self.positions, layer) - 1
+        inside: Mask = (self.first <= atom) & (atom < self.last)
+        return inside
+
+    def layout(self, positions: Sequence[int]) -> tuple[Order, tuple[int, ...]]:
+        return self.order, tuple(self.positions[position] for position in positions)
+
+    @property
+    def keeps_order(self) -> bool:
+        return True
 
 
 def legal_positions(profile: Profile) -> tuple[int, ...]:

@@ -41,13 +41,13 @@ def any_plan(request: Request, devices: Devices) -> Assignment | None:
     measure = (
         "latency" if request.pricer.only_forward else ("gpipe" if schedule == "gpipe" else "1f1b")
     )
-    for part in parts(request.costs, devices, request.options, with_ties=False):
+    for part in parts(request.stages, devices, request.options, with_ties=False):
         search = BoxSearch(part.space, measure, effort)
         path = search.fewest_devices()
         if path is not None:
             return from_hops(
                 path.hops,
-                request.costs.positions,
+                search.space.tables,
                 search.moves.config_class.tolist(),
                 search.moves.config_recompute.tolist(),
                 devices,

@@ -7,12 +7,10 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..core.plan import OPTIMIZER_BYTES_PER_ELEMENT, PlanOptions
 from ..core.profile import Profile
 from .classes import Devices
-from .cost import Tables
 from .labels import (
     DEPTH_ALL,
     DEPTH_ONE,
@@ -24,6 +22,7 @@ from .labels import (
     Moves,
     Rules,
 )
+from .stage_table import Mask, StageTable
 
 SPLIT_BACKWARD = ("zero_bubble", "interleaved_zero_bubble", "zbv")
 """Schedules that send gradients on before the gradients of weights are worked out."""
@@ -37,36 +36,31 @@ class Space:
     """Everything a plan may be, for one profile, cluster and set of options.
 
     Attributes:
-        tables: Costs between the positions where stages may begin and end.
+        tables: Costs of every stage.
         devices: The cluster.
         options: What is asked for.
-        only: Stages allowed by constraints, [first, last] over positions; `None` for all.
-        stage_number: See `Moves.stage_number`, [first, last]; `None` for any.
-        allowed: For each class, which stages it may run, [class, first, last]; `None` for all.
+        only: Stages allowed by constraints, shape (E,); `None` for all.
+        stage_number: See `Moves.stage_number`; `None` for any.
+        allowed: For each class, which stages it may run, [class, stage]; `None` for all.
     """
 
-    tables: Tables
+    tables: StageTable
     devices: Devices
     options: PlanOptions
-    only: NDArray[np.bool_] | None = None
+    only: Mask | None = None
     stage_number: Integers | None = None
-    allowed: NDArray[np.bool_] | None = None
+    allowed: Mask | None = None
 
     @cached_property
-    def pairs(self) -> tuple[Integers, Integers]:
-        """First and last position of every stage, by first, then last."""
-        n = self.tables.num_atoms
-        first, last = np.triu_indices(n + 1, k=1)
-        if self.only is not None:
-            keep = self.only[first, last]
-            first, last = first[keep], last[keep]
-        return first.astype(np.int64), last.astype(np.int64)
+    def kept(self) -> slice | Integers:
+        """Which of the table's stages may be chosen."""
+        return slice(None) if self.only is None else np.flatnonzero(self.only)
 
     @cached_property
     def start(self) -> Integers:
         """Where the stages beginning at each position start, shape (N + 1,)."""
         positions = np.arange(self.tables.num_atoms + 1)
-        return np.searchsorted(self.pairs[0], positions).astype(np.int64)
+        return np.searchsorted(self.tables.first[self.kept], positions).astype(np.int64)
 
     @cached_property
     def recompute_choices(self) -> tuple[bool, ...]:
@@ -133,7 +127,7 @@ class Space:
     def max_stages(self) -> int:
         """At most this many stages; 0 where devices and positions already say so."""
         options = self.options
-        most = min(self.tables.num_atoms, len(self.devices.cluster.devices))
+        most = min(self.tables.most_stages, len(self.devices.cluster.devices))
         limit = options.max_stages or most
         if options.schedule == "1f1b" and options.objective != "latency":
             limit = min(limit, options.num_microbatches)
@@ -142,9 +136,8 @@ class Space:
     def moves(self, measure: Measure) -> Moves:
         """Every stage with what it costs by one measure."""
         tables, options = self.tables, self.options
-        first, last = self.pairs
-        span = (first, last)
-        n = tables.num_atoms
+        span, n = self.kept, tables.num_atoms
+        first, last = tables.first[span], tables.last[span]
         configs = [
             (index, entry, recompute)
             for index, entry in enumerate(self.devices.classes)
@@ -180,12 +173,11 @@ class Space:
         both = send_forward + send_backward
         no_link = np.zeros_like(both)
         fastest = self.devices.fastest
-        front = np.zeros(n + 1)  # of layers, so no loss: nothing begins at position N
-        front[1:n] = tables.forward_s[0, 1:n] / fastest
+        lead = tables.front_backward_s / fastest
+        front = tables.front_forward_s / fastest
         if options.schedule not in SPLIT_BACKWARD:  # there gradients run ahead of the work behind
-            front[1:n] += tables.backward_s[0, 1:n] / fastest
-        lead = np.zeros(n + 1)
-        lead[1:] = tables.backward_s[0, 1:] / fastest
+            front = front + lead
+        front[n] = 0.0  # nothing begins there
         return Moves(
             num_atoms=n,
             start=self.start,

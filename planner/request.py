@@ -18,6 +18,7 @@ from .cost import Tables
 from .magnitude import check_magnitude
 from .moves import coarse_positions
 from .price import Pricer
+from .stage_table import StageTable
 
 MAX_ATOMS = 1_100
 """Beyond this many positions the tables (their number squared) get too large to search whole."""
@@ -82,6 +83,11 @@ class Request:
         if len(self.positions) - 1 <= MAX_ATOMS:
             return self.table_of(self.positions)
         return self.coarse(MAX_ATOMS)
+
+    @property
+    def stages(self) -> StageTable:
+        """The stages a plan is made of."""
+        return self.costs.stages
 
     @property
     def is_whole(self) -> bool:

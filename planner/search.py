@@ -123,7 +123,7 @@ class BoxSearch:
         self.open: list[_Box] = []
         self.unproven = math.inf
         self._order = count()
-        stages = min(space.tables.num_atoms, int(self.machine.total.sum()))
+        stages = min(space.tables.most_stages, int(self.machine.total.sum()))
         self.most_stages = space.options.num_stages or space.max_stages or stages
 
     @cached_property
@@ -170,9 +170,9 @@ class BoxSearch:
         In the unit of the first metric, on the slowest class where that matters.
         """
         costs, speed = self.space.tables, self.machine.speed
-        whole = float(costs.forward_s[0, -1])
+        whole, backward = costs.whole_s
         if self.measure != "gpipe":
-            whole += float(costs.backward_s[0, -1])
+            whole += backward
         slowest = self.space.devices.fastest / float(speed.max())
         power = float((self.machine.total * speed).sum()) * slowest
         return whole / power, whole / slowest

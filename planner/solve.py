@@ -12,7 +12,6 @@ from .assignment import Assignment, from_hops
 from .balances import balanced
 from .candidates import deeper, grids, neighbours
 from .constraints import parts
-from .cost import Tables
 from .infeasible import out_of_memory
 from .labels import Hop
 from .least_memory import any_plan
@@ -112,7 +111,7 @@ def _devices(request: Request) -> Decision:
     """Fewest devices first; among plans with as many, the least step."""
     effort = Effort(request.deadline)
     fewest = math.inf
-    for part in parts(request.costs, request.devices, request.options):
+    for part in parts(request.stages, request.devices, request.options):
         search = BoxSearch(part.space, _model(request), effort)
         fewest = min([fewest, *(path.num_ranks for path in search.every_plan())])
     if fewest == math.inf:
@@ -184,9 +183,9 @@ def _search(
     pool = Pool(request.pricer)
     devices = request.devices.limited(limit_bytes)
     best, bound = math.inf, math.inf
-    whole = request.costs
+    whole = request.stages
     sizes = [size for size in COARSE_ATOMS if size < 0.6 * whole.num_atoms]
-    levels = [(request.coarse(size), max(request.options.gap, 1e-2)) for size in sizes]
+    levels = [(request.coarse(size).stages, max(request.options.gap, 1e-2)) for size in sizes]
     for costs, gap in [*levels, (whole, request.options.gap)]:
         exact = costs is whole
         effort = Effort(request.deadline, gap=gap)
@@ -197,10 +196,10 @@ def _search(
                 tied_s=part.tied_s, max_ranks=max_ranks, best_value=best * (1 + 1e-9),
             )  # fmt: skip
             if costs.tied and measure in ("1f1b", "gpipe"):
-                search.tied_of = _tied_of(request.pricer, search, costs)
+                search.tied_of = _tied_of(request.pricer, search)
             search.run(max_searches=2_000 if exact else 40)
             for path in search.paths:
-                pool.add(_assignment(path.hops, search, costs), path.value)
+                pool.add(_assignment(path.hops, search), path.value)
             best = min([best, *(path.value for path in search.paths)])
             bound = min(bound, search.bound)
         if best < math.inf:
@@ -217,16 +216,14 @@ def _search(
     return pool, min(bound, best)
 
 
-def _tied_of(
-    pricer: Pricer, search: BoxSearch, costs: Tables
-) -> Callable[[tuple[Hop, ...]], float]:
-    return lambda hops: pricer.tied_sync_s(_assignment(hops, search, costs))
+def _tied_of(pricer: Pricer, search: BoxSearch) -> Callable[[tuple[Hop, ...]], float]:
+    return lambda hops: pricer.tied_sync_s(_assignment(hops, search))
 
 
-def _assignment(hops: Sequence[Hop], search: BoxSearch, costs: Tables) -> Assignment:
+def _assignment(hops: Sequence[Hop], search: BoxSearch) -> Assignment:
     return from_hops(
         hops,
-        costs.positions,
+        search.space.tables,
         search.moves.config_class.tolist(),
         search.moves.config_recompute.tolist(),
         search.space.devices,
@@ -262,17 +259,16 @@ def _fastest(request: Request, pool: Pool) -> Priced:
 
 def _simulated_bound(request: Request, priced: Priced) -> float:
     """No plan's simulated step is below: `docs/planner.md`, the last section."""
-    costs, options = request.costs, request.options
-    fastest = request.devices.fastest
-    whole_s = float(costs.forward_s[0, -1]) / fastest
+    options, fastest = request.options, request.devices.fastest
+    forward_s, backward_s = request.stages.whole_s
     if options.objective == "latency":
-        return min(whole_s, priced.step_time_s)
-    whole_s += float(costs.backward_s[0, -1]) / fastest
+        return min(forward_s / fastest, priced.step_time_s)
+    whole_s = forward_s / fastest + backward_s / fastest
     if not request.is_whole:
         return min(whole_s, priced.step_time_s)
     effort = Effort(request.deadline, gap=1e-3)
     bound = math.inf
-    for part in parts(costs, request.devices, options, with_ties=False):
+    for part in parts(request.stages, request.devices, options, with_ties=False):
         search = BoxSearch(part.space, "simulated_bound", effort, best_value=priced.step_time_s)
         bound = min(bound, search.narrow(1e-3)[0])
     return min(max(bound, whole_s), priced.step_time_s)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .classes import Devices
-from .cost import Tables
+from .stage_table import Mask, StageTable
 
 MAX_PATTERNS = 32
 """How many ways to spread tied weights are tried apart; beyond, the bound leaves ties out."""
@@ -29,17 +28,17 @@ class TiePattern:
     apart: tuple[tuple[int, int], ...]
     least_sync_s: float
 
-    def allows(self, first: NDArray[np.intp], last: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Which intervals [first, last) respect the pattern."""
-        mask = np.ones(np.broadcast_shapes(first.shape, last.shape), dtype=np.bool_)
-        for left, right in self.together:
-            mask &= ((first <= left) & (left < last)) == ((first <= right) & (right < last))
-        for left, right in self.apart:
-            mask &= (first > left) | (last <= right)
+    def allows(self, tables: StageTable) -> Mask:
+        """Which stages respect the pattern, shape (E,)."""
+        mask = np.ones(len(tables.first), dtype=np.bool_)
+        for one, other in self.together:
+            mask &= tables.holds(one) == tables.holds(other)
+        for one, other in self.apart:
+            mask &= ~(tables.holds(one) & tables.holds(other))
         return mask
 
 
-def tie_patterns(tables: Tables, devices: Devices) -> list[TiePattern]:
+def tie_patterns(tables: StageTable, devices: Devices) -> list[TiePattern]:
     """Every way to spread the tied weights over stages, the cheapest first.
 
     Weights used by the same layers move together. Where there are more than `MAX_PATTERNS`
@@ -59,7 +58,8 @@ def tie_patterns(tables: Tables, devices: Devices) -> list[TiePattern]:
         [(layers, split) for split in product((False, True), repeat=len(layers) - 1)]
         for layers in told_apart
     ]
-    patterns = [_pattern(devices, groups, choice) for choice in product(*choices)]
+    most_owners = None if tables.keeps_order else 2  # where the third may join the first again
+    patterns = [_pattern(devices, groups, choice, most_owners) for choice in product(*choices)]
     return sorted(patterns, key=lambda pattern: pattern.least_sync_s)
 
 
@@ -67,6 +67,7 @@ def _pattern(
     devices: Devices,
     groups: dict[tuple[int, ...], list[int]],
     choice: tuple[tuple[tuple[int, ...], tuple[bool, ...]], ...],
+    most_owners: int | None,
 ) -> TiePattern:
     together: list[tuple[int, int]] = []
     apart: list[tuple[int, int]] = []
@@ -74,8 +75,10 @@ def _pattern(
     for layers, split in choice:
         for pair, is_cut in zip(pairwise(layers), split, strict=True):
             (apart if is_cut else together).append(pair)
+        owners = 1 + sum(split)
+        owners = owners if most_owners is None else min(owners, most_owners)
         for size_bytes in groups[layers]:
-            least_sync_s += _least_sync_s(devices, size_bytes, 1 + sum(split))
+            least_sync_s += _least_sync_s(devices, size_bytes, owners)
     return TiePattern(tuple(together), tuple(apart), least_sync_s)
 
 
