@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 from ..core.errors import InvalidInput
 
 
-def default_depths(num_microbatches: int, replicas: Sequence[int]) -> tuple[int, ...]:
-    """1F1B's own warm-up: min(n_s, ceil(R_s / r_s)) forwards on each replica of stage s.
+def default_depths(
+    num_microbatches: int, replicas: Sequence[int], extra: int = 0
+) -> tuple[int, ...]:
+    """1F1B's own warm-up: forwards each replica of a stage does before its first backward.
 
-    R_s are the ranks from this stage to the end, n_s = ceil(m / r_s) the micro-batches its first
-    replica gets. With one rank a stage this is min(m, S - s) (PipeDream-Flush, Narayanan et al.
-    2021); with replicas it is PipeDream's NOAM per stage (Narayanan et al. 2019).
+    A stage with depth d on r ranks has D = d r micro-batches between their forward and their
+    backward. To keep the next stage busy a stage has to run its D' ahead and one round of its
+    own: d = 1 + ceil(D' / r), from the last stage's d = 1 on, and never more than the n
+    micro-batches a replica gets. With one rank a stage this is min(m, S - s) (PipeDream-Flush,
+    Narayanan et al. 2021). PipeDream's rule for replicas, ceil(ranks from here on / r)
+    (Narayanan et al. 2019), rounds every stage apart: where replicas do not divide each other
+    that starves stages, by half of the step and more in `benchmarks/planner.py`'s plans.
+
+    Args:
+        num_microbatches: Of one step.
+        replicas: Ranks of each stage.
+        extra: Added for every stage but the last, which has nothing to wait for.
     """
-    to_the_end = list(accumulate(reversed(replicas)))[::-1]
-    return tuple(
-        min(-(-num_microbatches // count), -(-ranks // count))
-        for count, ranks in zip(replicas, to_the_end, strict=True)
-    )
+    depths: list[int] = []
+    ahead = 0
+    for count in reversed(replicas):
+        depth = 1 + -(-ahead // count)
+        ahead = depth * count
+        more = extra if depths else 0
+        depths.append(min(depth + more, -(-num_microbatches // count)))
+    return tuple(reversed(depths))
 
 
 def checked_depths(

@@ -4,18 +4,18 @@ The planner's core. Stages are chosen from the last to the first; what has been 
 a label, and of two labels at the same position one is dropped if the other is at least as good
 in every respect that later choices can notice.
 
-State: at position i, a label (devices used of each class, replicas behind, stages behind, sum of
-weights w), for a way to run layers i .. L - 1.
+State: at position i, a label (devices used of each class, micro-batches in flight behind,
+stages and replicas behind, sum of weights w), for a way to run layers i .. L - 1.
 Base: at position N, nothing used, w = 0.
 Transition: at position i, for every stage [i, j), class, recomputation, and label at j: the
 fewest replicas r that keep the stage's metrics within their limits and fit its memory; its
 devices are placed in front of those used (`DeviceClass.place`); w grows by the stage's weight
-and by what its cut sends. More replicas than needed are tried only where they change the link
-level of a cut.
+and by what its cut sends; with q micro-batches in flight behind, it has r (1 + ceil(q / r))
+(`default_depths`). More replicas than needed are tried only where they change the link level of
+a cut, or leave fewer micro-batches in flight: r = ceil(q / k) for whole k.
 Dominance: labels with equal device residues (so that everything in front can be shifted by whole
-groups), w, devices, replicas and stages each at most the other's.
-With one class and one level that is the recurrence of design section 5.3 with its objective and
-its resource both kept; the sum of replicas decides how many micro-batches are in flight.
+groups), and w, devices and micro-batches in flight each at most the other's; stages and replicas
+too where their number is limited. What does not matter to a request is left out.
 
 O(stages of the profile x labels a position) for each search. This is the resource-constrained
 shortest path problem (Irnich and Desaulniers, "Shortest path problems with resource
@@ -31,6 +31,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import jit
+
+COLUMNS = ("used", "flying", "stages", "ranks", "weight", "bucket", "key", "parent", "move",
+           "config", "count", "end")  # fmt: skip
+"""Columns of a `LabelStore`, in order."""
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -127,6 +131,7 @@ class Rules:
     num_stages: int = 0
     max_stages: int = 0
     max_ranks: int = 2**40
+    count_ranks: bool = False
 
 
 @dataclass(frozen=True)
@@ -196,8 +201,9 @@ class LabelStore:
     """Labels as columns, all positions one after another."""
 
     used: Integers
-    replicas: Integers
+    flying: Integers
     stages: Integers
+    ranks: Integers
     weight: Floats
     bucket: Floats
     key: Integers
@@ -274,8 +280,9 @@ def empty_store(moves: Moves, machine: Machine) -> LabelStore:
     finish[n] = 1
     return LabelStore(
         used=np.zeros((1, len(machine.total)), dtype=np.int64),
-        replicas=np.zeros(1, dtype=np.int64),
+        flying=np.zeros(1, dtype=np.int64),
         stages=np.zeros(1, dtype=np.int64),
+        ranks=np.zeros(1, dtype=np.int64),
         weight=np.zeros(1),
         bucket=np.zeros(1),
         key=np.zeros(1, dtype=np.int64),
@@ -287,6 +294,11 @@ def empty_store(moves: Moves, machine: Machine) -> LabelStore:
         begin=np.zeros(n + 1, dtype=np.int64),
         finish=finish,
     )
+
+
+def watches_flying(moves: Moves, rules: Rules) -> bool:
+    """Whether micro-batches in flight behind a stage can matter: some memory is limited."""
+    return rules.depth == DEPTH_PIPELINE and bool((moves.room < UNLIMITED_BYTES // 2).any())
 
 
 def _paths(store: LabelStore, moves: Moves, paths: int) -> list[Found]:

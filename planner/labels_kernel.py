@@ -21,7 +21,11 @@ from .labels import (
     Moves,
     Rules,
     empty_store,
+    watches_flying,
 )
+
+WHOLE = ("used", "flying", "stages", "ranks", "key", "parent", "move", "config", "count", "end")
+"""Columns of whole numbers of a label, as many of the first as there are classes."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,6 +54,7 @@ def run(
         [
             rules.num_microbatches, rules.depth, rules.max_ranks, rules.spared,
             int(rules.per_replica), rules.max_replicas, rules.num_stages, rules.max_stages, budget,
+            int(watches_flying(moves, rules)), int(rules.count_ranks),
         ],
         dtype=np.int64,
     )  # fmt: skip
@@ -69,7 +74,7 @@ def run(
     if relaxed_only:
         return empty_store(moves, machine), np.array([least]), True
     arc_start, arc_config, arc_move = _arcs(moves.num_atoms, moves.start, alive)
-    columns = _search(
+    whole, real, begin, finish, complete = _search(
         moves.num_atoms, arc_start, arc_config, arc_move, moves.last, moves.config_class,
         moves.weight, moves.first_unit, moves.second_unit, moves.room, moves.saved,
         moves.gradients, moves.arriving, moves.returning, moves.stage_number, moves.offset,
@@ -77,7 +82,16 @@ def run(
         machine.total, machine.groups, machine.between, machine.speed, machine.latency,
         machine.bandwidth, numbers, reals, nexts,
     )  # fmt: skip
-    return LabelStore(*columns[:-1]), nexts, bool(columns[-1])
+    k = len(machine.total)
+    store = LabelStore(
+        used=whole[:, :k],
+        **{name: whole[:, k + place] for place, name in enumerate(WHOLE[1:])},
+        weight=real[:, 0],
+        bucket=real[:, 1],
+        begin=begin,
+        finish=finish,
+    )
+    return store, nexts, bool(complete)
 
 
 @compiled
@@ -114,24 +128,39 @@ def _level_of(groups: Integers, first: int, last: int) -> int:
 
 
 @compiled
-def _next_count(groups: Integers, total: int, at_end: bool, needed: int, count: int) -> int:
-    """The next number of replicas to try after ``count``; -1 if none."""
-    levels = len(groups)
-    if levels == 1:
-        return -1
+def _next_count(
+    groups: Integers, total: int, at_end: bool, needed: int, count: int, flying: int, least: int
+) -> int:
+    """The next number of replicas to try after ``count``; -1 if none.
+
+    Below a whole group of the outermost level but one every number that fits a level; beyond,
+    whole groups: the fewest, those of a class's last, partial group, and numbers that leave
+    fewer than ``least`` micro-batches in flight.
+    """
     inner = 1
-    for level in range(levels - 1):
+    for level in range(len(groups) - 1):
         size = groups[level]
         if count < size:
             return (count // inner + 1) * inner
         inner = size
     whole = (needed + inner - 1) // inner * inner
-    if count < whole:
-        return whole
-    if at_end and total % inner != 0 and count % inner == 0:
+    tail = -1
+    if at_end and total % inner != 0:
         tail = total - (total - needed) // inner * inner
-        if tail > count:
-            return tail
+    if count < whole:
+        return tail if count < tail < whole else whole
+    if count == whole and tail > whole:
+        return tail
+    units = (whole if count == tail else count) // inner
+    rounds = (flying + inner - 1) // inner
+    turns = (rounds + units - 1) // units
+    while turns > 1:
+        units = (rounds + turns - 2) // (turns - 1)
+        turns = (rounds + units - 1) // units
+        if inner * units + flying >= least:
+            break
+        if inner * units * (1 + turns) < least:
+            return inner * units
     return -1
 
 
@@ -235,7 +264,7 @@ def _fits(count: int, behind: int, room: int, saved: int, buffer: int, m: int, d
     share = (m + count - 1) // count
     held = 1
     if depth == 0:
-        held = min(share, (behind + count + count - 1) // count)
+        held = min(share, 1 + (behind + count - 1) // count)
     elif depth == 1:
         held = share
     else:
@@ -427,255 +456,219 @@ def _arcs(num_atoms, start, alive):  # type: ignore[no-untyped-def]  # noqa: ANN
 
 
 @compiled
+def _offer(
+    whole: Integers, real: Floats, begin: int, size: int, label: Integers, w: float, step: float,
+    watched: Integers, key_at: int,
+) -> int:  # fmt: skip
+    """Put a label among those from ``begin`` on, unless one is at least as good; the new size.
+
+    Labels that it beats go; the others keep their order. There is room for one more.
+    """
+    target = begin
+    for other in range(begin, size):
+        if whole[other, key_at] == label[key_at]:
+            worse = real[other, 1] <= step
+            better = real[other, 1] >= step
+            for column in range(key_at):
+                if watched[column]:
+                    if whole[other, column] > label[column]:
+                        worse = False
+                    elif whole[other, column] < label[column]:
+                        better = False
+            if worse and better:  # equal: the smaller weight stays
+                better = real[other, 0] > w
+                worse = not better
+            if worse:
+                return size
+            if better:
+                continue
+        if target != other:
+            whole[target] = whole[other]
+            real[target] = real[other]
+        target += 1
+    whole[target] = label
+    real[target, 0] = w
+    real[target, 1] = step
+    return target + 1
+
+
+@compiled
 def _search(
-    num_atoms, arc_start, arc_config, arc_move, last, config_class, weight, first_unit,
-    second_unit, room, saved, gradients, arriving, returning, stage_number, offset, lead,
-    weight_before, weight_link, metric_link, demand, mixed, price, total, groups, between, speed,
-    latency, bandwidth, numbers, reals, nexts,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+    num_atoms: int, arc_start: Integers, arc_config: Integers, arc_move: Integers,
+    last: Integers, config_class: Integers, weight: Floats, first_unit: Floats,
+    second_unit: Floats, room: Integers, saved: Integers, gradients: Integers,
+    arriving: Integers, returning: Integers, stage_number: Integers, offset: Floats,
+    lead: Floats, weight_before: Floats, weight_link: Floats, metric_link: Floats,
+    demand: Floats, mixed: Floats, price: float, total: Integers, groups: Integers,
+    between: Integers, speed: Floats, latency: Floats, bandwidth: Floats, numbers: Integers,
+    reals: Floats, nexts: Floats,
+) -> tuple[Integers, Floats, Integers, Integers, bool]:  # fmt: skip
     m, depth, max_ranks, spared, per_replica, max_replicas, num_stages, max_stages, budget = (
         numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6],
         numbers[7], numbers[8],
     )  # fmt: skip
+    flies, count_ranks = numbers[9] != 0, numbers[10] != 0
     limit_first, limit_second, limit_sync, limit_weight, quantum, sync_scale, power = (
         reals[0], reals[1], reals[2], reals[3], reals[4], reals[5], reals[6],
     )  # fmt: skip
-    limit_mixed = limit_weight + price * (power * (1 + 1e-9) + 1e-9)
+    slack = power * (1 + 1e-9) + 1e-9
     num_classes, levels = groups.shape
     residue = np.ones(num_classes, dtype=np.int64)
     if levels > 1:
         for k in range(num_classes):
             residue[k] = groups[k, levels - 2]
-    with_class = num_classes > 1 and levels > 1
-
+    flying_at, stages_at, ranks_at, key_at = (
+        num_classes, num_classes + 1, num_classes + 2, num_classes + 3,
+    )  # fmt: skip
+    watched = np.ones(key_at, dtype=np.int64)
+    watched[flying_at], watched[stages_at], watched[ranks_at] = (
+        int(flies), int(max_stages > 0), int(count_ranks),
+    )  # fmt: skip
     capacity = 1024
-    used = np.zeros((capacity, num_classes), dtype=np.int64)
-    behind = np.zeros(capacity, dtype=np.int64)
-    stages = np.zeros(capacity, dtype=np.int64)
-    total_weight = np.zeros(capacity)
-    bucket = np.zeros(capacity)
-    key = np.zeros(capacity, dtype=np.int64)
-    parent = np.full(capacity, -1, dtype=np.int64)
-    move = np.full(capacity, -1, dtype=np.int64)
-    config = np.full(capacity, -1, dtype=np.int64)
-    count_of = np.zeros(capacity, dtype=np.int64)
-    end_of = np.zeros(capacity, dtype=np.int64)
+    whole = np.zeros((capacity, num_classes + 9), dtype=np.int64)
+    real = np.zeros((capacity, 2))
+    whole[0, key_at + 1 : key_at + 4] = -1
     begin = np.zeros(num_atoms + 1, dtype=np.int64)
     finish = np.zeros(num_atoms + 1, dtype=np.int64)
-    size = 1
-    begin[num_atoms], finish[num_atoms] = 0, 1
-
+    finish[num_atoms] = 1
+    size, looked = 1, 0
     needed = np.zeros(levels, dtype=np.int64)
     unused = np.full(3, np.inf)
-    new_used = np.zeros(num_classes, dtype=np.int64)
-    looked = 0
+    made = np.zeros(num_classes + 9, dtype=np.int64)
 
     for i in range(num_atoms - 1, -1, -1):
         begin[i] = size
         for arc in range(arc_start[i], arc_start[i + 1]):
-            if True:
-                c, e = arc_config[arc], arc_move[arc]
-                k = config_class[c]
-                j = last[e]
-                if begin[j] == finish[j]:
+            c, e = arc_config[arc], arc_move[arc]
+            k, j = config_class[c], last[e]
+            cut_levels = 1 if j == num_atoms else levels
+            for level in range(cut_levels):
+                needed[level] = _needed(
+                    first_unit[c, e] + metric_link[level, j], second_unit[c, e], limit_first,
+                    limit_second, offset[i], spared, per_replica, m, unused,
+                )  # fmt: skip
+            buffer = arriving[i] + returning[j]
+            for label in range(begin[j], finish[j]):
+                number = whole[label, stages_at] + 1
+                if stage_number[e] > 0 and stage_number[e] != number:
                     continue
-                cut_levels = 1 if j == num_atoms else levels
-                possible = False
+                if num_stages > 0 and (
+                    number > num_stages or (i == 0) != (number == num_stages)
+                ):
+                    continue
+                if max_stages > 0 and number > max_stages - (i > 0):
+                    continue
+                if real[label, 0] + weight[c, e] + weight_before[i] > limit_weight:
+                    continue
+                free = total[k] - whole[label, k]
+                left = power
+                for kk in range(num_classes):
+                    left -= whole[label, kk] * speed[kk]
+                most = min(free, max_replicas, m, max_ranks - whole[label, ranks_at])
+                flying = whole[label, flying_at]
                 for level in range(cut_levels):
-                    unit = first_unit[c, e] + metric_link[level, j]
-                    needed[level] = _needed(
-                        unit, second_unit[c, e], limit_first, limit_second, offset[i], spared,
-                        per_replica, m, unused,
-                    )  # fmt: skip
-                    if needed[level] > min(max_replicas, total[k]):
-                        needed[level] = -1
-                    if needed[level] > 0:
-                        possible = True
-                if not possible:
-                    continue
-                buffer = arriving[i] + returning[j]
-                for label in range(begin[j], finish[j]):
-                    number = stages[label] + 1
-                    if stage_number[e] > 0 and stage_number[e] != number:
+                    need = needed[level]
+                    if need < 0 or need > most:
                         continue
-                    if num_stages > 0 and (
-                        number > num_stages
-                        or (i == 0 and number != num_stages)
-                        or (i > 0 and number == num_stages)
-                    ):
+                    if demand[i] + need * speed[k] > left * (1 + 1e-9) + 1e-9:
                         continue
-                    if max_stages > 0 and (number > max_stages or (i > 0 and number == max_stages)):
+                    need = _raised(
+                        need, most, flying, room[c, e], saved[c, e], buffer, m, depth
+                    )
+                    if need < 0:
                         continue
-                    if total_weight[label] + weight[c, e] + weight_before[i] > limit_weight:
-                        continue
-                    free = total[k] - used[label, k]
-                    left_of = power
-                    for kk in range(num_classes):
-                        left_of -= used[label, kk] * speed[kk]
-                    most = min(free, max_replicas, m, max_ranks - behind[label])
-                    for level in range(cut_levels):
-                        need = needed[level]
-                        if need < 0 or need > most:
-                            continue
-                        if demand[i] + need * speed[k] > left_of * (1 + 1e-9) + 1e-9:
-                            continue
-                        looked += 1
-                        need = _raised(need, most, behind[label], room[c, e], saved[c, e], buffer,
-                                       m, depth)  # fmt: skip
-                        if need < 0:
-                            continue
-                        count = need
-                        while 0 < count <= most:
-                            previous = -1
-                            for pad in range(levels):
-                                begin_at = free
-                                if pad > 0:
-                                    begin_at = free // groups[k, pad - 1] * groups[k, pad - 1]
-                                end = _place(groups[k], total[k], begin_at, count)
-                                usable = end >= 0 and end != previous
+                    count, least = need, 2**60
+                    while 0 < count <= most:
+                        after = 0
+                        if flies:
+                            after = count * (1 + (flying + count - 1) // count)
+                            least = min(least, after)
+                        previous = -1
+                        for pad in range(levels):
+                            looked += 1
+                            start_at = free
+                            if pad > 0:
+                                start_at = free // groups[k, pad - 1] * groups[k, pad - 1]
+                            end = _place(groups[k], total[k], start_at, count)
+                            if end < 0 or end == previous:
                                 previous = end
-                                cut = 0
-                                if usable and j < num_atoms:
-                                    other_class = config_class[config[label]]
-                                    if other_class == k:
-                                        cut = _level_of(groups[k], end - 1, free)
-                                    else:
-                                        cut = between[k, other_class]
-                                    usable = cut == level
-                                if usable and count > 1:
-                                    group = _level_of(groups[k], end - count, end - 1)
-                                    sync = (
-                                        _all_reduce(gradients[e], count, group, latency, bandwidth,
-                                                    groups[k]) * sync_scale - lead[i]
-                                    )  # fmt: skip
-                                    if sync > limit_sync and sync > 0:
-                                        nexts[2] = min(nexts[2], sync)
-                                        usable = False
-                                if usable:
-                                    w = total_weight[label] + (weight[c, e] + weight_link[cut, j])
-                                    usable = not w + weight_before[i] > limit_weight
-                                if usable:
-                                    left = power
-                                    for kk in range(num_classes):
-                                        new_used[kk] = used[label, kk]
-                                    new_used[k] = total[k] - (end - count)
-                                    for kk in range(num_classes):
-                                        left -= new_used[kk] * speed[kk]
-                                    usable = demand[i] <= left * (1 + 1e-9) + 1e-9
-                                    if usable and price > 0:
-                                        usable = not (
-                                            w + price * (power - left) + mixed[i] > limit_mixed
-                                        )
-                                if usable:
-                                    code = 0
-                                    for kk in range(num_classes):
-                                        code = code * residue[kk] + (
-                                            (total[kk] - new_used[kk]) % residue[kk]
-                                        )
-                                    if with_class:
-                                        code = code * num_classes + k
-                                    if num_stages > 0:
-                                        code = code * (num_stages + 1) + number
-                                    step = w
-                                    if quantum > 0:
-                                        step = 0.0 if quantum == np.inf else np.floor(w / quantum)
-                                    q = behind[label] + count
-                                    # dropped where another label is at least as good
-                                    keep = True
-                                    target = begin[i]
-                                    for other in range(begin[i], size):
-                                        if keep and key[other] == code:
-                                            worse = (
-                                                bucket[other] <= step
-                                                and behind[other] <= q
-                                                and (max_stages == 0 or stages[other] <= number)
-                                            )
-                                            better = (
-                                                bucket[other] >= step
-                                                and behind[other] >= q
-                                                and (max_stages == 0 or stages[other] >= number)
-                                            )
-                                            for kk in range(num_classes):
-                                                if used[other, kk] > new_used[kk]:
-                                                    worse = False
-                                                elif used[other, kk] < new_used[kk]:
-                                                    better = False
-                                            if worse and better:  # equal: the smaller weight stays
-                                                if total_weight[other] <= w:
-                                                    better = False
-                                                else:
-                                                    worse = False
-                                            if worse:
-                                                keep = False
-                                                if target == other:
-                                                    target = size
-                                                    break
-                                            elif better:
-                                                continue
-                                        if target != other:
-                                            for kk in range(num_classes):
-                                                used[target, kk] = used[other, kk]
-                                            behind[target] = behind[other]
-                                            stages[target] = stages[other]
-                                            total_weight[target] = total_weight[other]
-                                            bucket[target] = bucket[other]
-                                            key[target] = key[other]
-                                            parent[target] = parent[other]
-                                            move[target] = move[other]
-                                            config[target] = config[other]
-                                            count_of[target] = count_of[other]
-                                            end_of[target] = end_of[other]
-                                        target += 1
-                                    size = target
-                                    if keep:
-                                        if size == capacity:
-                                            capacity *= 2
-                                            used = _longer_rows(used, capacity)
-                                            behind = _longer(behind, capacity)
-                                            stages = _longer(stages, capacity)
-                                            total_weight = _longer(total_weight, capacity)
-                                            bucket = _longer(bucket, capacity)
-                                            key = _longer(key, capacity)
-                                            parent = _longer(parent, capacity)
-                                            move = _longer(move, capacity)
-                                            config = _longer(config, capacity)
-                                            count_of = _longer(count_of, capacity)
-                                            end_of = _longer(end_of, capacity)
-                                        for kk in range(num_classes):
-                                            used[size, kk] = new_used[kk]
-                                        behind[size] = q
-                                        stages[size] = number
-                                        total_weight[size] = w
-                                        bucket[size] = step
-                                        key[size] = code
-                                        parent[size] = label
-                                        move[size] = e
-                                        config[size] = c
-                                        count_of[size] = count
-                                        end_of[size] = end
-                                        size += 1
-                            count = _next_count(
-                                groups[k], total[k], used[label, k] == 0, need, count
+                                continue
+                            previous = end
+                            cut = 0
+                            if j < num_atoms:
+                                other_class = config_class[whole[label, key_at + 3]]
+                                if other_class == k:
+                                    cut = _level_of(groups[k], end - 1, free)
+                                else:
+                                    cut = between[k, other_class]
+                                if cut != level:
+                                    continue
+                            if count > 1:
+                                group = _level_of(groups[k], end - count, end - 1)
+                                sync = (
+                                    _all_reduce(
+                                        gradients[e], count, group, latency, bandwidth, groups[k]
+                                    )
+                                    * sync_scale
+                                    - lead[i]
+                                )
+                                if sync > limit_sync and sync > 0:
+                                    nexts[2] = min(nexts[2], sync)
+                                    continue
+                            w = real[label, 0] + (weight[c, e] + weight_link[cut, j])
+                            if w + weight_before[i] > limit_weight:
+                                continue
+                            left_now = power
+                            for kk in range(num_classes):
+                                made[kk] = whole[label, kk]
+                            made[k] = total[k] - (end - count)
+                            for kk in range(num_classes):
+                                left_now -= made[kk] * speed[kk]
+                            if demand[i] > left_now * (1 + 1e-9) + 1e-9:
+                                continue
+                            if price > 0 and (
+                                w + price * (power - left_now) + mixed[i]
+                                > limit_weight + price * slack
+                            ):
+                                continue
+                            code = 0
+                            for kk in range(num_classes):
+                                code = code * residue[kk] + (total[kk] - made[kk]) % residue[kk]
+                            if num_classes > 1 and levels > 1:
+                                code = code * num_classes + k
+                            if num_stages > 0:
+                                code = code * (num_stages + 1) + number
+                            step = w
+                            if quantum > 0:
+                                step = 0.0 if quantum == np.inf else np.floor(w / quantum)
+                            made[flying_at] = after
+                            made[stages_at] = number
+                            made[ranks_at] = whole[label, ranks_at] + count
+                            made[key_at] = code
+                            made[key_at + 1] = label
+                            made[key_at + 2] = e
+                            made[key_at + 3] = c
+                            made[key_at + 4] = count
+                            made[key_at + 5] = end
+                            if size == capacity:
+                                capacity *= 2
+                                whole = _longer(whole, capacity)
+                                real = _longer(real, capacity)
+                            size = _offer(
+                                whole, real, begin[i], size, made, w, step, watched, key_at
                             )
+                        count = _next_count(
+                            groups[k], total[k], whole[label, k] == 0, need, count, flying, least
+                        )
         finish[i] = size
         if looked > budget:
             break
-    return (
-        used[:size], behind[:size], stages[:size], total_weight[:size], bucket[:size], key[:size],
-        parent[:size], move[:size], config[:size], count_of[:size], end_of[:size], begin, finish,
-        looked <= budget,
-    )  # fmt: skip
+    return whole[:size], real[:size], begin, finish, looked <= budget
 
 
 @compiled
-def _longer(column, capacity):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    longer = np.zeros(capacity, dtype=column.dtype)
-    longer[: len(column)] = column
-    return longer
-
-
-@compiled
-def _longer_rows(rows, capacity):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _longer(rows, capacity):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    """The same rows with room for more; of whole or of real numbers."""
     longer = np.zeros((capacity, rows.shape[1]), dtype=rows.dtype)
     longer[: len(rows)] = rows
     return longer

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .labels import (
+    COLUMNS,
     DEPTH_ALL,
     DEPTH_PIPELINE,
     Floats,
@@ -18,6 +19,7 @@ from .labels import (
     Moves,
     Rules,
     empty_store,
+    watches_flying,
 )
 
 Mask = NDArray[np.bool_]
@@ -154,7 +156,7 @@ def raised(
         share = -(-m // count)
         held = np.ones_like(share)
         if rules.depth == DEPTH_PIPELINE:
-            held = np.minimum(share, -(-(behind + count) // count))
+            held = np.minimum(share, 1 - (-behind // count))
         elif rules.depth == DEPTH_ALL:
             held = share
         else:
@@ -361,19 +363,8 @@ class _Run:
         n = moves.num_atoms
         self.begin, self.finish = np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64)
         self.finish[n] = 1
-        self.store = LabelStore(
-            used=np.zeros((1, self.num_classes), np.int64),
-            replicas=np.zeros(1, np.int64),
-            stages=np.zeros(1, np.int64),
-            weight=np.zeros(1),
-            bucket=np.zeros(1),
-            key=np.zeros(1, np.int64),
-            parent=np.full(1, -1),
-            move=np.full(1, -1),
-            config=np.full(1, -1),
-            count=np.zeros(1, np.int64),
-            end=np.zeros(1, np.int64),
-        )
+        self.store = empty_store(moves, machine)
+        self.flies = watches_flying(moves, rules)
         self.size = 1
 
     def labels(self, budget: int) -> tuple[LabelStore, Floats, bool]:
@@ -452,13 +443,13 @@ class _Run:
         classes = self.moves.config_class[batch.config]
         free = self.machine.total[classes] - self.store.used[batch.label, classes]
         limit = min(self.rules.max_replicas, self.rules.num_microbatches)
-        left = self.rules.max_ranks - self.store.replicas[batch.label]
+        left = self.rules.max_ranks - self.store.ranks[batch.label]
         most: Integers = np.minimum(np.minimum(free, limit), left)
         return most
 
     def _within_memory(self, i: int, batch: _Batch, most: Integers) -> _Batch:
         """Raise replicas until the stage fits; drop what never does."""
-        behind = self.store.replicas[batch.label]
+        behind = self.store.flying[batch.label]
         count = raised(
             self.moves, self.rules, i, batch.config, batch.move, behind, batch.needed, most
         )
@@ -474,6 +465,7 @@ class _Run:
             return
         rows, orders = [], []
         position, step = np.arange(len(batch.label)), 0
+        least = np.full(len(position), 2**60, dtype=np.int64)
         while len(position):
             previous = np.full(len(position), -1, dtype=np.int64)
             for pad in range(self.levels):
@@ -481,9 +473,11 @@ class _Run:
                 rows.append(placed)
                 number = step * self.levels + pad
                 orders.append(np.stack([position[index], np.full(len(index), number)]))
-            if self.levels == 1:
+            if self.levels == 1 and not self.flies:
                 break
-            counts = self._next_counts(batch, position)
+            if self.flies:
+                least[position] = np.minimum(least[position], self._after(batch, position))
+            counts = self._next_counts(batch, position, least[position])
             batch.count = batch.count.copy()
             batch.count[position] = counts
             position = position[(counts > 0) & (counts <= self._most(batch)[position])]
@@ -493,12 +487,22 @@ class _Run:
         columns = [np.concatenate(column)[arranged] for column in zip(*rows, strict=True)]
         self._keep_best(*columns)
 
-    def _next_counts(self, batch: _Batch, position: Integers) -> Integers:
+    def _after(self, batch: _Batch, position: Integers) -> Integers:
+        """Micro-batches in flight from each candidate on, 0 where they do not matter."""
+        count = batch.count[position]
+        if not self.flies:
+            return np.zeros_like(count)
+        flying = self.store.flying[batch.label[position]]
+        after: Integers = count * (1 - (-flying // count))
+        return after
+
+    def _next_counts(self, batch: _Batch, position: Integers, least: Integers) -> Integers:
         """`labels_kernel._next_count` for many."""
         classes = self.moves.config_class[batch.config[position]]
         count, needed = batch.count[position], batch.needed[position]
         total, groups = self.machine.total[classes], self.machine.groups[classes]
         at_end = self.store.used[batch.label[position], classes] == 0
+        flying = self.store.flying[batch.label[position]]
         result = np.full(len(position), -1, dtype=np.int64)
         undecided = np.ones(len(position), dtype=np.bool_)
         inner = np.ones(len(position), dtype=np.int64)
@@ -509,12 +513,25 @@ class _Run:
             undecided &= ~here
             inner = np.where(undecided, size, inner)
         whole = -(-needed // inner) * inner
+        partial = at_end & (total % inner != 0)
+        tail = np.where(partial, total - (total - needed) // inner * inner, -1)
         here = undecided & (count < whole)
-        result[here] = whole[here]
+        result[here] = np.where((count < tail) & (tail < whole), tail, whole)[here]
         undecided &= ~here
-        tail = total - (total - needed) // inner * inner
-        here = undecided & at_end & (total % inner != 0) & (count % inner == 0) & (tail > count)
+        here = undecided & (count == whole) & (tail > whole)
         result[here] = tail[here]
+        undecided &= ~here
+        units = np.where(count == tail, whole, count) // inner
+        rounds = -(-flying // inner)
+        turns = -(-rounds // np.maximum(units, 1))
+        undecided &= turns > 1
+        while undecided.any():
+            units = np.where(undecided, -(-rounds // np.maximum(turns - 1, 1)), units)
+            turns = -(-rounds // np.maximum(units, 1))
+            undecided &= inner * units + flying < least
+            fewer = undecided & (inner * units * (1 + turns) < least)
+            result[fewer] = (inner * units)[fewer]
+            undecided &= ~fewer & (turns > 1)
         return result
 
     def _placed(
@@ -572,8 +589,8 @@ class _Run:
         index = np.flatnonzero(good)
         stages = store.stages[label] + 1
         key = self._keys(used, classes, stages)
-        behind = store.replicas[label] + count
-        columns = [used, behind, stages, weight, key, label, move, config, count, end]
+        flying, ranks = self._after(batch, position), store.ranks[label] + count
+        columns = [used, flying, stages, ranks, weight, key, label, move, config, count, end]
         return [column[index] for column in columns], index, end
 
     def _keys(self, used: Integers, classes: Integers, stages: Integers) -> Integers:
@@ -651,8 +668,9 @@ class _Run:
     def _keep_best(
         self,
         used: Integers,
-        behind: Integers,
+        flying: Integers,
         stages: Integers,
+        ranks: Integers,
         weight: Floats,
         key: Integers,
         *rest: Integers,
@@ -664,22 +682,27 @@ class _Run:
         bucket = weight
         if quantum > 0:
             bucket = np.zeros_like(weight) if quantum == np.inf else np.floor(weight / quantum)
-        counted = stages if self.rules.max_stages else np.zeros_like(stages)
-        respects = [*used.T, behind, counted, bucket]
+        respects: list[Integers | Floats] = [*used.T]
+        if self.flies:
+            respects.append(flying)
+        if self.rules.max_stages:
+            respects.append(stages)
+        if self.rules.count_ranks:
+            respects.append(ranks)
+        respects.append(bucket)
         order = np.lexsort((np.arange(len(key)), weight, *reversed(respects), key))
         chosen = _undominated(key, respects, order)
         chosen.sort()
         kept = np.array(chosen, dtype=np.int64)
         parent, move, config, count, end = (column[kept] for column in rest)
         self._append(
-            used[kept], behind[kept], stages[kept], weight[kept], bucket[kept], key[kept], parent,
-            move, config, count, end,
+            used[kept], flying[kept], stages[kept], ranks[kept], weight[kept], bucket[kept],
+            key[kept], parent, move, config, count, end,
         )  # fmt: skip
 
     def _append(self, *columns: NDArray[np.int64] | NDArray[np.float64]) -> None:
         """Grow the store; its columns keep room for more."""
-        names = ("used", "replicas", "stages", "weight", "bucket", "key", "parent", "move",
-                 "config", "count", "end")  # fmt: skip
+        names = COLUMNS
         size = self.size + len(columns[0])
         for name, column in zip(names, columns, strict=True):
             held = getattr(self.store, name)
@@ -692,8 +715,7 @@ class _Run:
         self.size = size
 
     def _shrink(self) -> None:
-        for name in ("used", "replicas", "stages", "weight", "bucket", "key", "parent", "move",
-                     "config", "count", "end"):  # fmt: skip
+        for name in COLUMNS:
             setattr(self.store, name, getattr(self.store, name)[: self.size])
         self.store.begin, self.store.finish = self.begin, self.finish
 

@@ -140,8 +140,11 @@ class Split:
             return own
         if self.options.schedule not in CLOSED_FORM_DEPTH and not self.only_forward:
             return most_in_flight(self._order())[stage]
-        behind = sum(self.replicas(later) for later in range(stage, self.num_stages))
-        return min(own, math.ceil(behind / self.replicas(stage)))
+        ahead = held = 0
+        for later in range(self.num_stages - 1, stage - 1, -1):
+            held = 1 + math.ceil(ahead / self.replicas(later))
+            ahead = held * self.replicas(later)
+        return min(own, held)
 
     def in_flight(self, stage: int) -> int:
         """Micro-batches whose activations one replica holds at once."""

@@ -115,7 +115,7 @@ class BoxSearch:
         self.machine: Machine = space.machine()
         self.rules: Rules = space.rules(measure)
         if max_ranks is not None:
-            self.rules = replace(self.rules, max_ranks=max_ranks)
+            self.rules = replace(self.rules, max_ranks=max_ranks, count_ranks=True)
         self.tied_s = tied_s
         self.tied_of = tied_of
         self.best_value = best_value
@@ -148,6 +148,7 @@ class BoxSearch:
 
     def every_plan(self) -> list[Path]:
         """For each number of replicas in all that some plan has, one; weights left aside."""
+        self.rules = replace(self.rules, count_ranks=True)
         self._solve(Limits(quantum=math.inf), paths=2**30)
         return self.paths
 

@@ -1,0 +1,168 @@
+"""How long planning takes: uneven transformer-like layers on nodes of eight devices.
+
+    python benchmarks/planner.py --layers 200 --devices 4096 --json
+
+Step time with replicas, recomputation, memory limits and micro-batches, gradient summing
+exposed. One plan is made first to have the machine code ready (``cold_s``: that one, compilation
+or reading its cache included), then the median of ``--repeats`` plans is reported:
+
+solve_s            a whole plan, from documents to document
+first_plan_s       until the first plan that fits was known
+what_if_s          planning again with another memory limit, tables reused
+gap                of the plan's objective against the proven bound
+simulated_gap      of its simulated step against what no plan can reach
+peak_memory_bytes  of this process
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import statistics
+import sys
+import time
+
+from stagewright.core.cluster import Cluster, LinkLevel
+from stagewright.core.graph import Boundary, Layer, Parameter
+from stagewright.core.plan import Plan, PlanOptions
+from stagewright.core.profile import LayerProfile, Profile, SavedStorage, Timing
+from stagewright.core.tensors import TensorSpec
+from stagewright.planner.jit import available
+from stagewright.planner.plan import Planner
+from stagewright.planner.request import Progress
+
+DEVICES_PER_NODE = 8
+
+INSIDE = LinkLevel(name="node", group_size=1, latency_s=5e-6, bandwidth_bytes_per_s=200e9)
+BETWEEN = LinkLevel(name="network", group_size=1, latency_s=15e-6, bandwidth_bytes_per_s=25e9)
+
+
+def main() -> int:
+    arguments = _arguments()
+    profile = uneven_profile(arguments.layers, arguments.seed)
+    memory_bytes = round(arguments.memory_gb * 1e9)
+    options = PlanOptions(
+        num_microbatches=arguments.microbatches or 2 * max(arguments.devices, 32),
+        max_replicas=None,
+        recompute="auto",
+        gap=arguments.gap,
+    )
+    rows = []
+    cold = _timed(Planner(profile), _cluster(arguments.devices, memory_bytes), options)
+    for _ in range(arguments.repeats):
+        planner = Planner(profile)
+        row = _timed(planner, _cluster(arguments.devices, memory_bytes), options)
+        other = _cluster(arguments.devices, round(1.1 * memory_bytes))
+        row["what_if_s"] = _timed(planner, other, options)["solve_s"]
+        rows.append(row)
+    result = {
+        "layers": arguments.layers,
+        "devices": arguments.devices,
+        "microbatches": options.num_microbatches,
+        "memory_gb": arguments.memory_gb,
+        "asked_gap": arguments.gap,
+        "numba": available(),
+        "cold_s": cold["solve_s"],
+        **{
+            key: statistics.median(row[key] for row in rows)
+            for key in ("solve_s", "first_plan_s", "what_if_s", "gap", "simulated_gap",
+                        "step_time_s", "stages")
+        },
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }  # fmt: skip
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        for key, value in result.items():
+            print(f"{key:18} {value:.6g}" if isinstance(value, float) else f"{key:18} {value}")
+    return 0 if result["gap"] <= arguments.gap else 1
+
+
+def uneven_profile(num_layers: int, seed: int = 0) -> Profile:
+    """Layers about like a transformer's block, each up to 40 % off in time, bytes and weights."""
+    draw = random.Random(seed)
+    layers, boundaries, parameters, storages = [], [], [], []
+    for index in range(num_layers):
+        forward_s = 2e-3 * draw.uniform(0.6, 1.4)
+        weight_bytes = 2 * round(25e6 * draw.uniform(0.6, 1.4))
+        layers.append(
+            LayerProfile(
+                layer=Layer(name=f"layer.{index}"),
+                forward=Timing(median_s=forward_s),
+                backward=Timing(median_s=2 * forward_s * draw.uniform(0.9, 1.1)),
+                workspace_bytes=50_000_000,
+            )
+        )
+        parameters.append(
+            Parameter(
+                names=(f"layer.{index}.weight",),
+                size_bytes=weight_bytes,
+                numel=weight_bytes // 2,
+                layers=(index,),
+            )
+        )
+        saved_bytes = round(150e6 * draw.uniform(0.6, 1.4))
+        storages.append(SavedStorage(size_bytes=saved_bytes, layers=(index,)))
+        if index + 1 < num_layers:
+            hidden = TensorSpec(
+                name="hidden",
+                shape=(round(16e6 * draw.uniform(0.5, 1.5)),),
+                dtype="uint8",
+                requires_grad=True,
+            )
+            boundaries.append(Boundary(after=index, tensors=(hidden,)))
+    return Profile(
+        model="Uneven",
+        layers=tuple(layers),
+        boundaries=tuple(boundaries),
+        parameters=tuple(parameters),
+        storages=tuple(storages),
+    )
+
+
+def _cluster(num_devices: int, memory_bytes: int) -> Cluster:
+    if num_devices <= DEVICES_PER_NODE:
+        return Cluster.of_nodes(
+            1, num_devices, inside=INSIDE, between=BETWEEN, memory_bytes=memory_bytes
+        )
+    return Cluster.of_nodes(
+        num_devices // DEVICES_PER_NODE,
+        DEVICES_PER_NODE,
+        inside=INSIDE,
+        between=BETWEEN,
+        memory_bytes=memory_bytes,
+    )
+
+
+def _timed(planner: Planner, cluster: Cluster, options: PlanOptions) -> dict[str, float]:
+    """One plan and how long it took."""
+    found: list[Progress] = []
+    started = time.perf_counter()
+    plan: Plan = planner.plan(cluster, options, progress=found.append)
+    return {
+        "solve_s": time.perf_counter() - started,
+        "first_plan_s": found[0].elapsed_s,
+        "gap": plan.proof.gap,
+        "simulated_gap": plan.simulated_gap,
+        "step_time_s": plan.step_time_s,
+        "stages": plan.num_stages,
+    }
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="How long planning takes.")
+    parser.add_argument("--layers", type=int, default=200)
+    parser.add_argument("--devices", type=int, default=4096)
+    parser.add_argument("--microbatches", type=int, help="default: twice the devices")
+    parser.add_argument("--memory-gb", type=float, default=16.0, help="of each device")
+    parser.add_argument("--gap", type=float, default=1e-4, help="good enough, relatively")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
