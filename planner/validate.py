@@ -15,6 +15,7 @@ from ..core.plan import Baseline, Plan, Stage
 from ..core.profile import Profile
 from .recount import Split
 from .recount_order import by_name, in_order
+from .scaled import as_planned
 from .timeline import plan_timeline
 
 TOLERANCE = 1e-9
@@ -23,6 +24,9 @@ TOLERANCE = 1e-9
 
 def validate(plan: Plan, profile: Profile, cluster: Cluster) -> None:
     """Check a plan against the profile and cluster it claims to be for.
+
+    The profile is the one the plan names; a plan that was free to choose the size of micro-batches
+    is checked against the profile scaled to it.
 
     Layers, devices and their placement, legality of cuts, what the options ask for, times, bytes,
     memory and its limits, the simulated step, the baselines, and the proof's value are derived
@@ -33,7 +37,9 @@ def validate(plan: Plan, profile: Profile, cluster: Cluster) -> None:
         PlanMismatch: The plan is for another profile or cluster, or a number in it is wrong; the
             message lists every discrepancy found.
     """
-    faults = list(_identity_faults(plan, profile))
+    profile_id = profile.content_id()
+    profile = as_planned(plan, profile)
+    faults = list(_identity_faults(plan, profile, profile_id))
     unknown = list(_device_faults(plan, cluster))
     try:
         profile = as_ordered(plan, profile)
@@ -89,11 +95,11 @@ def split_of(plan: Plan, profile: Profile, cluster: Cluster) -> Split:
     )
 
 
-def _identity_faults(plan: Plan, profile: Profile) -> Iterable[str]:
+def _identity_faults(plan: Plan, profile: Profile, profile_id: str) -> Iterable[str]:
     """Whether plan and profile belong together, and plan and options."""
-    if plan.profile_id != profile.content_id():
+    if plan.profile_id != profile_id:
         source = plan.profile_id or "a profile it does not name"
-        yield f"it was planned from {source}, this profile is {profile.content_id()}"
+        yield f"it was planned from {source}, this profile is {profile_id}"
     options = plan.options
     only_forward = options.objective == "latency"
     schedule = "forward_only" if only_forward else options.schedule
@@ -107,9 +113,17 @@ def _identity_faults(plan: Plan, profile: Profile) -> Iterable[str]:
         ("estimated", plan.estimated, profile.provenance.source == "estimated"),
         ("schedule", plan.schedule, schedule),
         ("num_microbatches", plan.num_microbatches, num_microbatches),
+        ("batch_size", options.batch_size, _samples(plan)),
     ):
         if found != expected:
             yield f"{name} is {found!r}, expected {expected!r}"
+
+
+def _samples(plan: Plan) -> int | None:
+    """Samples of a step by the plan's own micro-batches, where it was asked for a number."""
+    if plan.options.batch_size is None or not plan.inputs or not plan.inputs[0].shape:
+        return plan.options.batch_size
+    return plan.inputs[0].shape[0] * plan.options.num_microbatches
 
 
 def _device_faults(plan: Plan, cluster: Cluster) -> Iterable[str]:
