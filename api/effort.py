@@ -10,6 +10,8 @@ from ..core.cluster import Cluster
 from ..core.errors import InvalidInput
 from ..core.plan import PlanOptions
 from ..core.profile import Profile
+from ..planner.microbatches import sizes_to_try
+from ..planner.scaled import size_of
 
 MAX_SEARCH = 64_000_000
 """Layers squared times stages: 2,000 layers over 16 devices took 10 s, 1,000 over 64 took 29 s."""
@@ -24,17 +26,23 @@ def check_effort(profile: Profile, cluster: Cluster, options: PlanOptions) -> No
     Raises:
         InvalidInput: It is too large; the message says which number to lower.
     """
+    num_microbatches, num_sizes = options.num_microbatches, 1
+    if options.batch_size is not None:  # every size is planned
+        sizes = sizes_to_try(options.batch_size, (size_of(profile),))
+        num_microbatches, num_sizes = options.batch_size // min(sizes), len(sizes)
     num_layers = len(profile.layers)
     num_stages = min(num_layers, len(cluster.devices), options.num_stages or num_layers)
-    if num_layers**2 * num_stages > MAX_SEARCH:
+    if num_layers**2 * num_stages * num_sizes > MAX_SEARCH:
         raise InvalidInput(
             f"{num_layers} layers over {num_stages} stages are more than this server plans; "
             "profile coarser layers, allow fewer devices, or plan with the library",
             field="/cluster",
         )
-    if num_stages * options.num_microbatches > MAX_SIMULATION:
+    if num_stages * num_microbatches > MAX_SIMULATION:
         raise InvalidInput(
-            f"{options.num_microbatches} micro-batches over {num_stages} stages are more than "
+            f"{num_microbatches} micro-batches over {num_stages} stages are more than "
             f"this server simulates; ask for at most {MAX_SIMULATION // num_stages}",
-            field="/options/num_microbatches",
+            field="/options/num_microbatches"
+            if options.batch_size is None
+            else "/options/batch_size",
         )

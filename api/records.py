@@ -15,6 +15,22 @@ from ..core.profile import Profile
 Status = Literal["planned", "infeasible"]
 
 
+class WayOutAnswer(Record):
+    """A change with which there would be a plan.
+
+    Attributes:
+        text: The change in words.
+        num_devices: Devices then; more than asked for are copies of the last one.
+        options: To ask for then.
+        step_time_s: Of a plan found quickly; `None` if there was no time to find one.
+    """
+
+    text: str
+    num_devices: int
+    options: PlanOptions
+    step_time_s: float | None = None
+
+
 class InfeasibleAnswer(Record):
     """Why nothing satisfies the request.
 
@@ -22,13 +38,15 @@ class InfeasibleAnswer(Record):
         constraint: The binding constraint, e.g. ``memory``.
         required: What the best attempt needs, in the constraint's unit; `None` if not a number.
         available: What the limit allows, in the same unit; `None` if not a number.
-        message: Both numbers in words, and the way out.
+        message: Both numbers in words, and the ways out.
+        ways_out: Changes that help, the least step time for as many samples first.
     """
 
     constraint: str
     required: float | None = None
     available: float | None = None
     message: str
+    ways_out: tuple[WayOutAnswer, ...] = ()
 
 
 class PlanRecord(Record):

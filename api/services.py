@@ -14,7 +14,7 @@ from ..core.profile import Profile
 from ..planner.plan import plan
 from .effort import check_effort
 from .measuring import Measurer
-from .records import InfeasibleAnswer, PlanRecord, Stored, StoredPlan
+from .records import InfeasibleAnswer, PlanRecord, Stored, StoredPlan, WayOutAnswer
 from .requests import PlanRequest
 from .store import NotFound, Store
 
@@ -91,6 +91,15 @@ def decide(profile: Profile, profile_id: str, cluster: Cluster, options: PlanOpt
                 required=_number(error.required),
                 available=_number(error.available),
                 message=str(error),
+                ways_out=tuple(
+                    WayOutAnswer(
+                        text=way_out.text,
+                        num_devices=len(way_out.cluster.devices),
+                        options=way_out.options,
+                        step_time_s=way_out.step_time_s,
+                    )
+                    for way_out in error.ways_out
+                ),
             ),
         )
     return PlanRecord(

@@ -94,4 +94,9 @@ def _details(error: BaseException) -> dict[str, Any]:
     """The attributes our own errors carry, e.g. ``required`` and ``available``."""
     if not isinstance(error, StagewrightError):
         return {}
-    return {name: value for name, value in vars(error).items() if not name.startswith("_")}
+    found = {name: value for name, value in vars(error).items() if not name.startswith("_")}
+    if isinstance(error, Infeasible):
+        found["ways_out"] = [
+            {"text": way_out.text, "step_time_s": way_out.step_time_s} for way_out in error.ways_out
+        ]
+    return found

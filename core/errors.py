@@ -13,6 +13,13 @@ StagewrightError
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .cluster import Cluster
+    from .plan import PlanOptions
+
 
 class StagewrightError(Exception):
     """Base of every error this library raises on purpose."""
@@ -31,6 +38,23 @@ class InvalidInput(StagewrightError, ValueError):
         self.field = field
 
 
+@dataclass(frozen=True)
+class WayOut:
+    """A change with which there would be a plan.
+
+    Attributes:
+        text: The change in words, e.g. ``recompute='auto'``.
+        cluster: What to ask for then.
+        options: Likewise.
+        step_time_s: Of a plan found quickly; `None` if there was no time to find one.
+    """
+
+    text: str
+    cluster: Cluster
+    options: PlanOptions
+    step_time_s: float | None = None
+
+
 class Infeasible(StagewrightError):
     """No plan satisfies the limits.
 
@@ -39,6 +63,7 @@ class Infeasible(StagewrightError):
         constraint: Short name of the binding constraint, e.g. ``"memory"``.
         required: What the best attempt needs, in the constraint's unit.
         available: What the limit allows, in the same unit.
+        ways_out: Changes that help, the least step time for as many samples first.
     """
 
     def __init__(
@@ -48,11 +73,13 @@ class Infeasible(StagewrightError):
         constraint: str,
         required: float | None = None,
         available: float | None = None,
+        ways_out: tuple[WayOut, ...] = (),
     ) -> None:
         super().__init__(message)
         self.constraint = constraint
         self.required = required
         self.available = available
+        self.ways_out = ways_out
 
 
 class CaptureError(StagewrightError):

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pydantic import ValidationError
 
 from ..core.cluster import Cluster
 from ..core.document import invalid_input
+from ..core.errors import Infeasible, InvalidInput
 from ..core.plan import Plan, PlanOptions
 from ..core.profile import Profile
 from .build import build_plan
 from .cost import Tables, tables
+from .microbatches import plan_batch
 from .request import Progress, Request
 from .solve import solve
+from .ways_out import with_ways_out
 
 
 def plan(
-    profile: Profile,
+    profile: Profile | Sequence[Profile],
     cluster: Cluster | str,
     options: PlanOptions | None = None,
     *,
@@ -37,7 +40,8 @@ def plan(
     unless a deadline cuts the search short.
 
     Args:
-        profile: Costs of L layers for one micro-batch.
+        profile: Costs of L layers for one micro-batch; or several profiles of one model, measured
+            at different sizes, where the options name a ``batch_size``.
         cluster: Devices and links; or its shorthand, such as ``4x24GB``.
         options: What is asked for; the defaults of `PlanOptions` if not given.
         num_microbatches: Replaces the options' number.
@@ -63,11 +67,17 @@ class Planner:
     """Plans one profile again and again: what is computed from the profile alone is kept.
 
     Args:
-        profile: Costs of L layers for one micro-batch.
+        profile: As for `plan`.
+
+    Raises:
+        InvalidInput: There is no profile.
     """
 
-    def __init__(self, profile: Profile) -> None:
-        self.profile = profile
+    def __init__(self, profile: Profile | Sequence[Profile]) -> None:
+        self.profiles = (profile,) if isinstance(profile, Profile) else tuple(profile)
+        if not self.profiles:
+            raise InvalidInput("give at least one profile")
+        self.profile = self.profiles[0]
         self._tables: dict[tuple[int, ...], Tables] = {}
 
     def tables(self, positions: tuple[int, ...]) -> Tables:
@@ -90,15 +100,32 @@ class Planner:
         """See `plan`."""
         if isinstance(cluster, str):
             cluster = Cluster.parse(cluster)
-        started = time.monotonic()
+        options = _options(options, num_microbatches)
+        deadline = math.inf if deadline_s is None else time.monotonic() + deadline_s
+        try:
+            return self._plan(cluster, options, deadline, progress)
+        except Infeasible as error:
+            raise with_ways_out(
+                error, self.profile, cluster, options, self._plan, deadline
+            ) from None
+
+    def _plan(
+        self,
+        cluster: Cluster,
+        options: PlanOptions,
+        deadline: float,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Plan:
+        """The same, an `Infeasible` naming no ways out; the deadline is a moment."""
+        if options.batch_size is not None:
+            return plan_batch(self.profiles, cluster, options, deadline=deadline, progress=progress)
+        if len(self.profiles) > 1:
+            raise InvalidInput(
+                "several profiles are for choosing the size of micro-batches; name a batch_size",
+                field="/options/batch_size",
+            )
         request = Request(
-            self.profile,
-            cluster,
-            _options(options, num_microbatches),
-            self.tables,
-            started=started,
-            deadline=math.inf if deadline_s is None else started + deadline_s,
-            progress=progress,
+            self.profile, cluster, options, self.tables, deadline=deadline, progress=progress
         )
         return build_plan(request, solve(request))
 

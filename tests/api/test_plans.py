@@ -73,6 +73,21 @@ def test_that_nothing_fits_is_an_answer_and_is_kept(client, profile):
     assert (row["id"], row["status"], row["step_time_s"]) == (body["id"], "infeasible", None)
 
 
+def test_ways_out_can_be_asked_for_as_they_are(client, profile):
+    """Too few stages, whatever the memory."""
+    request = {"profile": profile, "cluster": "2xcpu", "options": {"num_stages": 3}}
+    answer = client.post("/v1/plans", json=request).json()["infeasible"]
+    assert {way_out["num_devices"] for way_out in answer["ways_out"]} == {2, 3}
+    for way_out in answer["ways_out"]:
+        again = {
+            "profile": profile,
+            "cluster": f"{way_out['num_devices']}xcpu",
+            "options": way_out["options"],
+        }
+        plan = client.post("/v1/plans", json=again).json()["plan"]
+        assert plan["step_time_s"] == pytest.approx(way_out["step_time_s"], rel=0.05)
+
+
 def test_an_infinite_need_is_written_as_none(client, profile, monkeypatch):
     """JSON has no infinity."""
 

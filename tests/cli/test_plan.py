@@ -52,6 +52,16 @@ def test_too_little_memory_is_infeasible(run, profile_file):
     assert error["required"] > error["available"]
 
 
+def test_ways_out_are_told_with_their_step(run, profile_file):
+    words = ["plan", profile_file, "-d", "1x12MiB", "--schedule", "gpipe", "--optimizer", "none"]
+    ran = run(*words)
+    assert ran.code == 3
+    assert "it would fit with 4 devices: 114 ms a step, or num_microbatches=1: 30 ms a step of " \
+        "0.125 times the samples, or schedule='1f1b': 240 ms a step" in ran.stderr  # fmt: skip
+    ways_out = json.loads(run(*words, "--json").stderr)["ways_out"]
+    assert {"text": "schedule='1f1b'", "step_time_s": 0.24} in ways_out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -1,0 +1,295 @@
+"""Changes under which a request that nothing satisfies would have a plan, and what it would take.
+
+Each kind of change is tried from its smallest form up, first by whether anything fits at all,
+then by a quick plan.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from ..core.cluster import Cluster, Device
+from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput, WayOut
+from ..core.plan import Plan, PlanOptions
+from ..core.profile import Profile
+from ..core.units import format_time
+from .constraints import allowed_positions
+from .cost import Tables, tables
+from .microbatches import candidates, may_fit, request_of
+from .request import Request
+from .scaled import size_of
+from .schedules import too_many_stages
+
+BUDGET_S = 2.0
+"""For all ways out together, or what is left of the caller's deadline; then times stay unknown."""
+
+QUICK_GAP = 1e-2
+"""Of the plans that tell the step time of a way out."""
+
+MAX_DEVICES = 1024
+"""More are not suggested."""
+
+Attempt = Callable[[Cluster, PlanOptions, float], Plan]
+"""Plans a cluster and options until a moment on the clock of `time.monotonic`."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something else to ask for.
+
+    Attributes:
+        text: How it differs, in words.
+    """
+
+    text: str
+    cluster: Cluster
+    options: PlanOptions
+
+
+def with_ways_out(
+    error: Infeasible,
+    profile: Profile,
+    cluster: Cluster,
+    options: PlanOptions,
+    attempt: Attempt,
+    deadline: float = math.inf,
+) -> Infeasible:
+    """The same error, naming the changes that help: least step for as many samples first.
+
+    Args:
+        error: Why nothing was found.
+        profile: What was asked for.
+        cluster: Likewise.
+        options: Likewise.
+        attempt: Plans, and knows nothing of ways out.
+        deadline: The caller's, on the clock of `time.monotonic`.
+    """
+    search = _Search(profile, attempt, min(deadline, time.monotonic() + BUDGET_S))
+    found = [search.more_devices(cluster, options)]
+    found += [search.first_fitting(changes) for changes in _kinds(profile, cluster, options)]
+    fitting = [change for change in found if change is not None]
+    if not fitting and options.recompute == "never":
+        both = search.more_devices(cluster, _with(options, recompute="auto"))
+        if both is not None:
+            fitting = [replace(both, text=f"recompute='auto' and {both.text}")]
+    ways_out = sorted(search.timed(fitting), key=lambda way: _cost(way, options))
+    return Infeasible(
+        f"{error}; {_advice(ways_out, options, error.constraint)}",
+        constraint=error.constraint,
+        required=error.required,
+        available=error.available,
+        ways_out=tuple(ways_out),
+    )
+
+
+def with_devices(cluster: Cluster, count: int) -> Cluster:
+    """The cluster with copies of its last device behind it, up to so many devices.
+
+    The outermost link level joins them all; a cluster of one device gets the default link.
+    """
+    last, names = cluster.devices[-1], {device.name for device in cluster.devices}
+    more: list[Device] = []
+    number = 0
+    while len(cluster.devices) + len(more) < count:
+        number += 1
+        name = f"{last.name}+{number}"
+        if name not in names:
+            more.append(last.model_copy(update={"name": name}))
+    if not more:
+        return cluster
+    levels = cluster.levels or Cluster.uniform(count).levels
+    inner = levels[-2].group_size if len(levels) > 1 else 1
+    whole = -(-max(count, levels[-1].group_size) // inner) * inner
+    outermost = levels[-1].model_copy(update={"group_size": whole})
+    return Cluster(devices=(*cluster.devices, *more), levels=(*levels[:-1], outermost))
+
+
+class _Search:
+    """Tries changes until a moment on the clock of `time.monotonic`."""
+
+    def __init__(self, profile: Profile, attempt: Attempt, deadline: float) -> None:
+        self.profile, self.attempt, self.deadline = profile, attempt, deadline
+        self._tables: dict[tuple[int, ...], Tables] = {}
+
+    def first_fitting(self, changes: Iterable[Change]) -> Change | None:
+        """The first change that helps, if time allows to see one."""
+        for change in changes:
+            if time.monotonic() > self.deadline:
+                return None
+            if self._fits(change):
+                return change
+        return None
+
+    def more_devices(self, cluster: Cluster, options: PlanOptions) -> Change | None:
+        """The fewest that help: doubled up to one a stage, then bisected."""
+        low = len(cluster.devices)
+        most = len(allowed_positions(self.profile, options)) - 1
+        if options.max_replicas != 1:
+            most = max(most, 4 * low)
+        counts = [low]
+        while counts[-1] < min(most, MAX_DEVICES):
+            counts.append(min(2 * counts[-1], most, MAX_DEVICES))
+        found = self.first_fitting(_on_devices(cluster, options, count) for count in counts[1:])
+        if found is None:
+            return None
+        high = len(found.cluster.devices)
+        low = counts[counts.index(high) - 1]
+        while high - low > 1:
+            middle = _on_devices(cluster, options, (low + high) // 2)
+            if self.first_fitting([middle]) is None:
+                low = len(middle.cluster.devices)
+            else:
+                found, high = middle, len(middle.cluster.devices)
+        return found
+
+    def timed(self, changes: Sequence[Change]) -> Iterator[WayOut]:
+        """Changes that a quick plan confirms, with its step; they share the time that is left."""
+        for place, change in enumerate(changes):
+            now = time.monotonic()
+            share_s = max(0.0, self.deadline - now) / (len(changes) - place)
+            quick = _with(change.options, gap=max(QUICK_GAP, change.options.gap))
+            step_time_s: float | None = None
+            text = change.text
+            if share_s:
+                try:
+                    plan = self.attempt(change.cluster, quick, now + share_s)
+                except DeadlineExceeded:
+                    pass
+                except (Infeasible, InvalidInput):
+                    continue
+                else:
+                    step_time_s = plan.step_time_s
+                    if change.options.batch_size is not None:
+                        text += f" (micro-batches of {plan.inputs[0].shape[0]})"
+            yield WayOut(text, change.cluster, change.options, step_time_s)
+
+    def _fits(self, change: Change) -> bool:
+        """Whether some plan fits; none does where the request itself would be refused."""
+        try:
+            if change.options.batch_size is None:
+                return may_fit(
+                    Request(self.profile, change.cluster, change.options, self._table_of)
+                )
+            return any(
+                may_fit(request_of(entry, change.cluster, time.monotonic(), math.inf))
+                for entry in candidates([self.profile], change.options)
+            )
+        except (InvalidInput, Infeasible):
+            return False
+
+    def _table_of(self, positions: tuple[int, ...]) -> Tables:
+        if positions not in self._tables:
+            self._tables = {positions: tables(self.profile, positions)}
+        return self._tables[positions]
+
+
+def _kinds(profile: Profile, cluster: Cluster, options: PlanOptions) -> list[Iterator[Change]]:
+    """Kinds of changes, each from its smallest form up."""
+    ask = partial(_change, cluster, options)
+    kinds = [
+        _fewer_microbatches(cluster, options),
+        _more_microbatches(profile, cluster, options),
+    ]
+    for name, value, is_changed in (
+        ("recompute", "auto", options.recompute != "auto"),
+        ("max_replicas", None, options.max_replicas is not None),
+        ("schedule", "1f1b", options.schedule != "1f1b"),
+        ("optimizer", "sgd", options.optimizer in ("momentum", "adam")),
+        ("memory_fraction", 1.0, options.memory_fraction < 1),
+        ("num_stages", None, options.num_stages is not None),
+        ("max_stages", None, options.max_stages is not None),
+        ("objective", "step_time", options.objective.startswith(("balance", "pipedream"))),
+        ("tied", "priced", options.tied == "together"),
+        ("pins", (), bool(options.pins)),
+        ("together", (), bool(options.together)),
+        ("no_cut_after", (), bool(options.no_cut_after)),
+    ):
+        if is_changed:
+            kinds.append(iter([ask(**{name: value})]))
+    if options.batch_size is None and profile.inputs and profile.inputs[0].shape:
+        size = profile.inputs[0].shape[0]
+        if size > 1:
+            kinds.append(iter([ask(batch_size=options.num_microbatches * size_of(profile))]))
+    return kinds
+
+
+def _change(cluster: Cluster, options: PlanOptions, **changes: object) -> Change:
+    ((name, value),) = changes.items()
+    words = {
+        "num_stages": "any number of stages",
+        "max_stages": "any number of stages",
+        "max_replicas": "any number of replicas",
+        "pins": "no pins",
+        "together": "no layers kept together",
+        "no_cut_after": "no forbidden cuts",
+    }
+    return Change(words.get(name, f"{name}={value!r}"), cluster, _with(options, **changes))
+
+
+def _fewer_microbatches(cluster: Cluster, options: PlanOptions) -> Iterator[Change]:
+    count = options.num_microbatches // 2
+    while count and options.batch_size is None:
+        yield _change(cluster, options, num_microbatches=count)
+        count //= 2
+
+
+def _more_microbatches(
+    profile: Profile, cluster: Cluster, options: PlanOptions
+) -> Iterator[Change]:
+    """1F1B takes as many stages as micro-batches, so more of these can mean smaller stages."""
+    most = min(len(cluster.devices), len(allowed_positions(profile, options)) - 1)
+    count = options.num_microbatches
+    while options.schedule == "1f1b" and options.batch_size is None and count < most:
+        count = min(2 * count, most)
+        yield _change(cluster, options, num_microbatches=count)
+
+
+def _on_devices(cluster: Cluster, options: PlanOptions, count: int) -> Change:
+    """More devices; beyond 1F1B's micro-batches they would stay idle, so there more of both."""
+    text = f"{count} devices"
+    if (
+        options.max_replicas == 1
+        and options.batch_size is None
+        and too_many_stages(options.schedule, count, options.num_microbatches)
+    ):
+        text += f" and num_microbatches={count}"
+        options = _with(options, num_microbatches=count)
+    return Change(text, with_devices(cluster, count), options)
+
+
+def _with(options: PlanOptions, **changes: object) -> PlanOptions:
+    return PlanOptions.model_validate({**dict(options), **changes})
+
+
+def _cost(way_out: WayOut, asked: PlanOptions) -> float:
+    """Seconds for as many samples as a step was asked to have."""
+    if way_out.step_time_s is None:
+        return math.inf
+    if way_out.options.batch_size is not None:
+        return way_out.step_time_s
+    return way_out.step_time_s * asked.num_microbatches / way_out.options.num_microbatches
+
+
+def _advice(ways_out: Sequence[WayOut], asked: PlanOptions, constraint: str) -> str:
+    if not ways_out and constraint == "memory":
+        return (
+            "no change that was tried suffices (recomputation, more such devices, fewer or smaller "
+            "micro-batches, another schedule or optimizer); use devices with more memory"
+        )
+    if not ways_out:
+        return "no single change of the options that was tried suffices"
+    return f"it would fit with {', or '.join(_in_words(entry, asked) for entry in ways_out)}"
+
+
+def _in_words(way_out: WayOut, asked: PlanOptions) -> str:
+    if way_out.step_time_s is None:
+        return way_out.text
+    words = f"{way_out.text}: {format_time(way_out.step_time_s)} a step"
+    count, wanted = way_out.options.num_microbatches, asked.num_microbatches
+    if way_out.options.batch_size is None and count != wanted:
+        words += f" of {count / wanted:.3g} times the samples"
+    return words
