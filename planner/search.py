@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -26,6 +26,9 @@ ROUNDING = 1e-12
 
 MAX_LABELS = 30_000_000
 """Candidate labels one search looks at before weights are compared more coarsely."""
+
+NUM_SEGMENTS = 6
+"""Ranges of the first metric that are searched one after another."""
 
 Metrics = tuple[float, float, float]
 
@@ -225,7 +228,11 @@ class BoxSearch:
             return
         low, high = self.narrow(max(self.effort.gap / 2, 1e-4))
         limit = self.effort.searches + max_searches
-        self._open_box((low, 0.0, 0.0), (high, math.inf, math.inf), -math.inf)
+        for lower, upper in _segments(low, high):
+            if self.effort.is_over or self.effort.searches > limit:
+                self.unproven = min(self.unproven, self._bound_from(lower))
+                return
+            self._open_box((lower, 0.0, 0.0), (upper, math.inf, math.inf), -math.inf)
         while self.open:
             if self._closed(self.open[0].bound):
                 break
@@ -234,6 +241,10 @@ class BoxSearch:
             self._branch(heapq.heappop(self.open))
         self.open.clear()
         self.unproven = min(self.unproven, self.best_value * (1 - self.effort.gap))
+
+    def _bound_from(self, first: float) -> float:
+        """No plan with at least this first metric is below."""
+        return self.least_weight + first + self.tied_s
 
     def _closed(self, bound: float) -> bool:
         return bound >= self.best_value * (1 - max(self.effort.gap, ROUNDING))
@@ -333,6 +344,19 @@ class _Answer:
     bound_weight: float
     nexts: Metrics
     complete: bool
+
+
+def _segments(low: float, high: float) -> Iterator[tuple[float, float]]:
+    """Ranges of the first metric that together are [low, high], each twice the one before.
+
+    The first ones are quick, because few stages keep their limits; by the time the wide ones
+    come a good plan is known.
+    """
+    width = (high - low) / (2**NUM_SEGMENTS - 1)
+    for index in range(NUM_SEGMENTS):
+        first = low + width * (2**index - 1)
+        last = high if index + 1 == NUM_SEGMENTS else low + width * (2 ** (index + 1) - 1)
+        yield first, last
 
 
 def _with(metrics: Metrics, k: int, value: float) -> Metrics:
