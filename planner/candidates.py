@@ -9,7 +9,11 @@ from itertools import pairwise
 from .assignment import Assignment, Cuts, cuts_of, in_device_order, placed
 from .balance import balance
 from .cost import Tables
+from .heuristics import pipedream_plan, torchgpipe_balance
 from .price import Pricer
+
+MAX_PIPEDREAM_SIZE = 2_000
+"""Positions times devices up to which PipeDream's plan is made too: 30 ms."""
 
 MAX_GRIDS = 12
 """Uniform grids tried of those whose closed form promises most; all of them if there are few."""
@@ -46,18 +50,42 @@ def stage_counts(pricer: Pricer) -> range:
 
 
 def grids(pricer: Pricer) -> Iterator[Assignment]:
-    """Equal replicas for every stage, on even times and on equal layer counts.
+    """Equal replicas for every stage, on even times, equal layer counts and torchgpipe's cuts.
 
     Stages that do not fit are recomputed where that is allowed.
     """
     for num_stages, replicas in _promising(pricer):
         cuts = {equal_layers(len(pricer.costs.profile.layers), num_stages)}
-        even = even_times(pricer.costs, num_stages)
-        if even:
-            cuts.add(even)
+        for found in (even_times(pricer.costs, num_stages), _torchgpipe(pricer.costs, num_stages)):
+            if found:
+                cuts.add(found)
         for entry in sorted(cuts):
             if pricer.costs.has(entry):
                 yield from _on_devices(pricer, entry, [replicas] * num_stages)
+
+
+def _torchgpipe(costs: Tables, num_stages: int) -> Cuts | None:
+    """torchgpipe's cuts; `None` where it would leave a stage empty."""
+    if num_stages > costs.num_atoms:
+        return None
+    layers = costs.profile.layers
+    layer_s = [entry.forward.median_s + entry.backward.median_s for entry in layers]
+    counts = torchgpipe_balance(layer_s, num_stages, costs.positions)
+    return cuts_of(counts) if all(counts) else None
+
+
+def pipedreams(pricer: Pricer) -> Iterator[Assignment]:
+    """PipeDream's plan for all devices and for each class alone, by each link level's bandwidth."""
+    costs, devices = pricer.costs, pricer.devices
+    numbers = {len(devices.cluster.devices), *(len(entry) for entry in devices.classes[:4])}
+    for number in sorted(numbers):
+        if costs.num_atoms * number > MAX_PIPEDREAM_SIZE:
+            continue
+        for bandwidth in dict.fromkeys(level.bandwidth_bytes_per_s for level in devices.levels):
+            found = pipedream_plan(costs.profile, number, bandwidth, costs.positions)
+            if found is not None:
+                counts, replicas = found
+                yield from _on_devices(pricer, cuts_of(counts), replicas)
 
 
 def _promising(pricer: Pricer) -> list[tuple[int, int]]:
@@ -81,13 +109,16 @@ def _promising(pricer: Pricer) -> list[tuple[int, int]]:
 
 
 def _on_devices(pricer: Pricer, cuts: Cuts, replicas: Sequence[int]) -> Iterator[Assignment]:
-    """On every class of devices alone, and with one device a stage in the cluster's order."""
+    """On every class of devices alone, and with one device a stage in the cluster's order.
+
+    On one class the order differs where stages could be placed across groups in other ways.
+    """
     devices = pricer.devices
     for number in range(min(len(devices.classes), 4)):
         found = placed(cuts, replicas, devices, class_index=number)
         if found is not None:
             yield with_recompute(pricer, found)
-    if len(devices.classes) > 1 and max(replicas) == 1:
+    if max(replicas) == 1:
         found = in_device_order(cuts, devices)
         if found is not None:
             yield with_recompute(pricer, found)
