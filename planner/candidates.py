@@ -15,6 +15,9 @@ from .price import Pricer
 MAX_PIPEDREAM_SIZE = 2_000
 """Positions times devices up to which PipeDream's plan is made too: 30 ms."""
 
+MAX_TORCHGPIPE_SIZE = 4_000
+"""Positions times stages up to which torchgpipe's cuts are made too: 30 ms."""
+
 MAX_GRIDS = 12
 """Uniform grids tried of those whose closed form promises most; all of them if there are few."""
 
@@ -65,8 +68,8 @@ def grids(pricer: Pricer) -> Iterator[Assignment]:
 
 
 def _torchgpipe(costs: Tables, num_stages: int) -> Cuts | None:
-    """torchgpipe's cuts; `None` where it would leave a stage empty."""
-    if num_stages > costs.num_atoms:
+    """torchgpipe's cuts; `None` where it leaves a stage empty or would take long."""
+    if num_stages > costs.num_atoms or num_stages * costs.num_atoms > MAX_TORCHGPIPE_SIZE:
         return None
     layers = costs.profile.layers
     layer_s = [entry.forward.median_s + entry.backward.median_s for entry in layers]

@@ -6,8 +6,8 @@ import math
 
 from ..core.plan import PlanOptions
 
-LARGEST_TOTAL_BYTES = 2**53
-"""Above this (8 PiB) sums of bytes are no longer exact in a float."""
+LARGEST_TOTAL_BYTES = 2**60
+"""Above this (1 EiB) products of bytes and micro-batches could overflow 64 bits."""
 
 LARGEST_TOTAL_S = 1e12
 """Above this (30,000 years) a time is a mistake, and sums could become infinite."""

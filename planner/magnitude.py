@@ -32,7 +32,7 @@ def _check_bytes(profile: Profile, options: PlanOptions) -> None:
     if total > LARGEST_TOTAL_BYTES:
         raise InvalidInput(
             f"the profile's bytes add up to {total} over {options.num_microbatches} "
-            f"micro-batches; at most {LARGEST_TOTAL_BYTES} (8 PiB) are accepted"
+            f"micro-batches; at most {LARGEST_TOTAL_BYTES} (1 EiB) are accepted"
         )
 
 
