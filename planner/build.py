@@ -29,6 +29,12 @@ OBJECTIVE_NAMES: dict[str, str] = {
 
 def build_plan(request: Request, decision: Decision) -> Plan:
     """The plan that was decided on, with its proof and what other cuts would cost."""
+    order, given = decision.priced.assignment.order, request.profile
+    notes = _notes(request)
+    if order:
+        request = request.in_order(order)
+        assignment = replace(decision.priced.assignment, order=())
+        decision = replace(decision, priced=request.pricer.price(assignment))
     priced, profile, options = decision.priced, request.profile, request.options
     pricer, cuts = request.pricer, priced.assignment.cuts
     bound = min(decision.lower_bound, priced.value)
@@ -43,6 +49,7 @@ def build_plan(request: Request, decision: Decision) -> Plan:
         schedule=pricer.schedule,
         num_microbatches=pricer.num_microbatches,
         chunks=priced.assignment.chunks,
+        layer_order=order,
         step_time_s=priced.step_time_s,
         bubble_fraction=priced.bubble_fraction,
         tied_sync_time_s=priced.tied_sync_s,
@@ -53,15 +60,15 @@ def build_plan(request: Request, decision: Decision) -> Plan:
             value=priced.value,
             lower_bound=bound,
             status="optimal" if is_proven else "feasible",
-            simulated_lower_bound_s=decision.simulated_bound_s,
+            simulated_lower_bound_s=min(decision.simulated_bound_s, priced.step_time_s),
         ),
         baselines=_baselines(request, priced.assignment),
-        profile_id=profile.content_id(),
+        profile_id=given.content_id(),
         estimated=profile.provenance.source == "estimated",
         inputs=profile.inputs,
         input_structure=profile.input_structure,
         fixed_mode=profile.fixed_mode,
-        notes=(*profile.notes, *_notes(request)),
+        notes=(*profile.notes, *notes),
     )
 
 
@@ -141,7 +148,14 @@ def _notes(request: Request) -> list[str]:
             "the profile lists no storages: saved activations are summed over layers, which may "
             "count shared ones twice"
         )
-    if not request.is_whole:
+    if request.options.layer_order == "any" and not profile.edges:
+        notes.append("the profile does not know which layer reads what: its order was kept")
+    if request.order_free is not None:
+        notes.append(
+            "the model has too many orders to search them all: a few were, the lower bound holds "
+            "for every one"
+        )
+    elif not request.is_whole:
         notes.append(
             f"{len(request.positions) - 1} layers were planned in "
             f"{request.costs.num_atoms} groups of about equal work"

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..core.errors import Infeasible, InvalidInput
-from ..core.graph import Parameter
 from ..core.plan import PlanOptions
 from ..core.profile import Profile
 from .assignment import Assignment
 from .classes import Devices
-from .cost import legal_positions, parameters_of
+from .cost import legal_positions, tied_parameters
 from .moves import Space
 from .schedules import too_many_stages
 from .stage_table import StageTable
@@ -57,15 +56,6 @@ def allowed_positions(profile: Profile, options: PlanOptions) -> tuple[int, ...]
         position
         for position in legal_positions(profile)
         if position in (0, last) or position not in forbidden
-    )
-
-
-def tied_parameters(profile: Profile) -> tuple[Parameter, ...]:
-    """Trainable parameters used by several layers."""
-    return tuple(
-        entry
-        for entry in parameters_of(profile)
-        if entry.kind == "parameter" and entry.trainable and len(entry.layers) > 1
     )
 
 

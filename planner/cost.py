@@ -154,12 +154,12 @@ def tables(profile: Profile, positions: Sequence[int]) -> Tables:
     parameters = parameters_of(profile)
     learned = [entry for entry in parameters if entry.kind == "parameter" and entry.trainable]
     loss = profile.loss
-    forward = _per_atom([entry.forward.median_s for entry in profile.layers], edges)
-    backward = _per_atom([entry.backward.median_s for entry in profile.layers], edges)
+    forward = per_atom([entry.forward.median_s for entry in profile.layers], edges)
+    backward = per_atom([entry.backward.median_s for entry in profile.layers], edges)
     workspace = np.maximum.reduceat(
         np.array([entry.workspace_bytes for entry in profile.layers], dtype=np.int64), edges[:-1]
     )
-    arriving, returning = _crossing(profile, edges)
+    arriving, returning = crossing(profile, edges)
     inputs = arriving.copy()
     inputs[0] = sum(tensor.size_bytes for tensor in profile.inputs)
     atoms = np.searchsorted(edges, np.arange(len(profile.layers)), side="right") - 1
@@ -177,7 +177,7 @@ def tables(profile: Profile, positions: Sequence[int]) -> Tables:
         arriving_bytes=arriving,
         returning_bytes=returning,
         input_bytes=inputs,
-        tied=tuple(entry for entry in learned if len(entry.layers) > 1),
+        tied=tied_parameters(profile),
     )
 
 
@@ -199,13 +199,22 @@ def parameters_of(profile: Profile) -> tuple[Parameter, ...]:
     )
 
 
-def _per_atom(layer_s: list[float], edges: NDArray[np.int64]) -> Seconds:
+def tied_parameters(profile: Profile) -> tuple[Parameter, ...]:
+    """Trainable parameters used by several layers."""
+    return tuple(
+        entry
+        for entry in parameters_of(profile)
+        if entry.kind == "parameter" and entry.trainable and len(entry.layers) > 1
+    )
+
+
+def per_atom(layer_s: list[float], edges: NDArray[np.int64]) -> Seconds:
     """Sums of layers between neighbouring positions."""
     sums: Seconds = np.add.reduceat(np.array(layer_s), edges[:-1])
     return sums
 
 
-def _crossing(profile: Profile, edges: NDArray[np.int64]) -> tuple[Bytes, Bytes]:
+def crossing(profile: Profile, edges: NDArray[np.int64]) -> tuple[Bytes, Bytes]:
     """Activation and gradient bytes that cross each position; none at either end."""
     inner = [profile.boundaries[edge - 1] for edge in edges[1:-1]]
     arriving = np.array([0, *(gap.forward_bytes for gap in inner), 0], dtype=np.int64)
@@ -240,6 +249,19 @@ def _held(
     (previous atom, atom], and the stage holds the item once last > atom: a rectangle, added at
     its corners and summed over both axes.
     """
+    before_row, after_row, size = held_items(atoms, items)
+    corners = np.zeros((num_atoms + 2, num_atoms + 1), dtype=np.int64)
+    np.add.at(corners, (before_row + 1, after_row + 1), size)
+    np.subtract.at(corners, (after_row + 1, after_row + 1), size)
+    np.cumsum(corners, axis=0, out=corners)
+    np.cumsum(corners, axis=1, out=corners)
+    return corners[: num_atoms + 1]
+
+
+def held_items(
+    atoms: NDArray[np.int64], items: Iterable[tuple[int, tuple[int, ...]]]
+) -> tuple[Bytes, Bytes, Bytes]:
+    """For every atom of every item: the item's atom before it, -1 for none; itself; bytes."""
     sizes: list[int] = []
     befores: list[int] = []
     afters: list[int] = []
@@ -252,14 +274,11 @@ def _held(
                 befores.append(before)
                 afters.append(after)
                 before = after
-    corners = np.zeros((num_atoms + 2, num_atoms + 1), dtype=np.int64)
-    before_row, after_row = np.array(befores, dtype=np.int64), np.array(afters, dtype=np.int64)
-    size = np.array(sizes, dtype=np.int64)
-    np.add.at(corners, (before_row + 1, after_row + 1), size)
-    np.subtract.at(corners, (after_row + 1, after_row + 1), size)
-    np.cumsum(corners, axis=0, out=corners)
-    np.cumsum(corners, axis=1, out=corners)
-    return corners[: num_atoms + 1]
+    return (
+        np.array(befores, dtype=np.int64),
+        np.array(afters, dtype=np.int64),
+        np.array(sizes, dtype=np.int64),
+    )
 
 
 def _saved_bytes(profile: Profile, num_atoms: int, atoms: NDArray[np.int64]) -> Bytes:

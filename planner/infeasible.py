@@ -37,7 +37,8 @@ def _stage(request: Request, misfit: Misfit) -> str:
     """For example ``stage 0 (layers 0 to 1, 'embed' to 'block.0')``."""
     cuts, layers = misfit.assignment.cuts, request.profile.layers
     first, last = cuts[misfit.stage], cuts[misfit.stage + 1] - 1
-    one, other = layers[first].layer.name, layers[last].layer.name
+    order = misfit.assignment.order or range(len(layers))
+    one, other = layers[order[first]].layer.name, layers[order[last]].layer.name
     if first == last:
         return f"stage {misfit.stage} (layer {first}, {one!r})"
     return f"stage {misfit.stage} (layers {first} to {last}, {one!r} to {other!r})"

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from .assignment import Assignment, from_hops
 from .classes import Devices
-from .constraints import parts
-from .request import Request
+from .moves import Measure
+from .request import Request, all_parts
 from .search import BoxSearch, Effort
 
 
@@ -38,10 +38,10 @@ def any_plan(request: Request, devices: Devices) -> Assignment | None:
     """Some plan that fits these devices."""
     effort = Effort()
     schedule = request.options.schedule
-    measure = (
+    measure: Measure = (
         "latency" if request.pricer.only_forward else ("gpipe" if schedule == "gpipe" else "1f1b")
     )
-    for part in parts(request.stages, devices, request.options, with_ties=False):
+    for part in all_parts(request, devices, with_ties=False):
         search = BoxSearch(part.space, measure, effort)
         path = search.fewest_devices()
         if path is not None:

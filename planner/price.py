@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -16,6 +17,7 @@ from .cost import Tables, tables
 from .depths import default_depths
 from .schedules import in_flight
 from .simulate import StageTimes, step_time
+from .stage_table import Order
 
 CLOSED_FORM = ("gpipe", "1f1b", "forward_only")
 """Schedules whose step has a closed form; of the others only the simulated step counts."""
@@ -85,14 +87,31 @@ class Pricer:
 
     Args:
         costs: Tables; plans cut elsewhere than at their positions are looked up apart.
+        reordered: Tables between the cuts of another order of the layers.
     """
 
-    def __init__(self, costs: Tables, devices: Devices, options: PlanOptions) -> None:
+    def __init__(
+        self,
+        costs: Tables,
+        devices: Devices,
+        options: PlanOptions,
+        reordered: Callable[[Order, tuple[int, ...]], Tables] | None = None,
+    ) -> None:
         self.costs, self.devices, self.options = costs, devices, options
+        self._reordered = reordered
         self._apart = lru_cache(maxsize=64)(self._tables)
 
-    def _tables(self, cuts: tuple[int, ...]) -> Tables:
+    def _tables(self, order: Order, cuts: tuple[int, ...]) -> Tables:
+        if order:
+            assert self._reordered is not None
+            return self._reordered(order, cuts)
         return tables(self.costs.profile, cuts)
+
+    def _costs(self, assignment: Assignment) -> Tables:
+        """Tables that have the plan's cuts."""
+        if not assignment.order and self.costs.has(assignment.cuts):
+            return self.costs
+        return self._apart(assignment.order, assignment.cuts)
 
     @property
     def only_forward(self) -> bool:
@@ -114,11 +133,7 @@ class Pricer:
         if self.schedule == "gpipe":
             return tuple(-(-m // count) for count in replicas)
         if self.schedule == "1f1b":
-            own = default_depths(m, replicas)
-            return tuple(
-                min(depth + assignment.extra_depth, -(-m // count))
-                for depth, count in zip(own, replicas, strict=True)
-            )
+            return default_depths(m, replicas, assignment.extra_depth)
         return tuple(
             in_flight(self.schedule, stage, len(replicas), m, replicas=replicas,
                       chunks=assignment.chunks)
@@ -139,7 +154,7 @@ class Pricer:
     def stages(self, assignment: Assignment) -> tuple[StagePrice, ...]:
         """The numbers of every stage."""
         cuts = assignment.cuts
-        costs = self.costs if self.costs.has(cuts) else self._apart(cuts)
+        costs = self._costs(assignment)
         spans = [(costs.index[first], costs.index[last]) for first, last in pairwise(cuts)]
         depths = self.depths(assignment)
         links = []
@@ -244,7 +259,8 @@ class Pricer:
             return 0.0
         total_s = 0.0
         spans = list(pairwise(assignment.cuts))
-        for parameter in self.costs.tied:
+        tied = self._costs(assignment).tied if assignment.order else self.costs.tied
+        for parameter in tied:
             owners = [
                 stage
                 for stage, (first, last) in enumerate(spans)

@@ -20,7 +20,7 @@ def in_order(profile: Profile, order: Sequence[int]) -> Profile:
         InvalidInput: The edges do not account for the profile's own boundaries, or a layer comes
             before one it reads from, or layers that may not be cut apart are not neighbours.
     """
-    uses = _Uses(profile)
+    uses = Uses(profile)
     uses.check_own_order()
     position = {layer: place for place, layer in enumerate(order)}
     for edge in profile.edges:
@@ -53,7 +53,7 @@ def _moved(layers: tuple[int, ...], position: dict[int, int]) -> tuple[int, ...]
     return tuple(sorted(position[layer] for layer in layers))
 
 
-class _Uses:
+class Uses:
     """Who makes and who reads every tensor of a profile.
 
     Attributes:

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ..core.cluster import Cluster
 from ..core.plan import PlanOptions
 from ..core.profile import Profile
 from .assignment import Assignment
+from .branches import Branches
+from .band import band
 from .classes import Devices, devices_of
-from .constraints import allowed_positions, check_counts, keeps_constraints
-from .cost import Tables
+from .constraints import Part, allowed_positions, check_counts, keeps_constraints, parts
+from .cost import Tables, tables
 from .magnitude import check_magnitude
 from .moves import coarse_positions
+from .order_free import OrderFree
 from .price import Pricer
-from .stage_table import StageTable
+from .recount_order import in_order
+from .stage_table import Order, StageTable
 
 MAX_ATOMS = 1_100
 """Beyond this many positions the tables (their number squared) get too large to search whole."""
 
-ROUGH_ATOMS = 12_000
-"""Beyond this many even summing up intervals is done on groups of layers only."""
+ORDER_ATOMS = 400
+"""Positions in one of several orders, where not all orders are searched."""
+
+COARSEST_ATOMS = 32
+"""Positions of the quickest search."""
+
+MAX_REFINED_ATOMS = 600
+"""Positions of a search around the cuts of the best plan known."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +76,8 @@ class Request:
 
     def __post_init__(self) -> None:
         check_magnitude(self.profile, self.cluster, self.options)
-        check_counts(len(self.positions) - 1, self.devices, self.options)
+        most = self.branches.nodes.dag.num_nodes if self.branches else len(self.positions) - 1
+        check_counts(most, self.devices, self.options)
 
     @cached_property
     def devices(self) -> Devices:
@@ -84,15 +95,63 @@ class Request:
             return self.table_of(self.positions)
         return self.coarse(MAX_ATOMS)
 
-    @property
-    def stages(self) -> StageTable:
-        """The stages a plan is made of."""
-        return self.costs.stages
+    @cached_property
+    def band(self) -> StageTable | None:
+        """All stages that could fit a device, where there are too many positions for `costs`."""
+        if len(self.costs.positions) == len(self.positions):
+            return None
+        return band(self.profile, self.positions, self.devices, self.options)
+
+    def around(self, cuts: tuple[int, ...]) -> Tables:
+        """Tables between these cuts, the positions next to them, and some even ones."""
+        index = {layer: number for number, layer in enumerate(self.positions)}
+        found = set(coarse_positions(self.profile, self.positions, COARSEST_ATOMS))
+        reach = max(1, min(8, MAX_REFINED_ATOMS // (2 * len(cuts))))
+        for cut in cuts:
+            near = index[cut]
+            found.update(self.positions[max(near - reach, 0) : near + reach + 1])
+        return self.table_of(tuple(sorted(found)))
+
+    @cached_property
+    def branches(self) -> Branches | None:
+        """The graph of layers, where they may and can be reordered."""
+        if self.options.layer_order == "given" or not self.profile.edges:
+            return None
+        found = Branches(self.profile, self.options)
+        return None if found.is_chain else found
+
+    @cached_property
+    def searched(self) -> tuple[StageTable, ...]:
+        """The stages plans are made of: one table, or several where one would be too large."""
+        if self.branches is None:
+            return (self.costs.stages,) if self.band is None else (self.band,)
+        if self.branches.stages is not None:
+            return (self.branches.stages,)
+        orders = [self._in_order(order) for order in self.branches.orders]
+        coarse = self.branches.coarse
+        return (self.costs.stages, *orders, *([coarse] if coarse else []))
+
+    def _in_order(self, order: Order) -> StageTable:
+        """The chain of an order."""
+        profile = in_order(self.profile, order)
+        positions = allowed_positions(profile, self.options)
+        positions = coarse_positions(profile, positions, ORDER_ATOMS)
+        return replace(tables(profile, positions), order=order).stages
+
+    @cached_property
+    def order_free(self) -> OrderFree | None:
+        """Bounds for when not every order can be searched; `None` where it is."""
+        if self.branches is None or self.branches.stages is not None:
+            return None
+        whole_s = self.costs.stages.whole_s
+        return OrderFree.of(self.branches, whole_s, self.devices, self.options)
 
     @property
     def is_whole(self) -> bool:
-        """Whether `costs` has all positions."""
-        return len(self.costs.positions) == len(self.positions)
+        """Whether `searched` has every plan there is."""
+        if self.branches is not None:
+            return self.order_free is None
+        return self.band is not None or len(self.costs.positions) == len(self.positions)
 
     def coarse(self, count: int) -> Tables:
         """Tables between at most so many positions."""
@@ -100,11 +159,20 @@ class Request:
 
     @cached_property
     def pricer(self) -> Pricer:
-        return Pricer(self.costs, self.devices, self.options)
+        reordered = self.branches.costs.tables if self.branches else None
+        return Pricer(self.costs, self.devices, self.options, reordered)
+
+    def in_order(self, order: Order) -> Request:
+        """The same for the profile with its layers in another order, which is then kept."""
+        profile = in_order(self.profile, order)
+        return replace(self, profile=profile, table_of=lambda cuts: tables(profile, cuts))
 
     def allows(self, assignment: Assignment) -> bool:
-        """Whether a plan keeps every constraint of the options; memory is not looked at."""
-        return keeps_constraints(
+        """Whether a plan keeps every constraint of the options; memory is not looked at.
+
+        Plans in another order are only ever made of what their order allows.
+        """
+        return bool(assignment.order) or keeps_constraints(
             assignment, self.profile, self.positions, self.devices, self.options
         )
 
@@ -112,3 +180,9 @@ class Request:
         """Report a better plan."""
         if self.progress:
             self.progress(Progress(time.monotonic() - self.started, value, lower_bound))
+
+
+def all_parts(request: Request, devices: Devices, *, with_ties: bool = True) -> Iterator[Part]:
+    """All plans that are searched, on these devices, in parts."""
+    for table in request.searched:
+        yield from parts(table, devices, request.options, with_ties=with_ties)

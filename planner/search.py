@@ -226,6 +226,8 @@ class BoxSearch:
         """Search until proven to the gap, or out of time."""
         if self.best_value == math.inf and self.first_plan() is None:
             return
+        if self.least_weight == math.inf:
+            return  # nothing here, though elsewhere a plan is known
         low, high = self.narrow(max(self.effort.gap / 2, 1e-4))
         limit = self.effort.searches + max_searches
         for lower, upper in _segments(low, high):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from ..core.errors import DeadlineExceeded, InvalidInput
 from ..core.plan import Objective
 from .assignment import Assignment, from_hops
 from .balances import balanced
-from .candidates import deeper, grids, neighbours
+from .candidates import deeper, grids, neighbours, pipedreams
 from .constraints import parts
 from .infeasible import out_of_memory
 from .labels import Hop
@@ -18,9 +18,10 @@ from .least_memory import any_plan
 from .moves import Measure
 from .price import Priced, Pricer
 from .race import Race
-from .request import Request
+from .request import Request, all_parts
 from .search import BoxSearch, Effort
 from .several import best_of_schedule
+from .stage_table import StageTable
 
 COARSE_ATOMS = (32, 96, 300)
 """Positions of the quick searches whose plans start the exact one."""
@@ -111,14 +112,15 @@ def _devices(request: Request) -> Decision:
     """Fewest devices first; among plans with as many, the least step."""
     effort = Effort(request.deadline)
     fewest = math.inf
-    for part in parts(request.stages, request.devices, request.options):
+    for part in all_parts(request, request.devices):
         search = BoxSearch(part.space, _model(request), effort)
         fewest = min([fewest, *(path.num_ranks for path in search.every_plan())])
     if fewest == math.inf:
         raise out_of_memory(request)
     pool, _ = _search(request, _model(request), max_ranks=int(fewest))
     priced = request.pricer.price(pool.best(1)[0])
-    return Decision(priced, priced.value, _simulated_bound(request, priced))
+    bound = priced.value if request.is_whole else float(request.options.num_stages or 1)
+    return Decision(priced, bound, _simulated_bound(request, priced))
 
 
 def _memory(request: Request) -> Decision:
@@ -139,7 +141,10 @@ def _memory(request: Request) -> Decision:
             high = _largest_bytes(request, found)
     pool, _ = _search(request, _model(request), limit_bytes=high)
     priced = request.pricer.price(pool.best(1)[0])
-    return Decision(priced, priced.value, _simulated_bound(request, priced))
+    bound = priced.value
+    if not request.is_whole:
+        bound = float(request.order_free.state_bytes) if request.order_free else 0.0
+    return Decision(priced, bound, _simulated_bound(request, priced))
 
 
 def _largest_bytes(request: Request, assignment: Assignment) -> int:
@@ -147,7 +152,17 @@ def _largest_bytes(request: Request, assignment: Assignment) -> int:
 
 
 def _balance(request: Request) -> Decision:
-    """The largest stage as small as possible; stage s on device s."""
+    """The largest stage as small as possible; stage s on device s.
+
+    Raises:
+        InvalidInput: Layers may be reordered, which these objectives know nothing of.
+    """
+    if request.branches is not None:
+        raise InvalidInput(
+            f"the objective {request.options.objective!r} cuts the profile's own order; plan for "
+            "'step_time', or ask for layer_order 'given'",
+            field="/options/layer_order",
+        )
     priced = balanced(request)
     return Decision(priced, priced.value, _simulated_bound(request, priced))
 
@@ -168,6 +183,30 @@ def _model(request: Request) -> Measure:
     return CLOSED_FORM[request.options.schedule]
 
 
+@dataclass(frozen=True)
+class Level:
+    """One of the searches of a request, the quickest first.
+
+    Attributes:
+        stages: Makes what is searched; `None` if there is nothing to search.
+        gap: Good enough.
+        is_exact: Whether all plans are among it, not only some.
+    """
+
+    stages: Callable[[], StageTable | None]
+    gap: float = 1e-2
+    is_exact: bool = False
+
+
+def _refined(request: Request, pool: Pool) -> StageTable | None:
+    """Stages that begin and end about where those of the best plan do."""
+    best = pool.best(1)
+    if not best or best[0].order:
+        return None
+    found = request.around(best[0].cuts)
+    return found.stages if len(found.positions) < 0.9 * len(request.positions) else None
+
+
 def _search(
     request: Request,
     measure: Measure,
@@ -183,12 +222,20 @@ def _search(
     pool = Pool(request.pricer)
     devices = request.devices.limited(limit_bytes)
     best, bound = math.inf, math.inf
-    whole = request.stages
-    sizes = [size for size in COARSE_ATOMS if size < 0.6 * whole.num_atoms]
-    levels = [(request.coarse(size).stages, max(request.options.gap, 1e-2)) for size in sizes]
-    for costs, gap in [*levels, (whole, request.options.gap)]:
-        exact = costs is whole
-        effort = Effort(request.deadline, gap=gap)
+    whole, chain = request.searched, request.costs.stages
+    quick = [size for size in COARSE_ATOMS if size < 0.6 * chain.num_atoms]
+    levels = [Level(lambda size=size: request.coarse(size).stages) for size in quick]
+    if quick and whole[0].keeps_order:
+        levels.append(Level(lambda: _refined(request, pool), gap=1e-3))
+    if whole[0] is not chain and not quick:
+        levels.append(Level(lambda: chain))
+    levels += [Level(lambda table=table: table, 0.0, is_exact=True) for table in whole]
+    least = math.inf
+    for level in levels:
+        costs = level.stages()
+        if costs is None:
+            continue
+        effort = Effort(request.deadline, gap=max(level.gap, request.options.gap))
         bound = math.inf
         for part in parts(costs, devices, request.options):
             search = BoxSearch(
@@ -197,13 +244,15 @@ def _search(
             )  # fmt: skip
             if costs.tied and measure in ("1f1b", "gpipe"):
                 search.tied_of = _tied_of(request.pricer, search)
-            search.run(max_searches=2_000 if exact else 40)
+            search.run(max_searches=2_000 if level.is_exact else 40)
             for path in search.paths:
                 pool.add(_assignment(path.hops, search), path.value)
             best = min([best, *(path.value for path in search.paths)])
             bound = min(bound, search.bound)
+        if level.is_exact:
+            least = min(least, bound)
         if best < math.inf:
-            request.tell(best, bound if exact else 0.0)
+            request.tell(best, bound if level.is_exact and request.is_whole else 0.0)
     if not pool.values:
         if effort.is_over:
             raise DeadlineExceeded(
@@ -212,8 +261,18 @@ def _search(
             )
         raise out_of_memory(request)
     if not request.is_whole:
-        bound = 0.0
-    return pool, min(bound, best)
+        least = _order_free(request, measure)
+    return pool, min(least, best)
+
+
+def _order_free(request: Request, measure: Measure) -> float:
+    """A bound for every order of the layers, where not all of them are searched."""
+    free = request.order_free
+    if free is None:
+        return 0.0
+    if measure == "throughput":
+        return free.throughput_s()
+    return free.latency_s() if measure == "latency" else free.step_s()
 
 
 def _tied_of(pricer: Pricer, search: BoxSearch) -> Callable[[tuple[Hop, ...]], float]:
@@ -239,16 +298,17 @@ def _fastest(request: Request, pool: Pool) -> Priced:
     race = Race(request)
     race.enter(pool.best(MAX_SIMULATED))
     race.enter(grids(pricer))
+    race.enter(pipedreams(pricer))
     extra = request.options.max_extra_in_flight
     if race.best and request.options.schedule == "1f1b" and extra:
         race.enter(deeper(race.best.assignment, extra))
     for _ in range(4):
         before = race.best
-        if before is None or not pricer.costs.has(before.assignment.cuts):
+        if before is None:
             break
         if before.assignment.num_stages * request.options.num_microbatches > 2**17:
             break
-        race.enter(neighbours(before.assignment, pricer.costs))
+        race.enter(_neighbours(request, before.assignment))
         if race.best is before:
             break
     if race.best is None:
@@ -257,18 +317,30 @@ def _fastest(request: Request, pool: Pool) -> Priced:
     return race.best
 
 
+def _neighbours(request: Request, assignment: Assignment) -> Iterator[Assignment]:
+    """The same with one cut moved, in its own order of the layers."""
+    order, own = assignment.order, replace(assignment, order=())
+    view = request.in_order(order) if order else request
+    if view.costs.has(own.cuts):
+        for other in neighbours(own, view.costs):
+            if view.allows(other):
+                yield replace(other, order=order)
+
+
 def _simulated_bound(request: Request, priced: Priced) -> float:
     """No plan's simulated step is below: `docs/planner.md`, the last section."""
     options, fastest = request.options, request.devices.fastest
-    forward_s, backward_s = request.stages.whole_s
+    forward_s, backward_s = request.costs.stages.whole_s
     if options.objective == "latency":
         return min(forward_s / fastest, priced.step_time_s)
     whole_s = forward_s / fastest + backward_s / fastest
+    if request.order_free:
+        whole_s = max(whole_s, request.order_free.simulated_s())
     if not request.is_whole:
         return min(whole_s, priced.step_time_s)
     effort = Effort(request.deadline, gap=1e-3)
     bound = math.inf
-    for part in parts(request.stages, request.devices, options, with_ties=False):
+    for part in all_parts(request, request.devices, with_ties=False):
         search = BoxSearch(part.space, "simulated_bound", effort, best_value=priced.step_time_s)
         bound = min(bound, search.narrow(1e-3)[0])
     return min(max(bound, whole_s), priced.step_time_s)

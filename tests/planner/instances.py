@@ -64,13 +64,13 @@ def instance(seed, **asked):
         illegal=draw.choice([0.0, 0.0, 0.2]),
         storages=draw.random() < 0.8,
     )
-    cluster = _cluster(draw, draw.choice([1, 2, 3, 3, 4, 4, 5, 5]))
-    drawn = _options(draw, profile, cluster)
+    cluster = draw_cluster(draw, draw.choice([1, 2, 3, 3, 4, 4, 5, 5]))
+    drawn = draw_options(draw, profile, cluster)
     found = Instance(profile, cluster, drawn).asked(**asked)
-    return _bound(draw, found) if draw.random() < 0.5 else found
+    return bound_memory(draw, found) if draw.random() < 0.5 else found
 
 
-def _cluster(draw, num_devices):
+def draw_cluster(draw, num_devices):
     kinds = _kinds(draw, num_devices)
     speed = {"fast": draw.choice(SPEEDS), "slow": draw.choice(SPEEDS)}
     between = LinkLevel(
@@ -109,7 +109,7 @@ def _kinds(draw, num_devices):
     return [draw.choice(["fast", "slow"]) for _ in range(num_devices)]
 
 
-def _options(draw, profile, cluster):
+def draw_options(draw, profile, cluster):
     num_layers, num_devices = len(profile.layers), len(cluster.devices)
     names = [entry.layer.name for entry in profile.layers]
     most = min(num_layers, num_devices)
@@ -137,7 +137,7 @@ def _options(draw, profile, cluster):
     )
 
 
-def _bound(draw, found):
+def bound_memory(draw, found):
     """With limits about the least any plan needs: near it, each kind its own."""
     needed = least(found, "memory")
     if needed is None:
