@@ -20,6 +20,7 @@ COMMANDS = (
     "doctor",
     "profile",
     "plan",
+    "explain",
     "show",
     "serve",
     "run",

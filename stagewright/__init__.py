@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .core.profile import Profile as Profile
     from .core.schedule import Schedule as Schedule
     from .core.timeline import Timeline as Timeline
+    from .planner.explain import explain as explain
     from .planner.plan import plan as plan
     from .planner.validate import validate as validate
     from .profiler.profile import profile as profile
@@ -41,6 +42,7 @@ _HOME = {
     "Timeline": "core.timeline",
     "balance_by_size": "balance",
     "balance_by_time": "balance",
+    "explain": "planner.explain",
     "plan": "planner.plan",
     "profile": "profiler.profile",
     "validate": "planner.validate",

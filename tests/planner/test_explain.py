@@ -1,0 +1,200 @@
+"""What binds a plan, what changes buy and what others do: each number found another way."""
+
+import pytest
+
+import stagewright
+from stagewright.core.cluster import Cluster
+from stagewright.core.errors import Infeasible
+from stagewright.core.explanation import Explanation
+from stagewright.core.plan import PlanOptions
+from stagewright.core.tensors import TensorSpec
+from stagewright.planner.explain import explain
+from stagewright.planner.from_balance import plan_from_balance
+from stagewright.planner.heuristics import equal_layers
+from stagewright.planner.plan import plan
+from stagewright.planner.timeline import plan_timeline
+from stagewright.planner.ways_out import with_devices
+from tests.builders import chain_profile, random_cluster, random_profile
+
+EXACT = {"latency_s": 0.0, "bandwidth_bytes_per_s": 1e12}
+
+
+def shares_of(found):
+    shares = found.shares
+    return shares.work, shares.fill, shares.links, shares.gradients
+
+
+def alternative(found, text):
+    (entry,) = [entry for entry in found.alternatives if entry.text == text]
+    return entry
+
+
+def test_two_equal_stages_work_and_fill():
+    """Four micro-batches of 3 s a stage: 12 s of work, and 3 s until the last one is through."""
+    profile, cluster = chain_profile([1, 1]), Cluster.uniform(2, **EXACT)
+    made = plan(profile, cluster, PlanOptions(num_microbatches=4))
+    found = explain(made, profile, cluster)
+    assert found.step_time_s == 15
+    assert shares_of(found) == pytest.approx((12 / 15, 3 / 15, 0, 0))
+    assert (found.bound, found.reason) == ("work", "stage 0 computes 80.0% of it")
+    assert found.bubble == pytest.approx(0.2)
+    twice = alternative(found, "twice the micro-batches")
+    assert (twice.num_microbatches, twice.step_time_s) == (8, 27)
+    assert twice.time_per_sample_s == pytest.approx(27 / 8)
+    assert twice.gain == pytest.approx(1 - (27 / 8) / (15 / 4))
+    assert alternative(found, "links twice as fast").gain == 0
+    replicas = alternative(found, "replicas allowed")
+    assert replicas.step_time_s == 12
+    assert not any("planned again" in entry.text for entry in found.alternatives)
+
+
+def test_few_microbatches_are_bound_by_filling():
+    profile, cluster = chain_profile([1] * 4), Cluster.uniform(4, **EXACT)
+    made = plan(profile, cluster, PlanOptions(num_microbatches=1, schedule="gpipe", num_stages=4))
+    found = explain(made, profile, cluster)
+    assert (found.bound, found.shares.fill) == ("fill", 0.75)
+    assert "with 1 micro-batches over 4 stages" in found.reason
+
+
+def test_slow_links_bind_and_the_cut_is_named():
+    """A message of 10 s each way; with one micro-batch 20 of 26 s are sending."""
+    profile = chain_profile([1, 1], forward_bytes=10)
+    cluster = Cluster.uniform(2, latency_s=0.0, bandwidth_bytes_per_s=1.0)
+    options = PlanOptions(num_microbatches=1, num_stages=2, schedule="gpipe")
+    found = explain(plan(profile, cluster, options), profile, cluster)
+    assert (found.bound, found.busiest_link) == ("links", 0)
+    assert found.shares.links == pytest.approx(20 / 26)
+    assert found.link_busy == pytest.approx(20 / 26)
+    faster = alternative(found, "links twice as fast")
+    assert faster.step_time_s == 16
+    assert faster.gain == pytest.approx(10 / 26)
+
+
+def test_summing_gradients_binds():
+    """Two replicas of 3 s each, and 40 s until 40 bytes are summed."""
+    profile = chain_profile([1], parameter_bytes=40)
+    cluster = Cluster.uniform(2, latency_s=0.0, bandwidth_bytes_per_s=1.0)
+    made = plan_from_balance(profile, cluster, PlanOptions(num_microbatches=2), [1], replicas=[2])
+    found = explain(made, profile, cluster)
+    assert found.bound == "gradients"
+    assert found.shares.gradients == pytest.approx(40 / 43)
+    again = alternative(found, "planned again, nothing changed")
+    assert again.step_time_s == 6  # one device does both
+
+
+def test_memory_binds_where_limits_keep_layers_apart():
+    """The slow layer should be alone by work; then three layers' activations do not fit."""
+    profile = chain_profile([3, 1, 1, 1], saved_bytes=100)
+    cluster = Cluster.uniform(2, memory_bytes=800, **EXACT)
+    made = plan(profile, cluster, PlanOptions(num_microbatches=4, schedule="gpipe"))
+    found = explain(made, profile, cluster)
+    assert (made.balance, made.step_time_s) == ((2, 2), 54)
+    assert found.bound == "memory"
+    assert found.memory_used == 1.0
+    assert found.unlimited_step_time_s == 18 + 3 * 9
+    assert found.reason.endswith("without memory limits it would be 45 s")
+    more = alternative(found, "10 % more memory")
+    assert (more.step_time_s, more.gain, more.unit) == (made.step_time_s, 0, "GiB")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_alternative_is_what_planning_it_gives(seed):
+    profile, options = random_profile(seed, 5), PlanOptions(num_microbatches=6)
+    cluster = random_cluster(seed, 3, memory_bytes=60_000)
+    try:
+        made = plan(profile, cluster, options)
+    except Infeasible:
+        pytest.skip("does not fit")
+    found = explain(made, profile, cluster)
+    assert Explanation.model_validate_json(found.model_dump_json()) == found
+    assert sum(shares_of(found)) == pytest.approx(1)
+    assert found.time_per_sample_s == made.step_time_s / 12  # two samples a micro-batch
+    changed = {
+        "one more device": (with_devices(cluster, 4), {}),
+        "recomputation allowed": (cluster, {"recompute": "auto"}),
+        "replicas allowed": (cluster, {"max_replicas": None}),
+        "twice the micro-batches": (cluster, {"num_microbatches": 12}),
+    }
+    for text, (other, update) in changed.items():
+        asked = options.model_copy(update=update)
+        entry = alternative(found, text)
+        step_s = plan(profile, other, asked).step_time_s
+        if text != "twice the micro-batches":
+            step_s = min(step_s, made.step_time_s)
+        assert entry.step_time_s == step_s
+        per_sample_s = step_s / asked.num_microbatches / 2
+        assert entry.gain == pytest.approx(1 - per_sample_s / found.time_per_sample_s)
+    device = alternative(found, "one more device")
+    assert device.saved_s_per_unit == pytest.approx(made.step_time_s - device.step_time_s)
+    for text in changed:
+        assert text in str(found)
+
+
+def test_others_are_priced_by_the_same_simulator():
+    profile = chain_profile([1, 5, 2, 2, 1, 3], forward_bytes=10, parameter_bytes=400)
+    cluster = Cluster.uniform(3)
+    made = plan(profile, cluster)
+    found = explain(made, profile, cluster)
+    names = [entry.name for entry in found.comparisons]
+    assert names == ["equal layers", "equal parameters", "torchgpipe", "PipeDream"]
+    equal = found.comparisons[0]
+    assert list(equal.balance) == equal_layers(6, 3)
+    priced = plan_from_balance(profile, cluster, made.options, equal.balance)
+    assert equal.step_time_s == priced.step_time_s
+    assert equal.ratio == priced.step_time_s / made.step_time_s
+    assert all(entry.ratio is None or entry.ratio >= 1 for entry in found.comparisons[:3])
+
+
+def test_others_that_do_not_fit_say_so():
+    profile = chain_profile([1, 1, 9, 1], saved_bytes=100)
+    cluster = Cluster.uniform(2, memory_bytes=399)
+    made = plan(profile, cluster, PlanOptions(num_microbatches=2, optimizer="none"))
+    found = explain(made, profile, cluster)
+    equal = found.comparisons[0]
+    assert (equal.step_time_s, equal.reason) == (None, "does not fit")
+    assert "does not fit" in str(found)
+
+
+def test_a_plan_that_chose_its_microbatches_is_explained_at_their_size():
+    inputs = (TensorSpec(name="x", shape=(4, 8), dtype="float32"),)
+    profile = chain_profile([1, 1]).model_copy(update={"inputs": inputs})
+    cluster = Cluster.uniform(2, **EXACT)
+    made = plan(profile, cluster, PlanOptions(batch_size=8))
+    found = explain(made, profile, cluster)
+    assert found.microbatch_size == 1
+    assert found.time_per_sample_s == made.step_time_s / 8
+    assert alternative(found, "twice the micro-batches").num_microbatches == 16
+
+
+def test_latency_is_explained_without_a_backward():
+    profile = chain_profile([1, 1])
+    cluster = Cluster.uniform(2, **EXACT)
+    made = plan(profile, cluster, PlanOptions(objective="latency", num_stages=2))
+    found = explain(made, profile, cluster)
+    assert shares_of(found) == pytest.approx((0.5, 0.5, 0, 0))
+    assert all(entry.num_microbatches == 1 for entry in found.alternatives)
+
+
+def test_shares_are_those_of_the_timeline():
+    profile, cluster = random_profile(1, 8), random_cluster(1, 4)
+    made = plan(profile, cluster, PlanOptions(num_microbatches=8))
+    found = explain(made, profile, cluster)
+    busy = [0.0] * made.num_stages
+    for event in plan_timeline(made).events:
+        if event.kind in ("F", "B"):
+            busy[event.rank] += event.end_s - event.start_s
+    assert found.shares.work == pytest.approx(max(busy) / made.step_time_s)
+    assert busy[found.busiest_stage] == max(busy)
+
+
+def test_without_time_it_still_says_what_binds():
+    profile = random_profile(2, 6)
+    cluster = Cluster.uniform(3)
+    made = plan(profile, cluster)
+    found = explain(made, profile, "3xcpu", deadline_s=0.0)
+    assert found.shares == explain(made, profile, cluster).shares
+    assert found.reason
+
+
+def test_it_is_public():
+    assert stagewright.explain is explain
