@@ -68,7 +68,7 @@ def grids(pricer: Pricer) -> Iterator[Assignment]:
 
 
 def _torchgpipe(costs: Tables, num_stages: int) -> Cuts | None:
-    """torchgpipe's cuts; `None` where it leaves a stage empty or would take long."""
+    """Cuts of torchgpipe; `None` where it leaves a stage empty or would take long."""
     if num_stages > costs.num_atoms or num_stages * costs.num_atoms > MAX_TORCHGPIPE_SIZE:
         return None
     layers = costs.profile.layers
