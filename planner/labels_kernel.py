@@ -65,7 +65,7 @@ def run(
         ]
     )  # fmt: skip
     nexts = np.full(3, np.inf)
-    alive, before, demand, least, mixed, price = _reduce(
+    arc_start, arc_config, arc_move, before, demand, least, mixed, price = _reduce(
         moves.num_atoms, moves.start, moves.last, moves.config_class, moves.weight,
         moves.first_unit, moves.second_unit, moves.room, moves.saved, moves.arriving,
         moves.returning, moves.offset, moves.weight_link, moves.metric_link, machine.total,
@@ -73,7 +73,6 @@ def run(
     )  # fmt: skip
     if relaxed_only:
         return empty_store(moves, machine), np.array([least]), True
-    arc_start, arc_config, arc_move = _arcs(moves.num_atoms, moves.start, alive)
     whole, real, begin, finish, complete = _search(
         moves.num_atoms, arc_start, arc_config, arc_move, moves.last, moves.config_class,
         moves.weight, moves.first_unit, moves.second_unit, moves.room, moves.saved,
@@ -274,10 +273,13 @@ def _fits(count: int, behind: int, room: int, saved: int, buffer: int, m: int, d
 
 @compiled
 def _reduce(
-    num_atoms, start, last, config_class, weight, first_unit, second_unit, room, saved, arriving,
-    returning, offset, weight_link, metric_link, total, granule, speed, numbers, reals, nexts,
-):  # type: ignore[no-untyped-def]  # fmt: skip
-    """See `labels.Reduced`."""
+    num_atoms: int, start: Integers, last: Integers, config_class: Integers, weight: Floats,
+    first_unit: Floats, second_unit: Floats, room: Integers, saved: Integers,
+    arriving: Integers, returning: Integers, offset: Floats, weight_link: Floats,
+    metric_link: Floats, total: Integers, granule: int, speed: Floats, numbers: Integers,
+    reals: Floats, nexts: Floats,
+) -> tuple[Integers, Integers, Integers, Floats, Floats, float, Floats, float]:  # fmt: skip
+    """`labels_numpy.reduce`: the stages left, and what is in front of every position."""
     m, depth, _, spared, per_replica, max_replicas = (
         numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5],
     )  # fmt: skip
@@ -318,29 +320,45 @@ def _reduce(
                     count[c, e] = (need + granule - 1) // granule * granule
                 cost[c, e] = weight[c, e] + link
                 behind[i] = min(behind[i], need + behind[j])
-    price = 0.0
-    best_price = 0.0
-    alive = np.zeros((num_configs, num_moves), dtype=np.bool_)
+    arc_start, arc_config, arc_move = _arcs(num_atoms, start, count)
+    num_arcs = len(arc_move)
+    arc_last = np.zeros(num_arcs, dtype=np.int64)
+    arc_cost = np.zeros(num_arcs)
+    arc_power = np.zeros(num_arcs)
+    for arc in range(num_arcs):
+        c, e = arc_config[arc], arc_move[arc]
+        arc_last[arc] = last[e]
+        arc_cost[arc] = cost[c, e]
+        arc_power[arc] = count[c, e] * speed[config_class[c]]
     front_weight = np.zeros(num_atoms + 1)
     front_power = np.zeros(num_atoms + 1)
     back_weight = np.zeros(num_atoms + 1)
     back_power = np.zeros(num_atoms + 1)
-    if behind[0] >= 2**40:
-        return alive, front_weight, front_power, np.inf, front_weight, 0.0
-    _sweep(num_atoms, start, last, config_class, count, cost, speed, 1.0, 0.0, front_weight,
-           back_weight)  # fmt: skip
-    _sweep(num_atoms, start, last, config_class, count, cost, speed, 0.0, 1.0, front_power,
-           back_power)  # fmt: skip
     mixed_front = np.zeros(num_atoms + 1)
     mixed_back = np.zeros(num_atoms + 1)
     slack = power * (1 + 1e-9) + 1e-9
-    if back_power[0] > slack:
-        return alive, front_weight, front_power, np.inf, front_weight, 0.0
+    least, best_price = np.inf, 0.0
+    reachable = behind[0] < 2**40
+    if reachable:
+        _sweep(num_atoms, arc_start, arc_last, arc_cost, arc_power, 1.0, 0.0, front_weight,
+               back_weight)  # fmt: skip
+        _sweep(num_atoms, arc_start, arc_last, arc_cost, arc_power, 0.0, 1.0, front_power,
+               back_power)  # fmt: skip
+        reachable = back_power[0] <= slack
+    if not reachable:
+        front_weight[:] = 0.0
+        nothing = np.zeros(0, dtype=np.int64)
+        return (
+            np.zeros(num_atoms + 1, dtype=np.int64), nothing, nothing, front_weight, front_weight,
+            least, front_weight, best_price,
+        )  # fmt: skip
     least = back_weight[0]
-    light, light_power = _trace(num_atoms, start, last, config_class, count, cost, speed, 1.0, 0.0,
-                                back_weight)  # fmt: skip
-    heavy, heavy_power = _trace(num_atoms, start, last, config_class, count, cost, speed, 0.0, 1.0,
-                                back_power)  # fmt: skip
+    light, light_power = _trace(
+        num_atoms, arc_start, arc_last, arc_cost, arc_power, 1.0, 0.0, back_weight
+    )
+    heavy, heavy_power = _trace(
+        num_atoms, arc_start, arc_last, arc_cost, arc_power, 0.0, 1.0, back_power
+    )
     if light_power > power:
         for _ in range(6):  # Handler and Zang's secant on the price of a device
             if light_power <= heavy_power:
@@ -349,39 +367,49 @@ def _reduce(
             if price <= 0:
                 break
             best_price = price
-            _sweep(num_atoms, start, last, config_class, count, cost, speed, 1.0, price,
-                   mixed_front, mixed_back)  # fmt: skip
+            _sweep(num_atoms, arc_start, arc_last, arc_cost, arc_power, 1.0, price, mixed_front,
+                   mixed_back)  # fmt: skip
             least = max(least, mixed_back[0] - price * slack)
-            w, p = _trace(num_atoms, start, last, config_class, count, cost, speed, 1.0, price,
-                          mixed_back)  # fmt: skip
+            w, p = _trace(
+                num_atoms, arc_start, arc_last, arc_cost, arc_power, 1.0, price, mixed_back
+            )
             if mixed_back[0] >= (light + price * light_power) * (1 - 1e-12):
                 break
             if p <= power:
                 heavy, heavy_power = w, p
             else:
                 light, light_power = w, p
+    size = 0
     for i in range(num_atoms):
-        for c in range(num_configs):
-            for e in range(start[i], start[i + 1]):
-                if count[c, e] < 0:
-                    continue
-                j = last[e]
-                r = count[c, e] * speed[config_class[c]]
-                keep = front_power[i] + r + back_power[j] <= slack
-                keep = keep and not front_weight[i] + cost[c, e] + back_weight[j] > limit_weight
-                if keep and best_price > 0:
-                    keep = not (
-                        mixed_front[i] + (cost[c, e] + best_price * r) + mixed_back[j]
-                        > limit_weight + best_price * slack
-                    )
-                alive[c, e] = keep
-    return alive, front_weight, front_power, least, mixed_front, best_price
+        begin = arc_start[i]
+        arc_start[i] = size
+        for arc in range(begin, arc_start[i + 1]):
+            j, r = arc_last[arc], arc_power[arc]
+            keep = front_power[i] + r + back_power[j] <= slack
+            keep = keep and not front_weight[i] + arc_cost[arc] + back_weight[j] > limit_weight
+            if keep and best_price > 0:
+                keep = not (
+                    mixed_front[i] + (arc_cost[arc] + best_price * r) + mixed_back[j]
+                    > limit_weight + best_price * slack
+                )
+            if keep:
+                arc_config[size] = arc_config[arc]
+                arc_move[size] = arc_move[arc]
+                size += 1
+    arc_start[num_atoms] = size
+    if best_price == 0:
+        mixed_front = front_weight
+    return (
+        arc_start, arc_config[:size], arc_move[:size], front_weight, front_power, least,
+        mixed_front, best_price,
+    )  # fmt: skip
 
 
 @compiled
 def _sweep(
-    num_atoms, start, last, config_class, count, cost, speed, of_weight, of_power, front, back,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+    num_atoms: int, start: Integers, last: Integers, cost: Floats, power: Floats,
+    of_weight: float, of_power: float, front: Floats, back: Floats,
+) -> None:  # fmt: skip
     """Cheapest ways from position 0 and to position N, resources left aside."""
     front[:] = np.inf
     back[:] = np.inf
@@ -389,65 +417,52 @@ def _sweep(
     back[num_atoms] = 0.0
     for i in range(num_atoms):
         if front[i] < np.inf:
-            for c in range(len(config_class)):
-                for e in range(start[i], start[i + 1]):
-                    if count[c, e] >= 0:
-                        step = of_weight * cost[c, e] + of_power * (
-                            count[c, e] * speed[config_class[c]]
-                        )
-                        front[last[e]] = min(front[last[e]], front[i] + step)
+            for arc in range(start[i], start[i + 1]):
+                step = of_weight * cost[arc] + of_power * power[arc]
+                front[last[arc]] = min(front[last[arc]], front[i] + step)
     for i in range(num_atoms - 1, -1, -1):
-        for c in range(len(config_class)):
-            for e in range(start[i], start[i + 1]):
-                if count[c, e] >= 0:
-                    step = of_weight * cost[c, e] + of_power * (
-                        count[c, e] * speed[config_class[c]]
-                    )
-                    back[i] = min(back[i], step + back[last[e]])
+        for arc in range(start[i], start[i + 1]):
+            step = of_weight * cost[arc] + of_power * power[arc]
+            back[i] = min(back[i], step + back[last[arc]])
 
 
 @compiled
 def _trace(
-    num_atoms, start, last, config_class, count, cost, speed, of_weight, of_power, back,
-):  # type: ignore[no-untyped-def]  # fmt: skip
+    num_atoms: int, start: Integers, last: Integers, cost: Floats, power: Floats,
+    of_weight: float, of_power: float, back: Floats,
+) -> tuple[float, float]:  # fmt: skip
     """Weight and devices of the cheapest way that `_sweep` found."""
-    i = 0
-    weight = 0.0
-    power = 0.0
+    i, weight, used = 0, 0.0, 0.0
     while i < num_atoms:
-        least = np.inf
-        best_c, best_e = -1, -1
-        for c in range(len(config_class)):
-            for e in range(start[i], start[i + 1]):
-                if count[c, e] >= 0:
-                    step = of_weight * cost[c, e] + of_power * (
-                        count[c, e] * speed[config_class[c]]
-                    )
-                    if step + back[last[e]] < least:
-                        least = step + back[last[e]]
-                        best_c, best_e = c, e
-        weight += cost[best_c, best_e]
-        power += count[best_c, best_e] * speed[config_class[best_c]]
-        i = last[best_e]
-    return weight, power
+        least, best = np.inf, -1
+        for arc in range(start[i], start[i + 1]):
+            way = of_weight * cost[arc] + of_power * power[arc] + back[last[arc]]
+            if way < least:
+                least, best = way, arc
+        weight += cost[best]
+        used += power[best]
+        i = last[best]
+    return weight, used
 
 
 @compiled
-def _arcs(num_atoms, start, alive):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    """The stages left, by first position, then configuration, then last position."""
+def _arcs(
+    num_atoms: int, start: Integers, count: Integers
+) -> tuple[Integers, Integers, Integers]:
+    """The stages that can be, by first position, then configuration, then last position."""
     total = 0
-    for c in range(alive.shape[0]):
-        for e in range(alive.shape[1]):
-            total += alive[c, e]
+    for c in range(count.shape[0]):
+        for e in range(count.shape[1]):
+            total += int(count[c, e] >= 0)
     arc_start = np.zeros(num_atoms + 1, dtype=np.int64)
     arc_config = np.zeros(total, dtype=np.int64)
     arc_move = np.zeros(total, dtype=np.int64)
     size = 0
     for i in range(num_atoms):
         arc_start[i] = size
-        for c in range(alive.shape[0]):
+        for c in range(count.shape[0]):
             for e in range(start[i], start[i + 1]):
-                if alive[c, e]:
+                if count[c, e] >= 0:
                     arc_config[size] = c
                     arc_move[size] = e
                     size += 1
@@ -570,7 +585,15 @@ def _search(
                     need = needed[level]
                     if need < 0 or need > most:
                         continue
-                    if demand[i] + need * speed[k] > left * (1 + 1e-9) + 1e-9:
+                    w = real[label, 0] + (weight[c, e] + weight_link[level, j])
+                    spare = left - need * speed[k]
+                    if w + weight_before[i] > limit_weight:
+                        continue
+                    if demand[i] > spare + left * 1e-9 + 1e-9:
+                        continue
+                    if price > 0 and (
+                        w + price * (power - spare) + mixed[i] > limit_weight + price * slack
+                    ):
                         continue
                     need = _raised(
                         need, most, flying, room[c, e], saved[c, e], buffer, m, depth
@@ -615,9 +638,6 @@ def _search(
                                 if sync > limit_sync and sync > 0:
                                     nexts[2] = min(nexts[2], sync)
                                     continue
-                            w = real[label, 0] + (weight[c, e] + weight_link[cut, j])
-                            if w + weight_before[i] > limit_weight:
-                                continue
                             left_now = power
                             for kk in range(num_classes):
                                 made[kk] = whole[label, kk]
