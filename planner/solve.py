@@ -225,7 +225,7 @@ def _search(
     whole, chain = request.searched, request.costs.stages
     quick = [size for size in COARSE_ATOMS if size < 0.6 * chain.num_atoms]
     levels = [Level(lambda size=size: request.coarse(size).stages) for size in quick]
-    if quick and whole[0].keeps_order:
+    if request.band is not None:
         levels.append(Level(lambda: _refined(request, pool), gap=1e-3))
     if whole[0] is not chain and not quick:
         levels.append(Level(lambda: chain))
