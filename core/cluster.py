@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
 from typing import ClassVar, Literal, Self
 
@@ -10,8 +9,6 @@ from pydantic import Field, model_validator
 
 from .document import Document, Record
 from .errors import InvalidInput
-
-UNIT_BYTES = {"mb": 10**6, "mib": 2**20, "gb": 10**9, "gib": 2**30}
 
 DEFAULT_LATENCY_S = 10e-6
 DEFAULT_BANDWIDTH_BYTES_PER_S = 12e9
@@ -164,27 +161,19 @@ class Cluster(Document):
         )
 
     @classmethod
-    def parse(cls, text: str) -> Cluster:
-        """A cluster from shorthand: ``4x24GB``, ``8x512MiB`` or ``2xcpu`` (no memory limit).
+    def parse(cls, text: str, *, max_devices: int = 2**20) -> Cluster:
+        """A cluster from shorthand.
+
+        ``4x24GB``, ``8x512MiB`` or ``2xcpu`` (no memory limit) are equal devices on one link;
+        ``4x8x80GB`` are 4 nodes of 8; ``2x80GB,4x24GB`` are two kinds. `docs/clusters.md` has the
+        links that are assumed; speeds and other links need a cluster file.
 
         Raises:
-            InvalidInput: The text is none of these.
+            InvalidInput: The text is none of these, or says more devices than are allowed.
         """
-        match = re.fullmatch(
-            r"(\d{1,6})x(?:(\d+(?:\.\d+)?)([MG]B|[MG]iB)|(cpu))", text.strip(), re.IGNORECASE
-        )
-        if match is None:
-            raise InvalidInput(
-                f"cannot read devices {text!r}; write '4x24GB', '8x80GiB' or '2xcpu', "
-                "or give a cluster file"
-            )
-        count, size, unit, cpu = match.groups()
-        if cpu:
-            return cls.uniform(int(count), kind="cpu")
-        unit_bytes = UNIT_BYTES[unit.lower()]
-        return cls.uniform(
-            int(count), kind=f"{size}{unit}", memory_bytes=int(float(size) * unit_bytes)
-        )
+        from .cluster_shorthand import parse
+
+        return parse(text, max_devices=max_devices)
 
     def link(self, first: int, second: int) -> LinkLevel:
         """The level that joins two devices: the innermost one with both in the same group."""

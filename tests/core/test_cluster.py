@@ -1,31 +1,10 @@
-"""Devices and links as people write them."""
+"""Devices and links."""
 
 import pytest
 
 from stagewright.core.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import InvalidInput
 from tests.builders import two_level_cluster
-
-
-@pytest.mark.parametrize(
-    ("text", "count", "memory_bytes"),
-    [
-        ("4x24GB", 4, 24 * 10**9),
-        ("8x80GiB", 8, 80 * 2**30),
-        ("2x512MB", 2, 512 * 10**6),
-        (" 1x1.5gib ", 1, int(1.5 * 2**30)),
-        ("2xcpu", 2, None),
-    ],
-)
-def test_shorthand(text, count, memory_bytes):
-    cluster = Cluster.parse(text)
-    assert [device.memory_bytes for device in cluster.devices] == [memory_bytes] * count
-
-
-@pytest.mark.parametrize("text", ["", "4", "x24GB", "4x24", "4x24TB", "-1xcpu", "0xcpu"])
-def test_what_is_not_shorthand_is_refused(text):
-    with pytest.raises(InvalidInput):
-        Cluster.parse(text)
 
 
 def test_the_innermost_level_that_joins_two_devices_is_their_link():
