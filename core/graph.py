@@ -49,7 +49,7 @@ class Layer(Record):
     name: str
     module_type: str = ""
     module_fqns: tuple[str, ...] = ()
-    parameter_bytes: int = Field(0, ge=0)
+    parameter_bytes: int = Field(0, ge=0, le=2**60)
 
 
 class Edge(Record):

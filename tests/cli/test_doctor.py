@@ -23,7 +23,7 @@ def test_json_is_one_document(run):
     assert report["python"] == ".".join(map(str, sys.version_info[:3]))
     assert report["cores"] >= 1
     assert report["memory_bytes"] > 0
-    assert set(report["missing"]) == {"torch", "hf", "server"}
+    assert set(report["missing"]) == {"torch", "hf", "fast", "server"}
 
 
 def test_text_goes_on_with_the_next_command(run):
