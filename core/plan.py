@@ -196,6 +196,8 @@ class Proof(Record):
         objective: What was minimised, in words.
         value: The plan's objective.
         lower_bound: No plan has less.
+        best_value: The least objective of all plans found. The plan itself may be above it where
+            the simulator preferred it.
         status: ``optimal`` when value and bound agree to rounding.
         simulated_lower_bound_s: No plan's simulated step is shorter.
     """
@@ -203,6 +205,7 @@ class Proof(Record):
     objective: str
     value: float = Field(ge=0)
     lower_bound: float = Field(ge=0)
+    best_value: float | None = Field(None, ge=0)
     status: Literal["optimal", "feasible"]
     simulated_lower_bound_s: float = Field(0.0, ge=0)
 
@@ -210,6 +213,12 @@ class Proof(Record):
     def gap(self) -> float:
         """(value - lower bound) / value; 0 is proven optimal."""
         return (self.value - self.lower_bound) / self.value if self.value else 0.0
+
+    @property
+    def search_gap(self) -> float:
+        """The same for the least objective found: how far the search is from proven."""
+        best = self.value if self.best_value is None else self.best_value
+        return (best - self.lower_bound) / best if best else 0.0
 
 
 class Baseline(Record):

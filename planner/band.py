@@ -72,9 +72,7 @@ def _farthest(
     return np.clip(last, np.arange(1, num_atoms + 1), num_atoms)
 
 
-def _stages(
-    profile: Profile, edges: Integers, atoms: Integers, farthest: Integers
-) -> BandStages:
+def _stages(profile: Profile, edges: Integers, atoms: Integers, farthest: Integers) -> BandStages:
     n = len(edges) - 1
     lengths = farthest - np.arange(n)
     width = int(lengths.max())

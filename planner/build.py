@@ -59,6 +59,7 @@ def build_plan(request: Request, decision: Decision) -> Plan:
             objective=OBJECTIVE_NAMES[_name(request)],
             value=priced.value,
             lower_bound=bound,
+            best_value=min(decision.best_value, priced.value),
             status="optimal" if is_proven else "feasible",
             simulated_lower_bound_s=min(decision.simulated_bound_s, priced.step_time_s),
         ),

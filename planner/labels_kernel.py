@@ -446,9 +446,7 @@ def _trace(
 
 
 @compiled
-def _arcs(
-    num_atoms: int, start: Integers, count: Integers
-) -> tuple[Integers, Integers, Integers]:
+def _arcs(num_atoms: int, start: Integers, count: Integers) -> tuple[Integers, Integers, Integers]:
     """The stages that can be, by first position, then configuration, then last position."""
     total = 0
     for c in range(count.shape[0]):
@@ -567,9 +565,7 @@ def _search(
                 number = whole[label, stages_at] + 1
                 if stage_number[e] > 0 and stage_number[e] != number:
                     continue
-                if num_stages > 0 and (
-                    number > num_stages or (i == 0) != (number == num_stages)
-                ):
+                if num_stages > 0 and (number > num_stages or (i == 0) != (number == num_stages)):
                     continue
                 if max_stages > 0 and number > max_stages - (i > 0):
                     continue
@@ -595,9 +591,7 @@ def _search(
                         w + price * (power - spare) + mixed[i] > limit_weight + price * slack
                     ):
                         continue
-                    need = _raised(
-                        need, most, flying, room[c, e], saved[c, e], buffer, m, depth
-                    )
+                    need = _raised(need, most, flying, room[c, e], saved[c, e], buffer, m, depth)
                     if need < 0:
                         continue
                     count, least = need, 2**60

@@ -8,6 +8,9 @@ from .assignment import Assignment
 from .price import Priced, StagePrice
 from .request import Request
 
+NEAR = 0.05
+"""How far above the fastest plan, relatively, others are still worth changing."""
+
 
 class Race:
     """Plans compete by their simulated step; those whose bound is too high are not played."""
@@ -17,6 +20,8 @@ class Race:
         self.pricer = request.pricer
         self.best: Priced | None = None
         self._seen: set[Assignment] = set()
+        self._explored: set[Assignment] = set()
+        self._of_count: dict[int, Priced] = {}
 
     def enter(self, assignments: Iterable[Assignment]) -> None:
         """Simulate these and keep the fastest."""
@@ -30,8 +35,25 @@ class Race:
             if not self.pricer.fits(stages, assignment) or self._is_hopeless(assignment, stages):
                 continue
             priced = self.pricer.priced_if_usable(assignment)
-            if priced and (self.best is None or _rank(priced) < _rank(self.best)):
+            if priced is None:
+                continue
+            if self.best is None or _rank(priced) < _rank(self.best):
                 self.best = priced
+            leader = self._of_count.get(assignment.num_stages)
+            if leader is None or _rank(priced) < _rank(leader):
+                self._of_count[assignment.num_stages] = priced
+
+    def unexplored(self, most: int) -> list[Assignment]:
+        """The fastest plan of each number of stages near the best one; each only once."""
+        leaders = sorted(self._of_count.values(), key=_rank)
+        found = [
+            entry.assignment
+            for entry in leaders[:most]
+            if entry.step_time_s <= leaders[0].step_time_s * (1 + NEAR)
+            and entry.assignment not in self._explored
+        ]
+        self._explored.update(found)
+        return found
 
     def _is_hopeless(self, assignment: Assignment, stages: tuple[StagePrice, ...]) -> bool:
         if self.best is None:

@@ -12,8 +12,8 @@ from ..core.cluster import Cluster
 from ..core.plan import PlanOptions
 from ..core.profile import Profile
 from .assignment import Assignment
-from .branches import Branches
 from .band import band
+from .branches import Branches
 from .classes import Devices, devices_of
 from .constraints import Part, allowed_positions, check_counts, keeps_constraints, parts
 from .cost import Tables, tables

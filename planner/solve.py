@@ -29,6 +29,12 @@ COARSE_ATOMS = (32, 96, 300)
 MAX_SIMULATED = 40
 """Plans of the search that compete in the simulator."""
 
+MAX_ROUNDS = 5
+"""How often cuts of the fastest plans are moved."""
+
+MAX_STARTS = 3
+"""Plans whose cuts are moved in each round, of different numbers of stages."""
+
 NEAR = 0.08
 """How far above the best objective, relatively, a plan may be to be simulated."""
 
@@ -43,11 +49,13 @@ class Decision:
     Attributes:
         lower_bound: No plan's objective is below.
         simulated_bound_s: No plan's simulated step is below.
+        best_value: Least objective of all plans found, this one's if not told.
     """
 
     priced: Priced
     lower_bound: float
     simulated_bound_s: float
+    best_value: float = math.inf
 
 
 @dataclass
@@ -61,12 +69,16 @@ class Pool:
         self.values[assignment] = min(value, self.values.get(assignment, math.inf))
 
     def best(self, most: int) -> list[Assignment]:
-        """The best ones, and none much worse than the best."""
+        """The best ones, and that of each number of stages; none much worse than the best."""
         order = sorted(self.values, key=lambda entry: (self.values[entry], entry))
         if not order:
             return []
         limit = self.values[order[0]] * (1 + NEAR)
-        return [entry for entry in order[:most] if self.values[entry] <= limit]
+        of_count: dict[int, Assignment] = {}
+        for entry in order:
+            of_count.setdefault(entry.num_stages, entry)
+        chosen = dict.fromkeys([*order[:most], *of_count.values()])
+        return [entry for entry in chosen if self.values[entry] <= limit]
 
 
 def solve(request: Request) -> Decision:
@@ -94,7 +106,9 @@ def _step_time(request: Request) -> Decision:
         return Decision(priced, bound_s, bound_s)
     pool, bound = _search(request, CLOSED_FORM[request.options.schedule])
     priced = _fastest(request, pool)
-    return Decision(priced, min(bound, priced.value), _simulated_bound(request, priced))
+    best_value = min(pool.values.values())
+    bound = min(bound, priced.value)
+    return Decision(priced, bound, _simulated_bound(request, priced), best_value)
 
 
 def _by_measure(measure: Measure) -> Callable[[Request], Decision]:
@@ -302,15 +316,12 @@ def _fastest(request: Request, pool: Pool) -> Priced:
     extra = request.options.max_extra_in_flight
     if race.best and request.options.schedule == "1f1b" and extra:
         race.enter(deeper(race.best.assignment, extra))
-    for _ in range(4):
-        before = race.best
-        if before is None:
+    for _ in range(MAX_ROUNDS):
+        starts = race.unexplored(MAX_STARTS)
+        if not starts or starts[0].num_stages * request.options.num_microbatches > 2**17:
             break
-        if before.assignment.num_stages * request.options.num_microbatches > 2**17:
-            break
-        race.enter(_neighbours(request, before.assignment))
-        if race.best is before:
-            break
+        for start in starts:
+            race.enter(_neighbours(request, start))
     if race.best is None:
         raise out_of_memory(request)
     request.tell(race.best.value)
