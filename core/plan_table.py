@@ -1,72 +1,144 @@
-"""A plan as plain text: one row a stage, then what the step will be."""
+"""A plan as plain text: one row a stage, then what the step will be and how good that is."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from .text_table import text_table
 from .units import format_bytes, format_time
 
 if TYPE_CHECKING:
-    from .plan import Plan, Stage
+    from .plan import Baseline, Objective, Plan, Stage
 
-HEADINGS = (
-    "stage", "device", "layers", "forward", "backward", "memory", "limit", "used", "sends", "from",
-    "to",
-)  # fmt: skip
+BASELINE_NAMES = {"equal_layers": "equal layer counts", "balance_by_time": "even times"}
+
+NOT_TIMES: tuple[Objective, ...] = ("memory", "devices", "balance_size")
+"""Plans by these are not meant to be fast, and how far they are from the fastest is no proof."""
+
+MAX_COUNTS = 16
+"""Longer lists of layer counts are cut short."""
 
 
 def plan_table(plan: Plan) -> str:
-    """The table `print(plan)` shows."""
-    rows = [HEADINGS, *(_row(index, stage) for index, stage in enumerate(plan.stages))]
-    return "\n".join([text_table(rows), "", *summary_lines(plan)])
+    """The table `print(plan)` shows; columns that would say nothing are left out."""
+    columns = [column for column in _columns(plan) if column]
+    return "\n".join([text_table(list(zip(*columns, strict=True))), "", *summary_lines(plan)])
 
 
-def _row(index: int, stage: Stage) -> tuple[str, ...]:
+def _columns(plan: Plan) -> list[tuple[str, ...]]:
+    """Heading and cells of each; empty for what no stage of the plan has."""
+    stages = plan.stages
+    has_replicas = any(stage.replicas > 1 for stage in stages)
+    recomputes = any(stage.recompute != "never" for stage in stages)
+    return [
+        ("stage", *(str(index) for index in range(len(stages)))),
+        ("device", *(_devices(stage) for stage in stages)),
+        ("replicas", *(str(stage.replicas) for stage in stages)) if has_replicas else (),
+        ("layers", *(str(stage.num_layers) for stage in stages)),
+        ("forward", *(format_time(stage.forward_time_s) for stage in stages)),
+        ("backward", *(format_time(stage.backward_time_s) for stage in stages)),
+        ("recompute", *(stage.recompute.replace("_", " ") for stage in stages))
+        if recomputes
+        else (),
+        ("in flight", *(str(stage.in_flight) for stage in stages)),
+        ("memory", *(format_bytes(stage.memory.total_bytes) for stage in stages)),
+        ("limit", *(_limit(stage) for stage in stages)),
+        ("used", *(_used(stage) for stage in stages)),
+        (
+            "sends",
+            *(
+                format_bytes(stage.send_forward_bytes + stage.send_backward_bytes)
+                for stage in stages
+            ),
+        ),
+        ("sync", *(format_time(stage.sync_time_s) for stage in stages)) if has_replicas else (),
+        ("from", *(stage.layer_names[0] for stage in stages)),
+        ("to", *(stage.layer_names[-1] for stage in stages)),
+    ]
+
+
+def _devices(stage: Stage) -> str:
+    """Names of one or two devices, else the first and the last."""
+    names = stage.devices
+    return ",".join(names) if len(names) < 3 else f"{names[0]}..{names[-1]}"
+
+
+def _limit(stage: Stage) -> str:
+    return "none" if stage.memory_limit_bytes is None else format_bytes(stage.memory_limit_bytes)
+
+
+def _used(stage: Stage) -> str:
     limit = stage.memory_limit_bytes
-    return (
-        str(index),
-        ",".join(stage.devices),
-        str(stage.num_layers),
-        format_time(stage.forward_time_s),
-        format_time(stage.backward_time_s),
-        format_bytes(stage.memory.total_bytes),
-        "none" if limit is None else format_bytes(limit),
-        f"{stage.memory.total_bytes / limit:.0%}" if limit else "",
-        format_bytes(stage.send_forward_bytes + stage.send_backward_bytes),
-        stage.layer_names[0],
-        stage.layer_names[-1],
-    )
+    return f"{stage.memory.total_bytes / limit:.0%}" if limit else ""
 
 
 def summary_lines(plan: Plan) -> list[str]:
-    """Step time, bubble, gain and proof, a line each."""
+    """Step time, other splits, the proof and notes, a line each."""
     source = "ESTIMATED" if plan.estimated else "MEASURED"
-    lines = [
+    return [
         f"step time {format_time(plan.step_time_s)} ({plan.schedule}, "
         f"{plan.num_microbatches} micro-batches, {source} profile), "
         f"bubble {plan.bubble_fraction:.1%}",
+        *(_gain(plan.step_time_s, baseline) for baseline in plan.baselines),
+        *_proof_lines(plan),
+        *(f"note: {note}" for note in plan.notes),
     ]
-    equal = plan.baseline("equal_layers")
-    if equal is not None:
-        lines.append(_gain(plan.step_time_s, list(equal.balance), equal.step_time_s))
-    proof = plan.proof
-    lines.append(
-        f"proof: {proof.status} by the {proof.objective}, {format_time(proof.value)}, which no "
-        f"split has below {format_time(proof.lower_bound)} (gap {proof.gap:.2%}); the step time "
-        "above is simulated"
-    )
+
+
+def _proof_lines(plan: Plan) -> list[str]:
+    """How good the plan is by its objective, and how good its simulated step."""
+    proof, objective = plan.proof, plan.options.objective
+    value = format_objective(objective, proof.value)
+    if proof.status == "optimal":
+        verdict = "optimal by its objective"
+    elif proof.lower_bound > 0:
+        bound = format_objective(objective, proof.lower_bound)
+        verdict = f"within {_percent(proof.gap)} of the best possible ({bound}) by its objective"
+    else:
+        verdict = "nothing is known of other plans by its objective"
+    lines = [f"proof: {verdict}, the {proof.objective}: {value}"]
+    bound_s = proof.simulated_lower_bound_s
+    if bound_s > 0 and objective not in NOT_TIMES:
+        near = f"within {_percent(plan.simulated_gap)} of" if plan.simulated_gap > 1e-9 else "at"
+        lines.append(
+            f"proof: simulated step {near} what no plan can beat, "
+            f"{format_time(min(bound_s, plan.step_time_s))}"
+        )
     return lines
 
 
-def _gain(step_time_s: float, balance: list[int], equal_s: float | None) -> str:
-    """How the plan compares with equal layer counts."""
-    if equal_s is None:
-        return f"equal layer counts {balance} cannot be used: memory, or a cut that is not legal"
-    faster, slower = sorted((step_time_s, equal_s))
+def format_objective(objective: Objective, value: float) -> str:
+    """A value of an objective, in its unit."""
+    if objective in ("memory", "balance_size"):
+        return format_bytes(value)
+    if objective == "devices":
+        return f"{value:.0f}"
+    return format_time(value)
+
+
+def _percent(share: float) -> str:
+    """Rounded up, so that what is claimed is true."""
+    return f"{math.ceil(share * 1e4 - 1e-6) / 100:.2f} %"
+
+
+def _gain(step_time_s: float, baseline: Baseline) -> str:
+    """How the plan compares with another split."""
+    what = f"{BASELINE_NAMES.get(baseline.name, baseline.name)} {_counts(baseline.balance)}"
+    other_s = baseline.step_time_s
+    if other_s is None:
+        return f"{what} cannot be used: memory, or a cut that is not legal"
+    faster, slower = sorted((step_time_s, other_s))
     change = slower / faster - 1 if faster else 0.0
     if change < 0.0005:
         verdict = "this plan takes the same time"
     else:
-        verdict = f"this plan is {change:.1%} {'faster' if step_time_s < equal_s else 'slower'}"
-    return f"equal layer counts {balance}: {format_time(equal_s)}; {verdict}"
+        verdict = f"this plan is {change:.1%} {'faster' if step_time_s < other_s else 'slower'}"
+    return f"{what}: {format_time(other_s)}; {verdict}"
+
+
+def _counts(balance: tuple[int, ...]) -> str:
+    if len(balance) <= MAX_COUNTS:
+        return str(list(balance))
+    shown = ", ".join(map(str, balance[: MAX_COUNTS // 2]))
+    return f"[{shown}, ... {len(balance)} stages]"

@@ -1,30 +1,90 @@
 """The table a plan prints."""
 
+import re
+
+import pytest
+
 from stagewright.core.cluster import Cluster
 from stagewright.core.plan import PlanOptions
+from stagewright.core.units import format_time
 from stagewright.planner.from_balance import plan_from_balance
-from stagewright.planner.plan import plan
-from tests.builders import chain_profile
+from stagewright.planner.plan import plan as make_plan
+from tests.builders import chain_profile, random_profile
 
 
 def test_the_whole_table():
     profile = chain_profile([0.01, 0.01, 0.03], parameter_bytes=4096, forward_bytes=2048)
     cluster = Cluster.uniform(2, memory_bytes=2**20, latency_s=0, bandwidth_bytes_per_s=2048e3)
-    made = plan(profile, cluster, PlanOptions(num_microbatches=4, optimizer="sgd"))
+    made = make_plan(profile, cluster, PlanOptions(num_microbatches=4, optimizer="sgd"))
     assert str(made).splitlines() == [
-        "stage  device    layers  forward  backward  memory    limit    used  sends    from     to",
-        "-----  --------  ------  -------  --------  --------  -------  ----  -------  -------"
-        "  -------",
-        "0      device:0  2       20 ms    40 ms     24.0 KiB  1.0 MiB  2%    2.0 KiB  layer.0"
-        "  layer.1",
-        "1      device:1  1       30 ms    60 ms     16.0 KiB  1.0 MiB  2%    2.0 KiB  layer.2"
-        "  layer.2",
+        "stage  device    layers  forward  backward  in flight  memory    limit    used  sends    "
+        "from     to",
+        "-----  --------  ------  -------  --------  ---------  --------  -------  ----  -------  "
+        "-------  -------",
+        "0      device:0  2       20 ms    40 ms     2          24.0 KiB  1.0 MiB  2%    2.0 KiB  "
+        "layer.0  layer.1",
+        "1      device:1  1       30 ms    60 ms     1          16.0 KiB  1.0 MiB  2%    2.0 KiB  "
+        "layer.2  layer.2",
         "",
         "step time 422 ms (1f1b, 4 micro-batches, MEASURED profile), bubble 28.9%",
         "equal layer counts [2, 1]: 422 ms; this plan takes the same time",
-        "proof: optimal by the 1F1B model step time, sum + (m - 1) x slowest stage, 422 ms, which "
-        "no split has below 422 ms (gap 0.00%); the step time above is simulated",
+        "even times [2, 1]: 422 ms; this plan takes the same time",
+        "proof: optimal by its objective, the 1F1B model step time, sum + (n - 1) x slowest stage: "
+        "422 ms",
+        "proof: simulated step within 0.48 % of what no plan can beat, 420 ms",
     ]
+
+
+def columns(plan):
+    return re.split(r"\s{2,}", str(plan).splitlines()[0])
+
+
+def test_replicas_and_recomputation_have_columns_where_there_are_any():
+    profile = random_profile(3, 12)
+    plain = make_plan(profile, "1x24GB")
+    assert not {"replicas", "recompute", "sync"} & set(columns(plain))
+    options = PlanOptions(num_microbatches=32, max_replicas=None, recompute="always")
+    made = make_plan(profile, "4x24GB", options)
+    cells = dict(zip(columns(made), re.split(r"\s{2,}", str(made).splitlines()[2]), strict=True))
+    stage = made.stages[0]
+    assert cells["replicas"] == str(stage.replicas) == "4"
+    assert cells["recompute"] == stage.recompute == "always"
+    assert cells["in flight"] == str(stage.in_flight)
+    assert cells["sync"] == format_time(stage.sync_time_s)
+    assert cells["device"] == "24GB:0..24GB:3"
+
+
+def with_proof(plan, **changes):
+    return plan.model_copy(update={"proof": plan.proof.model_copy(update=changes)})
+
+
+def test_the_proof_in_words_claims_no_more_than_is_known():
+    made = make_plan(chain_profile([0.01, 0.01, 0.03]), "2xcpu")
+    near = with_proof(made, status="feasible", value=3.0, lower_bound=2.99999)
+    assert "within 0.01 % of the best possible (3 s) by its objective" in str(near)
+    unknown = with_proof(made, status="feasible", lower_bound=0.0, simulated_lower_bound_s=0.0)
+    assert "nothing is known of other plans" in str(unknown)
+    assert "no plan can beat" not in str(unknown)
+    met = with_proof(made, simulated_lower_bound_s=made.step_time_s)
+    assert "simulated step at what no plan can beat" in str(met)
+
+
+@pytest.mark.parametrize(
+    ("objective", "said"), [("memory", r"device: \d+\.\d KiB"), ("devices", "devices used: 1")]
+)
+def test_a_value_has_the_unit_of_its_objective(objective, said):
+    made = make_plan(random_profile(3, 12), "8x24GB", PlanOptions(objective=objective))
+    assert re.search(said, str(made))
+    assert "no plan can beat" not in str(made)
+
+
+def test_long_balances_are_cut_short_and_notes_are_told():
+    made = make_plan(
+        chain_profile([1] * 40), "20xcpu", PlanOptions(num_microbatches=64, num_stages=20)
+    )
+    assert "equal layer counts [2, 2, 2, 2, 2, 2, 2, 2, ... 20 stages]" in str(made)
+    noted = made.model_copy(update={"notes": ("a guess was made",)})
+    assert str(noted).splitlines()[-1] == "note: a guess was made"
 
 
 def test_gain_and_loss_against_equal_layer_counts():
@@ -32,8 +92,8 @@ def test_gain_and_loss_against_equal_layer_counts():
     slower = plan_from_balance(profile, cluster, None, [1, 3])
     assert "equal layer counts [2, 2]: 246 s; this plan is 8.5% slower" in str(slower)
     heavy_front = chain_profile([9, 1, 1, 1])
-    assert "this plan is 11.1% faster" in str(plan(heavy_front, cluster, num_microbatches=8))
+    assert "this plan is 11.1% faster" in str(make_plan(heavy_front, cluster, num_microbatches=8))
 
 
 def test_without_a_limit_none_is_shown():
-    assert " none " in str(plan(chain_profile([1, 1]), Cluster.uniform(2)))
+    assert " none " in str(make_plan(chain_profile([1, 1]), Cluster.uniform(2)))
