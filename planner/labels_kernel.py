@@ -569,7 +569,9 @@ def _search(
                     continue
                 if max_stages > 0 and number > max_stages - (i > 0):
                     continue
-                if real[label, 0] + weight[c, e] + weight_before[i] > limit_weight:
+                # a label may be heavier than the one it stands for, by a quantum a stage
+                limit = limit_weight + (quantum * number if quantum > 0 else 0.0)
+                if real[label, 0] + weight[c, e] + weight_before[i] > limit:
                     continue
                 free = total[k] - whole[label, k]
                 left = power
@@ -583,12 +585,12 @@ def _search(
                         continue
                     w = real[label, 0] + (weight[c, e] + weight_link[level, j])
                     spare = left - need * speed[k]
-                    if w + weight_before[i] > limit_weight:
+                    if w + weight_before[i] > limit:
                         continue
                     if demand[i] > spare + left * 1e-9 + 1e-9:
                         continue
                     if price > 0 and (
-                        w + price * (power - spare) + mixed[i] > limit_weight + price * slack
+                        w + price * (power - spare) + mixed[i] > limit + price * slack
                     ):
                         continue
                     need = _raised(need, most, flying, room[c, e], saved[c, e], buffer, m, depth)
@@ -641,8 +643,7 @@ def _search(
                             if demand[i] > left_now * (1 + 1e-9) + 1e-9:
                                 continue
                             if price > 0 and (
-                                w + price * (power - left_now) + mixed[i]
-                                > limit_weight + price * slack
+                                w + price * (power - left_now) + mixed[i] > limit + price * slack
                             ):
                                 continue
                             code = 0

@@ -425,7 +425,8 @@ class _Run:
         if rules.max_stages:
             keep &= stage <= rules.max_stages - (i > 0)
         weight = store.weight[label] + moves.weight[batch.config, batch.move]
-        keep &= ~(weight + self.reduced.front_weight[i] > self.limits.weight)
+        limit = self.limits.weight + _lost(self.limits.quantum, stage)
+        keep &= ~(weight + self.reduced.front_weight[i] > limit)
         most = self._most(batch)
         keep &= batch.needed <= most
         left = np.full(len(label), self.power)
@@ -574,7 +575,9 @@ class _Run:
         weight = store.weight[label] + (
             moves.weight[config, move] + moves.weight_link[cut, moves.last[move]]
         )
-        good &= ~(weight + self.reduced.front_weight[i] > limits.weight)
+        stages = store.stages[label] + 1
+        limit = limits.weight + _lost(limits.quantum, stages)
+        good &= ~(weight + self.reduced.front_weight[i] > limit)
         used = store.used[label].copy()
         used[np.arange(len(position)), classes] = total - (end - count)
         left = np.full(len(position), self.power)
@@ -585,9 +588,8 @@ class _Run:
         if price > 0:
             slack = self.power * (1 + 1e-9) + 1e-9
             mixed = weight + price * (self.power - left) + self.reduced.front_mixed[i]
-            good &= ~(mixed > limits.weight + price * slack)
+            good &= ~(mixed > limit + price * slack)
         index = np.flatnonzero(good)
-        stages = store.stages[label] + 1
         key = self._keys(used, classes, stages)
         flying, ranks = self._after(batch, position), store.ranks[label] + count
         columns = [used, flying, stages, ranks, weight, key, label, move, config, count, end]
@@ -738,3 +740,9 @@ def _undominated(key: Integers, respects: list[Integers | Floats], order: Intege
             alive = alive[1:]
             alive = alive[(table[:, alive] < table[:, head : head + 1]).any(axis=0)]
     return chosen
+
+
+def _lost(quantum: float, stages: Integers) -> Floats:
+    """By how much labels of so many stages may be heavier than ones that they stand for."""
+    lost: Floats = quantum * stages if quantum > 0 else np.zeros(len(stages))
+    return lost
