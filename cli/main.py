@@ -15,6 +15,7 @@ from typer.main import get_command
 
 from .. import __version__
 from .exit_codes import ExitCode, exit_code, report
+from .grouped import GroupedCommand
 
 COMMANDS = (
     "doctor",
@@ -68,7 +69,8 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_options)
     for name in COMMANDS:
-        app.command(name)(importlib.import_module(f".{name}", __package__).command)
+        module = importlib.import_module(f".{name}", __package__)
+        app.command(name, cls=GroupedCommand)(module.command)
     return app
 
 

@@ -9,6 +9,15 @@ from typer import Argument, Option
 
 from .documents import read_devices, read_document
 from .output import JsonFlag, check_writable, emit, say, say_next, write_file
+from .plan_options import number_or_any, pair, pins
+from .progress import planning_progress
+
+STEP = "What a step is"
+GOAL = "What to look for"
+RULES = "What to keep to"
+MEMORY = "Memory"
+SEARCH = "How long to search"
+RESULT = "Result"
 
 
 def command(
@@ -16,23 +25,151 @@ def command(
         Path, Argument(metavar="PROFILE", help="A file written by 'stagewright profile'.")
     ],
     devices: Annotated[
-        str, Option("--devices", "-d", help="4x24GB, 8x80GiB, 2xcpu, or a cluster file.")
+        str,
+        Option(
+            "--devices",
+            "-d",
+            help="4x24GB, 2xcpu, 4x8x80GB (4 nodes of 8), 2x80GB,4x24GB (two kinds), or a "
+            "cluster file.",
+            rich_help_panel=STEP,
+        ),
     ],
     microbatches: Annotated[
-        int, Option("--microbatches", "-m", help="Micro-batches per training step.")
+        int,
+        Option(
+            "--microbatches", "-m", help="Micro-batches per training step.", rich_help_panel=STEP
+        ),
     ] = 8,
-    schedule: Annotated[str, Option(help="gpipe or 1f1b.")] = "1f1b",
-    stages: Annotated[
-        int | None, Option(help="Exactly this many stages; otherwise the fastest number is found.")
+    batch_size: Annotated[
+        int | None,
+        Option(
+            help="Samples per training step: the size of micro-batches is chosen too, and "
+            "--microbatches follows.",
+            rich_help_panel=STEP,
+        ),
     ] = None,
+    schedule: Annotated[
+        str,
+        Option(
+            help="gpipe, 1f1b, interleaved_1f1b, looped_bfs, zero_bubble, "
+            "interleaved_zero_bubble or zbv.",
+            rich_help_panel=STEP,
+        ),
+    ] = "1f1b",
+    chunks: Annotated[
+        int,
+        Option(help="Stages a device, for the schedules that take several.", rich_help_panel=STEP),
+    ] = 2,
+    extra_in_flight: Annotated[
+        int,
+        Option(
+            help="Micro-batches a stage may run ahead beyond its warm-up (1f1b), where that is "
+            "faster.",
+            rich_help_panel=STEP,
+        ),
+    ] = 0,
+    objective: Annotated[
+        str,
+        Option(
+            help="What to minimise: step_time, throughput, latency (forward only), memory, "
+            "devices, balance_time, balance_size or pipedream.",
+            rich_help_panel=GOAL,
+        ),
+    ] = "step_time",
+    stages: Annotated[
+        int | None,
+        Option(
+            help="Exactly this many stages; otherwise the best number is found.",
+            rich_help_panel=GOAL,
+        ),
+    ] = None,
+    max_stages: Annotated[
+        int | None, Option(help="At most this many stages.", rich_help_panel=GOAL)
+    ] = None,
+    max_replicas: Annotated[
+        str,
+        Option(
+            metavar="N|any",
+            help="At most this many devices a stage, which share its micro-batches.",
+            rich_help_panel=GOAL,
+        ),
+    ] = "1",
+    recompute: Annotated[
+        str,
+        Option(
+            help="never, auto or always: keep a stage's inputs only and run its forward again.",
+            rich_help_panel=GOAL,
+        ),
+    ] = "never",
+    order: Annotated[
+        str,
+        Option(
+            help="given, or any to reorder branches that do not depend on each other.",
+            rich_help_panel=GOAL,
+        ),
+    ] = "given",
+    together: Annotated[
+        list[str] | None,
+        Option(
+            metavar="FIRST:LAST",
+            help="Layers from one to the other share a stage. May be repeated.",
+            rich_help_panel=RULES,
+        ),
+    ] = None,
+    no_cut_after: Annotated[
+        list[str] | None,
+        Option(
+            metavar="LAYER",
+            help="No stage ends with this layer. May be repeated.",
+            rich_help_panel=RULES,
+        ),
+    ] = None,
+    pin: Annotated[
+        list[str] | None,
+        Option(
+            metavar="LAYER=STAGE|@KIND",
+            help="A layer's stage, counted from 0, or its kind of device. May be repeated.",
+            rich_help_panel=RULES,
+        ),
+    ] = None,
+    tied: Annotated[
+        str,
+        Option(
+            help="priced: layers that share a weight may be apart, at the price of summing its "
+            "gradients; together: they may not.",
+            rich_help_panel=RULES,
+        ),
+    ] = "priced",
     optimizer: Annotated[
-        str, Option(help="none, sgd, momentum or adam: the state it keeps takes memory.")
+        str,
+        Option(
+            help="none, sgd, momentum or adam: the state it keeps takes memory.",
+            rich_help_panel=MEMORY,
+        ),
     ] = "adam",
     memory_fraction: Annotated[
-        float, Option(help="Share of each device's memory that may be used.")
+        float,
+        Option(help="Share of each device's memory that may be used.", rich_help_panel=MEMORY),
     ] = 1.0,
+    gap: Annotated[
+        float,
+        Option(
+            help="Good enough: 0.01 stops once no plan can be more than 1 % better.",
+            rich_help_panel=SEARCH,
+        ),
+    ] = 0.0,
+    deadline: Annotated[
+        float | None,
+        Option(
+            metavar="SECONDS",
+            min=0.0,
+            help="Take the best plan found until then; none is exit code 6.",
+            rich_help_panel=SEARCH,
+        ),
+    ] = None,
     output: Annotated[
-        Path | None, Option("--output", "-o", help="Write the plan to this file.")
+        Path | None,
+        Option("--output", "-o", help="Write the plan to this file.", rich_help_panel=RESULT),
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -46,15 +183,29 @@ def command(
     options = checked(
         PlanOptions,
         num_microbatches=microbatches,
+        batch_size=batch_size,
         schedule=schedule,
+        chunks=chunks,
+        max_extra_in_flight=extra_in_flight,
+        objective=objective,
         num_stages=stages,
+        max_stages=max_stages,
+        max_replicas=number_or_any(max_replicas),
+        recompute=recompute,
+        layer_order=order,
+        together=tuple(map(pair, together or ())),
+        no_cut_after=tuple(no_cut_after or ()),
+        pins=pins(pin or ()),
+        tied=tied,
         optimizer=optimizer,
         memory_fraction=memory_fraction,
+        gap=gap,
     )
     costs, cluster = read_document(profile, Profile), read_devices(devices)
     from ..planner.plan import plan as make_plan
 
-    made = make_plan(costs, cluster, options)
+    with planning_progress(options.objective, quiet=as_json) as progress:
+        made = make_plan(costs, cluster, options, deadline_s=deadline, progress=progress)
     document = made.to_json(indent=2)
     if output is not None:
         write_file(output, document + "\n")

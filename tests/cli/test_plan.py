@@ -2,11 +2,15 @@
 
 import inspect
 import json
+from typing import get_args
 
 import pytest
 
 from stagewright.cli.plan import command
-from stagewright.core.plan import Plan, PlanOptions
+from stagewright.cli.plan_options import number_or_any
+from stagewright.core.errors import DeadlineExceeded
+from stagewright.core.plan import Objective, Pin, Plan, PlanOptions
+from stagewright.core.schedule import TrainingSchedule
 
 
 def test_table_on_stdout_and_the_way_on_on_stderr(run, profile_file):
@@ -28,19 +32,89 @@ def test_json_is_the_plan_and_nothing_else(run, profile_file, cluster_file):
     assert plan.num_stages == 2
 
 
-def test_options_reach_the_plan(run, profile_file):
-    words = ["--microbatches", "4", "--schedule", "gpipe", "--optimizer", "sgd"]
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        (["-m", "4", "--schedule", "gpipe"], {"num_microbatches": 4, "schedule": "gpipe"}),
+        (["--schedule", "interleaved_1f1b", "--chunks", "2"],
+         {"schedule": "interleaved_1f1b", "chunks": 2}),
+        (["--batch-size", "8"], {"batch_size": 8}),
+        (["--extra-in-flight", "1"], {"max_extra_in_flight": 1}),
+        (["--objective", "throughput"], {"objective": "throughput"}),
+        (["--max-stages", "1"], {"max_stages": 1}),
+        (["--max-replicas", "any"], {"max_replicas": None}),
+        (["--max-replicas", "2"], {"max_replicas": 2}),
+        (["--recompute", "auto"], {"recompute": "auto"}),
+        (["--order", "any"], {"layer_order": "any"}),
+        (["--together", "rung.0:rung.1", "--together", "rung.2:rung.3"],
+         {"together": (("rung.0", "rung.1"), ("rung.2", "rung.3"))}),
+        (["--no-cut-after", "rung.1"], {"no_cut_after": ("rung.1",)}),
+        (["--pin", "rung.0=0", "--pin", "rung.3=@cpu"],
+         {"pins": (Pin(layer="rung.0", stage=0), Pin(layer="rung.3", kind="cpu"))}),
+        (["--tied", "together"], {"tied": "together"}),
+        (["--optimizer", "sgd", "--memory-fraction", "0.5"],
+         {"optimizer": "sgd", "memory_fraction": 0.5}),
+        (["--gap", "0.01"], {"gap": 0.01}),
+    ],
+)  # fmt: skip
+def test_options_reach_the_plan(run, profile_file, words, fields):
     ran = run("plan", profile_file, "-d", "2xcpu", *words, "--json")
+    assert ran.code == 0, ran.stderr
     options = Plan.from_json(ran.stdout).options
-    assert options == PlanOptions(num_microbatches=4, schedule="gpipe", optimizer="sgd")
+    assert {name: getattr(options, name) for name in fields} == fields
+    unasked = PlanOptions.model_fields.keys() - fields.keys() - {"num_microbatches"}
+    assert all(getattr(options, name) == getattr(PlanOptions(), name) for name in unasked)
 
 
-def test_defaults_are_those_of_the_library():
-    names = {"microbatches": "num_microbatches", "stages": "num_stages"}
-    parameters = inspect.signature(command).parameters
-    for name in ("microbatches", "schedule", "stages", "optimizer", "memory_fraction"):
-        default = PlanOptions.model_fields[names.get(name, name)].default
-        assert parameters[name].default == default, name
+NAMES = {
+    "microbatches": "num_microbatches", "stages": "num_stages", "order": "layer_order",
+    "extra_in_flight": "max_extra_in_flight", "pin": "pins",
+}  # fmt: skip
+
+
+def test_every_option_has_a_flag_with_its_default():
+    parameters = dict(inspect.signature(command).parameters)
+    for name in ("profile", "devices", "deadline", "output", "as_json"):
+        del parameters[name]
+    found = {NAMES.get(name, name): parameter.default for name, parameter in parameters.items()}
+    defaults = {name: field.default for name, field in PlanOptions.model_fields.items()}
+    assert found.keys() == defaults.keys()
+    assert number_or_any(found.pop("max_replicas")) == defaults.pop("max_replicas")
+    assert {name: value or defaults[name] for name, value in found.items()} == defaults
+
+
+@pytest.mark.parametrize(
+    "choices", [get_args(TrainingSchedule), get_args(Objective)], ids=["schedule", "objective"]
+)
+def test_help_names_every_choice(run, choices):
+    text = run("plan", "--help").stdout
+    assert all(name in text for name in choices)
+
+
+def test_help_is_in_groups(run):
+    lines = run("plan", "--help").stdout.splitlines()
+    titles = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert titles[0] == "Arguments:"
+    assert titles[-1] == "Options:"
+    assert "What to look for:" in titles
+
+
+def test_replicas_of_a_node_are_planned_from_shorthand(run, profile_file):
+    ran = run("plan", profile_file, "-d", "2x2x1GiB", "--max-replicas", "any", "--json")
+    assert ran.code == 0, ran.stderr
+    assert len({name for stage in Plan.from_json(ran.stdout).stages for name in stage.devices}) > 1
+
+
+def test_no_plan_before_the_deadline_is_its_own_exit_code(run, profile_file, monkeypatch):
+    def late(*_, deadline_s, **__):
+        raise DeadlineExceeded(f"no plan was found in {deadline_s} s")
+
+    monkeypatch.setattr("stagewright.planner.plan.plan", late)
+    ran = run("plan", profile_file, "-d", "2xcpu", "--deadline", "1.5", "--json")
+    assert (ran.code, ran.stdout) == (6, "")
+    error = json.loads(ran.stderr)
+    assert (error["error"], error["exit_code"]) == ("DeadlineExceeded", 6)
+    assert error["detail"] == "no plan was found in 1.5 s"
 
 
 def test_too_little_memory_is_infeasible(run, profile_file):
@@ -72,6 +146,16 @@ def test_ways_out_are_told_with_their_step(run, profile_file):
         (["ladder.json", "-d", "ladder.json"], "expected stagewright.cluster/1"),
         (["ladder.json", "-d", "2xcpu", "--schedule", "fifo"], "/schedule"),
         (["ladder.json", "-d", "2xcpu", "-m", "0"], "/num_microbatches"),
+        (["ladder.json", "-d", "2xcpu", "--objective", "fun"], "/objective"),
+        (["ladder.json", "-d", "2xcpu", "--max-replicas", "many"], "a number or 'any'"),
+        (["ladder.json", "-d", "2xcpu", "--together", "rung.0"], "FIRST:LAST, not 'rung.0'"),
+        (["ladder.json", "-d", "2xcpu", "--together", "a:b:c"], "FIRST:LAST"),
+        (["ladder.json", "-d", "2xcpu", "--together", "rung.0:rung.9"], "rung.9"),
+        (["ladder.json", "-d", "2xcpu", "--no-cut-after", "rung.9"], "rung.9"),
+        (["ladder.json", "-d", "2xcpu", "--pin", "rung.0"], "LAYER=STAGE"),
+        (["ladder.json", "-d", "2xcpu", "--pin", "rung.0=-1"], "LAYER=STAGE"),
+        (["ladder.json", "-d", "2xcpu", "--pin", "rung.0=@"], "LAYER=@KIND"),
+        (["ladder.json", "-d", "2xcpu", "--deadline", "-1"], "--deadline"),
         (["ladder.json", "-d", "2xcpu", "-o", "absent/plan.json"], "no folder absent"),
         (["ladder.json", "-d", "2xcpu", "-o", "."], "not a regular file"),
         (["text.json", "-d", "2xcpu"], "text.json is not JSON"),

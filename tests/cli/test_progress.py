@@ -1,0 +1,48 @@
+"""What is shown while something takes long."""
+
+import io
+import sys
+import time
+
+from stagewright.cli import progress
+from stagewright.planner.request import Progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_nothing_is_shown_where_no_one_looks(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with progress.planning_progress("step_time", quiet=False) as callback:
+        assert callback is None
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress.planning_progress("step_time", quiet=True) as callback:
+        assert callback is None
+
+
+def test_a_plan_that_is_quick_shows_nothing(monkeypatch):
+    stderr = Terminal()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(progress, "A_MOMENT_S", 1000)
+    with progress.planning_progress("step_time", quiet=False) as callback:
+        callback(Progress(0.1, 0.5))
+    assert "planning" not in stderr.getvalue()
+
+
+def test_after_a_moment_the_best_so_far_is_shown(monkeypatch):
+    stderr = Terminal()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(progress, "A_MOMENT_S", 0)
+    with progress.planning_progress("step_time", quiet=False) as callback:
+        callback(Progress(0.1, 0.5, 0.4))
+        until = time.monotonic() + 20
+        while "500 ms so far" not in stderr.getvalue() and time.monotonic() < until:
+            time.sleep(0.01)
+    assert "planning: 500 ms so far, none below 400 ms" in stderr.getvalue()
+
+
+def test_values_have_the_unit_of_the_objective():
+    assert progress.best_so_far("memory", Progress(0.1, 2**20)) == "planning: 1.0 MiB so far"
+    assert progress.best_so_far("devices", Progress(0.1, 3.0)) == "planning: 3 so far"
