@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ from .documents import read_document
 from .output import JsonFlag, check_writable, emit, say, say_next, write_file
 
 if TYPE_CHECKING:
-    from ..core.cluster import Cluster
+    from ..core.cluster import Cluster, Device
     from ..core.plan import Plan
 
 
@@ -54,28 +55,40 @@ def command(
 
 
 def cluster_table(cluster: Cluster) -> str:
-    """A cluster as plain text: its devices, then its links from the innermost out."""
-    devices = [
-        (
-            device.name,
-            device.kind,
-            "none" if device.memory_bytes is None else format_bytes(device.memory_bytes),
+    """A cluster as plain text: runs of equal devices, then its links from the innermost out."""
+    rows = [("devices", "count", "kind", "memory limit", "speed")]
+    for (kind, memory_bytes, speed), run in groupby(cluster.devices, key=_what):
+        names = [device.name for device in run]
+        rows.append(
+            (
+                names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}",
+                str(len(names)),
+                kind,
+                "none" if memory_bytes is None else format_bytes(memory_bytes),
+                f"x {speed:g}",
+            )
         )
-        for device in cluster.devices
-    ]
     links = [
         (
             level.name,
-            str(level.group_size),
+            f"{level.group_size}, shared" if level.shared else str(level.group_size),
             format_time(level.latency_s),
             f"{format_bytes(level.bandwidth_bytes_per_s)}/s",
+            f"{format_bytes(level.all_reduce_bandwidth_bytes_per_s)}/s"
+            if level.all_reduce_bandwidth_bytes_per_s
+            else "the same",
         )
         for level in cluster.levels
     ]
-    text = text_table([("device", "kind", "memory limit"), *devices])
+    text = text_table(rows)
     if links:
-        text += "\n\n" + text_table([("link", "joins", "latency", "bandwidth"), *links])
+        headings = ("link", "joins", "latency", "bandwidth", "all-reduce")
+        text += "\n\n" + text_table([headings, *links])
     return text
+
+
+def _what(device: Device) -> tuple[str, int | None, float]:
+    return device.kind, device.memory_bytes, device.speed
 
 
 def _draw(plan: Plan, svg: Path | None, trace: Path | None, *, quiet: bool) -> None:

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster import Cluster, Device, LinkLevel
 from stagewright.core.plan import Plan
 from stagewright.core.profile import Profile
 
@@ -30,8 +30,23 @@ def test_profile_is_a_row_per_layer(run, profile_file):
 def test_cluster_lists_devices_and_links(run, cluster_file):
     ran = run("show", cluster_file)
     assert ran.code == 0
-    assert "1GiB:0  1GiB  1.0 GiB" in ran.stdout
-    assert "link  2      10 us    11.2 GiB/s" in ran.stdout
+    lines = [" ".join(line.split()) for line in ran.stdout.splitlines()]
+    assert "1GiB:0..1GiB:1 2 1GiB 1.0 GiB x 1" in lines
+    assert "link 2 10 us 11.2 GiB/s the same" in lines
+
+
+def test_cluster_of_many_has_a_row_for_each_run_of_equal_devices(run, tmp_path):
+    devices = [Device(name=f"a:{index}", kind="a", speed=2.5) for index in range(300)]
+    levels = (
+        LinkLevel(group_size=100, all_reduce_bandwidth_bytes_per_s=2**30),
+        LinkLevel(group_size=400, shared=True),
+    )
+    devices.append(Device(name="b:0", kind="b", memory_bytes=2**20))
+    Cluster(devices=tuple(devices), levels=levels).write(tmp_path / "many.json")
+    lines = [" ".join(line.split()) for line in run("show", "many.json").stdout.splitlines()]
+    assert lines[2:4] == ["a:0..a:299 300 a none x 2.5", "b:0 1 b 1.0 MiB x 1"]
+    assert lines[-2].endswith("1.0 GiB/s")
+    assert lines[-1].startswith("link 400, shared")
 
 
 def test_plan_prints_as_in_python(run, plan_file):
