@@ -356,7 +356,8 @@ class Pricer:
         """
         if not any(level.shared for level in self.devices.levels):
             return (), ()
-        forward, backward = [], []
+        forward: list[int] = []
+        backward: list[int] = []
         for stage in range(assignment.num_stages - 1):
             level, link = self.link(assignment, stage)
             for sender, found in ((stage, forward), (stage + 1, backward)):

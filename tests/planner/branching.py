@@ -69,7 +69,7 @@ def random_branches(seed, num_layers, *, ties=0, illegal=0.0):
     return with_edges(profile, edges, handed_out=handed_out, illegal=forbidden)
 
 
-def branch_instance(seed, *, layers=(2, 3, 4, 4, 5, 5), devices=(1, 2, 3, 3, 4), **asked):
+def branch_instance(seed, *, layers=(2, 3, 4, 4, 5, 5), devices=(1, 2, 2, 3, 3, 4), **asked):
     """As `instances.instance`, of a model with branches that may be reordered."""
     draw = random.Random(seed)
     profile = random_branches(
