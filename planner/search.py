@@ -234,7 +234,9 @@ class BoxSearch:
             if self.effort.is_over or self.effort.searches > limit:
                 self.unproven = min(self.unproven, self._bound_from(lower))
                 return
-            self._open_box((lower, 0.0, 0.0), (upper, math.inf, math.inf), -math.inf)
+            self._open_box(
+                (lower, 0.0, 0.0), (upper, math.inf, math.inf), self._bound_from(lower)
+            )
         while self.open:
             if self._closed(self.open[0].bound):
                 break
@@ -301,14 +303,16 @@ class BoxSearch:
     def _solve(self, limits: Limits, *, exact: bool = False, paths: int = 4) -> _Answer:
         """One label search; exact ones are repeated more coarsely if they grow too large."""
         quantum = limits.quantum
-        for _ in range(4):
+        for attempt in range(5):
             outcome = search(
                 self.moves, self.machine, self.rules, replace(limits, quantum=quantum),
-                budget=MAX_LABELS, paths=paths,
+                budget=MAX_LABELS if exact and attempt < 4 else 2**62, paths=paths,
             )  # fmt: skip
             self.effort.searches += 1
             self.effort.labels += outcome.labels
-            if outcome.complete or not exact or self.best_value == math.inf:
+            if outcome.complete:
+                break
+            if self.best_value == math.inf or self.effort.is_over:
                 break
             finest = max(self.effort.gap, 1e-5) * self.best_value / (16 * self.most_stages)
             quantum = max(4 * quantum, finest)
@@ -317,7 +321,8 @@ class BoxSearch:
             path = self.path(found)
             best = best or path
             self.offer(path)
-        weight = outcome.best.weight - quantum * self.most_stages if outcome.best and exact else 0
+        lost = quantum * self.most_stages if quantum else 0.0
+        weight = outcome.best.weight - lost if outcome.best and exact else 0.0
         return _Answer(
             best, weight, (outcome.next_first, outcome.next_second, outcome.next_sync),
             outcome.complete,
