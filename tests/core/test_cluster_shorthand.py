@@ -1,6 +1,9 @@
 """Devices as people write them on a command line."""
 
+import re
 from collections import Counter
+from itertools import groupby
+from operator import attrgetter
 
 import pytest
 
@@ -103,3 +106,23 @@ def test_too_much_is_refused_at_once_and_briefly(text):
     with pytest.raises(InvalidInput) as caught:
         Cluster.parse(text)
     assert len(str(caught.value)) < 400
+
+
+def test_the_documented_clusters_can_be_read(repository):
+    text = (repository / "docs" / "clusters.md").read_text()
+    (example,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    cluster = Cluster.from_json(example)
+    assert [len(list(run)) for _, run in groupby(cluster.devices, key=attrgetter("kind"))] == [4, 2]
+    written = re.findall(r"^\| (`.+`) \|", text.partition("## A cluster file")[0], re.MULTILINE)
+    shorthand = re.findall(r"`(\S+?)`", " ".join(written))
+    assert len(shorthand) >= 7
+    for entry in shorthand:
+        assert Cluster.parse(entry).devices, entry
+
+
+def test_the_documented_links_are_the_ones_assumed(repository):
+    text = (repository / "docs" / "clusters.md").read_text()
+    links = (Cluster.parse("2xcpu").levels[0], INSIDE_NODE, BETWEEN_NODES)
+    for name, link in zip(("one link", "inside a node", "between nodes"), links, strict=True):
+        bandwidth = f"{link.bandwidth_bytes_per_s / 1e9:g} GB/s"
+        assert f"| {name} | {bandwidth} | {link.latency_s * 1e6:g} us |" in text
