@@ -142,6 +142,8 @@ def keeps_constraints(
     most = 1 if options.objective == "latency" else options.num_microbatches
     if max(assignment.replicas) > min(most, options.max_replicas or most):
         return False
+    if not options.pins:
+        return True
     index = {entry.layer.name: position for position, entry in enumerate(profile.layers)}
     for pin in options.pins:
         stage = bisect_right(assignment.cuts, index[pin.layer]) - 1

@@ -24,8 +24,10 @@ class Race:
         self._of_count: dict[int, Priced] = {}
 
     def enter(self, assignments: Iterable[Assignment]) -> None:
-        """Simulate these and keep the fastest."""
+        """Simulate these and keep the fastest; past the deadline only until one is found."""
         for assignment in assignments:
+            if self.best is not None and self.request.is_over:
+                return
             if assignment in self._seen:
                 continue
             self._seen.add(assignment)

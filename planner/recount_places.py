@@ -36,7 +36,8 @@ class Place:
     def ranks(self) -> list[int]:
         """Where the devices stand among all of their class."""
         peers = _peers(self.cluster, self.devices[0])
-        return [peers.index(device) for device in self.devices]
+        ranks = {device: rank for rank, device in enumerate(peers)}
+        return [ranks[device] for device in self.devices]
 
     def faults(self) -> Iterator[str]:
         """What the rules of placement object to, for this stage alone."""

@@ -167,6 +167,11 @@ class Request:
         profile = in_order(self.profile, order)
         return replace(self, profile=profile, table_of=lambda cuts: tables(profile, cuts))
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the deadline has passed."""
+        return time.monotonic() > self.deadline
+
     def allows(self, assignment: Assignment) -> bool:
         """Whether a plan keeps every constraint of the options; memory is not looked at.
 

@@ -186,8 +186,8 @@ def test_sends_are_priced_by_the_link_between_the_two_devices():
 
 
 def test_bytes_beyond_exact_sums_are_refused():
-    profile = chain_profile([1], saved_bytes=2**52)
-    with pytest.raises(InvalidInput, match="8 PiB"):
+    profile = chain_profile([1], saved_bytes=2**58)
+    with pytest.raises(InvalidInput, match="1 EiB"):
         plan(profile, Cluster.uniform(1), OPTIONS)
 
 
