@@ -40,7 +40,7 @@ def run(
     needs = Needs(moves, rules, limits)
     reduced = reduce(moves, machine, rules, limits, needs)
     if relaxed_only:
-        return empty_store(moves, machine), np.array([reduced.least_weight]), True
+        return empty_store(moves, machine), np.array([reduced.least_weight, needs.nexts[0]]), True
     return _Run(moves, machine, rules, limits, needs, reduced).labels(budget)
 
 
@@ -744,5 +744,6 @@ def _undominated(key: Integers, respects: list[Integers | Floats], order: Intege
 
 def _lost(quantum: float, stages: Integers) -> Floats:
     """By how much labels of so many stages may be heavier than ones that they stand for."""
-    lost: Floats = quantum * stages if quantum > 0 else np.zeros(len(stages))
-    return lost
+    if quantum == 0:
+        return np.zeros(len(stages))
+    return np.multiply(stages, quantum, dtype=np.float64)
