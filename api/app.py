@@ -41,7 +41,9 @@ def create_app(
         InvalidInput: The database cannot be used.
     """
     kept = SQLiteStore(settings.database) if store is None else store
-    planning = Planning(kept, measurer or Measurer.from_settings(settings))
+    planning = Planning(
+        kept, measurer or Measurer.from_settings(settings), deadline_s=settings.plan_deadline_s
+    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -60,6 +60,15 @@ def plan_examples() -> dict[str, Any]:
                 "options": {"num_microbatches": 8, "schedule": "1f1b"},
             },
         },
+        "replicas": {
+            "summary": "Two nodes of two devices; several devices a stage, recomputation if needed",
+            "value": {
+                "profile": example_profile(),
+                "cluster": "2x2x24GB",
+                "options": {"num_microbatches": 8, "max_replicas": None, "recompute": "auto"},
+                "deadline_s": 5,
+            },
+        },
         "infeasible": {
             "summary": "The answer may be that nothing fits, with both numbers",
             "value": {

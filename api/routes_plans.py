@@ -28,7 +28,9 @@ def plan_routes(planning: Planning, store: Store) -> APIRouter:
     ) -> StoredPlan:
         """Plan a model's pipeline stages, measuring the model first if no profile is given.
 
-        That nothing fits is an answer too: its status is ``infeasible``.
+        That nothing fits is an answer too: its status is ``infeasible``. If no plan was found
+        before ``deadline_s`` and none was proven impossible, the answer is a problem of type
+        ``deadline-exceeded`` with status 504; ask for less, or allow more time.
         """
         stored = await planning.create_plan(request)
         response.headers["Location"] = f"/v1/plans/{stored.id}"

@@ -28,11 +28,13 @@ class Planning:
     Args:
         store: Where profiles and answers are kept.
         measurer: What measures a model that comes without a profile.
+        deadline_s: Longest one request may search for a plan.
     """
 
-    def __init__(self, store: Store, measurer: Measurer) -> None:
+    def __init__(self, store: Store, measurer: Measurer, *, deadline_s: float) -> None:
         self._store = store
         self._measurer = measurer
+        self._deadline_s = deadline_s
         self._planning_turns = asyncio.Semaphore(MAX_CONCURRENT_PLANS)
 
     async def create_plan(self, request: PlanRequest) -> StoredPlan:
@@ -41,20 +43,34 @@ class Planning:
         Planning and storing run in worker threads: the event loop stays free.
 
         Raises:
-            InvalidInput: The request makes no sense together, e.g. more stages than layers.
+            InvalidInput: The request makes no sense together, asks for more than this service
+                does, or for more time than it gives.
+            DeadlineExceeded: No plan was found in time, and none was proven impossible.
             StagewrightError: Measuring failed (see `Measurer.measure`).
         """
+        deadline_s = self._deadline(request)
         profile, profile_id = await self._profile(request)
         check_effort(profile, request.cluster, request.options)
         async with self._planning_turns:
             record = await run_in_threadpool(
-                decide, profile, profile_id, request.cluster, request.options
+                decide, profile, profile_id, request.cluster, request.options, deadline_s
             )
         return await run_in_threadpool(self._store.put_plan, record)
 
     async def create_profile(self, profile: Profile) -> Stored:
         """Keep a profile."""
         return await run_in_threadpool(self._store.put_profile, profile)
+
+    def _deadline(self, request: PlanRequest) -> float:
+        if request.deadline_s is None:
+            return self._deadline_s
+        if request.deadline_s > self._deadline_s:
+            raise InvalidInput(
+                f"this server searches for at most {self._deadline_s:g} s, not "
+                f"{request.deadline_s:g} s; ask for less, or plan with the library",
+                field="/deadline_s",
+            )
+        return request.deadline_s
 
     async def _profile(self, request: PlanRequest) -> tuple[Profile, str]:
         """The profile to plan from, stored, and its id."""
@@ -72,14 +88,17 @@ class Planning:
         return profile, (await self.create_profile(profile)).id
 
 
-def decide(profile: Profile, profile_id: str, cluster: Cluster, options: PlanOptions) -> PlanRecord:
+def decide(
+    profile: Profile, profile_id: str, cluster: Cluster, options: PlanOptions, deadline_s: float
+) -> PlanRecord:
     """Plan, with infeasibility as an answer.
 
     Raises:
         InvalidInput: The planner refuses the request.
+        DeadlineExceeded: No plan was found in time, and none was proven impossible.
     """
     try:
-        answer = plan(profile, cluster, options)
+        answer = plan(profile, cluster, options, deadline_s=deadline_s)
     except Infeasible as error:
         return PlanRecord(
             status="infeasible",

@@ -25,6 +25,7 @@ class Settings:
         allowed_hosts: Names accepted in the ``Host`` header; `None` accepts all.
         max_body_bytes: A longer request body is refused.
         measure_deadline_s: Longest a request may wait for its measurement, queue included.
+        plan_deadline_s: Longest one request may search for a plan; a request may ask for less.
         measure_command: Program that measures (see `measuring`).
     """
 
@@ -33,4 +34,5 @@ class Settings:
     allowed_hosts: frozenset[str] | None = LOOPBACK_NAMES
     max_body_bytes: int = 16 * 2**20
     measure_deadline_s: float = 300.0
+    plan_deadline_s: float = 20.0
     measure_command: tuple[str, ...] = MEASURE_COMMAND

@@ -11,8 +11,8 @@ import pytest
 
 from stagewright.api.examples import measure_example
 from stagewright.core.cluster import Cluster
-from stagewright.core.errors import Infeasible
-from stagewright.core.plan import Plan
+from stagewright.core.errors import DeadlineExceeded, Infeasible
+from stagewright.core.plan import Plan, PlanOptions
 from stagewright.core.profile import Profile
 from stagewright.planner.plan import plan as make_plan
 
@@ -50,6 +50,92 @@ def test_options_reach_the_planner(client, profile):
     request = {"profile": profile, "cluster": "2xcpu", "options": options}
     plan = client.post("/v1/plans", json=request).json()["plan"]
     assert (len(plan["stages"]), plan["num_microbatches"], plan["schedule"]) == (1, 3, "gpipe")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"objective": "throughput", "max_replicas": None},
+        {"objective": "memory", "recompute": "auto"},
+        {"max_stages": 1, "gap": 0.01, "memory_fraction": 0.5},
+        {"schedule": "zero_bubble"},
+        {"schedule": "gpipe", "chunks": 3, "num_stages": 2},
+        {"batch_size": 512},
+        {"together": [["blocks.0", "blocks.1"]], "no_cut_after": ["blocks.2"]},
+        {"pins": [{"layer": "blocks.3", "stage": 1}, {"layer": "blocks.0", "kind": "80GB"}]},
+        {"tied": "together", "layer_order": "any", "max_extra_in_flight": 1},
+    ],
+)
+def test_every_option_gives_the_librarys_plan(client, profile, options):
+    profile["inputs"] = [{"name": "x", "shape": [256, 1024], "dtype": "float32"}]
+    request = {"profile": profile, "cluster": "1x80GB,1x24GB", "options": options}
+    response = client.post("/v1/plans", json=request)
+    assert response.status_code == 201, response.text
+    expected = make_plan(
+        Profile.model_validate(profile),
+        Cluster.parse("1x80GB,1x24GB"),
+        PlanOptions.model_validate_json(json.dumps(options)),
+    )
+    assert Plan.model_validate(response.json()["plan"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "pointer"),
+    [
+        ({"objective": "fun"}, "/options/objective"),
+        ({"max_replicas": 0}, "/options/max_replicas"),
+        ({"pins": [{"layer": "blocks.0"}]}, "/options/pins/0"),
+        ({"no_cut_after": ["blocks.9"]}, "/options/no_cut_after"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_named(client, profile, options, pointer):
+    request = {"profile": profile, "cluster": "2xcpu", "options": options}
+    response = client.post("/v1/plans", json=request)
+    assert response.status_code == 422
+    assert pointer in [error["pointer"] for error in response.json()["errors"]]
+
+
+def test_shorthand_takes_nodes_and_kinds_and_so_many_devices(client, profile):
+    for text in ("2x2x24GB", "1x24GB,1x80GB"):
+        answer = client.post("/v1/plans", json={"profile": profile, "cluster": text}).json()
+        assert answer["cluster"] == Cluster.parse(text).model_dump(mode="json")
+    few = {"profile": profile, "options": {"num_microbatches": 1}}
+    assert client.post("/v1/plans", json={**few, "cluster": "65536xcpu"}).status_code == 201
+    response = client.post("/v1/plans", json={**few, "cluster": "65536xcpu,1xcpu"})
+    assert response.status_code == 422
+    assert "at most 65536 can be written in shorthand" in response.json()["detail"]
+
+
+def test_the_deadline_is_the_servers_or_a_shorter_one(make_client, profile, monkeypatch):
+    given = []
+
+    def note(*arguments, deadline_s):
+        given.append(deadline_s)
+        return make_plan(*arguments)
+
+    monkeypatch.setattr("stagewright.api.services.plan", note)
+    client = make_client(plan_deadline_s=7.0)
+    request = {"profile": profile, "cluster": "2xcpu"}
+    assert client.post("/v1/plans", json=request).status_code == 201
+    assert client.post("/v1/plans", json={**request, "deadline_s": 2.5}).status_code == 201
+    assert given == [7.0, 2.5]
+    response = client.post("/v1/plans", json={**request, "deadline_s": 7.5})
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["pointer"] == "/deadline_s"
+    assert "at most 7 s, not 7.5 s" in response.json()["detail"]
+    for wrong in (0, -1, "soon"):
+        assert client.post("/v1/plans", json={**request, "deadline_s": wrong}).status_code == 422
+
+
+def test_no_plan_in_time_is_a_problem_of_its_own(client, profile, monkeypatch):
+    def late(*_, **__):
+        raise DeadlineExceeded("no plan was found before the deadline")
+
+    monkeypatch.setattr("stagewright.api.services.plan", late)
+    response = client.post("/v1/plans", json={"profile": profile, "cluster": "2xcpu"})
+    assert response.status_code == 504
+    assert response.json()["type"].endswith(":deadline-exceeded")
+    assert client.get("/v1/plans").json()["plans"] == []
 
 
 def test_asking_twice_is_one_plan(client, profile):
@@ -91,7 +177,7 @@ def test_ways_out_can_be_asked_for_as_they_are(client, profile):
 def test_an_infinite_need_is_written_as_none(client, profile, monkeypatch):
     """JSON has no infinity."""
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise Infeasible("no limit helps", constraint="memory", required=math.inf, available=1.0)
 
     monkeypatch.setattr("stagewright.api.services.plan", refuse)
@@ -143,11 +229,11 @@ def test_the_loop_answers_while_a_plan_is_made(client, profile, monkeypatch):
     """Planning happens in a thread that is not the event loop's."""
     where = []
 
-    def slow(*arguments):
+    def slow(*arguments, **options):
         with pytest.raises(RuntimeError, match="no running event loop"):
             asyncio.get_running_loop()
         where.append(client.get("/healthz").status_code)
-        return make_plan(*arguments)
+        return make_plan(*arguments, **options)
 
     monkeypatch.setattr("stagewright.api.services.plan", slow)
     thread = threading.Thread(

@@ -39,9 +39,9 @@ def changed(path: str, value: Any) -> dict[str, Any]:
 FIELDS = [
     ("cluster", ..., "/cluster", "required"),
     ("cluster", "2 big ones", "/cluster", "4x24GB"),
-    ("cluster", "0xcpu", "/cluster", "at least one device"),
-    ("cluster", "10000xcpu", "/cluster", "at most 9999"),
-    ("cluster", "9" * 6000, "/cluster", "at most 9999"),
+    ("cluster", "0xcpu", "/cluster", "at least one"),
+    ("cluster", "65537xcpu", "/cluster", "at most 65536"),
+    ("cluster", "9" * 6000, "/cluster", "4x24GB"),
     ("cluster", 7, "/cluster", "valid"),
     ("cluster", {"devices": []}, "/cluster/devices", "at least 1"),
     ("cluster", {"devices": [{"nam": "a"}]}, "/cluster/devices/0/nam", "'nam'"),
@@ -115,30 +115,16 @@ def test_what_the_planner_refuses_is_a_problem(client, profile):
     assert "the profile's times add up to" in body["detail"]
 
 
-@pytest.mark.parametrize(
-    ("num_layers", "devices", "num_microbatches", "pointer"),
-    [(4000, "4xcpu", 8, None), (4001, "4xcpu", 8, "/cluster"),
-     (4, "4xcpu", 65536, None), (5, "5xcpu", 65536, "/options/num_microbatches")],
-)  # fmt: skip
-def test_planning_for_minutes_is_refused_beforehand(
-    client, profile, monkeypatch, num_layers, devices, num_microbatches, pointer
-):
-    monkeypatch.setattr("stagewright.api.services.plan", lambda *_: 1 / 0)  # stands for "planned"
-    (layer, *_), (boundary, *_) = profile["layers"], profile["boundaries"]
-    names = [f"blocks.{index}" for index in range(num_layers)]
-    profile["layers"] = [{**layer, "layer": {"name": name}} for name in names]
-    profile["boundaries"] = [{**boundary, "after": after} for after in range(num_layers - 1)]
-    profile["parameters"] = profile["storages"] = []
-    request = {
-        "profile": profile,
-        "cluster": devices,
-        "options": {"num_microbatches": num_microbatches},
-    }
-    response = client.post("/v1/plans", json=request)
-    if pointer is None:
-        problem(response, 500)
-    else:
-        assert problem(response, 422)["errors"][0]["pointer"] == pointer
+def test_planning_for_minutes_is_refused_beforehand(client, profile, monkeypatch):
+    monkeypatch.setattr("stagewright.api.effort.available", lambda: True)
+    options = {"num_microbatches": 2**20}
+    request = {"profile": profile, "cluster": "5xcpu", "options": options}
+    monkeypatch.setattr("stagewright.api.services.plan", lambda *_, **__: 1 / 0)  # "planned"
+    problem(client.post("/v1/plans", json=request), 500)
+    profile["layers"].append({**profile["layers"][-1], "layer": {"name": "blocks.4"}})
+    profile["boundaries"].append({**profile["boundaries"][-1], "after": 3})
+    body = problem(client.post("/v1/plans", json=request), 422)
+    assert body["errors"][0]["pointer"] == "/options/num_microbatches"
 
 
 def test_an_unknown_profile_id_is_named(client):
@@ -198,7 +184,7 @@ def test_json_by_another_spelling_is_read(client, content_type):
 
 
 def test_a_bug_is_a_problem_that_tells_nothing(client, profile, monkeypatch):
-    def broken(*_):
+    def broken(*_, **__):
         raise RuntimeError("secret")
 
     monkeypatch.setattr("stagewright.api.services.plan", broken)
