@@ -263,14 +263,15 @@ def _run_for(moves: Moves) -> Run:
     return run
 
 
-def relaxed_weight(moves: Moves, machine: Machine, rules: Rules, limits: Limits) -> float:
+def relaxed(moves: Moves, machine: Machine, rules: Rules, limits: Limits) -> tuple[float, float]:
     """A bound no path's weight is below, quickly; infinite where there is no path.
 
     Every stage is counted apart: replicas by its own metrics and by the fewest that can be
-    behind it, no placement, all of them together within the devices by their price.
+    behind it, no placement, all of them together within the devices by their price. Also the
+    least value above its limit that a stage's first metric can have.
     """
-    _, bound, _ = _run_for(moves)(moves, machine, rules, limits, 0, True)
-    return float(bound[0])
+    _, bounds, _ = _run_for(moves)(moves, machine, rules, limits, 0, True)
+    return float(bounds[0]), float(bounds[1])
 
 
 def empty_store(moves: Moves, machine: Machine) -> LabelStore:

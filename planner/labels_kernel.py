@@ -72,7 +72,7 @@ def run(
         machine.granule, machine.speed, numbers, reals, nexts,
     )  # fmt: skip
     if relaxed_only:
-        return empty_store(moves, machine), np.array([least]), True
+        return empty_store(moves, machine), np.array([least, nexts[0]]), True
     whole, real, begin, finish, complete = _search(
         moves.num_atoms, arc_start, arc_config, arc_move, moves.last, moves.config_class,
         moves.weight, moves.first_unit, moves.second_unit, moves.room, moves.saved,

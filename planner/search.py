@@ -12,13 +12,13 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 
 from .classes import Devices
-from .labels import Found, Hop, Limits, Machine, Moves, Rules, relaxed_weight, search
+from .labels import Found, Hop, Limits, Machine, Moves, Rules, relaxed, search
 from .moves import Measure, Space
 
 ROUNDING = 1e-12
@@ -27,8 +27,11 @@ ROUNDING = 1e-12
 MAX_LABELS = 30_000_000
 """Candidate labels one search looks at before weights are compared more coarsely."""
 
-NUM_SEGMENTS = 6
-"""Ranges of the first metric that are searched one after another."""
+FIRST_DIVE = 1024
+"""The first search for a better plan keeps to a range that much narrower than the whole."""
+
+FIRST_PIECE = 64
+"""The first piece of the range of the first metric is that much narrower than the range."""
 
 Metrics = tuple[float, float, float]
 
@@ -132,7 +135,7 @@ class BoxSearch:
     @cached_property
     def least_weight(self) -> float:
         """No plan's sum is below."""
-        return relaxed_weight(self.moves, self.machine, self.rules, Limits())
+        return relaxed(self.moves, self.machine, self.rules, Limits())[0]
 
     @property
     def best(self) -> Path | None:
@@ -203,40 +206,54 @@ class BoxSearch:
             return 0.0
         return max(0.0, (self.rules.num_microbatches * share - work) * (1 - 1e-9))
 
-    def narrow(self, tolerance: float) -> tuple[float, float]:
-        """Bounds on the first metric of plans that are better than the best one known.
+    def narrow(self, tolerance: float) -> float:
+        """A lower bound of the first metric of plans better than the best one known.
 
-        Bisection; a failed search moves the lower bound to the next value that some stage
-        really has (Pinar and Aykanat, JPDC 2004).
+        Bisection with stages judged apart from each other (`labels.relaxed`); a failure moves the
+        bound to the next value that some stage really has (Pinar and Aykanat, JPDC 2004).
         """
-        high = self._weight_limit(NONE) - self.least_weight
+        high = self._most_first()
         low = min(self._least_first(), high)
         while high - low > tolerance * self.best_value and not self.effort.is_over:
             middle = low + (high - low) / 2
-            answer = self._solve(
-                Limits(first=middle, weight=self._weight_limit((low, 0.0, 0.0)), quantum=math.inf)
-            )
-            if answer.best is None:
-                low = min(max(answer.nexts[0], middle), high)
+            limits = Limits(first=middle, weight=self._weight_limit((low, 0.0, 0.0)))
+            weight, beyond = relaxed(self.moves, self.machine, self.rules, limits)
+            self.effort.searches += 1
+            if weight > limits.weight:
+                low = min(max(beyond, middle), high)
             else:
-                high = min(answer.best.metrics[0], self._weight_limit(NONE) - self.least_weight)
-        return low, self._weight_limit(NONE) - self.least_weight
+                high = middle
+        return low
+
+    def _most_first(self) -> float:
+        """Plans better than the best one known have a first metric of at most this."""
+        return self._weight_limit(NONE) - self.least_weight
 
     def run(self, *, max_searches: int = 2_000) -> None:
-        """Search until proven to the gap, or out of time."""
+        """Search until proven to the gap, or out of time.
+
+        The range of the first metric is searched in pieces, each twice as wide as the one
+        before: narrow ones are quick, because few stages keep their limits, and by the time the
+        wide ones come a good plan is known.
+        """
         if self.best_value == math.inf and self.first_plan() is None:
             return
         if self.least_weight == math.inf:
             return  # nothing here, though elsewhere a plan is known
-        low, high = self.narrow(max(self.effort.gap / 2, 1e-4))
+        lower = self.narrow(max(self.effort.gap / 2, 1e-4))
+        self._dive(lower)
         limit = self.effort.searches + max_searches
-        for lower, upper in _segments(low, high):
+        width = (self._most_first() - lower) / FIRST_PIECE
+        width = max(width, self.effort.gap * self.best_value / 4)
+        while lower <= self._most_first():
             if self.effort.is_over or self.effort.searches > limit:
                 self.unproven = min(self.unproven, self._bound_from(lower))
                 return
-            self._open_box(
-                (lower, 0.0, 0.0), (upper, math.inf, math.inf), self._bound_from(lower)
-            )
+            upper = min(lower + width, self._most_first())
+            self._open_box((lower, 0.0, 0.0), (upper, math.inf, math.inf), self._bound_from(lower))
+            if upper >= self._most_first():
+                break
+            lower, width = upper, 2 * width
         while self.open:
             if self._closed(self.open[0].bound):
                 break
@@ -249,6 +266,19 @@ class BoxSearch:
     def _bound_from(self, first: float) -> float:
         """No plan with at least this first metric is below."""
         return self.least_weight + first + self.tied_s
+
+    def _dive(self, lower: float) -> None:
+        """Look for a better plan just above a bound of the first metric, where that is quick."""
+        width = (self._most_first() - lower) / FIRST_DIVE
+        while lower + width < self._most_first() and not self.effort.is_over:
+            limits = Limits(
+                first=lower + width,
+                weight=self._weight_limit((lower, 0.0, 0.0)),
+                quantum=math.inf,
+            )
+            if self._solve(limits).best is not None:
+                return
+            width *= 2
 
     def _closed(self, bound: float) -> bool:
         return bound >= self.best_value * (1 - max(self.effort.gap, ROUNDING))
@@ -351,19 +381,6 @@ class _Answer:
     bound_weight: float
     nexts: Metrics
     complete: bool
-
-
-def _segments(low: float, high: float) -> Iterator[tuple[float, float]]:
-    """Ranges of the first metric that together are [low, high], each twice the one before.
-
-    The first ones are quick, because few stages keep their limits; by the time the wide ones
-    come a good plan is known.
-    """
-    width = (high - low) / (2**NUM_SEGMENTS - 1)
-    for index in range(NUM_SEGMENTS):
-        first = low + width * (2**index - 1)
-        last = high if index + 1 == NUM_SEGMENTS else low + width * (2 ** (index + 1) - 1)
-        yield first, last
 
 
 def _with(metrics: Metrics, k: int, value: float) -> Metrics:

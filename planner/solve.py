@@ -19,7 +19,7 @@ from .moves import Measure
 from .price import Priced, Pricer
 from .race import Race
 from .request import Request, all_parts
-from .search import BoxSearch, Effort
+from .search import ROUNDING, BoxSearch, Effort
 from .several import best_of_schedule
 from .stage_table import StageTable
 
@@ -347,11 +347,13 @@ def _simulated_bound(request: Request, priced: Priced) -> float:
     whole_s = forward_s / fastest + backward_s / fastest
     if request.order_free:
         whole_s = max(whole_s, request.order_free.simulated_s())
-    if not request.is_whole:
-        return min(whole_s, priced.step_time_s)
+    if not request.is_whole or request.band is not None:
+        shared_s = (forward_s + backward_s) / sum(entry.speed for entry in request.cluster.devices)
+        shared_s *= options.num_microbatches * (1 - ROUNDING)
+        return min(max(whole_s, shared_s), priced.step_time_s)
     effort = Effort(request.deadline, gap=1e-3)
     bound = math.inf
     for part in all_parts(request, request.devices, with_ties=False):
         search = BoxSearch(part.space, "simulated_bound", effort, best_value=priced.step_time_s)
-        bound = min(bound, search.narrow(1e-3)[0])
+        bound = min(bound, search.narrow(1e-3))
     return min(max(bound, whole_s), priced.step_time_s)
