@@ -98,6 +98,12 @@ def _proof_lines(plan: Plan) -> list[str]:
     else:
         verdict = "nothing is known of other plans by its objective"
     lines = [f"proof: {verdict}, the {proof.objective}: {value}"]
+    if proof.best_value is not None and proof.best_value < proof.value:
+        least = format_objective(objective, proof.best_value)
+        lines.append(
+            f"proof: the least objective found, {least}, is within {_percent(proof.search_gap)} "
+            "of the best possible; that plan takes longer in the simulator"
+        )
     bound_s = proof.simulated_lower_bound_s
     if bound_s > 0 and objective not in NOT_TIMES:
         near = f"within {_percent(plan.simulated_gap)} of" if plan.simulated_gap > 1e-9 else "at"

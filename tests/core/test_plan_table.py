@@ -65,6 +65,10 @@ def test_the_proof_in_words_claims_no_more_than_is_known():
     unknown = with_proof(made, status="feasible", lower_bound=0.0, simulated_lower_bound_s=0.0)
     assert "nothing is known of other plans" in str(unknown)
     assert "no plan can beat" not in str(unknown)
+    passed_over = with_proof(near, best_value=2.999995)
+    assert "the least objective found, 3 s, is within 0.01 % of the best possible" in str(
+        passed_over
+    )
     met = with_proof(made, simulated_lower_bound_s=made.step_time_s)
     assert "simulated step at what no plan can beat" in str(met)
 
