@@ -43,20 +43,22 @@ def test_stages_times_microbatches_are_limited(monkeypatch, schedule):
     check("2x16x24GB", num_microbatches=2**16 + 1, schedule=schedule)
 
 
-def test_without_numba_less_is_simulated_and_the_way_out_is_said(monkeypatch):
+@pytest.mark.parametrize(("schedule", "most"), [("1f1b", 2**12), ("zero_bubble", 2**8)])
+def test_without_numba_less_is_simulated_and_the_way_out_is_said(monkeypatch, schedule, most):
     monkeypatch.setattr(effort, "available", lambda: False)
-    check(num_microbatches=2**10)
+    check(num_microbatches=most, schedule=schedule)
     with pytest.raises(InvalidInput, match=r"stagewright\[fast\]"):
-        check(num_microbatches=2**10 + 1)
+        check(num_microbatches=most + 1, schedule=schedule)
 
 
-def test_other_schedules_count_every_stage_of_a_device():
-    check(num_microbatches=2**6, schedule="zero_bubble")
+def test_other_schedules_count_every_stage_of_a_device(monkeypatch):
+    monkeypatch.setattr(effort, "available", lambda: True)
+    check(num_microbatches=2**12, schedule="zero_bubble")
     with pytest.raises(InvalidInput, match="or for the 1f1b schedule"):
-        check(num_microbatches=2**6 + 1, schedule="zero_bubble")
-    check("4xcpu", num_microbatches=2**9, schedule="interleaved_1f1b", chunks=2)
+        check(num_microbatches=2**12 + 1, schedule="zero_bubble")
+    check("4xcpu", num_microbatches=2**15, schedule="interleaved_1f1b", chunks=2)
     with pytest.raises(InvalidInput, match="up to 8 stages"):
-        check("4xcpu", num_microbatches=2**9 + 1, schedule="interleaved_1f1b", chunks=2)
+        check("4xcpu", num_microbatches=2**15 + 1, schedule="interleaved_1f1b", chunks=2)
 
 
 def test_of_a_batch_the_smallest_size_counts(monkeypatch):
