@@ -52,13 +52,12 @@ class _Batch:
     move: Integers
     config: Integers
     level: Integers
-    count: Integers
     needed: Integers
 
     def take(self, mask: Mask | Integers) -> _Batch:
         return _Batch(
             self.label[mask], self.move[mask], self.config[mask], self.level[mask],
-            self.count[mask], self.needed[mask],
+            self.needed[mask],
         )  # fmt: skip
 
 
@@ -166,9 +165,12 @@ def raised(
 
     possible = need <= most
     good = possible & fits(np.maximum(need, 1))
+    if good.all():
+        return need
     count: Integers = np.where(good, need, -1)
     searching = possible & ~good
-    searching &= fits(np.maximum(most, 1))
+    if searching.any():
+        searching &= fits(np.maximum(most, 1))
     if searching.any():
         low, high = np.where(searching, need, 0), np.where(searching, most, 0)
         while (high - low > 1).any():
@@ -369,8 +371,12 @@ class _Run:
 
     def labels(self, budget: int) -> tuple[LabelStore, Floats, bool]:
         looked = 0
+        first = np.repeat(np.arange(self.moves.num_atoms), np.diff(self.moves.start))
+        used = np.bincount(first[self.reduced.alive.any(axis=0)], minlength=len(self.begin))
         for position in range(self.moves.num_atoms - 1, -1, -1):
-            self.begin[position] = self.size
+            self.begin[position] = self.finish[position] = self.size
+            if not used[position]:
+                continue
             batch = self._candidates(position)
             looked += len(batch.label)
             self._extend(position, batch)
@@ -414,7 +420,7 @@ class _Run:
         row = np.repeat(np.arange(len(move)), number)
         within = np.arange(len(row)) - np.repeat(np.cumsum(number) - number, number)
         label = self.begin[last][row] + within
-        batch = _Batch(label, move[row], config[row], levels[row], needed[row], needed[row])
+        batch = _Batch(label, move[row], config[row], levels[row], needed[row])
         stage = store.stages[label] + 1
         keep = np.ones(len(row), dtype=np.bool_)
         wanted = moves.stage_number[batch.move]
@@ -424,21 +430,42 @@ class _Run:
             keep &= (stage == rules.num_stages) == (i == 0)
         if rules.max_stages:
             keep &= stage <= rules.max_stages - (i > 0)
-        weight = store.weight[label] + moves.weight[batch.config, batch.move]
-        limit = self.limits.weight + _lost(self.limits.quantum, stage)
-        keep &= ~(weight + self.reduced.front_weight[i] > limit)
+        keep &= ~(
+            store.weight[label] + moves.weight[batch.config, batch.move]
+            + self.reduced.front_weight[i]
+            > self.limits.weight + _lost(self.limits.quantum, stage)
+        )  # fmt: skip
         most = self._most(batch)
         keep &= batch.needed <= most
-        left = np.full(len(label), self.power)
-        for k in range(self.num_classes):
-            left = left - store.used[label, k] * self.machine.speed[k]
-        speed = self.machine.speed[moves.config_class[batch.config]]
-        demand = self.reduced.front_power[i] + batch.needed * speed
-        keep &= ~(demand > left * (1 + 1e-9) + 1e-9)
+        batch, most, stage = batch.take(keep), most[keep], stage[keep]
+        keep = self._promising(i, batch, stage)
         batch, most = batch.take(keep), most[keep]
         batch = self._within_memory(i, batch, most)
         order = np.lexsort((batch.level, batch.label, batch.move, batch.config))
         return batch.take(order)
+
+    def _promising(self, i: int, batch: _Batch, stage: Integers) -> Mask:
+        """Whether what is in front of a stage of the fewest replicas can still be had."""
+        moves, store, reduced = self.moves, self.store, self.reduced
+        link = moves.weight_link[batch.level, moves.last[batch.move]]
+        weight = store.weight[batch.label] + (moves.weight[batch.config, batch.move] + link)
+        left = self._left(store.used[batch.label])
+        spare = left - batch.needed * self.machine.speed[moves.config_class[batch.config]]
+        limit = self.limits.weight + _lost(self.limits.quantum, stage)
+        keep = ~(weight + reduced.front_weight[i] > limit)
+        keep &= ~(reduced.front_power[i] > spare + left * 1e-9 + 1e-9)
+        if reduced.price > 0:
+            slack = self.power * (1 + 1e-9) + 1e-9
+            mixed = weight + reduced.price * (self.power - spare) + reduced.front_mixed[i]
+            keep &= ~(mixed > limit + reduced.price * slack)
+        return keep
+
+    def _left(self, used: Integers) -> Floats:
+        """Devices not used up, in those of the slowest class."""
+        left = np.full(len(used), self.power)
+        for k in range(self.num_classes):
+            left = left - used[:, k] * self.machine.speed[k]
+        return left
 
     def _most(self, batch: _Batch) -> Integers:
         classes = self.moves.config_class[batch.config]
@@ -454,59 +481,52 @@ class _Run:
         count = raised(
             self.moves, self.rules, i, batch.config, batch.move, behind, batch.needed, most
         )
-        batch.needed = batch.count = count
+        batch.needed = count
         return batch.take(count > 0)
 
     def _extend(self, i: int, batch: _Batch) -> None:
         """Place every candidate, with more replicas too where that changes a level; keep the best.
 
-        ``order`` numbers candidates as the kernel meets them.
+        In the order the kernel meets them: candidate, number of replicas, place.
         """
         if not len(batch.label):
             return
-        rows, orders = [], []
-        position, step = np.arange(len(batch.label)), 0
-        least = np.full(len(position), 2**60, dtype=np.int64)
+        candidates, steps, counts = [], [], []
+        least = np.full(len(batch.label), 2**60, dtype=np.int64)
+        position, count = np.arange(len(batch.label)), batch.needed
+        most = self._most(batch)
         while len(position):
-            previous = np.full(len(position), -1, dtype=np.int64)
-            for pad in range(self.levels):
-                placed, index, previous = self._placed(i, batch, position, pad, previous)
-                rows.append(placed)
-                number = step * self.levels + pad
-                orders.append(np.stack([position[index], np.full(len(index), number)]))
+            candidates.append(position)
+            steps.append(np.full(len(position), len(steps)))
+            counts.append(count)
             if self.levels == 1 and not self.flies:
                 break
             if self.flies:
-                least[position] = np.minimum(least[position], self._after(batch, position))
-            counts = self._next_counts(batch, position, least[position])
-            batch.count = batch.count.copy()
-            batch.count[position] = counts
-            position = position[(counts > 0) & (counts <= self._most(batch)[position])]
-            step += 1
-        order = np.concatenate(orders, axis=1)
-        arranged = np.lexsort((order[1], order[0]))
-        columns = [np.concatenate(column)[arranged] for column in zip(*rows, strict=True)]
-        self._keep_best(*columns)
+                after = self._after(batch.label[position], count)
+                least[position] = np.minimum(least[position], after)
+            count = self._next_counts(batch.take(position), count, least[position])
+            keep = (count > 0) & (count <= most[position])
+            position, count = position[keep], count[keep]
+        order = np.lexsort((np.concatenate(steps), np.concatenate(candidates)))
+        chosen = np.concatenate(candidates)[order]
+        self._keep_best(*self._placed(i, batch.take(chosen), np.concatenate(counts)[order]))
 
-    def _after(self, batch: _Batch, position: Integers) -> Integers:
+    def _after(self, label: Integers, count: Integers) -> Integers:
         """Micro-batches in flight from each candidate on, 0 where they do not matter."""
-        count = batch.count[position]
         if not self.flies:
             return np.zeros_like(count)
-        flying = self.store.flying[batch.label[position]]
-        after: Integers = count * (1 - (-flying // count))
+        after: Integers = count * (1 - (-self.store.flying[label] // count))
         return after
 
-    def _next_counts(self, batch: _Batch, position: Integers, least: Integers) -> Integers:
+    def _next_counts(self, batch: _Batch, count: Integers, least: Integers) -> Integers:
         """`labels_kernel._next_count` for many."""
-        classes = self.moves.config_class[batch.config[position]]
-        count, needed = batch.count[position], batch.needed[position]
+        classes, needed = self.moves.config_class[batch.config], batch.needed
         total, groups = self.machine.total[classes], self.machine.groups[classes]
-        at_end = self.store.used[batch.label[position], classes] == 0
-        flying = self.store.flying[batch.label[position]]
-        result = np.full(len(position), -1, dtype=np.int64)
-        undecided = np.ones(len(position), dtype=np.bool_)
-        inner = np.ones(len(position), dtype=np.int64)
+        at_end = self.store.used[batch.label, classes] == 0
+        flying = self.store.flying[batch.label]
+        result = np.full(len(count), -1, dtype=np.int64)
+        undecided = np.ones(len(count), dtype=np.bool_)
+        inner = np.ones(len(count), dtype=np.int64)
         for level in range(self.levels - 1):
             size = groups[:, level]
             here = undecided & (count < size)
@@ -535,29 +555,28 @@ class _Run:
             undecided &= ~fewer & (turns > 1)
         return result
 
-    def _placed(
-        self, i: int, batch: _Batch, position: Integers, pad: int, previous: Integers
-    ) -> tuple[list[Integers], Integers, Integers]:
-        """Columns of the labels that can be made of these candidates, which, and their places.
+    def _placed(self, i: int, batch: _Batch, count: Integers) -> list[Integers]:
+        """Columns of the labels that can be made of these candidates.
 
-        ``pad`` 0 places stages as late as they can be, others at the group border before that.
+        Each is placed as late as it can be, and behind each group border before that.
         """
         moves, machine, store, limits = self.moves, self.machine, self.store, self.limits
-        label, move, config = batch.label[position], batch.move[position], batch.config[position]
-        count, level = batch.count[position], batch.level[position]
+        pads = np.tile(np.arange(self.levels), len(count))
+        label, move, config, level, count = (
+            np.repeat(column, self.levels)
+            for column in (batch.label, batch.move, batch.config, batch.level, count)
+        )
         classes = moves.config_class[config]
         groups, total = machine.groups[classes], machine.total[classes]
         free = total - store.used[label, classes]
-        begin_at = free
-        if pad:
-            begin_at = free // groups[:, pad - 1] * groups[:, pad - 1]
-        end = self._place(groups, total, begin_at, count)
-        good = (end >= 0) & (end != previous)
+        border = groups[np.arange(len(pads)), np.maximum(pads - 1, 0)]
+        end = self._place(groups, total, np.where(pads > 0, free // border * border, free), count)
+        good = (end >= 0) & ((pads == 0) | (end != np.roll(end, 1)))
         cut = self._cut_levels(groups, classes, label, end, free)
         inner = moves.last[move] < moves.num_atoms
         cut = np.where(inner, cut, 0)
         good &= ~inner | (cut == level)
-        sync = np.zeros(len(position))
+        sync = np.zeros(len(count))
         shared = good & (count > 1)
         if shared.any():
             group = self._level_of(groups[shared], (end - count)[shared], end[shared] - 1)
@@ -579,10 +598,8 @@ class _Run:
         limit = limits.weight + _lost(limits.quantum, stages)
         good &= ~(weight + self.reduced.front_weight[i] > limit)
         used = store.used[label].copy()
-        used[np.arange(len(position)), classes] = total - (end - count)
-        left = np.full(len(position), self.power)
-        for k in range(self.num_classes):
-            left = left - used[:, k] * machine.speed[k]
+        used[np.arange(len(count)), classes] = total - (end - count)
+        left = self._left(used)
         good &= self.reduced.front_power[i] <= left * (1 + 1e-9) + 1e-9
         price = self.reduced.price
         if price > 0:
@@ -591,9 +608,9 @@ class _Run:
             good &= ~(mixed > limit + price * slack)
         index = np.flatnonzero(good)
         key = self._keys(used, classes, stages)
-        flying, ranks = self._after(batch, position), store.ranks[label] + count
+        flying, ranks = self._after(label, count), store.ranks[label] + count
         columns = [used, flying, stages, ranks, weight, key, label, move, config, count, end]
-        return [column[index] for column in columns], index, end
+        return [column[index] for column in columns]
 
     def _keys(self, used: Integers, classes: Integers, stages: Integers) -> Integers:
         """Labels with different keys are never compared."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from .assignment import Assignment
@@ -10,6 +11,12 @@ from .request import Request
 
 NEAR = 0.05
 """How far above the fastest plan, relatively, others are still worth changing."""
+
+FREE_PLAYS = 12
+"""Plans that are played whatever they cost."""
+
+MAX_ACTIONS = 400_000
+"""Actions played over all others: a second without compiled code."""
 
 
 class Race:
@@ -22,6 +29,7 @@ class Race:
         self._seen: set[Assignment] = set()
         self._explored: set[Assignment] = set()
         self._of_count: dict[int, Priced] = {}
+        self._plays = self._actions = 0
 
     def enter(self, assignments: Iterable[Assignment]) -> None:
         """Simulate these and keep the fastest; past the deadline only until one is found."""
@@ -36,6 +44,8 @@ class Race:
             stages = self.pricer.stages(assignment)
             if not self.pricer.fits(stages, assignment) or self._is_hopeless(assignment, stages):
                 continue
+            if self._is_spent(assignment):
+                return
             priced = self.pricer.priced_if_usable(assignment)
             if priced is None:
                 continue
@@ -56,6 +66,15 @@ class Race:
         ]
         self._explored.update(found)
         return found
+
+    def _is_spent(self, assignment: Assignment) -> bool:
+        """Whether playing this one too is more than the race may cost."""
+        pipelines = math.gcd(*assignment.replicas)
+        self._plays += 1
+        if self._plays > FREE_PLAYS:
+            rounds = -(-self.pricer.num_microbatches // pipelines)
+            self._actions += 2 * assignment.num_stages * rounds
+        return self._actions > MAX_ACTIONS
 
     def _is_hopeless(self, assignment: Assignment, stages: tuple[StagePrice, ...]) -> bool:
         if self.best is None:
