@@ -102,6 +102,14 @@ class Devices:
         )
         return Devices(self.cluster, classes)
 
+    def is_roomier(self, other: Devices) -> bool:
+        """Whether some device allows more bytes than it does in the other."""
+        return any(
+            theirs.limit_bytes is not None
+            and (ours.limit_bytes is None or ours.limit_bytes > theirs.limit_bytes)
+            for ours, theirs in zip(self.classes, other.classes, strict=True)
+        )
+
     def level_between(self, one: int, other: int) -> int:
         """The slowest level between any device of one class and any of another."""
         if one == other:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..core.errors import Infeasible
+from ..core.errors import DeadlineExceeded, Infeasible
+from ..core.plan import OPTIMIZER_BYTES_PER_ELEMENT
 from ..core.units import format_bytes
 from .misfit import Misfit, closest_misfit
 from .request import Request
@@ -10,7 +11,10 @@ from .request import Request
 
 def out_of_memory(request: Request) -> Infeasible:
     """The error for a request in which no plan fits, about the plan that misses by least."""
-    misfit = closest_misfit(request)
+    try:
+        misfit = closest_misfit(request)
+    except DeadlineExceeded:
+        return _roughly(request)
     if misfit is None:
         return Infeasible(
             "no plan keeps all constraints of the options at once: pins, layers to keep together, "
@@ -27,6 +31,25 @@ def out_of_memory(request: Request) -> Infeasible:
         f"stage{'s' * (count > 1)}), {_stage(request, misfit)} needs {format_bytes(needed)} "
         f"({needed} bytes) and device {request.cluster.devices[indices[0]].name!r} allows "
         f"{format_bytes(limit)} ({limit} bytes)",
+        constraint="memory",
+        required=needed,
+        available=limit,
+    )
+
+
+def _roughly(request: Request) -> Infeasible:
+    """The error where finding the closest plan would take too long: a bound instead of a plan."""
+    table = request.costs.stages
+    state = OPTIMIZER_BYTES_PER_ELEMENT[request.options.optimizer]
+    resident = table.weights_bytes + table.gradients_bytes + state * table.learned_elements
+    single = resident[table.last == table.first + 1]
+    whole = int(resident[(table.first == 0) & (table.last == table.num_atoms)].max(initial=0))
+    needed = max(int(single.max()), -(-whole // len(request.cluster.devices)))
+    limit = max(entry.limit_bytes or 0 for entry in request.devices.classes)
+    return Infeasible(
+        f"no plan fits the devices' memory: weights, gradients and optimizer state alone need at "
+        f"least {format_bytes(needed)} ({needed} bytes) on some device, activations and buffers "
+        f"come on top, and the largest device allows {format_bytes(limit)} ({limit} bytes)",
         constraint="memory",
         required=needed,
         available=limit,

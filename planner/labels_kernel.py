@@ -552,6 +552,8 @@ def _search(
     for i in range(num_atoms - 1, -1, -1):
         begin[i] = size
         for arc in range(arc_start[i], arc_start[i + 1]):
+            if looked > budget:
+                break
             c, e = arc_config[arc], arc_move[arc]
             k, j = config_class[c], last[e]
             cut_levels = 1 if j == num_atoms else levels
@@ -669,6 +671,7 @@ def _search(
                                 capacity *= 2
                                 whole = _longer(whole, capacity)
                                 real = _longer(real, capacity)
+                            looked += (size - begin[i]) // 16  # compared with each of them
                             size = _offer(
                                 whole, real, begin[i], size, made, w, step, watched, key_at
                             )

@@ -24,6 +24,9 @@ from .labels import (
 
 Mask = NDArray[np.bool_]
 
+SCANNED = 16
+"""Labels that are compared in the time it takes to make one."""
+
 FAR = 2**40
 """More replicas than anyone has: the count of a stage that cannot be."""
 
@@ -368,9 +371,11 @@ class _Run:
         self.store = empty_store(moves, machine)
         self.flies = watches_flying(moves, rules)
         self.size = 1
+        self.compared = 0
+        self.most_compared = 2**62
 
     def labels(self, budget: int) -> tuple[LabelStore, Floats, bool]:
-        looked = 0
+        looked, self.most_compared = 0, SCANNED * budget
         first = np.repeat(np.arange(self.moves.num_atoms), np.diff(self.moves.start))
         used = np.bincount(first[self.reduced.alive.any(axis=0)], minlength=len(self.begin))
         for position in range(self.moves.num_atoms - 1, -1, -1):
@@ -381,10 +386,12 @@ class _Run:
             looked += len(batch.label)
             self._extend(position, batch)
             self.finish[position] = self.size
+            looked += self.compared // SCANNED
+            self.compared = 0
             if looked > budget:
                 break
         self._shrink()
-        return self.store, self.nexts, looked <= budget
+        return self.store, self.nexts, bool(looked <= budget)
 
     def _candidates(self, i: int) -> _Batch:
         """Stage, configuration, label and link level, with the replicas they need."""
@@ -701,7 +708,8 @@ class _Run:
         bucket = weight
         if quantum > 0:
             bucket = np.zeros_like(weight) if quantum == np.inf else np.floor(weight / quantum)
-        respects: list[Integers | Floats] = [*used.T]
+        respects: list[Integers | Floats] = []
+        respects.extend(used.T)
         if self.flies:
             respects.append(flying)
         if self.rules.max_stages:
@@ -710,7 +718,8 @@ class _Run:
             respects.append(ranks)
         respects.append(bucket)
         order = np.lexsort((np.arange(len(key)), weight, *reversed(respects), key))
-        chosen = _undominated(key, respects, order)
+        chosen, compared = _undominated(key, respects, order, self.most_compared)
+        self.compared += compared
         chosen.sort()
         kept = np.array(chosen, dtype=np.int64)
         parent, move, config, count, end = (column[kept] for column in rest)
@@ -739,24 +748,29 @@ class _Run:
         self.store.begin, self.store.finish = self.begin, self.finish
 
 
-def _undominated(key: Integers, respects: list[Integers | Floats], order: Integers) -> list[int]:
+def _undominated(
+    key: Integers, respects: list[Integers | Floats], order: Integers, most: int
+) -> tuple[list[int], int]:
     """Of candidates sorted by key, then by every respect, those no earlier one beats.
 
-    In that order nothing can be dominated by what comes later.
+    In that order nothing can be dominated by what comes later. Also how many were compared; it
+    ends early, with some left out, beyond ``most``.
     """
     table = np.stack([np.asarray(column, dtype=np.float64) for column in respects])[:, order]
     keys = key[order]
     chosen: list[int] = []
+    compared = 0
     starts = np.flatnonzero(np.diff(keys, prepend=keys[0] - 1))
     ends = np.append(starts[1:], len(keys))
     for start, end in zip(starts, ends, strict=True):
         alive = np.arange(start, end)
-        while len(alive):
+        while len(alive) and compared <= most:
             head = alive[0]
             chosen.append(int(order[head]))
             alive = alive[1:]
+            compared += len(alive)
             alive = alive[(table[:, alive] < table[:, head : head + 1]).any(axis=0)]
-    return chosen
+    return chosen, compared
 
 
 def _lost(quantum: float, stages: Integers) -> Floats:

@@ -10,15 +10,19 @@ from .search import BoxSearch, Effort
 
 
 def any_plan(request: Request, devices: Devices) -> Assignment | None:
-    """Some plan that fits these devices."""
-    effort = Effort()
+    """Some plan that fits these devices.
+
+    Raises:
+        DeadlineExceeded: The search was given up.
+    """
+    effort = Effort(request.deadline)
     schedule = request.options.schedule
     measure: Measure = (
         "latency" if request.pricer.only_forward else ("gpipe" if schedule == "gpipe" else "1f1b")
     )
     for part in all_parts(request, devices, with_ties=False):
         search = BoxSearch(part.space, measure, effort)
-        path = search.fewest_devices()
+        path = search.first_plan()
         if path is not None:
             return from_hops(
                 path.hops,

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 
+from ..core.errors import DeadlineExceeded
 from .assignment import Assignment
 from .classes import Devices
 from .least_memory import any_plan
 from .request import Request
+
+LEAST_S = 2.0
+"""Time there is to find the numbers of an error, whatever the deadline was."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +41,15 @@ def closest_misfit(request: Request) -> Misfit | None:
 
     Bisection over bytes added to every limit, between too few and what a plan found lacks.
     """
+    request = replace(request, deadline=max(request.deadline, time.monotonic() + LEAST_S))
     best = _misfit(request, any_plan(request, _with_limits(request.devices, None)))
     low = 0
     while best is not None and best.excess_bytes - low > 1:
         middle = (low + best.excess_bytes) // 2
-        found = any_plan(request, _with_limits(request.devices, middle))
+        try:
+            found = any_plan(request, _with_limits(request.devices, middle))
+        except DeadlineExceeded:
+            break
         if found is None:
             low = middle
         else:

@@ -12,11 +12,11 @@ from .request import Request
 NEAR = 0.05
 """How far above the fastest plan, relatively, others are still worth changing."""
 
-FREE_PLAYS = 12
+FREE_PLAYS = 8
 """Plans that are played whatever they cost."""
 
-MAX_ACTIONS = 400_000
-"""Actions played over all others: a second without compiled code."""
+MAX_ACTIONS = 200_000
+"""Actions played over all others: half a second without compiled code."""
 
 
 class Race:

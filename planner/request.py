@@ -188,6 +188,13 @@ class Request:
 
 
 def all_parts(request: Request, devices: Devices, *, with_ties: bool = True) -> Iterator[Part]:
-    """All plans that are searched, on these devices, in parts."""
-    for table in request.searched:
+    """All plans that are searched, on these devices, in parts.
+
+    A band has only the stages that fit the request's own devices; for roomier ones the tables of
+    some positions stand in.
+    """
+    searched = request.searched
+    if request.band is not None and devices.is_roomier(request.devices):
+        searched = (request.costs.stages,)
+    for table in searched:
         yield from parts(table, devices, request.options, with_ties=with_ties)

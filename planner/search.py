@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 
+from ..core.errors import DeadlineExceeded
 from .classes import Devices
 from .labels import Found, Hop, Limits, Machine, Moves, Rules, relaxed, search
 from .moves import Measure, Space
@@ -32,6 +33,14 @@ FIRST_DIVE = 1024
 
 FIRST_PIECE = 64
 """The first piece of the range of the first metric is that much narrower than the range."""
+
+LABELS_PER_S = 1_000_000
+"""Looked at by a search, about; four times as many where it is compiled."""
+
+GAVE_UP = (
+    "no plan was found before the deadline or before the search grew too large, and none was "
+    "proven impossible; allow more time or fewer kinds of devices, or profile coarser layers"
+)
 
 Metrics = tuple[float, float, float]
 
@@ -165,6 +174,8 @@ class BoxSearch:
         """
         limit = self._ideal()
         for _ in range(40):
+            if self.effort.is_over:
+                raise DeadlineExceeded(GAVE_UP)
             found = self._solve(Limits(first=limit, quantum=math.inf)).best
             if found is not None:
                 return found
@@ -330,22 +341,31 @@ class BoxSearch:
                 replace(box, bound=bound, order=next(self._order), lower=lower),
             )
 
+    def _budget(self) -> int:
+        """Labels the next search may look at, fewer where the deadline is near."""
+        if self.effort.deadline == math.inf:
+            return MAX_LABELS
+        left_s = max(self.effort.deadline - time.monotonic(), 0.05)
+        return min(MAX_LABELS, int(left_s * LABELS_PER_S))
+
     def _solve(self, limits: Limits, *, exact: bool = False, paths: int = 4) -> _Answer:
         """One label search; exact ones are repeated more coarsely if they grow too large."""
         quantum = limits.quantum
-        for attempt in range(5):
+        for _ in range(5):
             outcome = search(
                 self.moves, self.machine, self.rules, replace(limits, quantum=quantum),
-                budget=MAX_LABELS if exact and attempt < 4 else 2**62, paths=paths,
+                budget=self._budget(), paths=paths,
             )  # fmt: skip
             self.effort.searches += 1
             self.effort.labels += outcome.labels
             if outcome.complete:
                 break
-            if self.best_value == math.inf or self.effort.is_over:
+            if quantum == math.inf or self.best_value == math.inf or self.effort.is_over:
                 break
             finest = max(self.effort.gap, 1e-5) * self.best_value / (16 * self.most_stages)
             quantum = max(4 * quantum, finest)
+        if not outcome.complete and self.best_value == math.inf:
+            raise DeadlineExceeded(GAVE_UP)
         best = None
         for found in (*([outcome.best] if outcome.best else []), *outcome.others):
             path = self.path(found)

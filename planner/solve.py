@@ -19,7 +19,7 @@ from .moves import Measure
 from .price import Priced, Pricer
 from .race import Race
 from .request import Request, all_parts
-from .search import ROUNDING, BoxSearch, Effort
+from .search import GAVE_UP, ROUNDING, BoxSearch, Effort
 from .several import best_of_schedule
 from .stage_table import StageTable
 
@@ -60,13 +60,28 @@ class Decision:
 
 @dataclass
 class Pool:
-    """Plans found so far, by the value the search gave them."""
+    """Plans found so far, by the value the search gave them.
+
+    Attributes:
+        gave_up: Whether the search ended without a plan, and without a proof that there is none.
+    """
 
     pricer: Pricer
     values: dict[Assignment, float] = field(default_factory=dict)
+    gave_up: bool = False
 
     def add(self, assignment: Assignment, value: float) -> None:
         self.values[assignment] = min(value, self.values.get(assignment, math.inf))
+
+    def first(self) -> Assignment:
+        """The best one.
+
+        Raises:
+            DeadlineExceeded: There is none.
+        """
+        if not self.values:
+            raise DeadlineExceeded(GAVE_UP)
+        return self.best(1)[0]
 
     def best(self, most: int) -> list[Assignment]:
         """The best ones, and that of each number of stages; none much worse than the best."""
@@ -106,7 +121,7 @@ def _step_time(request: Request) -> Decision:
         return Decision(priced, bound_s, bound_s)
     pool, bound = _search(request, CLOSED_FORM[request.options.schedule])
     priced = _fastest(request, pool)
-    best_value = min(pool.values.values())
+    best_value = min(pool.values.values(), default=priced.value)
     bound = min(bound, priced.value)
     return Decision(priced, bound, _simulated_bound(request, priced), best_value)
 
@@ -116,7 +131,7 @@ def _by_measure(measure: Measure) -> Callable[[Request], Decision]:
 
     def solver(request: Request) -> Decision:
         pool, bound = _search(request, measure)
-        priced = request.pricer.price(pool.best(1)[0])
+        priced = request.pricer.price(pool.first())
         return Decision(priced, min(bound, priced.value), _simulated_bound(request, priced))
 
     return solver
@@ -132,7 +147,7 @@ def _devices(request: Request) -> Decision:
     if fewest == math.inf:
         raise out_of_memory(request)
     pool, _ = _search(request, _model(request), max_ranks=int(fewest))
-    priced = request.pricer.price(pool.best(1)[0])
+    priced = request.pricer.price(pool.first())
     bound = priced.value if request.is_whole else float(request.options.num_stages or 1)
     return Decision(priced, bound, _simulated_bound(request, priced))
 
@@ -146,16 +161,20 @@ def _memory(request: Request) -> Decision:
     if found is None:
         raise out_of_memory(request)
     low, high = -1, _largest_bytes(request, found)
+    least = found
     while high - low > 1:
         middle = (low + high) // 2
-        found = any_plan(request, request.devices.limited(middle))
+        try:
+            found = any_plan(request, request.devices.limited(middle))
+        except DeadlineExceeded:
+            break
         if found is None:
             low = middle
         else:
-            high = _largest_bytes(request, found)
+            high, least = _largest_bytes(request, found), found
     pool, _ = _search(request, _model(request), limit_bytes=high)
-    priced = request.pricer.price(pool.best(1)[0])
-    bound = priced.value
+    priced = request.pricer.price(pool.first() if pool.values else least)
+    bound = min(priced.value, float(low + 1))
     if not request.is_whole:
         bound = float(request.order_free.state_bytes) if request.order_free else 0.0
     return Decision(priced, bound, _simulated_bound(request, priced))
@@ -244,7 +263,7 @@ def _search(
     if whole[0] is not chain and not quick:
         levels.append(Level(lambda: chain))
     levels += [Level(lambda table=table: table, 0.0, is_exact=True) for table in whole]
-    least = math.inf
+    least, gave_up = math.inf, False
     for level in levels:
         costs = level.stages()
         if costs is None:
@@ -258,7 +277,11 @@ def _search(
             )  # fmt: skip
             if costs.tied and measure in ("1f1b", "gpipe"):
                 search.tied_of = _tied_of(request.pricer, search)
-            search.run(max_searches=2_000 if level.is_exact else 40)
+            try:
+                search.run(max_searches=2_000 if level.is_exact else 40)
+            except DeadlineExceeded:
+                gave_up = True
+                search.unproven = 0.0
             for path in search.paths:
                 pool.add(_assignment(path.hops, search), path.value)
             best = min([best, *(path.value for path in search.paths)])
@@ -268,11 +291,9 @@ def _search(
         if best < math.inf:
             request.tell(best, bound if level.is_exact and request.is_whole else 0.0)
     if not pool.values:
-        if effort.is_over:
-            raise DeadlineExceeded(
-                "no plan was found before the deadline, and none was proven impossible; allow "
-                "more time or profile coarser layers"
-            )
+        if effort.is_over or gave_up:
+            pool.gave_up = True
+            return pool, 0.0
         raise out_of_memory(request)
     if not request.is_whole:
         least = _order_free(request, measure)
@@ -323,7 +344,7 @@ def _fastest(request: Request, pool: Pool) -> Priced:
         for start in starts:
             race.enter(_neighbours(request, start))
     if race.best is None:
-        raise out_of_memory(request)
+        raise DeadlineExceeded(GAVE_UP) if pool.gave_up else out_of_memory(request)
     request.tell(race.best.value)
     return race.best
 
