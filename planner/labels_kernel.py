@@ -7,7 +7,7 @@ that is what numba compiles; their names are those of `labels`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numba
 import numpy as np
@@ -33,12 +33,12 @@ R = TypeVar("R")
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
     """Machine code for a function, kept between runs where there is a place to keep it."""
-    made: Callable[P, R]
     try:
-        made = numba.njit(cache=True)(function)
+        made: Any = numba.njit(cache=True)(function)
     except RuntimeError:  # nowhere to keep the cache: a read-only home
         made = numba.njit(function)
-    return made
+    result: Callable[P, R] = made
+    return result
 
 
 def run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -459,7 +460,7 @@ class _Run:
         left = self._left(store.used[batch.label])
         spare = left - batch.needed * self.machine.speed[moves.config_class[batch.config]]
         limit = self.limits.weight + _lost(self.limits.quantum, stage)
-        keep = ~(weight + reduced.front_weight[i] > limit)
+        keep: Mask = ~(weight + reduced.front_weight[i] > limit)
         keep &= ~(reduced.front_power[i] > spare + left * 1e-9 + 1e-9)
         if reduced.price > 0:
             slack = self.power * (1 + 1e-9) + 1e-9
@@ -498,7 +499,9 @@ class _Run:
         """
         if not len(batch.label):
             return
-        candidates, steps, counts = [], [], []
+        candidates: list[Integers] = []
+        steps: list[Integers] = []
+        counts: list[Integers] = []
         least = np.full(len(batch.label), 2**60, dtype=np.int64)
         position, count = np.arange(len(batch.label)), batch.needed
         most = self._most(batch)
@@ -562,7 +565,7 @@ class _Run:
             undecided &= ~fewer & (turns > 1)
         return result
 
-    def _placed(self, i: int, batch: _Batch, count: Integers) -> list[Integers]:
+    def _placed(self, i: int, batch: _Batch, count: Integers) -> list[NDArray[Any]]:
         """Columns of the labels that can be made of these candidates.
 
         Each is placed as late as it can be, and behind each group border before that.
@@ -616,7 +619,9 @@ class _Run:
         index = np.flatnonzero(good)
         key = self._keys(used, classes, stages)
         flying, ranks = self._after(label, count), store.ranks[label] + count
-        columns = [used, flying, stages, ranks, weight, key, label, move, config, count, end]
+        columns: list[NDArray[Any]] = [
+            used, flying, stages, ranks, weight, key, label, move, config, count, end,
+        ]  # fmt: skip
         return [column[index] for column in columns]
 
     def _keys(self, used: Integers, classes: Integers, stages: Integers) -> Integers:

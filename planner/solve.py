@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ..core.errors import DeadlineExceeded, InvalidInput
 from ..core.plan import Objective
@@ -231,6 +232,15 @@ class Level:
     is_exact: bool = False
 
 
+def _given(table: StageTable) -> StageTable:
+    return table
+
+
+def _coarse(request: Request, size: int) -> StageTable:
+    """Stages between at most so many positions."""
+    return request.coarse(size).stages
+
+
 def _refined(request: Request, pool: Pool) -> StageTable | None:
     """Stages that begin and end about where those of the best plan do."""
     best = pool.best(1)
@@ -257,12 +267,12 @@ def _search(
     best, bound = math.inf, math.inf
     whole, chain = request.searched, request.costs.stages
     quick = [size for size in COARSE_ATOMS if size < 0.6 * chain.num_atoms]
-    levels = [Level(lambda size=size: request.coarse(size).stages) for size in quick]
+    levels = [Level(partial(_coarse, request, size)) for size in quick]
     if request.band is not None:
-        levels.append(Level(lambda: _refined(request, pool), gap=1e-3))
+        levels.append(Level(partial(_refined, request, pool), gap=1e-3))
     if whole[0] is not chain and not quick:
-        levels.append(Level(lambda: chain))
-    levels += [Level(lambda table=table: table, 0.0, is_exact=True) for table in whole]
+        levels.append(Level(partial(_given, chain)))
+    levels += [Level(partial(_given, table), 0.0, is_exact=True) for table in whole]
     least, gave_up = math.inf, False
     for level in levels:
         costs = level.stages()

@@ -1,0 +1,84 @@
+"""Long chains: the stages that could fit cost what the tables of all stages say."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from stagewright.core.cluster import Cluster
+from stagewright.core.plan import PlanOptions
+from stagewright.planner import request as request_module
+from stagewright.planner.band import band
+from stagewright.planner.classes import devices_of
+from stagewright.planner.cost import legal_positions, tables
+from stagewright.planner.plan import plan
+from stagewright.planner.validate import validate
+from tests.builders import random_profile
+
+OPTIONS = PlanOptions(num_microbatches=8, max_replicas=None, recompute="auto")
+
+
+def short_enough(seed, memory_bytes):
+    profile = random_profile(seed, 14, ties=seed % 3, storages=seed % 4 != 0)
+    positions = legal_positions(profile)
+    devices = devices_of(Cluster.uniform(4, memory_bytes=memory_bytes), OPTIONS)
+    return band(profile, positions, devices, OPTIONS), tables(profile, positions).stages
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_stage_costs_what_the_whole_table_says(seed):
+    memory_bytes = random.Random(seed).choice([20_000, 60_000, 10**9])
+    found, whole = short_enough(seed, memory_bytes)
+    number = {pair: at for at, pair in enumerate(zip(whole.first, whole.last, strict=True))}
+    at = [number[pair] for pair in zip(found.first, found.last, strict=True)]
+    for name in ("forward_s", "backward_s", "recompute_s"):
+        assert getattr(found, name) == pytest.approx(getattr(whole, name)[at], rel=1e-12), name
+    for name in (
+        "weights_bytes",
+        "gradients_bytes",
+        "learned_elements",
+        "saved_bytes",
+        "workspace_bytes",
+    ):
+        assert np.array_equal(getattr(found, name), getattr(whole, name)[at]), name
+    for name in ("arriving_bytes", "returning_bytes", "input_bytes"):
+        assert np.array_equal(getattr(found, name), getattr(whole, name)), name
+    for name in ("front_forward_s", "front_backward_s"):
+        assert getattr(found, name) == pytest.approx(getattr(whole, name), rel=1e-12), name
+    assert found.whole_s == pytest.approx(whole.whole_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_left_out_fits_no_device(seed):
+    memory_bytes = 60_000
+    found, whole = short_enough(seed, memory_bytes)
+    kept = set(zip(found.first.tolist(), found.last.tolist(), strict=True))
+    resident = whole.weights_bytes + whole.gradients_bytes + 8 * whole.learned_elements
+    for pair, size in zip(
+        zip(whole.first.tolist(), whole.last.tolist(), strict=True), resident.tolist(), strict=True
+    ):
+        assert pair in kept or size > memory_bytes
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_planning_by_the_band_is_as_good_as_by_the_whole_table(seed, monkeypatch):
+    profile = random_profile(seed, 14, ties=0)
+    cluster = Cluster.uniform(6, memory_bytes=120_000)
+    whole = plan(profile, cluster, OPTIONS)
+    monkeypatch.setattr(request_module, "MAX_ATOMS", 5)
+    found = plan(profile, cluster, OPTIONS)
+    validate(found, profile, cluster)
+    assert found.proof.lower_bound == pytest.approx(whole.proof.lower_bound, rel=1e-9)
+    assert math.isclose(found.proof.best_value, whole.proof.best_value, rel_tol=1e-9)
+
+
+def test_no_band_without_limits_or_when_it_would_be_too_wide(monkeypatch):
+    profile = random_profile(1, 10)
+    positions = legal_positions(profile)
+    free = devices_of(Cluster.uniform(2), OPTIONS)
+    assert band(profile, positions, free, OPTIONS) is None
+    roomy = devices_of(Cluster.uniform(2, memory_bytes=10**9), OPTIONS)
+    assert band(profile, positions, roomy, OPTIONS) is not None
+    monkeypatch.setattr("stagewright.planner.band.MAX_STAGES", 3)
+    assert band(profile, positions, roomy, OPTIONS) is None
