@@ -1,21 +1,48 @@
 """The profiles published with PipeDream, planned: values, bounds and the time it takes.
 
-``python benchmarks/pipedream.py FOLDER --machines 4 4 --bandwidths 16e9 1.25e9 --json`` prints one
-JSON object a line for every profile in the folder; ``--all-columns`` runs four clusters. With
+    python benchmarks/pipedream.py FOLDER --machines 4 4 --bandwidths 16e9 1.25e9 --json
+
+prints one JSON object a line for every profile in the folder; ``--all-columns`` runs four
+clusters. By PipeDream's own objective ``time_s`` is its seconds per minibatch, and with
 ``--expected expected.json`` values are compared with another optimizer's; a difference exits 1.
+
+``--objective step_time`` and ``throughput`` plan the same files by our objectives, after one plan
+that has the machine code ready:
+
+time_s            the plan's simulated step; no plan has one below ``lower_bound_s``
+gap               of ``objective_s``, the least found of what was minimised, against
+                  ``objective_lower_bound_s``
+solve_s           from the file's graph to the plan
+pipedream_time_s  the simulated step of PipeDream's own plan, placed as ``pipedream_levels`` says;
+                  null, with ``pipedream_reason``, where it cannot be
+gain              pipedream_time_s / time_s - 1
+
+``--write docs/pipedream.md --all-columns`` runs every objective and writes the tables there.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from pipedream_document import (
+    TOLERANCE,
+    Expected,
+    document,
+    is_equal,
+    wanted_s,
+    write_between_marks,
+)
+from pipedream_own import solve_own
+from pipedream_results import COLUMNS, Column, Result, Settings
 
 from stagewright.core.errors import InvalidInput, StagewrightError
 from stagewright.formats.pipedream_graph import (
@@ -23,6 +50,7 @@ from stagewright.formats.pipedream_graph import (
     read_pipedream_graph,
     to_cost_graph,
 )
+from stagewright.planner.jit import available
 from stagewright.planner.pipedream import (
     PipeDreamStage,
     pipedream_levels,
@@ -31,47 +59,14 @@ from stagewright.planner.pipedream import (
 )
 from stagewright.planner.pipedream_states import graph_states
 
-TOLERANCE = 1e-9
-"""Relative difference from an expected value that is put down to rounding."""
 
-
-@dataclass(frozen=True)
-class Column:
-    """A cluster: machines per level and the links between them, the lowest level first."""
-
-    name: str
-    machines: tuple[int, ...]
-    bandwidths_bytes_per_s: tuple[float, ...]
-
-
-COLUMNS = (
-    Column("n4", (4,), (1e9,)),
-    Column("n16", (16,), (1e9,)),
-    Column("[4,4]", (4, 4), (16e9, 1.25e9)),
-    Column("[8,2]", (8, 2), (25e9, 3.125e9)),
-)
-
-
-@dataclass(frozen=True)
-class Result:
-    """What an objective's solver found for one profile on one cluster."""
-
-    profile: str
-    column: Column
-    time_s: float
-    lower_bound_s: float
-    solve_s: float
-    stages: tuple[dict[str, Any], ...]
-
-    @property
-    def gap(self) -> float:
-        return (self.time_s - self.lower_bound_s) / self.time_s if self.time_s else 0.0
-
-
-def solve_pipedream(name: str, profile: PipeDreamGraph, columns: Sequence[Column]) -> list[Result]:
+def solve_pipedream(
+    name: str, profile: PipeDreamGraph, columns: Sequence[Column], settings: Settings
+) -> list[Result]:
     """PipeDream's own objective; the value is derived again from each split by its formula.
 
-    Listing the states is part of the first column's ``solve_s``, the second derivation of none.
+    It knows none of the settings. Listing the states is part of the first column's ``solve_s``,
+    the second derivation of none.
     """
     results = []
     begin_s = time.perf_counter()
@@ -86,10 +81,12 @@ def solve_pipedream(name: str, profile: PipeDreamGraph, columns: Sequence[Column
             raise AssertionError(f"{name}: the split costs {value_s}, not {split.value_s}")
         results.append(
             Result(
+                objective="pipedream",
                 profile=name,
                 column=column,
                 time_s=split.value_s,
                 lower_bound_s=split.lower_bound_s,
+                gap=split.gap,
                 solve_s=solve_s,
                 stages=tuple(stage_as_json(stage) for stage in split.stages),
             )
@@ -105,53 +102,106 @@ def stage_as_json(stage: PipeDreamStage) -> dict[str, Any]:
     return document
 
 
-OBJECTIVES: dict[str, Callable[[str, PipeDreamGraph, Sequence[Column]], list[Result]]] = {
+Solver = Callable[[str, PipeDreamGraph, Sequence[Column], Settings], list[Result]]
+
+OBJECTIVES: dict[str, Solver] = {
     "pipedream": solve_pipedream,
+    "step_time": partial(solve_own, "step_time"),
+    "throughput": partial(solve_own, "throughput"),
 }
 """By the name ``--objective`` takes: profile name, profile and clusters to one result a cluster."""
 
 
-def profiles(folder: Path) -> Iterator[tuple[str, PipeDreamGraph]]:
+def profiles(folder: Path) -> dict[str, PipeDreamGraph]:
     """Every ``*.txt`` file of a folder, by name; a README is passed over."""
     files = sorted(path for path in folder.glob("*.txt") if path.stem.lower() != "readme")
     if not files:
         raise InvalidInput(f"{folder} holds no *.txt profile")
-    for path in files:
-        yield path.stem, read_pipedream_graph(path)
+    return {path.stem: read_pipedream_graph(path) for path in files}
 
 
-def differences(results: Sequence[Result], path: Path) -> list[str]:
-    """Where the values are not the expected ones, among those the file has."""
-    expected = {
+def solved(
+    objective: str,
+    graphs: Mapping[str, PipeDreamGraph],
+    columns: Sequence[Column],
+    settings: Settings,
+) -> tuple[list[Result], float]:
+    """All profiles and clusters, and the seconds all of it took but the warm-up."""
+    solver = OBJECTIVES[objective]
+    if objective != "pipedream" and available():
+        warm_up_s = warm_up(solver, graphs, columns[0], settings)
+        print(f"{objective}: warmed up in {warm_up_s:.2f} s", file=sys.stderr)
+    begin_s = time.perf_counter()
+    results = [
+        result
+        for name, graph in graphs.items()
+        for result in solver(name, graph, columns, settings)
+    ]
+    return results, time.perf_counter() - begin_s
+
+
+def warm_up(
+    solver: Solver, graphs: Mapping[str, PipeDreamGraph], column: Column, settings: Settings
+) -> float:
+    """Plan the largest profile once, to have machine code compiled or read; how long that takes."""
+    begin_s = time.perf_counter()
+    # Loaded first, so that all the kernels this plan uses are compiled, not the long ones only.
+    importlib.import_module("numba")
+    name, largest = max(graphs.items(), key=lambda entry: len(entry[1].nodes))
+    solver(name, largest, (column,), settings)
+    return time.perf_counter() - begin_s
+
+
+def read_expected(path: Path | None) -> Expected:
+    """Values by profile and cluster; none without a file."""
+    if path is None:
+        return {}
+    return {
         (
             entry["profile"],
             tuple(entry["machines"]),
             tuple(entry["bandwidths_bytes_per_s"]),
         ): entry["time_s"]
-        for entry in json.loads(path.read_text())
+        for entry in json.loads(path.read_text(encoding="utf-8"))
     }
+
+
+def differences(results: Sequence[Result], expected: Expected) -> list[str]:
+    """Where the values are not the expected ones, among those that are expected."""
     compared, faults = 0, []
     for result in results:
-        column = result.column
-        wanted_s = expected.get((result.profile, column.machines, column.bandwidths_bytes_per_s))
-        if wanted_s is None:
+        wanted = wanted_s(expected, result)
+        if wanted is None:
             continue
         compared += 1
-        if not math.isclose(result.time_s, wanted_s, rel_tol=TOLERANCE):
+        if not is_equal(result.time_s, wanted):
             faults.append(
-                f"{result.profile} {column.name}: {result.time_s!r}, expected {wanted_s!r}"
+                f"{result.profile} {result.column.name}: {result.time_s!r}, expected {wanted!r}"
             )
     print(f"{compared} values compared, {len(faults)} differ", file=sys.stderr)
     return faults
 
 
-def show(results: Sequence[Result]) -> None:
-    print(f"{'profile':<16}{'cluster':<10}{'seconds':>12}{'gap':>10}{'solved in':>11}  replicas")
+def show(results: Sequence[Result], *, as_json: bool) -> None:
+    """A table, or one object a line."""
+    if as_json:
+        for result in results:
+            print(json.dumps(result.as_json()))
+        return
+    own = results[0].own is not None
+    more = f"{'PipeDream':>12}{'gain':>8}" if own else ""
+    print(
+        f"{'profile':<16}{'cluster':<10}{'seconds':>12}{more}{'gap':>10}{'solved in':>11}  replicas"
+    )
     for result in results:
         replicas = "-".join(str(stage["replicas"]) for stage in result.stages)
+        if result.own is not None:
+            theirs_s, gain = result.own.pipedream.time_s, result.gain
+            more = f"{'none' if theirs_s is None else format(theirs_s, '.6g'):>12}"
+            more += f"{'' if gain is None else format(gain, '.1%'):>8}"
         print(
-            f"{result.profile:<16}{result.column.name:<10}{result.time_s:>12.6g}{result.gap:>10.1e}"
-            f"{result.solve_s:>9.3f} s  {replicas}"
+            f"{result.profile:<16}{result.column.name:<10}{result.time_s:>12.6g}{more}"
+            f"{result.gap:>10.1e}{result.solve_s:>9.3f} s  {replicas}"
         )
 
 
@@ -161,12 +211,30 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--machines", type=int, nargs="+", help="per level, the lowest first")
     parser.add_argument("--bandwidths", type=float, nargs="+", help="bytes/s per level")
     parser.add_argument("--all-columns", action="store_true", help="four clusters, and the total")
-    parser.add_argument("--objective", choices=sorted(OBJECTIVES), default="pipedream")
-    parser.add_argument("--expected", type=Path, help="JSON list of values to compare with")
+    parser.add_argument("--objective", choices=sorted(OBJECTIVES), help="default: pipedream")
+    parser.add_argument("--expected", type=Path, help="JSON list of PipeDream's values")
     parser.add_argument("--json", action="store_true", help="one object a line")
+    parser.add_argument("--write", type=Path, help="replace the tables in this document")
+    own = parser.add_argument_group("for our own objectives")
+    own.add_argument("--microbatches", type=int, help="a step; default: 4 x devices")
+    own.add_argument("--memory-gb", type=float, help="of each device; default: no limit")
+    own.add_argument("--latency", type=float, default=0.0, help="of every link, seconds")
+    own.add_argument("--gap", type=float, default=1e-4, help="good enough, relatively")
     options = parser.parse_args(arguments)
     if options.all_columns == bool(options.machines or options.bandwidths):
         parser.error("give either --machines and --bandwidths, or --all-columns")
+    if options.write and (options.objective or not options.all_columns):
+        parser.error("--write takes --all-columns and runs every objective; leave --objective out")
+    if options.expected and options.objective in ("step_time", "throughput"):
+        parser.error("--expected are values of PipeDream's objective")
+    if options.microbatches is not None and not 1 <= options.microbatches <= 2**20:
+        parser.error("--microbatches is between 1 and 2**20")
+    if options.memory_gb is not None and not 0 <= options.memory_gb <= 1e9:
+        parser.error("--memory-gb is between 0 and 1e9")
+    if not (math.isfinite(options.latency) and options.latency >= 0):
+        parser.error("--latency is finite and not negative")
+    if not 0 <= options.gap <= 1:
+        parser.error("--gap is between 0 and 1")
     return options
 
 
@@ -177,41 +245,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         machines, bandwidths = tuple(options.machines or ()), tuple(options.bandwidths or ())
         columns = (Column(str(list(machines)).replace(" ", ""), machines, bandwidths),)
+    memory_gb = options.memory_gb
+    settings = Settings(
+        options.microbatches,
+        options.latency,
+        None if memory_gb is None else round(memory_gb * 1e9),
+        options.gap,
+    )
+    objectives = tuple(OBJECTIVES) if options.write else (options.objective or "pipedream",)
     try:
         for column in columns:
             pipedream_levels(column.machines, column.bandwidths_bytes_per_s)
-        begin_s = time.perf_counter()
-        results = []
-        for name, profile in profiles(options.folder):
-            results += OBJECTIVES[options.objective](name, profile, columns)
-        total_s = time.perf_counter() - begin_s
+        graphs, expected = profiles(options.folder), read_expected(options.expected)
+        found = {}
+        for objective in objectives:
+            found[objective], total_s = solved(objective, graphs, columns, settings)
+            show(found[objective], as_json=options.json)
+            if options.all_columns:
+                print(f"{total_s:.2f} s for all", file=sys.stderr if options.json else sys.stdout)
+        if options.write:
+            write_between_marks(options.write, document(found, expected))
     except StagewrightError as error:
         print(error, file=sys.stderr)
         return 2
-    if options.json:
-        for result in results:
-            print(json.dumps(as_json(result)))
-    else:
-        show(results)
-    if options.all_columns:
-        print(f"{total_s:.2f} s for all", file=sys.stderr if options.json else sys.stdout)
-    faults = differences(results, options.expected) if options.expected else []
+    faults = differences(found["pipedream"], expected) if options.expected else []
     for fault in faults:
         print(fault, file=sys.stderr)
     return 1 if faults else 0
-
-
-def as_json(result: Result) -> dict[str, Any]:
-    return {
-        "profile": result.profile,
-        "machines": list(result.column.machines),
-        "bandwidths_bytes_per_s": list(result.column.bandwidths_bytes_per_s),
-        "time_s": result.time_s,
-        "lower_bound_s": result.lower_bound_s,
-        "gap": result.gap,
-        "solve_s": result.solve_s,
-        "stages": list(result.stages),
-    }
 
 
 if __name__ == "__main__":
