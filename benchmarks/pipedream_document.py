@@ -109,6 +109,8 @@ def gains_summary(results: Sequence[Result]) -> str:
             f"Gain: median {statistics.median(found):.1%}, from {min(found):.1%} to "
             f"{max(found):.1%} ({len(found)} rows)."
         )
+    whole = sum(len(result.stages) == 1 for result in results)
+    lines.append(f"The plan is copies of the whole model, no pipeline, in {whole} rows.")
     return " ".join(lines)
 
 
