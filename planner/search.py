@@ -25,11 +25,20 @@ from .moves import Measure, Space
 ROUNDING = 1e-12
 """Objectives closer than this, relatively, are equal."""
 
-MAX_LABELS = 30_000_000
+MAX_LABELS = 400_000_000
 """Candidate labels one search looks at before weights are compared more coarsely."""
 
 FIRST_DIVE = 1024
 """The first search for a better plan keeps to a range that much narrower than the whole."""
+
+DIVES = 3
+"""Plans to find that way."""
+
+DIVE_QUANTUM = 2e-5
+"""Weights closer than this part of the best value count as equal there."""
+
+DIVE_LABELS = 2_000_000
+"""Labels that such a search may look at."""
 
 FIRST_PIECE = 64
 """The first piece of the range of the first metric is that much narrower than the range."""
@@ -279,16 +288,22 @@ class BoxSearch:
         return self.least_weight + first + self.tied_s
 
     def _dive(self, lower: float) -> None:
-        """Look for a better plan just above a bound of the first metric, where that is quick."""
+        """Look for better plans just above a bound of the first metric, where that is quick.
+
+        Weights are compared roughly: the plans are real, but nothing is proven.
+        """
         width = (self._most_first() - lower) / FIRST_DIVE
-        while lower + width < self._most_first() and not self.effort.is_over:
+        found = 0
+        while lower + width < self._most_first() and not self.effort.is_over and found < DIVES:
             limits = Limits(
                 first=lower + width,
                 weight=self._weight_limit((lower, 0.0, 0.0)),
-                quantum=math.inf,
+                quantum=DIVE_QUANTUM * self.best_value,
             )
-            if self._solve(limits).best is not None:
-                return
+            if self._solve(limits, budget=DIVE_LABELS).best is not None:
+                found += 1
+            elif self._solve(replace(limits, quantum=math.inf), budget=DIVE_LABELS).best:
+                found += 1
             width *= 2
 
     def _closed(self, bound: float) -> bool:
@@ -348,19 +363,21 @@ class BoxSearch:
         left_s = max(self.effort.deadline - time.monotonic(), 0.05)
         return min(MAX_LABELS, int(left_s * LABELS_PER_S))
 
-    def _solve(self, limits: Limits, *, exact: bool = False, paths: int = 4) -> _Answer:
+    def _solve(
+        self, limits: Limits, *, exact: bool = False, paths: int = 4, budget: int | None = None
+    ) -> _Answer:
         """One label search; exact ones are repeated more coarsely if they grow too large."""
         quantum = limits.quantum
         for _ in range(5):
             outcome = search(
                 self.moves, self.machine, self.rules, replace(limits, quantum=quantum),
-                budget=self._budget(), paths=paths,
+                budget=budget or self._budget(), paths=paths,
             )  # fmt: skip
             self.effort.searches += 1
             self.effort.labels += outcome.labels
             if outcome.complete:
                 break
-            if quantum == math.inf or self.best_value == math.inf or self.effort.is_over:
+            if budget or quantum == math.inf or self.best_value == math.inf or self.effort.is_over:
                 break
             finest = max(self.effort.gap, 1e-5) * self.best_value / (16 * self.most_stages)
             quantum = max(4 * quantum, finest)
