@@ -300,10 +300,10 @@ class BoxSearch:
                 weight=self._weight_limit((lower, 0.0, 0.0)),
                 quantum=DIVE_QUANTUM * self.best_value,
             )
-            if self._solve(limits, budget=DIVE_LABELS).best is not None:
-                found += 1
-            elif self._solve(replace(limits, quantum=math.inf), budget=DIVE_LABELS).best:
-                found += 1
+            rougher = replace(limits, quantum=math.inf)
+            found += any(
+                self._solve(each, budget=DIVE_LABELS).best is not None for each in (limits, rougher)
+            )
             width *= 2
 
     def _closed(self, bound: float) -> bool:
