@@ -16,6 +16,7 @@ from statistics import median
 
 from ..core.errors import InvalidInput, RankFailed, StagewrightError
 from ..core.plan import Plan
+from ..runtime.runnable import check_runnable
 
 WORKER = "stagewright.cli.train_worker"
 
@@ -52,9 +53,10 @@ def train(
 
     Raises:
         InvalidInput: The plan names no family.
+        PlanMismatch: The plan uses what processes do not run.
         RankFailed: A process died; the message names its rank.
     """
-    require_family(plan)
+    check_trainable(plan)
     with tempfile.TemporaryDirectory(prefix="stagewright-") as folder:
         results = Path(folder)
         path = results / "plan.json"
@@ -77,12 +79,14 @@ def train(
     return TrainingResult(tuple(found["losses"]), tuple(found["step_times_s"]))
 
 
-def require_family(plan: Plan) -> None:
-    """Refuse plans of models that only the user's own code can build.
+def check_trainable(plan: Plan) -> None:
+    """Refuse plans that processes do not run, or whose model only the user's code can build.
 
     Raises:
         InvalidInput: The plan names no family.
+        PlanMismatch: The plan uses what processes do not run.
     """
+    check_runnable(plan)
     if plan.spec is None:
         raise InvalidInput(
             "this plan was not made from a model family, so the model cannot be built here; "

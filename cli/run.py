@@ -25,10 +25,10 @@ def command(
     from ..core.plan import Plan
     from ..core.text_table import text_table
     from .comparison import Comparison
-    from .launch import require_family, train
+    from .launch import check_trainable, train
 
     document = read_document(plan, Plan)
-    require_family(document)
+    check_trainable(document)
     say(f"training {document.num_stages} stages for {steps} steps", quiet=as_json)
     split = train(document, steps=steps, seed=seed, timeout_s=timeout)
     whole = None

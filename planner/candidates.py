@@ -128,7 +128,7 @@ def _on_devices(pricer: Pricer, cuts: Cuts, replicas: Sequence[int]) -> Iterator
 
 
 def with_recompute(pricer: Pricer, assignment: Assignment) -> Assignment:
-    """Recompute every stage, or those that do not fit, as the options allow."""
+    """Recompute every stage, or those on devices that lack room, as the options allow."""
     mode = pricer.options.recompute
     if mode == "never" or pricer.only_forward:
         return assignment
@@ -136,8 +136,8 @@ def with_recompute(pricer: Pricer, assignment: Assignment) -> Assignment:
         return replace(assignment, recompute=(True,) * assignment.num_stages)
     stages = pricer.stages(assignment)
     again = tuple(
-        stage.limit_bytes is not None and stage.memory.total_bytes > stage.limit_bytes
-        for stage in stages
+        stage.limit_bytes is not None and held > stage.limit_bytes
+        for stage, held in zip(stages, pricer.held_bytes(stages, assignment), strict=True)
     )
     return replace(assignment, recompute=again)
 

@@ -168,13 +168,15 @@ def check_counts(num_atoms: int, devices: Devices, options: PlanOptions) -> None
         refusal = too_many_stages(options.schedule, wanted, options.num_microbatches)
         if refusal:
             raise InvalidInput(refusal, field="/options/num_stages")
-    available = len(devices.cluster.devices) * _chunks(options)
-    if wanted > available:
+    available, chunks = len(devices.cluster.devices), _chunks(options)
+    needed = -(-wanted // chunks)
+    if needed > available:
+        each = "" if chunks == 1 else f", {chunks} on each,"
         raise Infeasible(
-            f"{wanted} stages need {wanted} devices, the cluster has {available}; "
+            f"{wanted} stages{each} need {needed} devices, the cluster has {available}; "
             "ask for fewer stages or add devices",
             constraint="devices",
-            required=wanted,
+            required=needed,
             available=available,
         )
     if wanted > num_atoms:

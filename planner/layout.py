@@ -10,6 +10,7 @@ from ..core.errors import InvalidInput
 from ..core.schedule import ScheduleName, TrainingSchedule
 
 ONE_STAGE_A_RANK = ("gpipe", "1f1b", "zero_bubble", "forward_only")
+SEVERAL_STAGES = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv")
 ANY_REPLICAS = ("gpipe", "1f1b", "forward_only")
 IN_ROUNDS = ("interleaved_1f1b", "interleaved_zero_bubble")
 """Schedules that take as many micro-batches through one chunk before turning to the next."""

@@ -16,6 +16,7 @@ from ..core.profile import Profile
 from .build import build_plan
 from .cost import tables
 from .least_memory import any_plan
+from .moves import SPLIT_BACKWARD
 from .request import Progress, Request
 from .scaled import scaled, size_of
 from .solve import CLOSED_FORM, solve
@@ -48,10 +49,14 @@ class Candidate:
         timings = [(entry.forward, entry.backward) for entry in self.profile.layers]
         if self.profile.loss:
             timings.append((self.profile.loss.forward, self.profile.loss.backward))
-        work_s = math.fsum(one.median_s + other.median_s for one, other in timings)
+        forward_s = math.fsum(one.median_s for one, _ in timings)
+        backward_s = math.fsum(other.median_s for _, other in timings)
+        work_s = forward_s + backward_s
+        splits = self.options.schedule in SPLIT_BACKWARD
+        through_s = forward_s + backward_s / 2 if splits else work_s
         speeds = [device.speed for device in cluster.devices]
         share_s = self.options.num_microbatches * work_s / math.fsum(speeds)
-        return max(share_s, work_s / max(speeds)) * (1 - 1e-9)
+        return max(share_s, through_s / max(speeds)) * (1 - 1e-9)
 
 
 def plan_batch(

@@ -11,11 +11,14 @@ from ..core.cluster import LinkLevel
 from ..core.errors import InvalidInput
 from ..core.plan import OPTIMIZER_BYTES_PER_ELEMENT, MemoryUse, PlanOptions
 from ..core.schedule import ScheduleName
+from .activations import most_in_flight
 from .assignment import Assignment
 from .classes import Devices
 from .cost import Tables, tables
 from .depths import default_depths
-from .schedules import in_flight
+from .layout import copies, make_layout
+from .moves import SPLIT_BACKWARD
+from .order import make_order
 from .simulate import StageTimes, step_time
 from .stage_table import Order
 
@@ -100,6 +103,7 @@ class Pricer:
         self.costs, self.devices, self.options = costs, devices, options
         self._reordered = reordered
         self._apart = lru_cache(maxsize=64)(self._tables)
+        self._counted = lru_cache(maxsize=256)(self._counted_depths)
 
     def _tables(self, order: Order, cuts: tuple[int, ...]) -> Tables:
         if order:
@@ -134,11 +138,21 @@ class Pricer:
             return tuple(-(-m // count) for count in replicas)
         if self.schedule == "1f1b":
             return default_depths(m, replicas, assignment.extra_depth)
-        return tuple(
-            in_flight(self.schedule, stage, len(replicas), m, replicas=replicas,
-                      chunks=assignment.chunks)
-            for stage in range(len(replicas))
-        )  # fmt: skip
+        return self._counted(replicas, assignment.chunks)
+
+    def _counted_depths(self, replicas: tuple[int, ...], chunks: int) -> tuple[int, ...]:
+        """The same counted in the schedule's order; its replicas are pipelines of their own.
+
+        Raises:
+            InvalidInput: The schedule does not take these numbers.
+        """
+        make_layout(self.schedule, self.num_microbatches, replicas, chunks)
+        alone = (1,) * len(replicas)
+        counted = [
+            most_in_flight(make_order(self.schedule, dealt, alone, chunks=chunks))
+            for dealt in copies(self.num_microbatches, replicas[0])
+        ]
+        return tuple(map(max, zip(*counted, strict=True)))
 
     def link(self, assignment: Assignment, stage: int) -> tuple[int, LinkLevel]:
         """The level between a stage and the next one."""
@@ -225,6 +239,11 @@ class Pricer:
             size_bytes=int(costs.weights_bytes[span]) + int(costs.saved_bytes[span]),
         )
 
+    def memory(self, span: tuple[int, int], again: bool, depth: int, replicas: int) -> MemoryUse:
+        """Of one replica of a stage between two positions of the tables."""
+        share = -(-self.num_microbatches // replicas)
+        return self._memory(self.costs, span, again, depth, share)
+
     def _memory(
         self, costs: Tables, span: tuple[int, int], again: bool, depth: int, share: int
     ) -> MemoryUse:
@@ -288,18 +307,22 @@ class Pricer:
 
     def fits(self, stages: tuple[StagePrice, ...], assignment: Assignment) -> bool:
         """Whether every device has room for all its stages."""
+        return all(
+            stage.limit_bytes is None or held <= stage.limit_bytes
+            for stage, held in zip(stages, self.held_bytes(stages, assignment), strict=True)
+        )
+
+    def held_bytes(self, stages: tuple[StagePrice, ...], assignment: Assignment) -> list[int]:
+        """For each stage, what its device needs for all the stages it holds."""
         if assignment.chunks == 1:
-            return all(
-                stage.limit_bytes is None or stage.memory.total_bytes <= stage.limit_bytes
-                for stage in stages
-            )
+            return [stage.memory.total_bytes for stage in stages]
+        owners = [
+            assignment.device_indices(self.devices, number)[0] for number in range(len(stages))
+        ]
         held: dict[int, int] = {}
-        limits: dict[int, int | None] = {}
-        for number, stage in enumerate(stages):
-            device = assignment.device_indices(self.devices, number)[0]
-            held[device] = held.get(device, 0) + stage.memory.total_bytes
-            limits[device] = stage.limit_bytes
-        return all(limit is None or held[device] <= limit for device, limit in limits.items())
+        for owner, stage in zip(owners, stages, strict=True):
+            held[owner] = held.get(owner, 0) + stage.memory.total_bytes
+        return [held[owner] for owner in owners]
 
     def model_s(self, stages: tuple[StagePrice, ...], tied_s: float) -> float:
         """The closed form of a step (`docs/planner.md`)."""
@@ -414,7 +437,9 @@ class Pricer:
 
     def least_step_s(self, stages: tuple[StagePrice, ...], tied_s: float) -> float:
         """A bound that the simulated step of a plan cannot beat, in O(stages)."""
-        total_s = sum(stage.whole_s for stage in stages)
+        total_s = sum(
+            self.through_s(stage.forward_s, stage.backward_s) + stage.outgoing_s for stage in stages
+        )
         front_s = bound_s = 0.0
         for stage in stages:
             bound_s = max(
@@ -423,3 +448,7 @@ class Pricer:
             )
             front_s += stage.forward_s + stage.send_forward_s
         return max(bound_s, total_s) + tied_s
+
+    def through_s(self, forward_s: float, backward_s: float) -> float:
+        """How long one micro-batch takes there and back: of split backwards the input part."""
+        return forward_s + (backward_s / 2 if self.schedule in SPLIT_BACKWARD else backward_s)

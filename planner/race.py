@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from ..core.errors import InvalidInput
 from .assignment import Assignment
 from .price import Priced, StagePrice
 from .request import Request
@@ -41,7 +42,10 @@ class Race:
             self._seen.add(assignment)
             if not self.request.allows(assignment):
                 continue
-            stages = self.pricer.stages(assignment)
+            try:
+                stages = self.pricer.stages(assignment)
+            except InvalidInput:  # numbers that the schedule does not take
+                continue
             if not self.pricer.fits(stages, assignment) or self._is_hopeless(assignment, stages):
                 continue
             if self._is_spent(assignment):

@@ -93,14 +93,14 @@ class Split:
 
     def send_forward(self, stage: int) -> tuple[int, float]:
         """Bytes and time of the activations sent to the next stage."""
-        if stage + 1 == self.num_stages:
+        if stage + 1 == self.num_stages or self.devices[stage] == self.devices[stage + 1]:
             return 0, 0.0
         size = self.profile.boundaries[self.layers(stage)[-1]].forward_bytes
         return size, self._link(stage, stage + 1).transfer_time_s(size)
 
     def send_backward(self, stage: int) -> tuple[int, float]:
         """Bytes and time of the gradients sent to the previous stage."""
-        if stage == 0 or self.only_forward:
+        if stage == 0 or self.only_forward or self.devices[stage] == self.devices[stage - 1]:
             return 0, 0.0
         size = self.profile.boundaries[self.layers(stage)[0] - 1].backward_bytes
         return size, self._link(stage - 1, stage).transfer_time_s(size)
@@ -209,10 +209,11 @@ class Split:
         whole_s = work_s(self.profile, range(len(self.profile.layers)), fastest)
         if self.only_forward:
             return whole_s[0]
-        bounds = [sum(whole_s)]
+        splits = self.options.schedule in SPLIT_BACKWARD
+        bounds = [whole_s[0] + whole_s[1] / 2 if splits else sum(whole_s)]
         for stage in range(self.num_stages):
             forward_s, backward_s = self._in_front_s(stage)
-            if self.options.schedule in SPLIT_BACKWARD:
+            if splits:
                 backward_s = 0.0
             own_s = self.microbatches(stage) * sum(self.work_s(stage))
             bounds.append(forward_s + own_s + max(backward_s, self.sync_s(stage)))

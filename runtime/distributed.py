@@ -19,6 +19,7 @@ from ..core.errors import InvalidInput, PlanMismatch, StagewrightError
 from ..core.plan import Plan
 from ..core.tensors import TensorSpec
 from .cut import CutModel, TiedGroup, cut_for_plan
+from .runnable import check_runnable
 from .torch_engine import Engine
 from .watch import Watch
 
@@ -53,7 +54,8 @@ class DistributedPipeline:
         sample: See `runtime.cut.cut_for_plan`.
 
     Raises:
-        PlanMismatch: The plan is for another model, or for another number of ranks.
+        PlanMismatch: The plan is for another model or another number of ranks, or uses what
+            `runtime.runnable` lists as not run in processes.
         InvalidInput: ``torch.distributed`` is not initialised.
     """
 
@@ -67,6 +69,7 @@ class DistributedPipeline:
         group: dist.ProcessGroup | None = None,
         sample: Any = None,
     ) -> None:
+        check_runnable(plan)
         if not dist.is_initialized():
             raise InvalidInput(
                 "call torch.distributed.init_process_group first, and start one process a stage: "

@@ -13,6 +13,7 @@ from ..core.errors import InvalidInput
 from ..core.plan import Plan
 from .cut import CutModel, cut_for_plan
 from .microbatch import join_outputs, split_batch
+from .runnable import check_runnable
 
 
 class Pipeline(nn.Module):
@@ -21,7 +22,8 @@ class Pipeline(nn.Module):
     It has the model's own parameters and buffers under the model's own names, is called like the
     model, and is differentiated like it: the backward pass runs through all stages. Given several
     devices, stage ``s`` lives on the ``s``-th; their work overlaps because it is queued in clock
-    order (Huang et al. 2019, section 2.3).
+    order (Huang et al. 2019, section 2.3). No schedule changes a result, so a plan of any
+    runs in this order; `runtime.runnable` says which plans are refused.
 
     Args:
         model: The model the plan was made for. Its modules are used, not copied.
@@ -30,7 +32,7 @@ class Pipeline(nn.Module):
         sample: See `runtime.cut.cut_for_plan`.
 
     Raises:
-        PlanMismatch: The plan is for another model.
+        PlanMismatch: The plan is for another model, or uses what this cannot run.
         InvalidInput: The number of devices is neither one nor the number of stages.
     """
 
@@ -43,6 +45,8 @@ class Pipeline(nn.Module):
         sample: Any = None,
     ) -> None:
         super().__init__()
+        spread = devices is not None and len(devices) > 1
+        check_runnable(plan, "devices" if spread else "one device")
         pieces = cut_for_plan(model, plan, sample)
         object.__setattr__(self, "_pieces", pieces)
         self._num_microbatches = plan.num_microbatches

@@ -17,6 +17,7 @@ from ..capture.state import preserved
 from ..core.plan import Plan
 from .cut import CutModel, cut_for_plan
 from .microbatch import split_batch
+from .runnable import check_runnable
 
 LossFunction = Callable[[Any, Tensor], Tensor]
 
@@ -82,7 +83,12 @@ def verify(
         loss_fn: ``loss_fn(output, target)``, a mean over its micro-batch.
         dtype: Convert both copies and floating inputs first; ``torch.float64`` tells rounding
             apart from error.
+
+    Raises:
+        PlanMismatch: The plan is for another model, or reorders its layers; all else that a plan
+            may use changes no number.
     """
+    check_runnable(plan, "one device")
     whole, parts = copy.deepcopy(model), copy.deepcopy(model)
     if dtype is not None:
         whole, parts = whole.to(dtype), parts.to(dtype)

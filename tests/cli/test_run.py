@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from stagewright.cli import demo_requests
+from stagewright.cli import demo_requests, launch
 from stagewright.cli.comparison import Comparison
 from stagewright.cli.main import main
 from stagewright.core.errors import PlanMismatch
@@ -40,6 +40,18 @@ def test_run_needs_a_model_it_can_build(tmp_path, capsys):
     make_plan(make_case("mlp"), 2).model_copy(update={"spec": None}).write(path)
     assert main(["run", str(path)]) == 2
     assert "examples/train.py" in capsys.readouterr().err
+
+
+def test_run_refuses_what_processes_do_not_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(launch, "_run", lambda command: pytest.fail("a process was started"))
+    path = tmp_path / "plan.json"
+    made = make_plan(make_case("mlp"), 2)
+    stages = tuple(stage.model_copy(update={"recompute": "always"}) for stage in made.stages)
+    made.model_copy(update={"stages": stages}).write(path)
+    assert main(["run", str(path)]) == 2
+    found = capsys.readouterr()
+    assert "--recompute never" in found.err
+    assert "training" not in found.err
 
 
 def comparison(split_losses):

@@ -1,0 +1,139 @@
+"""Plans that would run otherwise than planned are refused before anything runs."""
+
+import pytest
+import torch
+
+from stagewright.core.cluster import Cluster
+from stagewright.core.errors import PlanMismatch
+from stagewright.core.plan import Plan, PlanOptions
+from stagewright.planner.plan import plan
+from stagewright.runtime.distributed import DistributedPipeline
+from stagewright.runtime.pipeline import Pipeline
+from stagewright.runtime.runnable import check_runnable
+from stagewright.runtime.verify import verify
+from tests.builders import chain_profile
+from tests.torch_models import call, make_batch, make_case, make_plan
+
+
+def planned(num_layers=4, num_devices=2, **asked):
+    profile = chain_profile([1e-3] * num_layers, forward_bytes=8)
+    return plan(profile, Cluster.uniform(num_devices), PlanOptions(**asked))
+
+
+def with_stages(made, **changes):
+    """The plan with the same changes to every stage."""
+    stages = tuple(stage.model_copy(update=changes) for stage in made.stages)
+    return Plan.model_validate({**dict(made), "stages": stages})
+
+
+def replicated():
+    made = planned(num_layers=1, max_replicas=2)
+    assert made.stages[0].replicas == 2
+    return made
+
+
+def deeper():
+    made = planned(num_layers=3, num_devices=3)
+    stages = (made.stages[0].model_copy(update={"in_flight": 5}), *made.stages[1:])
+    return Plan.model_validate({**dict(made), "stages": stages})
+
+
+def reordered(made):
+    order = tuple(reversed(range(sum(made.balance))))
+    return Plan.model_validate({**dict(made), "layer_order": order})
+
+
+UNRUN = {
+    "replicas": (replicated, "2 replicas, only one each is run", "--max-replicas 1"),
+    "recomputation": (lambda: planned(recompute="always"), "recomputed", "--recompute never"),
+    "order": (lambda: reordered(planned()), "its layers are reordered", "--order given"),
+    "depth": (deeper, "stage 0 .* 5 micro-batches .* torch's 1F1B has 3", "--extra-in-flight 0"),
+    "one forward": (lambda: planned(objective="latency"), "one forward", "--objective step_time"),
+    "zero_bubble": (
+        lambda: planned(schedule="zero_bubble"), "schedule is zero_bubble", "--schedule 1f1b",
+    ),
+    "looped_bfs": (
+        lambda: planned(schedule="looped_bfs"), "2 stages on a device", "--schedule 1f1b",
+    ),
+    "zbv": (lambda: planned(schedule="zbv"), "schedule is zbv", "--schedule 1f1b"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNRUN)
+def test_processes_refuse_what_they_do_not_run(name):
+    make, use, way_out = UNRUN[name]
+    with pytest.raises(PlanMismatch, match=f"in processes: .*{use}") as caught:
+        check_runnable(make())
+    assert f"Plan again with {way_out}" in str(caught.value)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("num_microbatches", [1, 2, 8])
+def test_what_the_planner_makes_by_default_is_run(schedule, num_microbatches):
+    for num_devices in (1, 3):
+        made = planned(8, num_devices, schedule=schedule, num_microbatches=num_microbatches)
+        for where in ("processes", "devices", "one device"):
+            check_runnable(made, where)
+
+
+def test_an_order_that_changes_nothing_is_run():
+    made = planned()
+    check_runnable(made.model_copy(update={"layer_order": tuple(range(4))}))
+
+
+def test_everything_is_named_at_once():
+    made = planned(num_layers=2, num_devices=4, max_replicas=2, recompute="always")
+    made = with_stages(made, recompute="always")
+    with pytest.raises(PlanMismatch) as caught:
+        check_runnable(made)
+    assert "--max-replicas 1 --recompute never; stagewright.Pipeline on one" in str(caught.value)
+
+
+def test_one_process_takes_schedules_and_on_one_device_more():
+    for made in (planned(schedule="zbv"), planned(objective="latency"), deeper()):
+        check_runnable(made, "devices")
+        with pytest.raises(PlanMismatch, match=r"Pipeline runs it as it is, in one process"):
+            check_runnable(made)
+    for made in (replicated(), planned(recompute="always")):
+        check_runnable(made, "one device")
+        with pytest.raises(PlanMismatch, match="several devices by one process"):
+            check_runnable(made, "devices")
+    with pytest.raises(PlanMismatch, match="--order given") as caught:
+        check_runnable(reordered(planned()), "one device")
+    assert "stagewright.Pipeline" not in str(caught.value)
+
+
+def test_distributed_refuses_before_it_looks_for_other_processes():
+    case = make_case("mlp")
+    made = with_stages(make_plan(case, 2), recompute="always")
+    with pytest.raises(PlanMismatch, match="--recompute never"):
+        DistributedPipeline(case.model, made, loss_fn=case.loss_fn)
+
+
+def test_a_pipeline_on_one_device_passes_over_recomputation_and_on_several_does_not():
+    case = make_case("mlp")
+    made = with_stages(make_plan(case, 2), recompute="always")
+    batch, _ = make_batch(case, made)
+    with torch.no_grad():
+        expected = call(case.model, batch)
+        torch.testing.assert_close(call(Pipeline(case.model, made), batch), expected)
+    with pytest.raises(PlanMismatch, match="stages 0, 1 are recomputed"):
+        Pipeline(case.model, made, devices=["cpu", "cpu"])
+
+
+def test_a_schedule_of_several_stages_a_device_computes_the_same():
+    case = make_case("mlp")
+    made = make_plan(case, 2).model_copy(update={"schedule": "looped_bfs", "chunks": 2})
+    batch, target = make_batch(case, made)
+    assert verify(case.model, made, batch, target, case.loss_fn).equal(1e-5)
+
+
+def test_reordered_layers_are_no_other_model():
+    """They used to be told to profile the model again, which does not help."""
+    case = make_case("mlp")
+    made = reordered(make_plan(case, 2))
+    batch, target = make_batch(case, made)
+    with pytest.raises(PlanMismatch, match=r"layers are reordered.*--order given"):
+        Pipeline(case.model, made)
+    with pytest.raises(PlanMismatch, match="layers are reordered"):
+        verify(case.model, made, batch, target, case.loss_fn)
