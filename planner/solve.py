@@ -11,7 +11,7 @@ from ..core.errors import DeadlineExceeded, InvalidInput
 from ..core.plan import Objective
 from .assignment import Assignment, from_hops
 from .balances import balanced
-from .candidates import deeper, grids, neighbours, pipedreams
+from .candidates import deeper, equal_layers, even_times, grids, neighbours, pipedreams
 from .constraints import parts
 from .infeasible import out_of_memory
 from .labels import Hop
@@ -353,10 +353,23 @@ def _fastest(request: Request, pool: Pool) -> Priced:
             break
         for start in starts:
             race.enter(_neighbours(request, start))
+    if race.best is not None and not race.best.assignment.order:
+        race.enter(_baselines_of(request, race.best.assignment))
     if race.best is None:
         raise DeadlineExceeded(GAVE_UP) if pool.gave_up else out_of_memory(request)
     request.tell(race.best.value)
     return race.best
+
+
+def _baselines_of(request: Request, chosen: Assignment) -> Iterator[Assignment]:
+    """The cuts that are printed beside a plan, on its own devices: none of them may be faster."""
+    count = chosen.num_stages
+    for cuts in (
+        equal_layers(len(request.profile.layers), count),
+        even_times(request.costs, count),
+    ):
+        if cuts:
+            yield replace(chosen, cuts=cuts)
 
 
 def _neighbours(request: Request, assignment: Assignment) -> Iterator[Assignment]:
