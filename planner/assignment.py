@@ -82,7 +82,7 @@ def moved_forward(assignment: Assignment, devices: Devices) -> Assignment:
         members = [s for s, owner in enumerate(assignment.classes) if owner == number]
         if not members:
             continue
-        step = entry.group_sizes[-2] if len(entry.group_sizes) > 1 else 1
+        step = max(entry.group_sizes[:-1], default=1)
         start = min(assignment.ends[s] - assignment.replicas[s] for s in members)
         shift = start // step * step
         if all(

@@ -529,7 +529,7 @@ def _search(
     residue = np.ones(num_classes, dtype=np.int64)
     if levels > 1:
         for k in range(num_classes):
-            residue[k] = groups[k, levels - 2]
+            residue[k] = groups[k, : levels - 1].max()
     flying_at, stages_at, ranks_at, key_at = (
         num_classes, num_classes + 1, num_classes + 2, num_classes + 3,
     )  # fmt: skip
