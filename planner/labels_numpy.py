@@ -364,7 +364,9 @@ class _Run:
         self.num_classes, self.levels = machine.groups.shape
         self.power = float((machine.total * machine.speed).sum())
         self.residue = (
-            machine.groups[:, :-1].max(axis=1) if self.levels > 1 else np.ones(self.num_classes, dtype=np.int64)
+            machine.groups[:, :-1].max(axis=1)
+            if self.levels > 1
+            else np.ones(self.num_classes, dtype=np.int64)
         )
         n = moves.num_atoms
         self.begin, self.finish = np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64)

@@ -177,11 +177,14 @@ def request_of(
 def may_fit(request: Request) -> bool:
     """Whether some plan fits; also `True` where only planning can tell."""
     options = request.options
-    if options.objective.startswith(("balance", "pipedream")):
-        return True
-    if options.schedule not in CLOSED_FORM and options.objective != "latency":
+    if options.objective.startswith(("balance", "pipedream")) or is_untold(options):
         return True
     return any_plan(request, request.devices) is not None
+
+
+def is_untold(options: PlanOptions) -> bool:
+    """Whether only planning can tell if anything fits, for want of a closed form."""
+    return options.schedule not in CLOSED_FORM and options.objective != "latency"
 
 
 def _planned(entry: Candidate, request: Request) -> Plan:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 
-from ..core.errors import Infeasible, InvalidInput
+from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.units import format_bytes
 from .assignment import Assignment, Cuts
 from .candidates import equal_layers, even_times, neighbours, with_recompute
@@ -16,6 +16,7 @@ from .layout import SEVERAL_STAGES, make_layout
 from .price import Priced
 from .race import Race
 from .request import Request
+from .search import GAVE_UP
 from .spread import spreads
 from .squeeze import squeezed
 
@@ -105,7 +106,9 @@ class Several:
         """Even times, equal layer counts and cuts by speed and memory, placed in many ways."""
         request, options = self.request, self.request.options
         costs, pricer = request.costs, request.pricer
-        for shape in shapes:
+        for place, shape in enumerate(shapes):
+            if place and self.request.is_over:
+                return
             num_stages = shape.ranks * self.chunks
             even = even_times(costs, num_stages)
             equal = equal_layers(len(costs.profile.layers), num_stages)
@@ -162,6 +165,8 @@ class Several:
     def squeezed(self) -> Iterator[Assignment]:
         """Those that miss by least with their cuts moved until they fit."""
         for _, entry in self.misfits[:MAX_SQUEEZED]:
+            if self.request.is_over:
+                return
             found = squeezed(self.request.pricer, entry)
             if found is not None:
                 yield found
@@ -254,6 +259,7 @@ def best_of_schedule(request: Request) -> tuple[Priced, float]:
 
     Raises:
         Infeasible: None of them fits.
+        DeadlineExceeded: None that was tried by then fits.
     """
     several, race = Several(request), Race(request)
     race.enter(several.candidates(several.shapes[:MAX_SHAPES]))
@@ -268,6 +274,8 @@ def best_of_schedule(request: Request) -> tuple[Priced, float]:
         race.enter(neighbours(before.assignment, request.costs))
         if race.best is before:
             break
+    if race.best is None and request.is_over:
+        raise DeadlineExceeded(GAVE_UP)
     if race.best is None:
         raise several.no_plan()
     return race.best, min(several.bound_s(), race.best.step_time_s)

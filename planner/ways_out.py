@@ -19,7 +19,7 @@ from ..core.profile import Profile
 from ..core.units import format_time
 from .constraints import allowed_positions
 from .cost import Tables, tables
-from .microbatches import candidates, may_fit, request_of
+from .microbatches import candidates, is_untold, may_fit, request_of
 from .request import Request
 from .scaled import size_of
 from .schedules import too_many_stages
@@ -154,11 +154,14 @@ class _Search:
             quick = _with(change.options, gap=max(QUICK_GAP, change.options.gap))
             step_time_s: float | None = None
             text = change.text
+            if not share_s and is_untold(change.options):
+                continue
             if share_s:
                 try:
                     plan = self.attempt(change.cluster, quick, now + share_s)
                 except DeadlineExceeded:
-                    pass
+                    if is_untold(change.options):
+                        continue
                 except (Infeasible, InvalidInput):
                     continue
                 else:
