@@ -205,8 +205,8 @@ class Cluster(Document):
         sizes = group_sizes or tuple(entry.group_size for entry in self.levels)
         time_s, size, ranks, inner = 0.0, size_bytes, num_ranks, 1
         for index in range(level + 1):
-            members = ranks if index == level else min(ranks, sizes[index] // inner)
+            members = ranks if index == level else max(1, min(ranks, sizes[index] // inner))
             time_s += self.levels[index].all_reduce_time_s(size, members)
             size, ranks = -(-size // members), -(-ranks // members)
-            inner = sizes[index]
+            inner = max(inner, sizes[index])
         return time_s

@@ -132,16 +132,19 @@ def _next_count(
 ) -> int:
     """The next number of replicas to try after ``count``; -1 if none.
 
-    Below a whole group of the outermost level but one every number that fits a level; beyond,
-    whole groups: the fewest, those of a class's last, partial group, and numbers that leave
-    fewer than ``least`` micro-batches in flight.
+    Below a whole group of the outermost level but one every number that fits a level, at the end
+    of a class also those with its last, partial group; beyond, whole groups: the fewest, those
+    with the partial group, and numbers that leave fewer than ``least`` micro-batches in flight.
     """
     inner = 1
     for level in range(len(groups) - 1):
         size = groups[level]
         if count < size:
-            return (count // inner + 1) * inner
-        inner = size
+            following = (count // inner + 1) * inner
+            if at_end:
+                following = min(following, count + 1 + (total - count - 1) % inner)
+            return following
+        inner = max(inner, size)
     whole = (needed + inner - 1) // inner * inner
     tail = -1
     if at_end and total % inner != 0:
@@ -173,12 +176,12 @@ def _all_reduce(
     for index in range(level + 1):
         members = ranks
         if index != level:
-            members = min(ranks, sizes[index] // inner)
+            members = max(1, min(ranks, sizes[index] // inner))
         if members >= 2 and size > 0:
             time_s += 2 * (members - 1) * (latency[index] + size / members / bandwidth[index])
         size = (size + members - 1) // members
         ranks = (ranks + members - 1) // members
-        inner = sizes[index]
+        inner = max(inner, sizes[index])
     return time_s
 
 

@@ -542,9 +542,12 @@ class _Run:
         for level in range(self.levels - 1):
             size = groups[:, level]
             here = undecided & (count < size)
-            result[here] = ((count // inner + 1) * inner)[here]
+            following = (count // inner + 1) * inner
+            shared = count + 1 + (total - count - 1) % inner
+            following = np.where(at_end, np.minimum(following, shared), following)
+            result[here] = following[here]
             undecided &= ~here
-            inner = np.where(undecided, size, inner)
+            inner = np.where(undecided, np.maximum(inner, size), inner)
         whole = -(-needed // inner) * inner
         partial = at_end & (total % inner != 0)
         tail = np.where(partial, total - (total - needed) // inner * inner, -1)
@@ -686,7 +689,8 @@ class _Run:
         time_s, inner = np.zeros(len(size)), np.ones(len(size), dtype=np.int64)
         for index in range(self.levels):
             here = index <= level
-            members = np.where(index == level, ranks, np.minimum(ranks, groups[:, index] // inner))
+            members = np.minimum(ranks, np.maximum(groups[:, index] // inner, 1))
+            members = np.where(index == level, ranks, members)
             ring = (
                 2
                 * (members - 1)
@@ -695,7 +699,7 @@ class _Run:
             time_s = np.where(here & (members >= 2) & (size > 0), time_s + ring, time_s)
             size = np.where(here, -(-size // members), size)
             ranks = np.where(here, -(-ranks // members), ranks)
-            inner = groups[:, index]
+            inner = np.maximum(inner, groups[:, index])
         return time_s
 
     def _keep_best(
