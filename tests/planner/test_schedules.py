@@ -95,10 +95,11 @@ def test_depths_replace_the_warm_up():
 
 
 def test_default_depths_by_hand():
+    """By D_s = r_s (1 + ceil(D_{s+1} / r_s)), d_s = D_s / r_s: 1-2-1 replicas have D 1, 4, 5."""
     assert default_depths(8, (1, 1, 1)) == (3, 2, 1)
     assert default_depths(2, (1, 1, 1)) == (2, 2, 1)
     assert default_depths(8, (2, 1)) == (2, 1)
-    assert default_depths(8, (1, 2, 1)) == (4, 2, 1)
+    assert default_depths(8, (1, 2, 1)) == (5, 2, 1)
     assert default_depths(64, (1, 15)) == (16, 1)
 
 
