@@ -224,13 +224,18 @@ class Proof(Record):
 class Baseline(Record):
     """The same profile cut another way, priced by the same simulator; for comparison.
 
-    ``step_time_s`` is `None` where that cut does not fit the devices' memory or cuts where no
-    cut may be made.
+    Attributes:
+        name: ``equal_layers``, ``balance_by_time`` or ``data_parallel`` (one stage).
+        devices: Of each stage; empty where they are those of the plan's stages.
+        step_time_s: `None` where that split cannot be used.
+        reason: Why not, with the numbers.
     """
 
     name: str
     balance: tuple[int, ...]
+    devices: tuple[tuple[str, ...], ...] = ()
     step_time_s: float | None = Field(None, ge=0)
+    reason: str = ""
 
 
 class Plan(Document):
@@ -250,6 +255,7 @@ class Plan(Document):
             for the profile's own order. Stages count positions.
         boundaries: What crosses each cut, per micro-batch; one per gap between stages.
         profile_id: Content id of the profile planned from.
+        cluster_devices: How many devices the cluster planned for has; 0 if that is not known.
         inputs: The model's flat inputs at micro-batch size.
         input_structure: How the model is called with them.
         spec: The family and configuration of the model, if it was built from one.
@@ -278,6 +284,7 @@ class Plan(Document):
     proof: Proof
     baselines: tuple[Baseline, ...] = ()
     profile_id: str = ""
+    cluster_devices: int = Field(0, ge=0)
     estimated: bool = False
     inputs: tuple[TensorSpec, ...] = ()
     input_structure: str = ""

@@ -11,7 +11,11 @@ from .units import format_bytes, format_time
 if TYPE_CHECKING:
     from .plan import Baseline, Objective, Plan, Stage
 
-BASELINE_NAMES = {"equal_layers": "equal layer counts", "balance_by_time": "even times"}
+BASELINE_NAMES = {
+    "equal_layers": "equal layer counts",
+    "balance_by_time": "even times",
+    "data_parallel": "data parallel",
+}
 
 NOT_TIMES: tuple[Objective, ...] = ("memory", "devices", "balance_size")
 """Plans by these are not meant to be fast, and how far they are from the fastest is no proof."""
@@ -78,12 +82,16 @@ def summary_lines(plan: Plan) -> list[str]:
     source = "ESTIMATED" if plan.estimated else "MEASURED"
     return [
         f"step time {format_time(plan.step_time_s)} ({plan.schedule}, "
-        f"{plan.num_microbatches} micro-batches, {source} profile), "
+        f"{_microbatches(plan.num_microbatches)}, {source} profile), "
         f"bubble {plan.bubble_fraction:.1%}",
         *(_gain(plan.step_time_s, baseline) for baseline in plan.baselines),
         *_proof_lines(plan),
         *(f"note: {note}" for note in plan.notes),
     ]
+
+
+def _microbatches(count: int) -> str:
+    return f"{count} micro-batch{'es' * (count != 1)}"
 
 
 def _proof_lines(plan: Plan) -> list[str]:
@@ -130,10 +138,10 @@ def _percent(share: float) -> str:
 
 def _gain(step_time_s: float, baseline: Baseline) -> str:
     """How the plan compares with another split."""
-    what = f"{BASELINE_NAMES.get(baseline.name, baseline.name)} {_counts(baseline.balance)}"
+    what = f"{BASELINE_NAMES.get(baseline.name, baseline.name)} {_split(baseline)}"
     other_s = baseline.step_time_s
     if other_s is None:
-        return f"{what} cannot be used: memory, or a cut that is not legal"
+        return f"{what} cannot be used{': ' if baseline.reason else ''}{baseline.reason}"
     faster, slower = sorted((step_time_s, other_s))
     change = slower / faster - 1 if faster else 0.0
     if change < 0.0005:
@@ -141,6 +149,15 @@ def _gain(step_time_s: float, baseline: Baseline) -> str:
     else:
         verdict = f"this plan is {change:.1%} {'faster' if step_time_s < other_s else 'slower'}"
     return f"{what}: {format_time(other_s)}; {verdict}"
+
+
+def _split(baseline: Baseline) -> str:
+    replicas = tuple(len(names) for names in baseline.devices)
+    if len(replicas) == 1:
+        return f"on {replicas[0]} device{'s' * (replicas[0] > 1)}"
+    if replicas:
+        return f"{_counts(baseline.balance)}, one device a stage"
+    return _counts(baseline.balance)
 
 
 def _counts(balance: tuple[int, ...]) -> str:

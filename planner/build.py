@@ -7,11 +7,16 @@ from itertools import pairwise
 
 from ..core.plan import Baseline, Plan, Proof, Stage
 from .assignment import Assignment, counts_of
-from .candidates import equal_layers, even_times
+from .baselines import baselines, places
+from .option_rules import option_notes
 from .price import Priced
+from .refusals import refusal
 from .request import Request
 from .search import ROUNDING
 from .solve import Decision
+
+MAX_NAMED = 4
+"""Idle devices told by name."""
 
 OBJECTIVE_NAMES: dict[str, str] = {
     "1f1b": "1F1B model step time, sum + (n - 1) x slowest stage",
@@ -63,13 +68,17 @@ def build_plan(request: Request, decision: Decision) -> Plan:
             status="optimal" if is_proven else "feasible",
             simulated_lower_bound_s=min(decision.simulated_bound_s, priced.step_time_s),
         ),
-        baselines=_baselines(request, priced.assignment),
+        baselines=tuple(
+            _baseline(request, name, other, priced.assignment)
+            for name, other in baselines(request, priced.assignment)
+        ),
         profile_id=given.content_id(),
+        cluster_devices=len(request.cluster.devices),
         estimated=profile.provenance.source == "estimated",
         inputs=profile.inputs,
         input_structure=profile.input_structure,
         fixed_mode=profile.fixed_mode,
-        notes=(*profile.notes, *notes),
+        notes=(*profile.notes, *notes, *_idle(request, priced.assignment)),
     )
 
 
@@ -82,19 +91,19 @@ def _name(request: Request) -> str:
 
 def _stages(request: Request, priced: Priced) -> tuple[Stage, ...]:
     profile, chosen = request.profile, priced.assignment
+    devices = _devices(request, chosen)
     stages = []
     for number, (first, last) in enumerate(pairwise(chosen.cuts)):
         price = priced.stages[number]
         layers = [entry.layer for entry in profile.layers[first:last]]
         fqns = dict.fromkeys(fqn for layer in layers for fqn in layer.module_fqns)
-        devices = chosen.device_indices(request.devices, number)
         stages.append(
             Stage(
                 first_layer=first,
                 num_layers=last - first,
                 layer_names=tuple(layer.name for layer in layers),
                 module_fqns=tuple(fqns),
-                devices=tuple(request.cluster.devices[index].name for index in devices),
+                devices=devices[number],
                 forward_time_s=price.forward_s,
                 backward_time_s=price.backward_s,
                 send_forward_bytes=price.send_forward_bytes,
@@ -113,32 +122,52 @@ def _stages(request: Request, priced: Priced) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
-def _baselines(request: Request, chosen: Assignment) -> tuple[Baseline, ...]:
-    """Other cuts into as many stages on the same devices; without a time where unusable."""
-    costs, pricer = request.costs, request.pricer
-    cuts = {
-        "equal_layers": equal_layers(len(request.profile.layers), chosen.num_stages),
-        "balance_by_time": even_times(costs, chosen.num_stages),
-    }
-    baselines = []
-    for name, entry in cuts.items():
-        if entry is None:
-            continue
-        other = replace(chosen, cuts=entry)
-        priced = pricer.priced_if_usable(other) if request.allows(other) else None
-        baselines.append(
-            Baseline(
-                name=name,
-                balance=counts_of(entry),
-                step_time_s=priced.step_time_s if priced else None,
-            )
-        )
-    return tuple(baselines)
+def _baseline(request: Request, name: str, other: Assignment, chosen: Assignment) -> Baseline:
+    """Without a time where it is unusable."""
+    reason = refusal(request, other)
+    step_s = None if reason else request.pricer.price(other).step_time_s
+    devices = _devices(request, other)
+    return Baseline(
+        name=name,
+        balance=counts_of(other.cuts),
+        devices=() if devices == _devices(request, chosen) else devices,
+        step_time_s=step_s,
+        reason=reason,
+    )
+
+
+def _devices(request: Request, chosen: Assignment) -> tuple[tuple[str, ...], ...]:
+    """Names of each stage's devices."""
+    devices = request.cluster.devices
+    return tuple(
+        tuple(devices[index].name for index in chosen.device_indices(request.devices, number))
+        for number in range(chosen.num_stages)
+    )
+
+
+def _idle(request: Request, chosen: Assignment) -> list[str]:
+    """Devices the plan does not use; those between used ones are due to the groups of devices."""
+    used = {index for index, _, _ in places(request.devices, chosen)}
+    devices = request.cluster.devices
+    idle = [index for index in range(len(devices)) if index not in used]
+    if not idle:
+        return []
+    names = ", ".join(devices[index].name for index in idle[:MAX_NAMED])
+    rest = f" and {len(idle) - MAX_NAMED} more" if len(idle) > MAX_NAMED else ""
+    between = sum(min(used) < index < max(used) for index in idle)
+    gaps = (
+        f"; {between} of them lie{'s' * (between == 1)} between used ones, as a stage lies inside "
+        "one group of devices or is made of whole ones"
+    )
+    return [
+        f"{len(idle)} of {len(devices)} devices stay{'s' * (len(idle) == 1)} idle: {names}{rest}"
+        + gaps * bool(between)
+    ]
 
 
 def _notes(request: Request) -> list[str]:
     """What the planner had to assume about the profile."""
-    profile, notes = request.profile, []
+    profile, notes = request.profile, option_notes(request.options)
     if not profile.parameters and any(entry.layer.parameter_bytes for entry in profile.layers):
         notes.append(
             "the profile lists no parameters: each layer's parameter_bytes count as trainable "

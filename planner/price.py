@@ -104,6 +104,7 @@ class Pricer:
         self._reordered = reordered
         self._apart = lru_cache(maxsize=64)(self._tables)
         self._counted = lru_cache(maxsize=256)(self._counted_depths)
+        self.price = lru_cache(maxsize=16)(self._price)  # a plan and its baselines, twice each
 
     def _tables(self, order: Order, cuts: tuple[int, ...]) -> Tables:
         if order:
@@ -392,7 +393,7 @@ class Pricer:
                 found.append(-1 if own else level * cluster + groups.pop())
         return tuple(forward), tuple(backward)
 
-    def price(self, assignment: Assignment) -> Priced:
+    def _price(self, assignment: Assignment) -> Priced:
         """All numbers of a plan.
 
         Raises:

@@ -11,7 +11,8 @@ from ..core.errors import DeadlineExceeded, InvalidInput
 from ..core.plan import Objective
 from .assignment import Assignment, from_hops
 from .balances import balanced
-from .candidates import deeper, equal_layers, even_times, grids, neighbours, pipedreams
+from .baselines import best_of_baselines
+from .candidates import deeper, grids, neighbours, pipedreams
 from .constraints import parts
 from .infeasible import out_of_memory
 from .labels import Hop
@@ -119,9 +120,11 @@ def _step_time(request: Request) -> Decision:
     """Search by the closed form, choose by simulation."""
     if request.options.schedule not in CLOSED_FORM:
         priced, bound_s = best_of_schedule(request)
+        priced = _or_its_baselines(request, priced)
         return Decision(priced, bound_s, bound_s)
     pool, bound = _search(request, CLOSED_FORM[request.options.schedule])
     priced = _fastest(request, pool)
+    bound = max(bound, _work_s(request))
     best_value = min(pool.values.values(), default=priced.value)
     bound = min(bound, priced.value)
     return Decision(priced, bound, _simulated_bound(request, priced), best_value)
@@ -197,8 +200,8 @@ def _balance(request: Request) -> Decision:
             "'step_time', or ask for layer_order 'given'",
             field="/options/layer_order",
         )
-    priced = balanced(request)
-    return Decision(priced, priced.value, _simulated_bound(request, priced))
+    priced, bound = balanced(request)
+    return Decision(priced, bound, _simulated_bound(request, priced))
 
 
 SOLVERS: dict[Objective, Callable[[Request], Decision]] = {
@@ -353,23 +356,22 @@ def _fastest(request: Request, pool: Pool) -> Priced:
             break
         for start in starts:
             race.enter(_neighbours(request, start))
-    if race.best is not None and not race.best.assignment.order:
-        race.enter(_baselines_of(request, race.best.assignment))
     if race.best is None:
         raise DeadlineExceeded(GAVE_UP) if pool.gave_up else out_of_memory(request)
-    request.tell(race.best.value)
-    return race.best
+    best = _or_its_baselines(request, race.best)
+    request.tell(best.value)
+    return best
 
 
-def _baselines_of(request: Request, chosen: Assignment) -> Iterator[Assignment]:
-    """The cuts that are printed beside a plan, on its own devices: none of them may be faster."""
-    count = chosen.num_stages
-    for cuts in (
-        equal_layers(len(request.profile.layers), count),
-        even_times(request.costs, count),
-    ):
-        if cuts:
-            yield replace(chosen, cuts=cuts)
+def _or_its_baselines(request: Request, priced: Priced) -> Priced:
+    """The plan or a baseline of it that is faster, in the plan's own order of the layers."""
+    order = priced.assignment.order
+    if not order:
+        return best_of_baselines(request, priced)
+    view = request.in_order(order)
+    own = view.pricer.price(replace(priced.assignment, order=()))
+    best = best_of_baselines(view, own)
+    return priced if best is own else request.pricer.price(replace(best.assignment, order=order))
 
 
 def _neighbours(request: Request, assignment: Assignment) -> Iterator[Assignment]:
@@ -382,6 +384,14 @@ def _neighbours(request: Request, assignment: Assignment) -> Iterator[Assignment
                 yield replace(other, order=order)
 
 
+def _work_s(request: Request) -> float:
+    """All work on all devices, or one micro-batch on the fastest: no step is below."""
+    whole_s = sum(request.costs.stages.whole_s)
+    speeds = [entry.speed for entry in request.cluster.devices]
+    shared_s = request.options.num_microbatches * whole_s / sum(speeds)
+    return max(shared_s, whole_s / max(speeds)) * (1 - ROUNDING)
+
+
 def _simulated_bound(request: Request, priced: Priced) -> float:
     """No plan's simulated step is below: `docs/planner.md`, the last section."""
     options, fastest = request.options, request.devices.fastest
@@ -392,9 +402,7 @@ def _simulated_bound(request: Request, priced: Priced) -> float:
     if request.order_free:
         whole_s = max(whole_s, request.order_free.simulated_s())
     if not request.is_whole or request.band is not None:
-        shared_s = (forward_s + backward_s) / sum(entry.speed for entry in request.cluster.devices)
-        shared_s *= options.num_microbatches * (1 - ROUNDING)
-        return min(max(whole_s, shared_s), priced.step_time_s)
+        return min(max(whole_s, _work_s(request)), priced.step_time_s)
     effort = Effort(request.deadline, gap=1e-3)
     bound = math.inf
     for part in all_parts(request, request.devices, with_ties=False):

@@ -75,7 +75,7 @@ def test_never_slower_than_equal_layer_counts_on_as_many_or_fewer_devices(seed):
         except (Infeasible, InvalidInput):
             continue
         assert made.step_time_s <= equal.step_time_s
-        if num_stages == made.num_stages:
+        if num_stages == made.num_stages > 1:
             assert made.baseline("equal_layers").step_time_s == equal.step_time_s
 
 
