@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,33 +11,49 @@ from ..core.errors import Infeasible, InvalidInput
 from ..core.units import format_bytes
 from .assignment import Assignment, Cuts, cuts_of, in_device_order, placed
 from .balance import balance
+from .candidates import with_recompute
+from .constraints import broken_option
 from .cost import Tables
+from .labels import Floats
 from .pipedream import pipedream_chain
 from .price import Priced
 from .request import Request
 
 
-def balanced(request: Request) -> Priced:
-    """The plan of ``balance_time``, ``balance_size`` or ``pipedream``.
+def balanced(request: Request) -> tuple[Priced, float]:
+    """The plan of ``balance_time``, ``balance_size`` or ``pipedream``, and a bound on its value.
+
+    These objectives choose the cuts alone: afterwards stages are recomputed as the options say,
+    and a plan that does not keep the options is refused.
 
     Raises:
-        InvalidInput: PipeDream's optimizer does not take this cluster.
+        InvalidInput: The plan does not keep an option, or PipeDream's optimizer does not take
+            this cluster.
         Infeasible: The plan does not fit; these objectives know nothing of memory.
     """
-    if request.options.objective == "pipedream":
-        found = _pipedream(request)
-    else:
-        found = in_device_order(_even_cuts(request), request.devices)
-    if found is None:
-        raise Infeasible(
-            "there are fewer devices than stages; ask for fewer stages",
-            constraint="devices",
-            required=request.options.num_stages or 0,
-            available=len(request.cluster.devices),
+    objective = request.options.objective
+    found = _pipedream(request) if objective == "pipedream" else _evened(request)
+    _check_kept(request, found)
+    least = request.pricer.price(found).value
+    found = with_recompute(request.pricer, found)
+    _check_memory(request, found)
+    priced = request.pricer.price(found)
+    return priced, priced.value if request.options.recompute == "always" else least
+
+
+def _check_kept(request: Request, found: Assignment) -> None:
+    options = request.options
+    broken = broken_option(found, request.profile, request.devices, options)
+    if broken is not None:
+        raise InvalidInput(
+            f"the plan of the objective {options.objective!r} {broken.text}; {broken.way_out}, or "
+            "plan for 'step_time', which keeps it",
+            field=f"/options/{broken.option}",
         )
-    pricer = request.pricer
-    stages = pricer.stages(found)
-    for number, stage in enumerate(stages):
+
+
+def _check_memory(request: Request, found: Assignment) -> None:
+    for number, stage in enumerate(request.pricer.stages(found)):
         needed = stage.memory.total_bytes
         if stage.limit_bytes is not None and needed > stage.limit_bytes:
             raise Infeasible(
@@ -48,11 +65,10 @@ def balanced(request: Request) -> Priced:
                 required=needed,
                 available=stage.limit_bytes,
             )
-    return pricer.price(found)
 
 
-def _even_cuts(request: Request) -> Cuts:
-    """As many stages as asked for, or as devices, cuts and the schedule allow."""
+def _evened(request: Request) -> Assignment:
+    """Stage s on device s, as many as asked for, or as devices, cuts and the schedule allow."""
     costs, options = request.costs, request.options
     most = min(costs.num_atoms, len(request.cluster.devices))
     if options.max_stages is not None:
@@ -60,11 +76,53 @@ def _even_cuts(request: Request) -> Cuts:
     if options.schedule == "1f1b":
         most = min(most, options.num_microbatches)
     count = options.num_stages or most
+    speeds = [device.speed for device in request.cluster.devices[:count]]
     if options.objective == "balance_size":
-        return _positions(costs, even_sizes(costs, count))
-    work = costs.forward_s + costs.backward_s
-    atoms = [float(work[index, index + 1]) for index in range(costs.num_atoms)]
-    return _positions(costs, cuts_of(balance(atoms, count)))
+        cuts = even_sizes(costs, count)
+    elif len(set(speeds)) == 1:
+        cuts = cuts_of(balance(np.diagonal(_work_s(request), 1).tolist(), count))
+    else:
+        cuts = even_times_at(_work_s(request), speeds, exactly=bool(options.num_stages))
+    found = in_device_order(_positions(costs, cuts), request.devices)
+    assert found is not None, "no more stages than devices"
+    return found
+
+
+def _work_s(request: Request) -> Floats:
+    """Forward and backward of every stage at speed 1."""
+    costs = request.costs
+    again = costs.recompute_s if request.options.recompute == "always" else 0.0
+    return costs.forward_s + costs.backward_s + again
+
+
+def even_times_at(work_s: Floats, speeds: Sequence[float], *, exactly: bool) -> Cuts:
+    """Positions of the stages of which the slowest is fastest, stage s at speed s.
+
+    ``least[s][j]``, the slowest of the first s stages that end at position j, is the least over i
+    of ``max(least[s - 1][i], work[i, j] / speed[s])``. O(S N^2).
+
+    Args:
+        work_s: Of a stage between any two positions, at speed 1.
+        speeds: Of the devices in order.
+        exactly: Whether every device has a stage; else the first ones may do, most of them first.
+    """
+    n = work_s.shape[0] - 1
+    ends = np.arange(n + 1)
+    backwards = ends[:, None] >= ends[None, :]
+    least = np.where(ends == 0, 0.0, math.inf)
+    starts, values = [], []
+    for speed in speeds:
+        slowest = np.maximum(least[:, None], np.where(backwards, math.inf, work_s / speed))
+        starts.append(np.argmin(slowest, axis=0))
+        least = np.min(slowest, axis=0)
+        values.append(float(least[n]))
+    count = len(speeds)
+    if not exactly:
+        count = min(range(count, 0, -1), key=lambda stages: values[stages - 1])
+    cuts = [n]
+    for stage in reversed(range(count)):
+        cuts.append(int(starts[stage][cuts[-1]]))
+    return tuple(reversed(cuts))
 
 
 def even_sizes(costs: Tables, num_stages: int) -> Cuts:
@@ -109,11 +167,12 @@ def _positions(costs: Tables, blocks: Sequence[int]) -> Cuts:
     return tuple(costs.positions[block] for block in blocks)
 
 
-def _pipedream(request: Request) -> Assignment | None:
+def _pipedream(request: Request) -> Assignment:
     """PipeDream's optimum for the outermost link level, on all devices of one class.
 
     Raises:
-        InvalidInput: Devices differ, or are more than its search is made for.
+        InvalidInput: Devices differ, are more than its search is made for, or its stages cannot
+            be placed.
     """
     costs, devices = request.costs, request.devices
     if len(devices.classes) > 1:
@@ -134,4 +193,12 @@ def _pipedream(request: Request) -> Assignment | None:
     for stage in found.stages:
         blocks.append(blocks[-1] + len(stage.node_ids))
     replicas = [stage.replicas for stage in found.stages]
-    return placed(_positions(costs, blocks), replicas, devices)
+    chosen = placed(_positions(costs, blocks), replicas, devices)
+    if chosen is None:
+        raise InvalidInput(
+            f"PipeDream gives its stages {'-'.join(map(str, replicas))} devices, which cannot be "
+            "placed: a stage lies inside one group of devices or is made of whole ones; plan for "
+            "'step_time'",
+            field="/options/objective",
+        )
+    return chosen

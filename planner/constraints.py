@@ -14,7 +14,9 @@ from ..core.profile import Profile
 from .assignment import Assignment
 from .classes import Devices
 from .cost import legal_positions, tied_parameters
+from .layout import SEVERAL_STAGES
 from .moves import Space
+from .pins import check_pins, described
 from .schedules import too_many_stages
 from .stage_table import StageTable
 from .ties import TiePattern, tie_patterns
@@ -132,35 +134,114 @@ def keeps_constraints(
     options: PlanOptions,
 ) -> bool:  # fmt: skip
     """Whether a plan from elsewhere has only allowed cuts and counts, and keeps the pins."""
-    num_stages = assignment.num_stages
     if not set(assignment.cuts) <= set(positions):
         return False
+    return broken_option(assignment, profile, devices, options) is None
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An option that a plan does not keep.
+
+    Attributes:
+        option: Its name.
+        text: What the plan does and what the option says, for the end of a sentence.
+        way_out: What to ask for instead, likewise.
+    """
+
+    option: str
+    text: str
+    way_out: str
+
+
+def broken_option(
+    assignment: Assignment, profile: Profile, devices: Devices, options: PlanOptions
+) -> Broken | None:
+    """The first of the counts and pins in the options that a plan does not keep."""
+    num_stages, replicas = assignment.num_stages, max(assignment.replicas)
+    only_forward = options.objective == "latency"
     if options.num_stages not in (None, num_stages):
-        return False
+        text = f"has {num_stages} stages, not num_stages={options.num_stages}"
+        return Broken("num_stages", text, f"leave it out or ask for {num_stages}")
     if options.max_stages is not None and num_stages > options.max_stages:
-        return False
-    most = 1 if options.objective == "latency" else options.num_microbatches
-    if max(assignment.replicas) > min(most, options.max_replicas or most):
-        return False
+        text = f"has {num_stages} stages, more than max_stages={options.max_stages}"
+        return Broken("max_stages", text, f"leave it out or ask for {num_stages} or more")
+    if not only_forward and too_many_stages(options.schedule, num_stages, options.num_microbatches):
+        text = (
+            f"has {num_stages} stages, more than num_microbatches={options.num_microbatches}, "
+            "which the 1f1b schedule does not take"
+        )
+        return Broken("num_microbatches", text, f"ask for {num_stages} or more, or for gpipe")
+    if replicas > (1 if only_forward else options.num_microbatches):
+        text = f"has {replicas} replicas of a stage, more than micro-batches"
+        return Broken("num_microbatches", text, f"ask for {replicas} or more")
+    if options.max_replicas is not None and replicas > options.max_replicas:
+        text = f"has {replicas} replicas of a stage, more than max_replicas={options.max_replicas}"
+        return Broken("max_replicas", text, f"allow any number or {replicas}")
+    return _broken_pin(assignment, profile, devices, options)
+
+
+def _broken_pin(
+    assignment: Assignment, profile: Profile, devices: Devices, options: PlanOptions
+) -> Broken | None:
     if not options.pins:
-        return True
+        return None
     index = {entry.layer.name: position for position, entry in enumerate(profile.layers)}
-    for pin in options.pins:
-        stage = bisect_right(assignment.cuts, index[pin.layer]) - 1
-        if pin.stage not in (None, stage):
-            return False
-        if pin.kind not in (None, devices.classes[assignment.classes[stage]].kind):
-            return False
-    return True
+    for entry in enumerate(options.pins):
+        pin = entry[1]
+        stage = bisect_right(assignment.cuts, _layer(index, pin.layer, "pins")) - 1
+        kind = devices.classes[assignment.classes[stage]].kind
+        if pin.stage not in (None, stage) or pin.kind not in (None, kind):
+            text = f"has {pin.layer!r} in stage {stage} on a {kind!r}, against {described([entry])}"
+            return Broken("pins", text, "drop the pin")
+    return None
 
 
-def check_counts(num_atoms: int, devices: Devices, options: PlanOptions) -> None:
-    """Refuse numbers of stages that nothing can have.
+def check_asked(
+    profile: Profile, positions: tuple[int, ...], devices: Devices, options: PlanOptions,
+    num_nodes: int | None,
+) -> None:  # fmt: skip
+    """Refuse what nothing can have: numbers of stages, and pins.
+
+    Args:
+        profile: What is planned.
+        positions: Layers in front of which stages may begin, and the number of layers.
+        devices: Where it is planned.
+        options: What is asked for.
+        num_nodes: Of the graph, where branches may be reordered.
 
     Raises:
-        InvalidInput: More 1F1B stages are asked for than micro-batches.
+        InvalidInput: More 1F1B stages are asked for than micro-batches, or pins contradict each
+            other or name what there is not.
         Infeasible: More stages are asked for than devices or cuts allow.
     """
+    index = {entry.layer.name: position for position, entry in enumerate(profile.layers)}
+    if options.pins:
+        check_pins(
+            options,
+            lambda name: _layer(index, name, "pins"),
+            None if num_nodes else positions,
+            [device.kind for device in devices.cluster.devices],
+        )
+    _check_num_stages(num_nodes or len(positions) - 1, devices, options)
+    _check_pinned_stages(devices, options)
+
+
+def _check_pinned_stages(devices: Devices, options: PlanOptions) -> None:
+    available, chunks = len(devices.cluster.devices), chunks_of(options)
+    for entry in enumerate(options.pins):
+        needed = -(-((entry[1].stage or 0) + 1) // chunks)
+        if needed > available:
+            raise Infeasible(
+                f"{described([entry])} needs {needed} devices, the cluster has {available}; pin "
+                "it to a lower stage or add devices",
+                constraint="devices",
+                required=needed,
+                available=available,
+            )
+
+
+def _check_num_stages(num_atoms: int, devices: Devices, options: PlanOptions) -> None:
     wanted = options.num_stages
     if wanted is None:
         return
@@ -168,7 +249,7 @@ def check_counts(num_atoms: int, devices: Devices, options: PlanOptions) -> None
         refusal = too_many_stages(options.schedule, wanted, options.num_microbatches)
         if refusal:
             raise InvalidInput(refusal, field="/options/num_stages")
-    available, chunks = len(devices.cluster.devices), _chunks(options)
+    available, chunks = len(devices.cluster.devices), chunks_of(options)
     needed = -(-wanted // chunks)
     if needed > available:
         each = "" if chunks == 1 else f", {chunks} on each,"
@@ -189,9 +270,11 @@ def check_counts(num_atoms: int, devices: Devices, options: PlanOptions) -> None
         )
 
 
-def _chunks(options: PlanOptions) -> int:
-    return {"zbv": 2, "interleaved_1f1b": options.chunks, "looped_bfs": options.chunks,
-            "interleaved_zero_bubble": options.chunks}.get(options.schedule, 1)  # fmt: skip
+def chunks_of(options: PlanOptions) -> int:
+    """Stages a device."""
+    if options.objective == "latency" or options.schedule not in SEVERAL_STAGES:
+        return 1
+    return 2 if options.schedule == "zbv" else options.chunks
 
 
 def _layer(index: dict[str, int], name: str, field: str) -> int:

@@ -27,6 +27,9 @@ NOTICEABLE = 0.01
 
 GIB = 2**30
 
+UNCONSTRAINED = {"num_stages": None, "max_stages": None, "pins": ()}
+"""Options that other splits need not keep."""
+
 
 def explain(
     plan: Plan, profile: Profile, cluster: Cluster | str, *, deadline_s: float | None = None
@@ -199,7 +202,7 @@ class _Study:
         if min(balance) < 1:
             reason = "leaves a stage empty"
         else:
-            asked = self.options.model_copy(update={"num_stages": None})
+            asked = self.options.model_copy(update=UNCONSTRAINED)
             try:
                 step_s = plan_from_balance(
                     self.profile, self.cluster, asked, balance, replicas=replicas

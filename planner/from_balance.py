@@ -10,9 +10,11 @@ from ..core.errors import Infeasible, InvalidInput
 from ..core.plan import Plan, PlanOptions
 from ..core.profile import Profile
 from ..core.units import format_bytes
+from .arguments import cluster_of, options_of, profile_of
 from .assignment import Assignment, cuts_of, in_device_order, placed
 from .build import build_plan
 from .candidates import with_recompute
+from .constraints import broken_option
 from .cost import tables
 from .request import Request
 from .schedules import too_many_stages
@@ -21,7 +23,7 @@ from .solve import Decision
 
 def plan_from_balance(
     profile: Profile,
-    cluster: Cluster,
+    cluster: Cluster | str,
     options: PlanOptions | None,
     balance: Sequence[int],
     *,
@@ -36,16 +38,17 @@ def plan_from_balance(
     Args:
         profile: Costs of the layers.
         cluster: Devices and links.
-        options: As for `plan`; what does not concern the split is ignored.
+        options: As for `plan`; the split has to keep them.
         balance: Layers of each stage.
-        replicas: Devices of each stage; one each if empty.
+        replicas: Devices of each stage; one each if empty. More than ``max_replicas`` raise it.
 
     Raises:
-        InvalidInput: The counts do not cover the layers, a cut is not legal, or a 1F1B balance
-            has more stages than there are micro-batches.
+        InvalidInput: The counts do not cover the layers, a cut is not legal or forbidden by the
+            options, or stages and pins are not what the options ask for.
         Infeasible: A stage exceeds its device's memory, or there are more stages than devices.
     """
-    options = options or PlanOptions()
+    profile, cluster = profile_of(profile), cluster_of(cluster)
+    options = options_of(options)
     if options.num_stages is not None and options.num_stages != len(balance):
         raise InvalidInput(
             f"the balance has {len(balance)} stages but the options ask for {options.num_stages}",
@@ -66,6 +69,7 @@ def plan_from_balance(
     _check_cuts(request, cuts)
     chosen = _placed(request, cuts, counts)
     chosen = with_recompute(request.pricer, chosen)
+    _check_kept(request, chosen)
     _check_memory(request, chosen)
     priced = request.pricer.price(chosen)
     work_s = (
@@ -85,17 +89,30 @@ def _check_cuts(request: Request, cuts: tuple[int, ...]) -> None:
             f"and {len(layers)} in all",
             field="/balance",
         )
-    refusal = too_many_stages(options.schedule, len(counts), options.num_microbatches)
-    if refusal:
-        raise InvalidInput(refusal, field="/balance")
+    if options.objective != "latency":
+        refusal = too_many_stages(options.schedule, len(counts), options.num_microbatches)
+        if refusal:
+            raise InvalidInput(refusal, field="/balance")
     for cut in cuts[1:-1]:
         boundary = request.profile.boundaries[cut - 1]
-        if not boundary.legal:
+        reason = "" if boundary.legal else boundary.reason or "the profile forbids it"
+        if not reason and cut not in request.positions:
+            reason = "the options do (together, no_cut_after or tied)"
+        if reason:
             raise InvalidInput(
                 f"no cut may be made between layers {layers[cut - 1].layer.name!r} and "
-                f"{layers[cut].layer.name!r}: {boundary.reason or 'the profile forbids it'}",
+                f"{layers[cut].layer.name!r}: {reason}",
                 field="/balance",
             )
+
+
+def _check_kept(request: Request, chosen: Assignment) -> None:
+    broken = broken_option(chosen, request.profile, request.devices, request.options)
+    if broken is not None:
+        raise InvalidInput(
+            f"the balance {broken.text}; change it, or the option: {broken.way_out}",
+            field=f"/options/{broken.option}",
+        )
 
 
 def _placed(request: Request, cuts: tuple[int, ...], replicas: Sequence[int]) -> Assignment:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Sequence
 
 from pydantic import ValidationError
@@ -13,6 +11,7 @@ from ..core.document import invalid_input
 from ..core.errors import Infeasible, InvalidInput
 from ..core.plan import Plan, PlanOptions
 from ..core.profile import Profile
+from .arguments import cluster_of, deadline_of, options_of, profiles_of
 from .build import build_plan
 from .cost import Tables, tables
 from .microbatches import plan_batch
@@ -74,9 +73,7 @@ class Planner:
     """
 
     def __init__(self, profile: Profile | Sequence[Profile]) -> None:
-        self.profiles = (profile,) if isinstance(profile, Profile) else tuple(profile)
-        if not self.profiles:
-            raise InvalidInput("give at least one profile")
+        self.profiles = profiles_of(profile)
         self.profile = self.profiles[0]
         self._tables: dict[tuple[int, ...], Tables] = {}
 
@@ -98,10 +95,9 @@ class Planner:
         progress: Callable[[Progress], None] | None = None,
     ) -> Plan:
         """See `plan`."""
-        if isinstance(cluster, str):
-            cluster = Cluster.parse(cluster)
+        cluster = cluster_of(cluster)
         options = _options(options, num_microbatches)
-        deadline = math.inf if deadline_s is None else time.monotonic() + deadline_s
+        deadline = deadline_of(deadline_s)
         try:
             return self._plan(cluster, options, deadline, progress)
         except Infeasible as error:
@@ -131,7 +127,7 @@ class Planner:
 
 
 def _options(options: PlanOptions | None, num_microbatches: int | None) -> PlanOptions:
-    options = options or PlanOptions()
+    options = options_of(options)
     if num_microbatches is None:
         return options
     try:

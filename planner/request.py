@@ -15,10 +15,11 @@ from .assignment import Assignment
 from .band import band
 from .branches import Branches
 from .classes import Devices, devices_of
-from .constraints import Part, allowed_positions, check_counts, keeps_constraints, parts
+from .constraints import Part, allowed_positions, check_asked, keeps_constraints, parts
 from .cost import Tables, tables
 from .magnitude import check_magnitude
 from .moves import coarse_positions
+from .option_rules import check_options
 from .order_free import OrderFree
 from .price import Pricer
 from .recount_order import in_order
@@ -62,7 +63,8 @@ class Request:
         deadline: On the same clock; infinite for none.
 
     Raises:
-        InvalidInput: Numbers are out of range, or a constraint names nothing.
+        InvalidInput: Numbers are out of range, an option does not go with the others, or a
+            constraint names nothing.
         Infeasible: More stages are asked for than there are devices or cuts.
     """
 
@@ -75,9 +77,10 @@ class Request:
     progress: Callable[[Progress], None] | None = None
 
     def __post_init__(self) -> None:
+        check_options(self.options)
         check_magnitude(self.profile, self.cluster, self.options)
-        most = self.branches.nodes.dag.num_nodes if self.branches else len(self.positions) - 1
-        check_counts(most, self.devices, self.options)
+        nodes = self.branches.nodes.dag.num_nodes if self.branches else None
+        check_asked(self.profile, self.positions, self.devices, self.options, nodes)
 
     @cached_property
     def devices(self) -> Devices:

@@ -13,6 +13,7 @@ from ..core.cluster import Cluster
 from ..core.errors import InvalidInput, PlanMismatch
 from ..core.plan import Baseline, Plan, Stage
 from ..core.profile import Profile
+from .arguments import cluster_of
 from .recount import Split
 from .recount_order import by_name, in_order
 from .scaled import as_planned
@@ -22,7 +23,7 @@ TOLERANCE = 1e-9
 """Relative difference allowed between a time in the plan and the same time derived again."""
 
 
-def validate(plan: Plan, profile: Profile, cluster: Cluster) -> None:
+def validate(plan: Plan, profile: Profile, cluster: Cluster | str) -> None:
     """Check a plan against the profile and cluster it claims to be for.
 
     The profile is the one the plan names; a plan that was free to choose the size of micro-batches
@@ -37,6 +38,7 @@ def validate(plan: Plan, profile: Profile, cluster: Cluster) -> None:
         PlanMismatch: The plan is for another profile or cluster, or a number in it is wrong; the
             message lists every discrepancy found.
     """
+    cluster = cluster_of(cluster)
     profile_id = profile.content_id()
     profile = as_planned(plan, profile)
     faults = list(_identity_faults(plan, profile, profile_id))

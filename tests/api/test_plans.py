@@ -59,7 +59,7 @@ def test_options_reach_the_planner(client, profile):
         {"objective": "memory", "recompute": "auto"},
         {"max_stages": 1, "gap": 0.01, "memory_fraction": 0.5},
         {"schedule": "zero_bubble"},
-        {"schedule": "gpipe", "chunks": 3, "num_stages": 2},
+        {"schedule": "gpipe", "num_stages": 2},
         {"batch_size": 512},
         {"together": [["blocks.0", "blocks.1"]], "no_cut_after": ["blocks.2"]},
         {"pins": [{"layer": "blocks.3", "stage": 1}, {"layer": "blocks.0", "kind": "80GB"}]},

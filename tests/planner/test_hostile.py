@@ -2,6 +2,7 @@
 
 import random
 import time
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -11,6 +12,7 @@ from stagewright.core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from stagewright.core.graph import Edge
 from stagewright.core.plan import Pin, PlanOptions
 from stagewright.core.profile import Profile
+from stagewright.planner.from_balance import plan_from_balance
 from stagewright.planner.plan import plan
 from stagewright.planner.validate import validate
 from tests.builders import chain_profile, random_profile
@@ -234,30 +236,12 @@ def test_constraints_on_unknown_layers_are_refused(field, value, objective):
         plan(random_profile(1, 4), Cluster.uniform(2), options)
 
 
-@pytest.mark.parametrize(
-    "pins",
-    [
-        (Pin(layer="block.0", stage=1), Pin(layer="block.3", stage=0)),
-        (Pin(layer="block.1", stage=0), Pin(layer="block.1", stage=1)),
-        (Pin(layer="block.0", stage=1),),
-        (Pin(layer="block.3", stage=7),),
-        (Pin(layer="block.2", kind="no such kind"),),
-    ],
-)
-@pytest.mark.parametrize("objective", ["step_time", "throughput", "latency", "memory", "devices"])
-def test_pins_that_cannot_be_kept_are_infeasible(pins, objective):
-    options = PlanOptions(objective=objective, pins=pins)
-    with pytest.raises((Infeasible, InvalidInput)) as caught:
-        plan(random_profile(1, 4, illegal=0), Cluster.uniform(3), options)
-    assert "pin" in str(caught.value)
-
-
-def test_a_pin_and_layers_kept_together_may_contradict_each_other():
+def test_pins_that_contradict_layers_kept_together_are_named():
     options = PlanOptions(
         together=(("block.0", "block.3"),),
         pins=(Pin(layer="block.0", stage=0), Pin(layer="block.3", stage=1)),
     )
-    with pytest.raises(Infeasible):
+    with pytest.raises(InvalidInput, match=r"pins\[1\] .* 0 are allowed \(see also together\)"):
         plan(random_profile(1, 4, illegal=0), Cluster.uniform(3), options)
 
 
@@ -271,6 +255,42 @@ def test_layers_that_may_not_be_parted_are_one_stage(objective):
         options = PlanOptions(objective=objective, num_stages=2, **constraint)
         with pytest.raises(Infeasible, match="at most 1 stages"):
             plan(profile, Cluster.uniform(3), options)
+
+
+@pytest.mark.parametrize("deadline_s", [float("nan"), -1, -float("inf"), "5", True])
+def test_a_deadline_that_is_none_is_refused(deadline_s):
+    with pytest.raises(InvalidInput, match="deadline_s is"):
+        plan(chain_profile([1]), "1xcpu", deadline_s=deadline_s)
+
+
+def test_no_deadline_may_be_infinite():
+    assert plan(chain_profile([1]), "1xcpu", deadline_s=float("inf")).num_stages == 1
+
+
+@pytest.mark.parametrize(
+    ("profile", "cluster", "options", "field", "said"),
+    [
+        ("profile.json", "2xcpu", None, "/profile", r"Profile.read\('profile.json'\)"),
+        (Path("profile.json"), "2xcpu", None, "/profile", "Profile.read"),
+        ([], "2xcpu", None, "/profile", "at least one"),
+        (None, "2xcpu", None, "/profile", "NoneType"),
+        ([chain_profile([1]), "other.json"], "2xcpu", None, "/profile", "other.json"),
+        (chain_profile([1]), ["2xcpu"], None, "/cluster", "list"),
+        (chain_profile([1]), None, None, "/cluster", "NoneType"),
+        (chain_profile([1]), "2xcpu", {"num_stages": 1}, "/options", r"PlanOptions\("),
+    ],
+)
+def test_arguments_of_another_type_are_refused(profile, cluster, options, field, said):
+    with pytest.raises(InvalidInput, match=said) as caught:
+        plan(profile, cluster, options)
+    assert caught.value.field == field
+
+
+def test_validate_and_a_chosen_balance_take_shorthand_too():
+    profile = chain_profile([1, 1])
+    validate(plan_from_balance(profile, "2xcpu", None, [1, 1]), profile, "2xcpu")
+    with pytest.raises(InvalidInput, match="the profile is a str"):
+        plan_from_balance("profile.json", "2xcpu", None, [1, 1])
 
 
 def test_everything_tied_to_everything():

@@ -6,7 +6,7 @@ import pytest
 
 from stagewright.core.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import Infeasible
-from stagewright.core.plan import Pin, PlanOptions
+from stagewright.core.plan import PlanOptions
 from stagewright.core.units import format_time
 from stagewright.planner.plan import plan
 from stagewright.planner.validate import validate
@@ -123,14 +123,6 @@ def test_a_fixed_number_of_stages_may_be_what_binds():
     error = refused(profile, "2xcpu", too_many)
     assert error.constraint == "devices"
     assert {"any number of stages", "3 devices"} == set(texts(error))
-
-
-def test_constraints_that_exclude_each_other_are_named():
-    profile = chain_profile([1] * 4)
-    pins = (Pin(layer="layer.0", stage=1),)
-    error = refused(profile, "2xcpu", PlanOptions(pins=pins))
-    assert error.constraint == "constraints"
-    assert texts(error) == ["no pins"]
 
 
 def test_1f1b_may_need_more_microbatches_for_more_stages():
