@@ -217,6 +217,11 @@ def _proof_faults(plan: Plan, split: Split) -> Iterator[str]:
 def _baseline_faults(baseline: Baseline, split: Split) -> Iterable[str]:
     """Another split into as many stages, with the time it would take, or none if not usable."""
     counts, num_layers = baseline.balance, len(split.profile.layers)
+    own = _split_elsewhere(baseline, split)
+    if own is None:
+        yield f"baseline {baseline.name!r} is on devices that the cluster does not have"
+        return
+    split = own
     if len(counts) != split.num_stages or min(counts) < 1 or sum(counts) != num_layers:
         yield (
             f"baseline {baseline.name!r} is {list(counts)}, which is not {num_layers} layers in "
@@ -226,6 +231,8 @@ def _baseline_faults(baseline: Baseline, split: Split) -> Iterable[str]:
     if baseline.name == "equal_layers" and not _is_equal(counts):
         yield f"baseline {baseline.name!r} is {list(counts)}, which are not equal layer counts"
     other = replace(split, counts=counts)
+    if baseline.devices:
+        other = _recomputing(other)
     found_s, expected_s = baseline.step_time_s, other.step_time_s() if other.is_usable() else None
     if found_s is None or expected_s is None:
         is_right = found_s is expected_s
@@ -233,6 +240,32 @@ def _baseline_faults(baseline: Baseline, split: Split) -> Iterable[str]:
         is_right = math.isclose(found_s, expected_s, rel_tol=TOLERANCE)
     if not is_right:
         yield f"baseline {baseline.name!r}: step_time_s is {found_s!r}, expected {expected_s!r}"
+
+
+def _split_elsewhere(baseline: Baseline, split: Split) -> Split | None:
+    """A plan's split, on the devices of a baseline that has its own."""
+    if not baseline.devices:
+        return split
+    index = {device.name: number for number, device in enumerate(split.cluster.devices)}
+    if not all(names and index.keys() >= set(names) for names in baseline.devices):
+        return None
+    devices = tuple(tuple(index[name] for name in names) for names in baseline.devices)
+    return replace(
+        split, counts=(0,) * len(devices), devices=devices, recompute=(), held=(), chunks=1
+    )
+
+
+def _recomputing(split: Split) -> Split:
+    """With the recomputation the options ask for, or where there is too little room without."""
+    mode = split.options.recompute
+    if split.only_forward or mode == "never":
+        return split
+    again = []
+    for stage in range(split.num_stages):
+        limit = split.limit_bytes(stage)
+        lacks_room = limit is not None and split.memory(stage).total_bytes > limit
+        again.append(mode == "always" or lacks_room)
+    return replace(split, recompute=tuple(again))
 
 
 def _is_equal(counts: tuple[int, ...]) -> bool:
