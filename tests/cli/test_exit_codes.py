@@ -127,6 +127,11 @@ def test_usage(run, words):
     assert "Usage: stagewright" in ran.stderr
 
 
+def hear_interrupts() -> None:
+    """In the child: whoever starts the tests in the background may have them ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_interrupting_a_command_cancels_it(tmp_path):
     (tmp_path / "slow.py").write_text(
         "import threading\n"
@@ -140,12 +145,16 @@ def test_interrupting_a_command_cancels_it(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=hear_interrupts,
     )
     with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "started\n"
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate()
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "started\n"
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert (process.returncode, errors) == (6, "error: cancelled\n")
     assert not list(tmp_path.glob("*.json*"))
 

@@ -17,14 +17,17 @@ def test_it_serves_until_interrupted(tmp_path):
         text=True,
     )
     with process:
-        assert process.stdout is not None
-        url = urlsplit(json.loads(process.stdout.readline())["url"])
-        connection = HTTPConnection(url.hostname, url.port, timeout=20)
-        connection.request("GET", "/healthz")
-        assert connection.getresponse().status == 200
-        connection.close()
-        process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate()
+        try:
+            assert process.stdout is not None
+            url = urlsplit(json.loads(process.stdout.readline())["url"])
+            connection = HTTPConnection(url.hostname, url.port, timeout=20)
+            connection.request("GET", "/healthz")
+            assert connection.getresponse().status == 200
+            connection.close()
+            process.send_signal(signal.SIGINT)
+            rest, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert (process.returncode, rest) == (0, "")
     assert (tmp_path / "stagewright.db").exists()
 
