@@ -139,9 +139,9 @@ class Search:
     def plans(self) -> Iterator[tuple[Choice, ...]]:
         """Stages that fit their devices, front to back."""
         ends = tuple(max((end for _, end, _ in runs), default=0) for runs in self.classes)
-        yield from self._in_front(self.num_layers, (), ends, 0, Sums())
+        yield from self._in_front(self.num_layers, (), ends, Sums())
 
-    def _in_front(self, last, behind, ends, replicas, sums):
+    def _in_front(self, last, behind, ends, sums):
         if last == 0:
             if self.options.num_stages in (None, len(behind)):
                 yield behind
@@ -162,27 +162,24 @@ class Search:
                     left = (*ends[:index], begin, *ends[index + 1 :])
                     for recompute in self._may_recompute():
                         choice = Choice(first, last, devices, recompute)
-                        then = self._add(sums, choice, behind, replicas)
+                        then = self._add(sums, choice, behind)
                         if then is None:
                             continue
                         if self.best is not None and self._bound(then, first) > self.best:
                             continue
-                        yield from self._in_front(
-                            first, (choice, *behind), left, replicas + len(devices), then
-                        )
+                        yield from self._in_front(first, (choice, *behind), left, then)
 
     def _may_recompute(self):
         if self.only_forward or self.options.recompute == "never":
             return (False,)
         return (True,) if self.options.recompute == "always" else (False, True)
 
-    def _add(self, sums, choice, behind, replicas):
+    def _add(self, sums, choice, behind):
         """The sums with one more stage in front; `None` if it does not fit."""
         span, count = (choice.first, choice.last), len(choice.devices)
         own = 1 if self.only_forward else -(-self.options.num_microbatches // count)
-        held = own
-        if self.options.schedule != "gpipe":
-            held = min(own, -(-(replicas + count) // count))
+        rounds = 1 + math.ceil(sums.ahead / count)
+        held = own if self.options.schedule == "gpipe" else min(own, rounds)
         needed, gradients = self.memory(span, choice.recompute, own, held)
         device = self.cluster.devices[choice.devices[0]]
         if device.memory_bytes is not None and needed > math.floor(
@@ -197,6 +194,7 @@ class Search:
         whole_s = forward_s + backward_s + out_s + back_s
         sync_s = 0.0 if self.only_forward else self.sync_s(choice.devices, gradients)
         return Sums(
+            ahead=rounds * count,
             total_s=sums.total_s + whole_s,
             forward_s=sums.forward_s + forward_s + out_s,
             slowest_s=max(sums.slowest_s, (own - 1) * whole_s),
@@ -213,10 +211,9 @@ class Search:
 
     def rank(self, choices):
         """The objective of a plan, and what decides between equal ones."""
-        sums, replicas = Sums(), 0
+        sums = Sums()
         for index in reversed(range(len(choices))):
-            sums = self._add(sums, choices[index], choices[index + 1 :], replicas)
-            replicas += len(choices[index].devices)
+            sums = self._add(sums, choices[index], choices[index + 1 :])
         tied_s = self.split(choices).tied_sync_s() if self._is_tied else 0.0
         return self._rank(sums, 0.0, tied_s)
 
@@ -297,8 +294,12 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """What the objectives need to know of some stages."""
+    """What the objectives need to know of some stages.
 
+    ``ahead``: micro-batches between forward and backward at the first of them, not capped: ``D``.
+    """
+
+    ahead: int = 0
     total_s: float = 0.0
     forward_s: float = 0.0
     slowest_s: float = 0.0
