@@ -4,7 +4,6 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-BENCH_INSTALLED := $(VENV)/.bench-installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
@@ -19,8 +18,10 @@ setup: $(INSTALLED)  ## Make the virtual environment and install everything into
 demo: $(INSTALLED)  ## Profile, plan and train two models in stages; see that nothing changed
 	$(BIN)/stagewright demo
 
+# A worker for each core, and to each worker one thread of torch. Neighbouring tests share
+# fixtures, so workers get stretches of them, and steal from each other at the end.
 test: check  ## Run every check, then every test
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 check: $(INSTALLED)  ## Run the linters, the type checker and the import rules
 	$(BIN)/ruff check .
@@ -31,7 +32,7 @@ check: $(INSTALLED)  ## Run the linters, the type checker and the import rules
 schemas: $(INSTALLED)  ## Write the JSON schemas of the documents again
 	$(BIN)/python scripts/write_schemas.py
 
-bench: $(BENCH_INSTALLED)  ## Compare with torchgpipe
+bench: $(INSTALLED)  ## Compare with torchgpipe
 	$(BIN)/python benchmarks/balance.py
 
 clean:  ## Remove what was built and cached, but not the virtual environment
@@ -42,10 +43,6 @@ clean:  ## Remove what was built and cached, but not the virtual environment
 # would be the newest release, tested with nothing here.
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) -e '.[dev]'
-	@touch $@
-
-$(BENCH_INSTALLED): $(INSTALLED)
-	$(PIP_INSTALL) -e '.[dev,bench]'
 	@touch $@
 
 $(BIN)/python:
