@@ -14,23 +14,31 @@ NEAR = 0.05
 """How far above the fastest plan, relatively, others are still worth changing."""
 
 FREE_PLAYS = 8
-"""Plans that are played whatever they cost."""
+"""Plans that are played on top, unless they are large."""
 
 MAX_ACTIONS = 200_000
 """Actions played over all others: half a second without compiled code."""
 
+LARGE = 10
+"""So many times over, no second plan is played."""
+
 
 class Race:
-    """Plans compete by their simulated step; those whose bound is too high are not played."""
+    """Plans compete by their simulated step; those whose bound is too high are not played.
 
-    def __init__(self, request: Request) -> None:
-        self.request = request
+    Args:
+        request: What is asked for.
+        max_actions: How much may be played.
+    """
+
+    def __init__(self, request: Request, max_actions: int = MAX_ACTIONS) -> None:
+        self.request, self.max_actions = request, max_actions
         self.pricer = request.pricer
         self.best: Priced | None = None
         self._seen: set[Assignment] = set()
         self._explored: set[Assignment] = set()
         self._of_count: dict[int, Priced] = {}
-        self._plays = self._actions = 0
+        self._plays = self._actions = self._all_actions = 0
 
     def enter(self, assignments: Iterable[Assignment]) -> None:
         """Simulate these and keep the fastest; past the deadline only until one is found."""
@@ -48,7 +56,7 @@ class Race:
                 continue
             if not self.pricer.fits(stages, assignment) or self._is_hopeless(assignment, stages):
                 continue
-            if self._is_spent(assignment):
+            if self._is_spent(assignment) and self.best is not None:
                 return
             priced = self.pricer.priced_if_usable(assignment)
             if priced is None:
@@ -74,11 +82,14 @@ class Race:
     def _is_spent(self, assignment: Assignment) -> bool:
         """Whether playing this one too is more than the race may cost."""
         pipelines = math.gcd(*assignment.replicas)
+        rounds = -(-self.pricer.num_microbatches // pipelines)
+        actions = 2 * assignment.num_stages * rounds
         self._plays += 1
+        self._all_actions += actions
         if self._plays > FREE_PLAYS:
-            rounds = -(-self.pricer.num_microbatches // pipelines)
-            self._actions += 2 * assignment.num_stages * rounds
-        return self._actions > MAX_ACTIONS
+            self._actions += actions
+        is_large = self._plays > 1 and self._all_actions > LARGE * self.max_actions
+        return is_large or self._actions > self.max_actions
 
     def _is_hopeless(self, assignment: Assignment, stages: tuple[StagePrice, ...]) -> bool:
         if self.best is None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import groupby, islice
 
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.units import format_bytes
 from .assignment import Assignment, Cuts
 from .candidates import equal_layers, even_times, neighbours, with_recompute
 from .fitted import fitted_cuts
-from .layout import SEVERAL_STAGES, make_layout
+from .layout import make_layout
+from .option_rules import chunks_of
 from .price import Priced
 from .race import Race
 from .request import Request
+from .schedules import too_many_stages
 from .search import GAVE_UP
 from .spread import spreads
 from .squeeze import squeezed
@@ -26,15 +29,30 @@ MAX_RANKS = 64
 MAX_SHAPES = 32
 """Shapes tried first, those of the least ideal step; the others only if none of these fits."""
 
-MAX_MOVES = 32
-"""How often a cut of the fastest plan is moved."""
+MAX_STAGES = 40_000
+"""Stages of all candidates that are priced in one go: a second."""
+
+MAX_ACTIONS = 750_000
+"""Actions played to choose among candidates, and as many again to improve the fastest: a second
+each without compiled code."""
+
+MAX_ROUNDS = 32
+"""How often the fastest plans are changed a little."""
+
+MAX_STARTS = 3
+"""Plans of different numbers of stages that are changed in each round."""
 
 MAX_MISFITS = 200
 """Candidates among which the one that misses by least is looked for."""
 
-
 MAX_SQUEEZED = 12
 """Candidates that do not fit whose cuts are moved until they do."""
+
+GRACE_S = 0.5
+"""How long a plan is still looked for behind the deadline while there is none."""
+
+ACTIONS_PER_S = 100_000
+"""Played without compiled code, with room to spare: larger shapes come last if time is short."""
 
 Misfit = tuple[float, int, int, int]
 """How much of its limit a device needs; both in bytes, and its index in the cluster."""
@@ -48,6 +66,10 @@ class Shape:
     ranks: int
     replicas: int
 
+    def actions(self, num_microbatches: int, chunks: int) -> int:
+        """Of one of its copies, backwards split in two."""
+        return 3 * self.ranks * chunks * -(-num_microbatches // self.replicas)
+
 
 @dataclass(frozen=True)
 class Several:
@@ -58,10 +80,7 @@ class Several:
     @property
     def chunks(self) -> int:
         """Stages a device."""
-        options = self.request.options
-        if options.schedule == "zbv":
-            return 2
-        return options.chunks if options.schedule in SEVERAL_STAGES else 1
+        return chunks_of(self.request.options)
 
     @cached_property
     def counts(self) -> list[tuple[int, int]]:
@@ -84,6 +103,9 @@ class Several:
     def refusal(self, ranks: int, replicas: int) -> str | None:
         """Why the schedule does not take these numbers; `None` if it does."""
         options = self.request.options
+        refusal = too_many_stages(options.schedule, ranks * self.chunks, options.num_microbatches)
+        if refusal:
+            return refusal
         counts = (replicas,) * (ranks * self.chunks)
         try:
             make_layout(options.schedule, options.num_microbatches, counts, self.chunks)
@@ -102,30 +124,68 @@ class Several:
                 found.append(Shape((share + bubble) / ranks, ranks, replicas))
         return sorted(found)
 
-    def candidates(self, shapes: list[Shape]) -> Iterator[Assignment]:
-        """Even times, equal layer counts and cuts by speed and memory, placed in many ways."""
-        request, options = self.request, self.request.options
-        costs, pricer = request.costs, request.pricer
-        for place, shape in enumerate(shapes):
-            if place and self.request.is_over:
-                return
+    def promising(self) -> list[Shape]:
+        """The best of them, those first that can be played in a tenth of the time there is."""
+        left_s = self.request.deadline - time.monotonic()
+        m = self.request.options.num_microbatches
+        return sorted(
+            self.shapes,
+            key=lambda shape: shape.actions(m, self.chunks) > left_s * ACTIONS_PER_S / 10,
+        )[:MAX_SHAPES]
+
+    @property
+    def roomy(self) -> list[Shape]:
+        """Shapes that leave a device least to hold come first."""
+        return sorted(self.shapes, key=lambda shape: (-shape.ranks, -shape.replicas))
+
+    def candidates(self, shapes: list[Shape], *, once: bool = False) -> Iterator[Assignment]:
+        """Even times, equal layer counts and cuts by speed and memory, placed in many ways.
+
+        Args:
+            shapes: In this order.
+            once: Only the cuts by speed and memory that need least memory.
+        """
+        request = self.request
+        left = MAX_STAGES
+        for shape in shapes:
             num_stages = shape.ranks * self.chunks
-            even = even_times(costs, num_stages)
-            equal = equal_layers(len(costs.profile.layers), num_stages)
+            even = even_times(request.costs, num_stages)
             if even is None:
                 continue
-            for spread in spreads(shape.ranks, shape.replicas, request.devices):
+            equal = equal_layers(len(request.costs.profile.layers), num_stages)
+            for spread in spreads(shape.ranks, shape.replicas, request.devices, self.kinds):
+                if left < 0 or self.is_late:
+                    return
                 one = self._repeated(spread, even)
-                for cuts in dict.fromkeys((even, equal)):
-                    if costs.has(cuts):
-                        yield with_recompute(pricer, replace(one, cuts=cuts))
-                for again in {"never": (False,), "auto": (False, True), "always": (True,)}[
-                    options.recompute
-                ]:
-                    again_all = replace(one, recompute=(again,) * num_stages)
-                    fitted = fitted_cuts(pricer, again_all)
-                    if fitted is not None:
-                        yield replace(again_all, cuts=fitted)
+                if not once:
+                    for cuts in dict.fromkeys((even, equal)):
+                        if request.costs.has(cuts):
+                            left -= num_stages
+                            yield with_recompute(request.pricer, replace(one, cuts=cuts))
+                for fitted in self._fitted(one, once=once):
+                    left -= num_stages
+                    yield fitted
+
+    def _fitted(self, one: Assignment, *, once: bool) -> Iterator[Assignment]:
+        ways = {"never": (False,), "auto": (False, True), "always": (True,)}
+        for again in ways[self.request.options.recompute][-1 if once else 0 :]:
+            again_all = replace(one, recompute=(again,) * one.num_stages)
+            cuts = fitted_cuts(self.request.pricer, again_all)
+            if cuts is not None:
+                yield replace(again_all, cuts=cuts)
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds that pinned layers need, in the order of the layers, none twice in a row."""
+        profile, options = self.request.profile, self.request.options
+        index = {entry.layer.name: layer for layer, entry in enumerate(profile.layers)}
+        pins = sorted((index[pin.layer], pin.kind) for pin in options.pins if pin.kind is not None)
+        return tuple(kind for kind, _ in groupby(kind for _, kind in pins))
+
+    @property
+    def is_late(self) -> bool:
+        """Whether to give up where there is no plan yet."""
+        return time.monotonic() > self.request.deadline + GRACE_S
 
     def _repeated(self, one: Assignment, cuts: Cuts) -> Assignment:
         """Every device takes one stage of each round; zbv's second round runs back."""
@@ -158,14 +218,14 @@ class Several:
     @cached_property
     def misfits(self) -> list[tuple[Misfit, Assignment]]:
         """Candidates where none fits, the one that misses by least first."""
-        allowed = filter(self.request.allows, self.candidates(self.shapes))
+        allowed = filter(self.request.allows, self._roughly(self.roomy))
         found = [(self._missing(entry), entry) for entry in islice(allowed, MAX_MISFITS)]
         return sorted(found)
 
     def squeezed(self) -> Iterator[Assignment]:
         """Those that miss by least with their cuts moved until they fit."""
         for _, entry in self.misfits[:MAX_SQUEEZED]:
-            if self.request.is_over:
+            if self.is_late:
                 return
             found = squeezed(self.request.pricer, entry)
             if found is not None:
@@ -204,17 +264,21 @@ class Several:
             available=limit,
         )
 
+    def _roughly(self, shapes: list[Shape]) -> Iterator[Assignment]:
+        """Even times, and recomputed wherever that is allowed."""
+        request = self.request
+        again = request.options.recompute != "never"
+        for shape in shapes:
+            num_stages = shape.ranks * self.chunks
+            even = even_times(request.costs, num_stages)
+            if even is not None:
+                for spread in spreads(shape.ranks, shape.replicas, request.devices, self.kinds):
+                    one = self._repeated(spread, even)
+                    yield replace(one, recompute=(again,) * num_stages)
+
     def _no_counts(self) -> Infeasible:
         options, chunks = self.request.options, self.chunks
         wanted, name = options.num_stages, options.schedule
-        if wanted is not None and wanted % chunks:
-            return Infeasible(
-                f"the {name} schedule puts {chunks} stages on each device, and num_stages={wanted} "
-                f"is not a multiple of {chunks}",
-                constraint="schedule",
-                required=wanted,
-                available=wanted // chunks * chunks,
-            )
         atoms = self.request.costs.num_atoms
         most = min(entry for entry in (options.max_stages, wanted, atoms) if entry is not None)
         if most < chunks:
@@ -255,27 +319,52 @@ def best_of_schedule(request: Request) -> tuple[Priced, float]:
 
     Cuts of even times, of equal layer counts, and by each device's speed and memory, for numbers
     of devices a pipeline may have and ways to place it; where none fits, those that nearly do with
-    their cuts moved. Then cuts of the fastest are moved one by one while that helps.
+    their cuts moved. Then the fastest ones are changed a little, while that helps.
 
     Raises:
         Infeasible: None of them fits.
         DeadlineExceeded: None that was tried by then fits.
     """
-    several, race = Several(request), Race(request)
-    race.enter(several.candidates(several.shapes[:MAX_SHAPES]))
-    if race.best is None:
-        race.enter(several.candidates(several.shapes[MAX_SHAPES:]))
-    if race.best is None:
-        race.enter(several.squeezed())
-    for _ in range(MAX_MOVES):
-        before = race.best
-        if before is None or not request.costs.has(before.assignment.cuts):
-            break
-        race.enter(neighbours(before.assignment, request.costs))
-        if race.best is before:
-            break
-    if race.best is None and request.is_over:
+    several, race = Several(request), Race(request, MAX_ACTIONS)
+    _enter_first(several, race)
+    if race.best is None and several.is_late:
         raise DeadlineExceeded(GAVE_UP)
     if race.best is None:
         raise several.no_plan()
+    race.max_actions += MAX_ACTIONS
+    for _ in range(MAX_ROUNDS):
+        starts = race.unexplored(MAX_STARTS)
+        if not starts or request.is_over:
+            break
+        for start in starts:
+            race.enter(_changed(request, start))
     return race.best, min(several.bound_s(), race.best.step_time_s)
+
+
+def rescue(request: Request, race: Race) -> None:
+    """Plans where the search found none and does not know whether there are any."""
+    if race.best is None:
+        _enter_first(Several(request), race)
+
+
+def _enter_first(several: Several, race: Race) -> None:
+    race.enter(several.candidates(several.promising()))
+    if race.best is None:
+        race.enter(several.candidates(several.roomy, once=True))
+    if race.best is None:
+        race.enter(several.squeezed())
+
+
+def _changed(request: Request, assignment: Assignment) -> Iterator[Assignment]:
+    """One cut moved, or one stage no longer recomputed."""
+    if request.costs.has(assignment.cuts):
+        yield from neighbours(assignment, request.costs)
+    if request.options.recompute == "auto":
+        for stage, again in enumerate(assignment.recompute):
+            if again:
+                recompute = (
+                    *assignment.recompute[:stage],
+                    False,
+                    *assignment.recompute[stage + 1 :],
+                )
+                yield replace(assignment, recompute=recompute)

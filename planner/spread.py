@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import permutations
+from itertools import permutations, product
 
 from .assignment import Assignment, in_device_order, placed
 from .classes import Devices
@@ -14,77 +14,122 @@ MAX_ORDERED = 3
 MAX_SPLIT = 12
 """Stages up to which every division of them between two classes is tried."""
 
-Part = tuple[int, int]
-"""A class and how many stages in a row it takes."""
+MAX_ROWS = 64
+"""Rows of classes up to which every one is tried."""
+
+Row = tuple[int, ...]
+"""The class of each stage."""
 
 
-def spreads(count: int, replicas: int, devices: Devices) -> Iterator[Assignment]:
+def spreads(
+    count: int, replicas: int, devices: Devices, kinds: Sequence[str] = ()
+) -> Iterator[Assignment]:
     """So many stages of equally many devices each, placed in different ways.
 
     On each class alone; on one class after another, each filled before the next begins; every
-    division between two classes; and in the cluster's own order. Cuts are stand-ins.
+    division between two classes; the cluster's own order; with few stages and classes, every row
+    of classes; and the kinds that pinned layers need, in the order of the layers. Cuts are
+    stand-ins.
+
+    Args:
+        count: Stages.
+        replicas: Devices of each.
+        devices: Where they are placed.
+        kinds: That some layers need, in their order, none twice in a row.
     """
-    found: dict[Assignment, None] = {}
-    for parts in _parts(count, replicas, devices):
-        made = _joined(parts, replicas, devices)
+    rooms = [_room(number, count, replicas, devices) for number in range(len(devices.classes))]
+    for row in dict.fromkeys(_rows(count, replicas, devices, rooms, kinds)):
+        made = _placed(row, replicas, devices, rooms) if len(row) == count else None
         if made is not None:
-            found.setdefault(made)
-    if replicas == 1:
-        ordered = in_device_order(tuple(range(count + 1)), devices)
-        if ordered is not None:
-            found.setdefault(ordered)
-    yield from found
+            yield made
 
 
-def _parts(count: int, replicas: int, devices: Devices) -> Iterator[tuple[Part, ...]]:
-    numbers = range(len(devices.classes))
+def _rows(
+    count: int, replicas: int, devices: Devices, rooms: Sequence[int], kinds: Sequence[str]
+) -> Iterator[Row]:
+    numbers = range(len(rooms))
     for number in numbers:
-        yield ((number, count),)
+        yield (number,) * count
     if len(numbers) == 1:
         return
-    rooms = [_room(number, count, replicas, devices) for number in numbers]
+    if kinds:
+        yield from _of_kinds(count, devices, rooms, kinds)
     front, rest = numbers[:MAX_ORDERED], numbers[MAX_ORDERED:]
     for order in permutations(front):
         yield _filled([*order, *rest], rooms, count)
     if count <= MAX_SPLIT:
         for one, other in permutations(front, 2):
             for first in range(1, count):
-                yield ((one, first), (other, count - first))
+                yield (one,) * first + (other,) * (count - first)
+    if replicas == 1:
+        ordered = in_device_order(tuple(range(count + 1)), devices)
+        if ordered is not None:
+            yield ordered.classes
+    if len(numbers) ** count <= MAX_ROWS:
+        yield from product(numbers, repeat=count)
 
 
 def _room(number: int, most: int, replicas: int, devices: Devices) -> int:
     """Stages that the devices of a class have room for, at most so many."""
     most = min(most, len(devices.classes[number]) // replicas)
-    while most and _joined(((number, most),), replicas, devices) is None:
+    while most and _in_class(number, most, replicas, devices) is None:
         most -= 1
     return most
 
 
-def _filled(order: Sequence[int], rooms: Sequence[int], count: int) -> tuple[Part, ...]:
-    parts = []
+def _filled(order: Sequence[int], rooms: Sequence[int], count: int) -> Row:
+    row: list[int] = []
     for number in order:
-        taken = min(rooms[number], count)
-        if taken:
-            parts.append((number, taken))
-        count -= taken
-    return () if count else tuple(parts)
+        row += [number] * min(rooms[number], count - len(row))
+    return tuple(row)
 
 
-def _joined(parts: Sequence[Part], replicas: int, devices: Devices) -> Assignment | None:
-    """The parts behind each other; `None` if one of them has no room."""
-    classes: tuple[int, ...] = ()
-    ends: tuple[int, ...] = ()
-    for number, count in parts:
-        made = placed(tuple(range(count + 1)), (replicas,) * count, devices, class_index=number)
+def _of_kinds(
+    count: int, devices: Devices, rooms: Sequence[int], kinds: Sequence[str]
+) -> Iterator[Row]:
+    """A run of stages for each kind; the longest run is each of them once."""
+    free = list(rooms)
+    row: list[list[int]] = [[] for _ in kinds]
+
+    def add(place: int) -> bool:
+        for number, entry in enumerate(devices.classes):
+            if entry.kind == kinds[place] and free[number]:
+                free[number] -= 1
+                row[place].append(number)
+                return True
+        return False
+
+    if count < len(kinds) or not all(add(place) for place in range(len(kinds))):
+        return
+    for longest in range(len(kinds)):
+        kept_free, kept_row = list(free), [list(run) for run in row]
+        for place in [longest, *(other for other in range(len(kinds)) if other != longest)]:
+            while sum(map(len, row)) < count and add(place):
+                pass
+        yield tuple(number for run in row for number in sorted(run))
+        free[:], row[:] = kept_free, kept_row
+
+
+def _placed(row: Row, replicas: int, devices: Devices, rooms: Sequence[int]) -> Assignment | None:
+    """Stages on their classes; `None` where one of these has no room."""
+    ends = [0] * len(row)
+    for number in set(row):
+        members = [stage for stage, entry in enumerate(row) if entry == number]
+        if len(members) > rooms[number]:
+            return None
+        made = _in_class(number, len(members), replicas, devices)
         if made is None:
             return None
-        classes, ends = classes + made.classes, ends + made.ends
-    if not classes:
-        return None
+        for stage, end in zip(members, made.ends, strict=True):
+            ends[stage] = end
     return Assignment(
-        cuts=tuple(range(len(classes) + 1)),
-        replicas=(replicas,) * len(classes),
-        classes=classes,
-        ends=ends,
-        recompute=(False,) * len(classes),
+        cuts=tuple(range(len(row) + 1)),
+        replicas=(replicas,) * len(row),
+        classes=row,
+        ends=tuple(ends),
+        recompute=(False,) * len(row),
     )
+
+
+def _in_class(number: int, count: int, replicas: int, devices: Devices) -> Assignment | None:
+    return placed(tuple(range(count + 1)), (replicas,) * count, devices, class_index=number)

@@ -51,7 +51,7 @@ def limited(cluster, memory_bytes):
 
 CLUSTERS = {
     "flat": Cluster.uniform(4, bandwidth_bytes_per_s=1e7),
-    "tight": Cluster.uniform(4, memory_bytes=9000, bandwidth_bytes_per_s=1e7),
+    "tight": Cluster.uniform(4, memory_bytes=12_000, bandwidth_bytes_per_s=1e7),
     "kinds": mixed(),
     "one of each": mixed(1, 1),
     "nodes": two_level_cluster(5),
@@ -72,13 +72,15 @@ def test_every_request_has_a_valid_plan_or_a_clear_refusal(schedule, cluster):
     plans, refused = 0, []
     for profile in PROFILES.values():
         for num_microbatches in (1, 4, 7, 128):
+            chunks = {"zero_bubble": 1, "zbv": 2}.get(schedule, draw.choice([1, 2, 3]))
             asked = {
                 "num_microbatches": num_microbatches,
-                "num_stages": draw.choice([None, None, 2, 3, 4]),
+                "num_stages": draw.choice([None, None, chunks, 2 * chunks, 3 * chunks]),
                 "max_replicas": draw.choice([1, 2, None]),
                 "recompute": draw.choice(["never", "auto", "always"]),
-                "chunks": draw.choice([2, 3]),
             }
+            if schedule not in ("zero_bubble", "zbv"):
+                asked["chunks"] = chunks
             try:
                 planned(profile, CLUSTERS[cluster], schedule=schedule, **asked)
                 plans += 1
@@ -188,6 +190,37 @@ def test_recomputing_makes_room(schedule):
     assert any(stage.recompute == "always" for stage in made.stages)
 
 
+def alternating(count):
+    """Pins of the first layers to one kind and the other in turn."""
+    return tuple(
+        Pin(layer=f"layer.{index}", kind=("fast", "slow")[index % 2]) for index in range(count)
+    )
+
+
+@pytest.mark.parametrize(("fast", "slow"), [(1, 1), (2, 2), (8, 8)])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_layers_pinned_to_kinds_are_planned_where_devices_allow(schedule, fast, slow):
+    """Cuts used to be chosen without a look at the pins: most requests had no plan."""
+    profile = chain_profile([1e-3] * 20)
+    rounds = {"zero_bubble": 1, "zbv": 2}.get(schedule, 2)
+    asked = {"schedule": schedule, "max_replicas": None, "num_microbatches": 16}
+    for pins in (
+        alternating(2),
+        (Pin(layer="layer.0", kind="slow"), Pin(layer="layer.3", kind="fast")),
+        alternating(rounds * 2 if schedule != "zbv" else 2),
+        (Pin(layer="layer.17", kind="fast"), Pin(layer="layer.19", kind="slow")),
+    ):
+        made = planned(profile, mixed(fast, slow), **asked, pins=pins)
+        assert len({stage.devices[0][:4] for stage in made.stages}) == 2
+
+
+def test_pins_to_stages_place_the_cuts():
+    pins = (Pin(layer="layer.1", stage=1), Pin(layer="layer.10", stage=2))
+    for schedule in SCHEDULES:
+        made = planned(PROFILES["even"], CLUSTERS["flat"], schedule=schedule, pins=pins)
+        assert made.balance[0] == 1
+
+
 def refusal(profile, cluster, **asked):
     with pytest.raises(Infeasible) as caught:
         plan(profile, cluster, PlanOptions(**asked))
@@ -196,8 +229,8 @@ def refusal(profile, cluster, **asked):
 
 def test_refusals_name_what_does_not_go():
     even, flat = PROFILES["even"], CLUSTERS["flat"]
-    error = refusal(even, flat, schedule="zbv", num_stages=3)
-    assert "puts 2 stages on each device, and num_stages=3 is not a multiple of 2" in str(error)
+    with pytest.raises(InvalidInput, match="on each device, and num_stages=3 is not a multiple of"):
+        plan(even, flat, PlanOptions(schedule="zbv", num_stages=3))
     error = refusal(even, flat, schedule="looped_bfs", num_stages=10)
     assert "10 stages, 2 on each, need 5 devices, the cluster has 4" in str(error)
     error = refusal(even, flat, schedule="interleaved_1f1b", num_stages=6, num_microbatches=7)
@@ -207,8 +240,8 @@ def test_refusals_name_what_does_not_go():
     assert "3 stages on each device; the layers, their cuts and the options allow only 2" in str(
         error
     )
-    pins = (Pin(layer="layer.0", stage=1),)
-    assert refusal(even, flat, schedule="zero_bubble", pins=pins).constraint == "constraints"
+    error = refusal(even, mixed(1, 1), schedule="zero_bubble", pins=alternating(3))
+    assert error.constraint == "constraints"
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
