@@ -74,8 +74,10 @@ class PlanOptions(Record):
         recompute: Whether stages keep only their inputs and run forward again before backward.
         chunks: Stages a device, for the schedules that take several.
         max_extra_in_flight: Forwards a stage may run ahead beyond the schedule's own warm-up.
-        batch_size: Samples per step: then micro-batches of every size that divides it are tried
-            and ``num_microbatches`` follows. Times are scaled from the profile's size.
+        batch_size: Samples per step: then the size of micro-batches, which has to divide it, is
+            chosen and ``num_microbatches`` follows; given both, they say the size. Sizes that no
+            profile was measured at are estimated in proportion, and none is chosen for speed
+            that is smaller than all that were measured.
         optimizer: Decides the bytes of optimizer state per trainable element.
         memory_fraction: Share of each device's memory a plan may use.
         together: Pairs of layer names; the layers from one to the other share a stage.

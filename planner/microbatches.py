@@ -30,6 +30,9 @@ MAX_MICROBATCHES = 2**20
 PER_MICROBATCH = ("throughput", "balance_time", "pipedream")
 """Objectives that count one micro-batch of a step; sizes are compared by all of them."""
 
+OF_BYTES = ("memory", "devices", "balance_size")
+"""Objectives about bytes, which do grow in proportion to the samples; times do not quite."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -64,22 +67,26 @@ def plan_batch(
     cluster: Cluster,
     options: PlanOptions,
     *,
+    size: int | None = None,
     deadline: float = math.inf,
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
     """The best plan over the micro-batch sizes that divide ``options.batch_size``.
 
     Sizes are `sizes_to_try`; a profile measured at a size is used for it, others are scaled from
-    the nearest (`scaled`). Sizes that cannot beat the best step found are not planned. Plans of
-    the same value are told apart by their step, then by fewer micro-batches. The plan's proof is
-    for the size chosen.
+    the nearest (`scaled`). Small micro-batches keep a device less busy, which no scaling knows:
+    sizes below all that were measured would look free. So they are not chosen for speed: only
+    if nothing larger can be planned, and then the largest that can. Sizes that cannot beat the
+    best step found are not planned. Plans of the same value are told apart by their step, then by
+    fewer micro-batches. The plan's proof is for the size chosen.
 
     Args:
         profiles: Of one model, at different sizes.
         cluster: Devices and links.
         options: With a ``batch_size``; its ``num_microbatches`` does not matter.
+        size: The only one to plan; `None` for all.
         deadline: On the clock of `time.monotonic`; sizes not reached by then are left out.
-        progress: Called with every better plan found at any size.
+        progress: Called with every better plan found at any size, its value for a whole step.
 
     Raises:
         InvalidInput: A profile says nothing about its size, or no size can be planned.
@@ -90,15 +97,21 @@ def plan_batch(
     refused: InvalidInput | None = None
     unfit: list[Candidate] = []
     started = time.monotonic()
-    for entry in candidates(profiles, options):
+    entries = [
+        entry for entry in candidates(profiles, options) if size in (None, size_of(entry.profile))
+    ]
+    floor = 0 if options.objective in OF_BYTES else min(map(size_of, profiles))
+    entries.sort(key=lambda entry: max(floor - size_of(entry.profile), 0))
+    for entry in entries:
         if best is not None:
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or size_of(entry.profile) < floor:
                 break
             is_slower = entry.least_step_s(cluster) >= best.step_time_s
             if options.objective == "step_time" and is_slower:
                 continue
         try:
-            request = request_of(entry, cluster, started, deadline, progress)
+            told = progress and partial(_tell, progress, entry)
+            request = request_of(entry, cluster, started, deadline, told)
             plan = _planned(entry, request) if may_fit(request) else None
         except InvalidInput as error:  # of this size: numbers too large, more stages than work
             refused = refused or error
@@ -110,7 +123,7 @@ def plan_batch(
         elif best is None or _rank(plan) < _rank(best):
             best = plan
     if best is not None:
-        return best
+        return _with_note(best, profiles)
     if not unfit:
         assert refused is not None, "a batch has at least one size"
         raise refused
@@ -191,6 +204,26 @@ def _planned(entry: Candidate, request: Request) -> Plan:
     """The best plan of one size, known by the profile that was measured."""
     plan = build_plan(request, solve(request))
     return plan.model_copy(update={"profile_id": entry.measured.content_id()})
+
+
+def _tell(progress: Callable[[Progress], None], entry: Candidate, found: Progress) -> None:
+    """Values of different sizes compared; a bound of one size says nothing about the others."""
+    count = 1
+    if entry.options.objective in PER_MICROBATCH:
+        count = entry.options.num_microbatches
+    progress(Progress(found.elapsed_s, found.value * count))
+
+
+def _with_note(plan: Plan, profiles: Sequence[Profile]) -> Plan:
+    """Which sizes the plan's could be compared with."""
+    measured = ", ".join(map(str, sorted(map(size_of, profiles))))
+    note = (
+        f"micro-batches of {plan.inputs[0].shape[0]} were chosen from a profile of {measured} "
+        "alone: what smaller ones cost was not measured, and is told by profiles of several sizes"
+        if len(profiles) == 1
+        else f"micro-batches of {plan.inputs[0].shape[0]} were chosen; profiled were {measured}"
+    )
+    return plan.model_copy(update={"notes": (*plan.notes, note)})
 
 
 def _rank(plan: Plan) -> tuple[float, float, int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from pydantic import ValidationError
 
@@ -43,9 +45,11 @@ def plan(
             at different sizes, where the options name a ``batch_size``.
         cluster: Devices and links; or its shorthand, such as ``4x24GB``.
         options: What is asked for; the defaults of `PlanOptions` if not given.
-        num_microbatches: Replaces the options' number.
+        num_microbatches: Replaces the options' number. Together with a ``batch_size`` it says the
+            size of micro-batches: then it has to divide the batch.
         deadline_s: Stop then with the best plan so far and its gap.
-        progress: Called with every better plan found.
+        progress: Called with every better plan or bound found; neither ever gets worse. With a
+            ``batch_size`` values are for a whole step.
 
     Raises:
         InvalidInput: An option or the profile's numbers are out of range, or a constraint makes
@@ -98,12 +102,11 @@ class Planner:
         cluster = cluster_of(cluster)
         options = _options(options, num_microbatches)
         deadline = deadline_of(deadline_s)
+        attempt = partial(self._plan, size=_size_asked(options))
         try:
-            return self._plan(cluster, options, deadline, progress)
+            return attempt(cluster, options, deadline, progress and _Improving(progress))
         except Infeasible as error:
-            raise with_ways_out(
-                error, self.profile, cluster, options, self._plan, deadline
-            ) from None
+            raise with_ways_out(error, self.profile, cluster, options, attempt, deadline) from None
 
     def _plan(
         self,
@@ -111,10 +114,14 @@ class Planner:
         options: PlanOptions,
         deadline: float,
         progress: Callable[[Progress], None] | None = None,
+        *,
+        size: int | None = None,
     ) -> Plan:
         """The same, an `Infeasible` naming no ways out; the deadline is a moment."""
         if options.batch_size is not None:
-            return plan_batch(self.profiles, cluster, options, deadline=deadline, progress=progress)
+            return plan_batch(
+                self.profiles, cluster, options, size=size, deadline=deadline, progress=progress
+            )
         if len(self.profiles) > 1:
             raise InvalidInput(
                 "several profiles are for choosing the size of micro-batches; name a batch_size",
@@ -126,11 +133,44 @@ class Planner:
         return build_plan(request, solve(request))
 
 
+class _Improving:
+    """Passes on what is better than all before."""
+
+    def __init__(self, tell: Callable[[Progress], None]) -> None:
+        self._tell, self._best, self._bound = tell, math.inf, 0.0
+
+    def __call__(self, found: Progress) -> None:
+        best = min(self._best, found.value)
+        bound = min(max(self._bound, found.lower_bound), best)
+        if best < self._best or bound > self._bound:
+            self._best, self._bound = best, bound
+            self._tell(Progress(found.elapsed_s, best, bound))
+
+
+def _size_asked(options: PlanOptions) -> int | None:
+    """The size of micro-batches, where both their number and that of samples are given.
+
+    Raises:
+        InvalidInput: The samples cannot be dealt to so many micro-batches evenly.
+    """
+    batch_size, count = options.batch_size, options.num_microbatches
+    if batch_size is None or "num_microbatches" not in options.model_fields_set:
+        return None
+    if batch_size % count:
+        raise InvalidInput(
+            f"a batch_size of {batch_size} samples is not num_microbatches={count} equal "
+            "micro-batches; leave one of the two out, or give numbers that divide",
+            field="/options/num_microbatches",
+        )
+    return batch_size // count
+
+
 def _options(options: PlanOptions | None, num_microbatches: int | None) -> PlanOptions:
     options = options_of(options)
     if num_microbatches is None:
         return options
+    given = {name: getattr(options, name) for name in options.model_fields_set}
     try:
-        return PlanOptions.model_validate({**dict(options), "num_microbatches": num_microbatches})
+        return PlanOptions.model_validate({**given, "num_microbatches": num_microbatches})
     except ValidationError as error:
         raise invalid_input(error, "plan options") from None

@@ -35,8 +35,9 @@ def scaled(profile: Profile, factor: Fraction) -> Profile:
 
     Times, activations, workspace, what crosses boundaries and the loss's share are scaled, bytes
     rounded up; parameters are not. Small micro-batches keep a device less busy than that, so
-    times scaled down are too good and times scaled up too bad. A tensor is scaled in its first
-    dimension that is a multiple of the profile's size; one without any does not change.
+    times scaled down are too good and times scaled up too bad: the result is an estimate. A
+    tensor is scaled in its first dimension that is a multiple of the profile's size; one without
+    any does not change.
 
     Raises:
         InvalidInput: The profile says nothing about its size, or the new one is no whole number.
@@ -63,12 +64,19 @@ def scaled(profile: Profile, factor: Fraction) -> Profile:
             ),
             "loss": loss and scale.loss(loss),
             "reconciliation": None,
-            "notes": (
-                *profile.notes,
-                f"times and activations were scaled from micro-batches of {size} "
-                f"sample{'s' * (size > 1)} to {size * factor}",
-            ),
+            "provenance": profile.provenance.model_copy(update={"source": "estimated"}),
+            "notes": (*profile.notes, _assumption(size, int(size * factor))),
         }
+    )
+
+
+def _assumption(measured: int, size: int) -> str:
+    """What `scaled` takes for granted, and which way that errs."""
+    error = "shorter" if size < measured else "longer"
+    return (
+        f"times and activations are ESTIMATED: scaled in proportion from micro-batches of "
+        f"{measured} sample{'s' * (measured > 1)}, which were profiled, to {size}; the times are "
+        f"probably {error} than they will be. A profile at {size} would tell"
     )
 
 

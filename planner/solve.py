@@ -40,6 +40,9 @@ MAX_STARTS = 3
 NEAR = 0.08
 """How far above the best objective, relatively, a plan may be to be simulated."""
 
+NOT_STEPS = ("memory", "devices")
+"""Objectives whose plans are searched by another measure than they are compared by."""
+
 CLOSED_FORM: dict[str, Measure] = {"1f1b": "1f1b", "gpipe": "gpipe"}
 """Schedules whose step the search minimises itself."""
 
@@ -113,7 +116,10 @@ def solve(request: Request) -> Decision:
             f"not for {options.schedule!r}",
             field="/options/schedule",
         )
-    return SOLVERS[options.objective](request)
+    decision = SOLVERS[options.objective](request)
+    value = min(decision.best_value, decision.priced.value)
+    request.tell(value, min(decision.lower_bound, value))
+    return decision
 
 
 def _step_time(request: Request) -> Decision:
@@ -176,6 +182,7 @@ def _memory(request: Request) -> Decision:
             low = middle
         else:
             high, least = _largest_bytes(request, found), found
+        request.tell(float(high), float(low + 1) if request.is_whole else 0.0)
     pool, _ = _search(request, _model(request), limit_bytes=high)
     priced = request.pricer.price(pool.first() if pool.values else least)
     bound = min(priced.value, float(low + 1))
@@ -301,7 +308,7 @@ def _search(
             bound = min(bound, search.bound)
         if level.is_exact:
             least = min(least, bound)
-        if best < math.inf:
+        if best < math.inf and request.options.objective not in NOT_STEPS:
             request.tell(best, bound if level.is_exact and request.is_whole else 0.0)
     if not pool.values:
         if effort.is_over or gave_up:
@@ -358,9 +365,7 @@ def _fastest(request: Request, pool: Pool) -> Priced:
             race.enter(_neighbours(request, start))
     if race.best is None:
         raise DeadlineExceeded(GAVE_UP) if pool.gave_up else out_of_memory(request)
-    best = _or_its_baselines(request, race.best)
-    request.tell(best.value)
-    return best
+    return _or_its_baselines(request, race.best)
 
 
 def _or_its_baselines(request: Request, priced: Priced) -> Priced:

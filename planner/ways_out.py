@@ -167,6 +167,7 @@ class _Search:
                 else:
                     step_time_s = plan.step_time_s
                     if change.options.batch_size is not None:
+                        change = replace(change, options=_chosen(change.options, plan))
                         text += f" (micro-batches of {plan.inputs[0].shape[0]})"
             yield WayOut(text, change.cluster, change.options, step_time_s)
 
@@ -265,7 +266,15 @@ def _on_devices(cluster: Cluster, options: PlanOptions, count: int) -> Change:
 
 
 def _with(options: PlanOptions, **changes: object) -> PlanOptions:
-    return PlanOptions.model_validate({**dict(options), **changes})
+    given = {name: getattr(options, name) for name in options.model_fields_set}
+    if "batch_size" in changes:
+        given.pop("num_microbatches", None)  # with both there would be nothing to choose
+    return PlanOptions.model_validate({**given, **changes})
+
+
+def _chosen(options: PlanOptions, plan: Plan) -> PlanOptions:
+    """With the number of micro-batches that a plan chose."""
+    return _with(options, num_microbatches=plan.options.num_microbatches)
 
 
 def _cost(way_out: WayOut, asked: PlanOptions) -> float:

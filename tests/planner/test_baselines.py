@@ -10,7 +10,6 @@ from stagewright.planner.validate import validate
 from tests.builders import (
     boundary,
     chain_profile,
-    random_cluster,
     random_profile,
     two_level_cluster,
 )
@@ -127,3 +126,30 @@ def test_idle_devices_are_told():
     many = plan(chain_profile([1]), "9xcpu").notes
     assert many == ("8 of 9 devices stay idle: cpu:1, cpu:2, cpu:3, cpu:4 and 4 more",)
     assert plan(chain_profile([1, 1]), "2xcpu").notes == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"schedule": "gpipe", "max_replicas": None},
+        {"schedule": "zero_bubble"},
+        {"objective": "throughput"},
+        {"objective": "memory"},
+        {"objective": "devices"},
+        {"objective": "balance_time"},
+    ],
+    ids=str,
+)
+def test_progress_never_gets_worse_and_ends_with_what_is_proven(changes):
+    """Cause: the last report was of the plan the simulator preferred, with no bound."""
+    profile, options = random_profile(4, 40, illegal=0.0), PlanOptions(**changes)
+    seen = []
+    made = plan(profile, "4x1GB", options, progress=seen.append)
+    values, bounds = [entry.value for entry in seen], [entry.lower_bound for entry in seen]
+    assert values == sorted(values, reverse=True)
+    assert bounds == sorted(bounds)
+    proof = made.proof
+    least = proof.value if proof.best_value is None else min(proof.value, proof.best_value)
+    assert values[-1] == pytest.approx(least, rel=1e-9)
+    assert bounds[-1] == pytest.approx(proof.lower_bound, rel=1e-9)

@@ -37,6 +37,18 @@ def each_size(profile, cluster, options):
                 continue
 
 
+def may_be_chosen(objective, size, sizes):
+    """Of those that fit: for speed none below the profiled size, or the largest of these."""
+    if objective == "memory":
+        return sizes
+    large = [entry for entry in sizes if samples(entry) >= size]
+    return large or [max(sizes, key=samples)]
+
+
+def samples(entry):
+    return entry[1].inputs[0].shape[0]
+
+
 def value_of(objective, found, count):
     if objective == "step_time":
         return found.step_time_s
@@ -62,7 +74,9 @@ def test_the_best_of_every_size(seed, objective):
             plan(profile, cluster, options)
         return
     found = plan(profile, cluster, options)
-    best = min(value_of(objective, other, count) for count, other in sizes)
+    allowed = may_be_chosen(objective, profile.inputs[0].shape[0], sizes)
+    best = min(value_of(objective, other, count) for count, other in allowed)
+    assert found.estimated == (found.inputs != profile.inputs)
     value = value_of(objective, found, found.num_microbatches)
     assert value == pytest.approx(best, rel=1e-9)
     validate(found, profile, cluster)
@@ -70,30 +84,77 @@ def test_the_best_of_every_size(seed, objective):
 
 def test_bubbles_ask_for_small_and_latency_for_large_microbatches():
     """Two equal stages: small micro-batches fill the pipeline, unless each costs a message."""
-    profile = batched(chain_profile([1, 1], forward_bytes=8))
+    profile = batched(chain_profile([0.5, 0.5], forward_bytes=8), 1)
     options = PlanOptions(batch_size=8)
     free = Cluster.uniform(2, latency_s=0.0, bandwidth_bytes_per_s=1e12)
     slow = Cluster.uniform(2, latency_s=2.0, bandwidth_bytes_per_s=1e12)
-    # Two samples take a stage 3 s, one 1.5 s: 2 x 1.5 + 7 x 1.5 with eight micro-batches of one.
+    # One sample takes a stage 1.5 s: 2 x 1.5 + 7 x 1.5 with eight micro-batches of one.
     assert plan(profile, free, options).step_time_s == pytest.approx(13.5)
     assert plan(profile, free, options).num_microbatches == 8
     assert plan(profile, slow, options).num_microbatches < 8
 
 
-def test_the_plan_says_what_it_runs_on():
+def test_one_profile_alone_keeps_its_size_and_says_so():
+    """Cause: in proportion micro-batches of one sample cost a quarter, and always won."""
     profile = batched(chain_profile([1, 1]), 4)
-    found = plan(profile, "2xcpu", PlanOptions(batch_size=8))
-    assert (found.num_microbatches, found.options.num_microbatches) == (8, 8)
-    assert found.options.batch_size == 8
-    assert found.inputs[0].shape == (1, 8)
+    found = plan(profile, "2xcpu", PlanOptions(batch_size=64))
+    assert (found.num_microbatches, found.options.num_microbatches) == (16, 16)
+    assert found.options.batch_size == 64
+    assert found.inputs[0].shape == (4, 8)
     assert found.profile_id == profile.content_id()
-    assert "times and activations were scaled from micro-batches of 4 samples to 1" in found.notes
+    assert not found.estimated
+    assert "micro-batches of 4 were chosen from a profile of 4 alone" in found.notes[-1]
+
+
+def test_a_size_nobody_measured_is_an_estimate():
+    """Six samples are no fours; of three, two and one sample the largest is taken."""
+    profile = batched(chain_profile([1, 1]), 4)
+    larger = plan(profile, "2xcpu", PlanOptions(batch_size=6, schedule="gpipe"))
+    assert (larger.inputs[0].shape, larger.estimated) == ((6, 8), True)
+    assert "probably longer than they will be" in " ".join(larger.notes)
+    few = plan(profile, "2xcpu", PlanOptions(batch_size=3))
+    assert (few.inputs[0].shape, few.estimated) == ((3, 8), True)
+    assert "scaled in proportion from micro-batches of 4 samples, which were profiled, to 3; the " \
+        "times are probably shorter than they will be" in " ".join(few.notes)  # fmt: skip
+    assert "ESTIMATED profile" in str(few)
+    validate(few, profile, Cluster.parse("2xcpu"))
+
+
+def test_both_numbers_say_the_size():
+    profile = batched(chain_profile([1, 1]), 4)
+    options = PlanOptions(batch_size=16, num_microbatches=8)
+    found = plan(profile, "2xcpu", options)
+    assert (found.inputs[0].shape, found.num_microbatches) == ((2, 8), 8)
+    assert plan(profile, "2xcpu", PlanOptions(batch_size=16), num_microbatches=8) == found
+    again = plan(profile, "2xcpu", found.options)
+    assert again == found
+
+
+def test_numbers_that_do_not_agree_are_refused():
+    """Cause: the number of micro-batches was dropped without a word."""
+    options = PlanOptions(batch_size=16, num_microbatches=3)
+    with pytest.raises(InvalidInput, match="16 samples is not num_microbatches=3") as caught:
+        plan(batched(chain_profile([1, 1])), "2xcpu", options)
+    assert caught.value.field == "/options/num_microbatches"
+
+
+def test_progress_of_several_sizes_never_gets_worse():
+    for objective in ("step_time", "throughput", "memory", "devices"):
+        seen = []
+        options = PlanOptions(batch_size=24, objective=objective)
+        made = plan(batched(random_profile(3, 8)), "3x1GB", options, progress=seen.append)
+        values = [entry.value for entry in seen]
+        assert values == sorted(values, reverse=True)
+        assert all(entry.lower_bound == 0 for entry in seen)  # of one size says nothing of others
+        count = made.num_microbatches if objective == "throughput" else 1
+        assert values[-1] <= made.proof.value * count * (1 + 1e-9)
 
 
 def test_a_size_that_was_measured_is_not_scaled():
     """Measured at four samples it takes as long as at one: so four it is."""
     one, four = batched(chain_profile([1, 1]), 1), batched(chain_profile([1, 1]), 4)
     found = plan([one, four], "2xcpu", PlanOptions(batch_size=16))
+    assert "profiled were 1, 4" in found.notes[-1]
     assert found.num_microbatches in (1, 2, 4)
     assert found.profile_id == four.content_id()
     validate(found, four, Cluster.parse("2xcpu"))
