@@ -14,8 +14,8 @@ from ..core.profile import Profile
 from .assignment import Assignment
 from .classes import Devices
 from .cost import legal_positions, tied_parameters
-from .layout import SEVERAL_STAGES
 from .moves import Space
+from .option_rules import chunks_of
 from .pins import check_pins, described
 from .schedules import too_many_stages
 from .stage_table import StageTable
@@ -173,7 +173,10 @@ def broken_option(
         )
         return Broken("num_microbatches", text, f"ask for {num_stages} or more, or for gpipe")
     if replicas > (1 if only_forward else options.num_microbatches):
-        text = f"has {replicas} replicas of a stage, more than micro-batches"
+        text = (
+            f"has {replicas} replicas of a stage, more than "
+            f"num_microbatches={options.num_microbatches}"
+        )
         return Broken("num_microbatches", text, f"ask for {replicas} or more")
     if options.max_replicas is not None and replicas > options.max_replicas:
         text = f"has {replicas} replicas of a stage, more than max_replicas={options.max_replicas}"
@@ -268,13 +271,6 @@ def _check_num_stages(num_atoms: int, devices: Devices, options: PlanOptions) ->
             required=wanted,
             available=num_atoms,
         )
-
-
-def chunks_of(options: PlanOptions) -> int:
-    """Stages a device."""
-    if options.objective == "latency" or options.schedule not in SEVERAL_STAGES:
-        return 1
-    return 2 if options.schedule == "zbv" else options.chunks
 
 
 def _layer(index: dict[str, int], name: str, field: str) -> int:

@@ -29,6 +29,33 @@ def check_options(options: PlanOptions) -> None:
             "for one of them",
             field="/options/num_stages",
         )
+    if options.schedule in SEVERAL_STAGES and options.objective != "latency":
+        _check_laps(options)
+
+
+def chunks_of(options: PlanOptions) -> int:
+    """Stages a device."""
+    if options.objective == "latency" or options.schedule not in SEVERAL_STAGES:
+        return 1
+    return 2 if options.schedule == "zbv" else options.chunks
+
+
+def _check_laps(options: PlanOptions) -> None:
+    chunks = chunks_of(options)
+    each = f"the {options.schedule} schedule puts {chunks} stages on each device"
+    wanted = options.num_stages
+    if wanted is not None and wanted % chunks:
+        raise InvalidInput(
+            f"{each}, and num_stages={wanted} is not a multiple of {chunks}; ask for "
+            f"{-(-wanted // chunks) * chunks}",
+            field="/options/num_stages",
+        )
+    if options.max_stages is not None and options.max_stages < chunks:
+        raise InvalidInput(
+            f"{each}, more than max_stages={options.max_stages}; allow {chunks}, or ask for "
+            "another schedule",
+            field="/options/max_stages",
+        )
 
 
 def option_notes(options: PlanOptions) -> list[str]:
