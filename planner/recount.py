@@ -105,6 +105,21 @@ class Split:
         size = self.profile.boundaries[self.layers(stage)[0] - 1].backward_bytes
         return size, self._link(stage - 1, stage).transfer_time_s(size)
 
+    def channels(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Which shared connection each cut's activations leave by, and each cut's gradients.
+
+        Numbered from 0 in order of appearance; -1 for one of the sender's own.
+        """
+        numbers: dict[tuple[int, int], int] = {}
+        found: tuple[list[int], list[int]] = ([], [])
+        for direction in (0, 1):
+            for cut in range(self.num_stages - 1):
+                level = self._level(cut, cut + 1)
+                group = self.place(cut + direction).shared_exit(level)
+                number = -1 if group is None else numbers.setdefault((level, group), len(numbers))
+                found[direction].append(number)
+        return tuple(found[0]), tuple(found[1])
+
     def whole_s(self, stage: int) -> float:
         """Forward, backward and what the cut behind the stage sends both ways: ``tau``."""
         back_s = self.send_backward(stage + 1)[1] if stage + 1 < self.num_stages else 0.0
@@ -222,6 +237,7 @@ class Split:
     def step_time_s(self) -> float:
         """The simulated step."""
         stages, options = range(self.num_stages), self.options
+        forward_channel, backward_channel = self.channels()
         times = StageTimes(
             forward_s=[self.work_s(stage)[0] for stage in stages],
             backward_s=[self.work_s(stage)[1] for stage in stages],
@@ -229,6 +245,8 @@ class Split:
             send_backward_s=[self.send_backward(stage)[1] for stage in stages[1:]],
             sync_s=[self.sync_s(stage) for stage in stages],
             tied_sync_s=self.tied_sync_s(),
+            forward_channel=forward_channel,
+            backward_channel=backward_channel,
         )
         return step_time(
             "forward_only" if self.only_forward else options.schedule,
@@ -383,10 +401,12 @@ class Split:
             names[layer]: stage for stage in range(self.num_stages) for layer in self.layers(stage)
         }
 
+    def _level(self, stage: int, other: int) -> int:
+        """That joins the last device of one stage with the first of a later one."""
+        return level_between(self.cluster, self.devices[stage][-1], self.devices[other][0])
+
     def _link(self, stage: int, other: int) -> LinkLevel:
-        """From the last device of one stage to the first of a later one."""
-        one, two = self.devices[stage][-1], self.devices[other][0]
-        return self.cluster.levels[level_between(self.cluster, one, two)]
+        return self.cluster.levels[self._level(stage, other)]
 
     def _slowest_link(self, stages: list[int]) -> LinkLevel:
         """The outermost level between any devices of any two of the stages."""

@@ -75,6 +75,20 @@ class Place:
                 break
         return total_s
 
+    def shared_exit(self, level: int) -> int | None:
+        """The group whose one connection all messages leave by that cross a level.
+
+        `None` where the level is not shared, or the devices are spread over several groups.
+        """
+        if not self.cluster.levels[level].shared:
+            return None
+        if level == 0:
+            groups = set(self.devices)
+        else:
+            inside = self.cluster.levels[level - 1].group_size
+            groups = {device // inside for device in self.devices}
+        return groups.pop() if len(groups) == 1 else None
+
 
 def level_between(cluster: Cluster, one: int, other: int) -> int:
     """The level that joins two devices of a plan.

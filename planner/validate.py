@@ -184,6 +184,14 @@ def _step_faults(plan: Plan, split: Split) -> Iterable[str]:
     tied_s = split.tied_sync_s()
     if not math.isclose(plan.tied_sync_time_s, tied_s, rel_tol=TOLERANCE):
         yield f"tied_sync_time_s is {plan.tied_sync_time_s!r}, expected {tied_s!r}"
+    for name, found, expected in zip(
+        ("forward_channels", "backward_channels"),
+        _numbered(plan.forward_channels, plan.backward_channels, split.num_stages - 1),
+        split.channels(),
+        strict=True,
+    ):
+        if found != expected:
+            yield f"{name} is {list(found)}, expected {list(expected)} (numbered as they appear)"
     try:
         timeline = plan_timeline(plan)
     except InvalidInput as error:
@@ -193,6 +201,19 @@ def _step_faults(plan: Plan, split: Split) -> Iterable[str]:
         yield f"step_time_s is {plan.step_time_s!r}, simulated {timeline.step_time_s!r}"
     if not math.isclose(plan.bubble_fraction, timeline.bubble_fraction, abs_tol=TOLERANCE):
         yield f"bubble_fraction is {plan.bubble_fraction!r}, simulated {timeline.bubble_fraction!r}"
+
+
+def _numbered(
+    forward: tuple[int, ...], backward: tuple[int, ...], num_cuts: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shared connections numbered as they appear, -1 everywhere where none is listed."""
+    numbers = {-1: -1}
+    for channel in (*forward, *backward):
+        numbers.setdefault(channel, len(numbers) - 1)
+    own = (-1,) * num_cuts
+    return tuple(numbers[entry] for entry in forward or own), tuple(
+        numbers[entry] for entry in backward or own
+    )
 
 
 def _proof_faults(plan: Plan, split: Split) -> Iterator[str]:

@@ -70,6 +70,103 @@ def instance(seed, **asked):
     return bound_memory(draw, found) if draw.random() < 0.5 else found
 
 
+KINDS = "abc"
+
+PATTERNS = ("aabbbbaaaabb", "aabbbbaaaaaa", "aaaabbaaaaaa", "bbaabbaaaabb", "aaaabbaaaaab")
+"""Two kinds over pairs, sixes and twelves of devices: a level holds unequal numbers of one."""
+
+SHAPES = ((12,), (2, 12), (4, 12), (2, 4, 12), (3, 6, 12), (2, 6, 12), (4, 8, 16), (2, 4, 8, 16))
+"""Group sizes, innermost first."""
+
+
+def wide_instance(seed, **asked):
+    """1 to 5 layers on 2 to 12 devices; the fewer layers, the more devices.
+
+    Up to four link levels whose last groups are partial, outer links faster than inner ones now
+    and then, some links shared; up to three kinds, each with its speed and its limit, in blocks
+    or interleaved, so that groups hold unequal numbers of one.
+    """
+    draw = random.Random(seed)
+    num_layers = draw.choice([1, 2, 2, 2, 3, 3, 4, 5])
+    most = {1: 12, 2: 12, 3: 9, 4: 7, 5: 6}[num_layers]
+    profile = random_profile(
+        seed,
+        num_layers,
+        ties=draw.choice([0, 0, 0, 1]),
+        illegal=draw.choice([0.0, 0.0, 0.0, 0.2]),
+        storages=draw.random() < 0.8,
+    )
+    cluster = draw_wide_cluster(draw, draw.randint(min(4, most), most))
+    drawn = draw_options(draw, profile, cluster, rarely=0.5)
+    found = Instance(profile, cluster, drawn).asked(
+        **{
+            "num_microbatches": draw.choice([2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 31, 64]),
+            "max_replicas": draw.choice([None, None, None, 2, 3, 4]),
+            **asked,
+        }
+    )
+    return bound_memory(draw, found) if draw.random() < 0.5 else found
+
+
+def patterned_instance(seed, **asked):
+    """3 to 5 layers on the twelve devices of a pattern, where only one kind has memory."""
+    draw = random.Random(seed)
+    num_layers = draw.choice([3, 3, 4, 4, 5])
+    profile = random_profile(seed, num_layers, ties=0, illegal=0)
+    levels = draw_levels(draw, (2, 6, 12))
+    kinds = draw.choice(PATTERNS)
+    options = {
+        "num_microbatches": draw.choice([4, 5, 8, 16]),
+        "max_replicas": draw.choice([1, 2]) if num_layers < 5 else 1,
+        "schedule": draw.choice(["1f1b", "gpipe"]),
+        **asked,
+    }
+    alike = _cluster(kinds, dict.fromkeys(KINDS, 1.0), levels)
+    found = Instance(profile, alike, PlanOptions(**options)).limited({"a": 10**9, "b": 1})
+    needed = least(found, "memory")
+    factor = draw.choice([1.0, 1.1, 1.2, 1.5, 2.0, 4.0])
+    return found.limited({"a": int(needed.rank[0] * factor) + 1, "b": 1})
+
+
+def draw_wide_cluster(draw, num_devices):
+    kinds = [draw.choice(KINDS[: draw.choice([1, 1, 2, 3])]) for _ in range(num_devices)]
+    if draw.random() < 0.4:
+        kinds.sort()
+    speed = {kind: draw.choice((*SPEEDS, 1.7)) for kind in KINDS}
+    shape = draw.choice([shape for shape in SHAPES if shape[-1] >= num_devices])
+    return _cluster(kinds, speed, draw_levels(draw, shape))
+
+
+def draw_levels(draw, shape):
+    """Links from the outermost in: each faster than the one around it, nearly always."""
+    latency_s, bandwidth = draw.choice([0.0, 1e-5, 1e-4]), 10 ** draw.uniform(5, 8)
+    levels = []
+    for group_size in reversed(shape):
+        levels.append(
+            LinkLevel(
+                name=f"level {group_size}",
+                group_size=group_size,
+                latency_s=latency_s,
+                bandwidth_bytes_per_s=bandwidth,
+                all_reduce_bandwidth_bytes_per_s=draw.choice(
+                    [None, None, bandwidth * draw.uniform(0.2, 5)]
+                ),
+                shared=draw.random() < 0.25,
+            )
+        )
+        latency_s /= draw.choice([1, 10])
+        bandwidth *= draw.choice([0.01, 1, 1, 2, 2, 10, 10, 30, 30])
+    return tuple(reversed(levels))
+
+
+def _cluster(kinds, speed, levels):
+    devices = tuple(
+        Device(name=f"{kind}:{index}", kind=kind, speed=speed[kind])
+        for index, kind in enumerate(kinds)
+    )
+    return Cluster(devices=devices, levels=levels)
+
+
 def draw_cluster(draw, num_devices):
     kinds = _kinds(draw, num_devices)
     speed = {"fast": draw.choice(SPEEDS), "slow": draw.choice(SPEEDS)}
@@ -91,11 +188,7 @@ def draw_cluster(draw, num_devices):
             }
         )
         levels = [inside, between]
-    devices = tuple(
-        Device(name=f"{kind}:{index}", kind=kind, speed=speed[kind])
-        for index, kind in enumerate(kinds)
-    )
-    return Cluster(devices=devices, levels=tuple(levels))
+    return _cluster(kinds, speed, tuple(levels))
 
 
 def _kinds(draw, num_devices):
@@ -109,15 +202,16 @@ def _kinds(draw, num_devices):
     return [draw.choice(["fast", "slow"]) for _ in range(num_devices)]
 
 
-def draw_options(draw, profile, cluster):
+def draw_options(draw, profile, cluster, rarely=1.0):
+    """Options of every kind; ``rarely`` scales how often layers are pinned or kept together."""
     num_layers, num_devices = len(profile.layers), len(cluster.devices)
     names = [entry.layer.name for entry in profile.layers]
     most = min(num_layers, num_devices)
     together = []
-    if draw.random() < 0.15 and num_layers > 1:
+    if draw.random() < 0.15 * rarely and num_layers > 1:
         together.append(tuple(draw.sample(names, 2)))
     pins = []
-    if draw.random() < 0.2:
+    if draw.random() < 0.2 * rarely:
         kind = draw.choice(cluster.devices).kind
         pin = draw.choice([{"stage": draw.randrange(most)}, {"kind": kind}])
         pins.append(Pin(layer=draw.choice(names), **pin))
@@ -131,7 +225,7 @@ def draw_options(draw, profile, cluster):
         optimizer=draw.choice(["none", "sgd", "momentum", "adam"]),
         memory_fraction=draw.choice([1.0, 1.0, 0.9]),
         together=tuple(together),
-        no_cut_after=tuple(draw.sample(names, 1)) if draw.random() < 0.15 else (),
+        no_cut_after=tuple(draw.sample(names, 1)) if draw.random() < 0.15 * rarely else (),
         pins=tuple(pins),
         tied=draw.choice(["priced", "priced", "priced", "together"]),
     )
@@ -145,6 +239,6 @@ def bound_memory(draw, found):
     needed_bytes = needed.rank[0] / found.options.memory_fraction
     limits = {
         kind: int(needed_bytes * draw.choice([0.9, 1.0, 1.05, 1.2, 1.5, 2.0])) + 1
-        for kind in ("fast", "slow")
+        for kind in dict.fromkeys(device.kind for device in found.cluster.devices)
     }
     return found.limited(limits)

@@ -1,7 +1,8 @@
 """The step time as the longest path of a graph, written apart from the simulator.
 
 Nodes are pieces of work, messages and sums, their weight is how long they take; an edge leads to
-what can begin only afterwards.
+what can begin only afterwards. Messages on a shared channel are put in the order in which they
+are made, and everything is counted again, until that order no longer changes.
 """
 
 from itertools import pairwise
@@ -10,7 +11,10 @@ import networkx
 
 
 def step_graph(schedule, times):
-    """All that happens in a step without shared channels; each node has its ``duration``."""
+    """All that happens in a step; each node has its ``duration``.
+
+    Messages on a shared channel have the ``channel``, and nothing that orders them.
+    """
     graph = networkx.DiGraph()
     splits = any(action.work == "I" for actions in schedule.ranks for action in actions)
     for rank, actions in enumerate(schedule.ranks):
@@ -24,7 +28,12 @@ def step_graph(schedule, times):
                 graph.add_node(("send", *node), duration=send_s)
                 graph.add_edge(node, ("send", *node))
                 graph.add_edge(("send", *node), target)
-                messages[way].append(("send", *node))
+                channel = channel_of(action, times)
+                if channel < 0:
+                    messages[way].append(("send", *node))
+                else:
+                    made = {"by": node, "rank": rank, "place": len(graph)}
+                    graph.add_node(("send", *node), channel=channel, **made)
         graph.add_edges_from(pairwise([(a.work.value, a.stage, a.microbatch) for a in actions]))
         for queue in messages.values():
             graph.add_edges_from(pairwise(queue))
@@ -72,11 +81,47 @@ def message_of(schedule, times, rank, action):
     return way, (work, other, index), send_s
 
 
+def channel_of(action, times):
+    """The shared channel an action's message goes by; -1 if none."""
+    forward = action.work == "F"
+    channels = times.forward_channel if forward else times.backward_channel
+    return channels[action.stage if forward else action.stage - 1] if len(channels) else -1
+
+
 def longest_path(schedule, times):
     """End of the step."""
-    graph = step_graph(schedule, times)
+    graph, order = step_graph(schedule, times), None
+    while True:
+        end_s = ends(graph)
+        one_by_one = queues(graph, end_s)
+        if one_by_one == order:
+            return end_s["tied"]
+        graph.remove_edges_from(order or [])
+        graph.add_edges_from(one_by_one)
+        order = one_by_one
+
+
+def queues(graph, end_s):
+    """Each shared message with the next one on its channel: made next, or at once on a later rank.
+
+    A message's own place decides only between results a rank makes at the same moment.
+    """
+    channels = {}
+    for node, data in graph.nodes(data=True):
+        if "channel" in data:
+            key = (end_s[data["by"]], data["rank"], data["place"])
+            channels.setdefault(data["channel"], []).append((key, node))
+    return [
+        (one, other)
+        for entries in channels.values()
+        for (_, one), (_, other) in pairwise(sorted(entries))
+    ]
+
+
+def ends(graph):
+    """When each node is done."""
     end_s = {}
     for node in networkx.topological_sort(graph):
         start_s = max((end_s[before] for before in graph.predecessors(node)), default=0.0)
         end_s[node] = start_s + graph.nodes[node]["duration"]
-    return end_s["tied"]
+    return end_s

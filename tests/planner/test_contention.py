@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 
@@ -9,6 +10,9 @@ from stagewright.planner.schedules import make_schedule
 from stagewright.planner.simulate import StageTimes, simulate, step_time
 
 from .drawing import drawn
+from .instances import wide_instance
+from .longest_path import longest_path
+from .oracle import usable_plans
 from .random_pipelines import ANY_REPLICAS, random_pipeline
 
 
@@ -101,6 +105,59 @@ def test_messages_on_a_link_go_one_by_one_in_the_order_they_were_made(seed):
         before = stage - 1 if kind == "F" else stage + 1
         if (kind, before, index) in went:
             assert ready[kind, stage, index].start_s >= went[kind, before, index].end_s
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_steps_on_shared_links_are_longest_paths_with_messages_in_order(seed):
+    name, times, num_microbatches, replicas, depths, chunks = random_pipeline(seed)
+    times = shared_by(random.Random(seed), times, 3)
+    given = {"replicas": replicas, "depths": depths, "chunks": chunks}
+    schedule = make_schedule(name, len(replicas), num_microbatches, **given)
+    found_s = step_time(name, times, num_microbatches, replicas, depths, chunks)[0]
+    assert found_s == pytest.approx(longest_path(schedule, times), rel=1e-12)
+
+
+def test_splits_on_shared_links_take_as_long_as_counted_apart():
+    """Channels from `recount`, the step as a longest path: nothing of the planner's own."""
+    slowed = 0
+    for seed in range(25):
+        problem = wide_instance(seed, num_microbatches=6, max_replicas=2, schedule="1f1b")
+        levels = tuple(
+            level.model_copy(update={"shared": True}) for level in problem.cluster.levels
+        )
+        problem = replace(problem, cluster=problem.cluster.model_copy(update={"levels": levels}))
+        for split in islice(usable_plans(problem), 0, 160, 16):
+            alone, schedule = times_of(split), schedule_of(split)
+            forward, backward = split.channels()
+            times = replace(alone, forward_channel=forward, backward_channel=backward)
+            step_s = longest_path(schedule, times)
+            assert split.step_time_s() == pytest.approx(step_s, rel=1e-12), seed
+            slowed += step_s > longest_path(schedule, alone) * (1 + 1e-9)
+    assert slowed > 4
+
+
+def times_of(split):
+    """Of a split, every link its own."""
+    stages = range(split.num_stages)
+    return StageTimes(
+        forward_s=[split.work_s(stage)[0] for stage in stages],
+        backward_s=[split.work_s(stage)[1] for stage in stages],
+        send_forward_s=[split.send_forward(stage)[1] for stage in stages[:-1]],
+        send_backward_s=[split.send_backward(stage)[1] for stage in stages[1:]],
+        sync_s=[split.sync_s(stage) for stage in stages],
+        tied_sync_s=split.tied_sync_s(),
+    )
+
+
+def schedule_of(split):
+    stages, options = range(split.num_stages), split.options
+    return make_schedule(
+        options.schedule,
+        split.num_stages,
+        options.num_microbatches,
+        replicas=[split.replicas(stage) for stage in stages],
+        depths=[split.depth(stage) for stage in stages] if options.schedule == "1f1b" else (),
+    )
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -132,6 +132,53 @@ def test_links_of_one_class_count_its_own_devices():
     assert Place(cluster, (0, 2)).all_reduce_s(40) == pytest.approx(4)
 
 
+def test_messages_that_leave_a_node_by_its_one_connection_share_a_channel():
+    one = sharing(nodes(8), 1)
+    alone = split((2, 2), ((0,), (2,)), nodes(8))
+    assert alone.channels() == ((-1,), (-1,))
+    assert split((2, 2), ((0,), (1,)), one).channels() == ((-1,), (-1,))  # inside a node
+    # Stage 1's activations and its gradients both leave the second node.
+    middle = split((1, 1, 2), ((0,), (2,), (4,)), one)
+    assert middle.channels() == ((0, 1), (1, 2))
+    copies = split((1, 1, 2), ((0, 1), (2,), (3,)), one)
+    assert copies.channels() == ((0, -1), (1, -1))
+    # Over two nodes a stage has a connection in each, so its messages do not queue.
+    assert split((2, 2), ((0, 1, 2, 3), (4,)), one).channels() == ((-1,), (0,))
+    # Innermost, every device has its own; both of stage 1's messages leave by one.
+    assert split((1, 1, 2), ((0,), (1,), (2,)), sharing(nodes(8), 0)).channels() == (
+        (0, -1),
+        (1, -1),
+    )
+
+
+def test_a_step_on_a_shared_link_is_simulated_with_its_queue():
+    """Ten seconds a message; stage 1 sends activations and gradients by one connection.
+
+    Work takes no time. Activations reach stage 1 at 10 and 20, stage 2 at 20 and 30, gradients
+    leave there at 30 for stage 1. Were it not for the queue, they would be back at 50 and 60.
+    """
+    profile = chain_profile([0, 0, 0], forward_bytes=100)
+    places, options = ((0,), (2,), (4,)), {"num_microbatches": 2, "schedule": "gpipe"}
+    alone = split((1, 1, 1), places, nodes(8), profile=profile, **options)
+    assert alone.step_time_s() == 60
+    one = split((1, 1, 1), places, sharing(nodes(8), 1), profile=profile, **options)
+    assert one.step_time_s() == 60
+    ahead = split((1, 1, 1), places, sharing(nodes(8), 1), profile=profile, num_microbatches=3)
+    assert (
+        ahead.step_time_s()
+        > split((1, 1, 1), places, nodes(8), profile=profile, num_microbatches=3).step_time_s()
+    )
+
+
+def sharing(cluster, *shared):
+    """The same with some levels' connections shared."""
+    levels = tuple(
+        level.model_copy(update={"shared": index in shared})
+        for index, level in enumerate(cluster.levels)
+    )
+    return cluster.model_copy(update={"levels": levels})
+
+
 def test_a_class_spread_unevenly_is_linked_as_if_every_device_were_alone():
     """One gpu in the first node, two in the second, one in the third."""
     cluster = nodes(6, kinds=["gpu", "cpu", "gpu", "gpu", "cpu", "gpu"])

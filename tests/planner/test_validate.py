@@ -263,6 +263,38 @@ def test_another_cluster_is_refused():
         validate(PLAN, PROFILE, CLUSTER.model_copy(update={"levels": slower}))
 
 
+def test_a_plan_that_ignores_that_links_are_shared_is_refused():
+    """Its step used to be believed, as played on the connections it named itself."""
+    profile = chain_profile([1, 1, 1], forward_bytes=100)
+    levels = tuple(
+        LinkLevel(group_size=size, latency_s=0, bandwidth_bytes_per_s=10, shared=size == 6)
+        for size in (2, 6)
+    )
+    cluster = Cluster(devices=Cluster.uniform(6).devices, levels=levels)
+    alone = Cluster(
+        devices=cluster.devices,
+        levels=tuple(level.model_copy(update={"shared": False}) for level in levels),
+    )
+    places, options = ((0,), (2,), (4,)), PlanOptions(num_microbatches=4)
+    made = written(Split((1, 1, 1), places, profile, cluster, options))
+    other = written(Split((1, 1, 1), places, profile, alone, options))
+    assert made.step_time_s > other.step_time_s
+    validate(made, profile, cluster)
+    validate(other, profile, alone)
+    with pytest.raises(PlanMismatch, match=r"forward_channels is \[-1, -1\], expected \[0, 1\]"):
+        validate(other, profile, cluster)
+    with pytest.raises(PlanMismatch, match=r"backward_channels is \[1, 2\], expected \[-1, -1\]"):
+        validate(made, profile, alone)
+    fields = {"step_time_s": other.step_time_s, "bubble_fraction": other.bubble_fraction}
+    with pytest.raises(PlanMismatch, match=rf"step_time_s is {other.step_time_s}, simulated"):
+        validate(made.model_copy(update=fields), profile, cluster)
+    called = {"forward_channels": (30, 10), "backward_channels": (10, 20)}
+    validate(made.model_copy(update=called), profile, cluster)  # what they are called is free
+    baseline = Baseline(name="equal_layers", balance=(1, 1, 1), step_time_s=other.step_time_s)
+    with pytest.raises(PlanMismatch, match="'equal_layers': step_time_s is"):
+        validate(made.model_copy(update={"baselines": (baseline,)}), profile, cluster)
+
+
 def test_a_cut_that_is_no_longer_legal_is_refused():
     profile, cluster = chain_profile([1, 1]), Cluster.uniform(2)
     made = written(Split((1, 1), ((0,), (1,)), profile, cluster, PlanOptions()))

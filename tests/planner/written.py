@@ -10,6 +10,7 @@ def written(split, *, lower_bound=0.0):
     """The plan of a split, its numbers counted by `recount` and its step simulated."""
     profile, options = split.profile, split.options
     only_forward = options.objective == "latency"
+    forward_channels, backward_channels = split.channels()
     plan = Plan(
         model=profile.model,
         spec=profile.spec,
@@ -20,6 +21,8 @@ def written(split, *, lower_bound=0.0):
         schedule="forward_only" if only_forward else options.schedule,
         num_microbatches=1 if only_forward else options.num_microbatches,
         chunks=split.chunks,
+        forward_channels=forward_channels,
+        backward_channels=backward_channels,
         step_time_s=0,
         bubble_fraction=0,
         tied_sync_time_s=split.tied_sync_s(),
