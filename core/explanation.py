@@ -37,6 +37,8 @@ class Alternative(Record):
         time_per_sample_s: Of a step, by its samples where their number is known, else by its
             micro-batches.
         gain: Share of the time per sample that is saved.
+        proven: Whether the search ended with its proof. If not, a longer one may find a shorter
+            step: the step time is at most this, the gain at least.
         unit: What is bought, e.g. ``device``; empty if nothing is.
         saved_s_per_unit: Of the step, for one unit: the price worth paying.
     """
@@ -46,12 +48,13 @@ class Alternative(Record):
     step_time_s: float | None = None
     time_per_sample_s: float | None = None
     gain: float | None = None
+    proven: bool = False
     unit: Literal["device", "GiB", ""] = ""
     saved_s_per_unit: float | None = None
 
 
 class Comparison(Record):
-    """The same profile split by somebody else's rule, priced by the same simulator.
+    """The same profile split by somebody else's rule, on as many devices, by the same simulator.
 
     Attributes:
         name: Whose rule.
@@ -59,7 +62,7 @@ class Comparison(Record):
         replicas: Of each stage.
         step_time_s: `None` if the split cannot be used.
         ratio: Of that step to the plan's.
-        reason: Why it cannot be used.
+        reason: Why it cannot be used, or why the plan could not have been it.
     """
 
     name: str
@@ -87,6 +90,7 @@ class Explanation(Record):
         link_busy: Share of the step that cut is sending, both ways.
         memory_used: Largest share of its limit that any device needs; `None` without limits.
         unlimited_step_time_s: Planned without memory limits; `None` if there are none.
+        unlimited_proven: As `Alternative.proven`.
     """
 
     step_time_s: float = Field(ge=0)
@@ -101,6 +105,7 @@ class Explanation(Record):
     link_busy: float = Field(0.0, ge=0)
     memory_used: float | None = None
     unlimited_step_time_s: float | None = None
+    unlimited_proven: bool = False
     alternatives: tuple[Alternative, ...] = ()
     comparisons: tuple[Comparison, ...] = ()
 

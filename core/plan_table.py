@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from .text_table import text_table
-from .units import format_bytes, format_time
+from .units import count, format_bytes, format_time
 
 if TYPE_CHECKING:
     from .plan import Baseline, Objective, Plan, Stage
@@ -82,16 +82,12 @@ def summary_lines(plan: Plan) -> list[str]:
     source = "ESTIMATED" if plan.estimated else "MEASURED"
     return [
         f"step time {format_time(plan.step_time_s)} ({plan.schedule}, "
-        f"{_microbatches(plan.num_microbatches)}, {source} profile), "
+        f"{count(plan.num_microbatches, 'micro-batch')}, {source} profile), "
         f"bubble {plan.bubble_fraction:.1%}",
         *(_gain(plan.step_time_s, baseline) for baseline in plan.baselines),
         *_proof_lines(plan),
         *(f"note: {note}" for note in plan.notes),
     ]
-
-
-def _microbatches(count: int) -> str:
-    return f"{count} micro-batch{'es' * (count != 1)}"
 
 
 def _proof_lines(plan: Plan) -> list[str]:
@@ -154,7 +150,7 @@ def _gain(step_time_s: float, baseline: Baseline) -> str:
 def _split(baseline: Baseline) -> str:
     replicas = tuple(len(names) for names in baseline.devices)
     if len(replicas) == 1:
-        return f"on {replicas[0]} device{'s' * (replicas[0] > 1)}"
+        return f"on {count(replicas[0], 'device')}"
     if replicas:
         return f"{_counts(baseline.balance)}, one device a stage"
     return _counts(baseline.balance)

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell, a rule under the first row."""
+    """Columns as wide as their widest cell, a rule under the first row.
+
+    What would break the lines, or steer a terminal, is shown escaped: names come from anywhere.
+    """
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -14,3 +18,12 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
     ]
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
+
+
+def printable(text: str) -> str:
+    """The text with line ends and control characters escaped."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )

@@ -20,3 +20,9 @@ def format_time(time_s: float) -> str:
         if abs(value) >= 1 or unit == "us":
             break
     return f"{value:.3g} {unit}" if abs(value) < 1000 else f"{value:.0f} {unit}"
+
+
+def count(number: int, noun: str) -> str:
+    """For example ``1 stage``, ``8 micro-batches``."""
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{number} {noun}{plural * (number != 1)}"

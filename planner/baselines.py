@@ -81,6 +81,8 @@ def data_parallel(request: Request, chosen: Assignment) -> Assignment | None:
     if chosen.num_stages == 1 or chosen.chunks > 1 or len(set(chosen.classes)) > 1:
         return None
     count = min(sum(chosen.replicas), request.pricer.num_microbatches)
+    if count == 1:
+        return None
     whole = (0, len(request.profile.layers))
     found = placed(whole, [count], request.devices, class_index=chosen.classes[0])
     return found and with_recompute(request.pricer, found)

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from ..core.cluster import Cluster
-from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
-from ..core.explanation import Alternative, Bound, Comparison, Explanation, Shares
+from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput, PlanMismatch
+from ..core.explanation import Alternative, Bound, Explanation, Shares
 from ..core.plan import Plan, PlanOptions
 from ..core.profile import Profile
-from ..core.units import format_time
-from .constraints import allowed_positions
-from .from_balance import plan_from_balance
-from .heuristics import equal_layers, equal_parameters, pipedream_plan, torchgpipe_balance
+from ..core.units import count, format_time
+from .arguments import cluster_of, deadline_of, profile_of
+from .comparisons import comparisons
 from .plan import Planner
 from .scaled import as_planned
+from .search import ROUNDING
 from .simulate import StageTimes, step_time
+from .validate import validate
 from .ways_out import with_devices
 
 NOTICEABLE = 0.01
 """Savings of memory below this share of the step do not make memory what binds."""
 
 GIB = 2**30
-
-UNCONSTRAINED = {"num_stages": None, "max_stages": None, "pins": ()}
-"""Options that other splits need not keep."""
 
 
 def explain(
@@ -43,20 +41,55 @@ def explain(
 
     Args:
         plan: Of this profile and cluster; `validate` checks that.
-        profile: Costs of the layers.
+        profile: Costs of the layers; of several, the one the plan names.
         cluster: Devices and links, or shorthand.
-        deadline_s: For all plans together; later ones are quicker or missing then.
+        deadline_s: For all plans together; later ones are quicker or missing then, and what a
+            search that was cut short found is marked: not `Alternative.proven`.
 
     Raises:
-        InvalidInput: The cluster's shorthand cannot be read.
+        InvalidInput: The plan is not of this profile and cluster, or the shorthand cannot be read.
     """
-    if isinstance(cluster, str):
-        cluster = Cluster.parse(cluster)
+    profile, cluster = profile_of(profile), cluster_of(cluster)
+    deadline = deadline_of(deadline_s)
+    check_own(plan, profile, cluster)
     profile = as_planned(plan, profile)
     objective = "latency" if plan.options.objective == "latency" else "step_time"
     options = plan.options.model_copy(update={"batch_size": None, "objective": objective})
-    study = _Study(plan, profile, cluster, options, Planner(profile), deadline_s)
+    study = _Study(plan, profile, cluster, options, Planner(profile), deadline)
     return study.explanation()
+
+
+def check_own(plan: Plan, profile: Profile, cluster: Cluster) -> None:
+    """Insist that a plan is of this profile and cluster.
+
+    Raises:
+        InvalidInput: It is not; the message names both.
+    """
+    if not isinstance(plan, Plan):
+        raise InvalidInput(f"the plan is a {type(plan).__name__}; give a Plan", field="/plan")
+    profile_id = profile.content_id()
+    if plan.profile_id != profile_id:
+        raise InvalidInput(
+            f"the plan was made from the profile {plan.profile_id or '(not named)'} of "
+            f"{plan.model!r}, not from {profile_id} of {profile.model!r}; give the profile it was "
+            "planned from",
+            field="/profile",
+        )
+    found, expected = len(cluster.devices), plan.cluster_devices
+    if expected not in (0, found):
+        raise InvalidInput(
+            f"the plan was made for {expected} devices ({plan.stages[0].devices[0]!r} and others), "
+            f"not for {found} ({cluster.devices[0].name!r} and others); give the cluster it was "
+            "planned for",
+            field="/cluster",
+        )
+    try:
+        validate(plan, profile, cluster)
+    except PlanMismatch as error:
+        raise InvalidInput(
+            f"plan, profile and cluster do not belong together, or the plan was changed: {error}",
+            field="/cluster",
+        ) from None
 
 
 @dataclass
@@ -86,11 +119,11 @@ class _Study:
         cluster: Cluster,
         options: PlanOptions,
         planner: Planner,
-        deadline_s: float | None,
+        deadline: float,
     ) -> None:
         self.plan, self.profile, self.cluster, self.options = plan, profile, cluster, options
         self.planner = planner
-        self.deadline = None if deadline_s is None else time.monotonic() + deadline_s
+        self.deadline = deadline
         shape = profile.inputs[0].shape if profile.inputs else ()
         self.microbatch_size = shape[0] if shape and shape[0] else None
         self.samples = self.microbatch_size or 1
@@ -99,9 +132,10 @@ class _Study:
         plan = self.plan
         changes = list(_changes(plan, self.cluster, self.options))
         free = _without_limits(self.cluster)
-        unlimited_s = None
+        unlimited_s, is_proven = None, False
         if free is not None:
-            unlimited_s = self._step_s(_Change("", free, self.options), 1 / (len(changes) + 1))
+            unlimited = _Change("", free, self.options)
+            unlimited_s, is_proven = self._step_s(unlimited, 1 / (len(changes) + 1))
         alternatives = [
             self._alternative(change, 1 / (len(changes) - place))
             for place, change in enumerate(changes)
@@ -124,7 +158,7 @@ class _Study:
             microbatch_size=self.microbatch_size,
             time_per_sample_s=plan.step_time_s / (plan.num_microbatches * self.samples),
             bound=bound,
-            reason=_reason(bound, plan, shares, stage, link, link_busy, unlimited_s),
+            reason=_reason(bound, plan, shares, stage, link, link_busy, unlimited_s, is_proven),
             shares=shares,
             bubble=plan.bubble_fraction,
             busiest_stage=stage,
@@ -132,27 +166,26 @@ class _Study:
             link_busy=link_busy,
             memory_used=memory_used,
             unlimited_step_time_s=unlimited_s,
+            unlimited_proven=is_proven,
             alternatives=tuple(alternatives),
-            comparisons=tuple(self._comparisons()),
+            comparisons=tuple(comparisons(plan, self.profile, self.cluster, self.options)),
         )
 
-    def _step_s(self, change: _Change, share: float) -> float | None:
-        """The best step found with this share of the time left."""
-        left_s = None
-        if self.deadline is not None:
-            left_s = max(0.0, self.deadline - time.monotonic()) * share
+    def _step_s(self, change: _Change, share: float) -> tuple[float | None, bool]:
+        """The best step found with this share of the time left; whether the search ended."""
+        own_s = self.plan.step_time_s if change.keeps_plan else None
+        left_s = max(0.0, self.deadline - time.monotonic()) * share
         try:
             found = self.planner.plan(change.cluster, change.options, deadline_s=left_s)
-        except Infeasible:
-            return self.plan.step_time_s if change.keeps_plan else None
-        except (InvalidInput, DeadlineExceeded):
-            return None
-        if change.keeps_plan:
-            return min(found.step_time_s, self.plan.step_time_s)
-        return found.step_time_s
+        except InvalidInput:
+            return None, False
+        except (Infeasible, DeadlineExceeded):
+            return own_s, False
+        is_proven = found.proof.search_gap <= max(change.options.gap, ROUNDING)
+        return min(found.step_time_s, own_s or found.step_time_s), is_proven
 
     def _alternative(self, change: _Change, share: float) -> Alternative:
-        step_s = self._step_s(change, share)
+        step_s, is_proven = self._step_s(change, share)
         is_forward = self.plan.schedule == "forward_only"
         count = 1 if is_forward else change.options.num_microbatches
         if step_s is None:
@@ -166,58 +199,9 @@ class _Study:
             step_time_s=step_s,
             time_per_sample_s=after_s,
             gain=1 - after_s / before_s if before_s else 0.0,
+            proven=is_proven,
             unit=change.unit,
             saved_s_per_unit=saved_s / change.amount if change.amount else None,
-        )
-
-    def _comparisons(self) -> Iterator[Comparison]:
-        """Others' splits into as many stages as the plan has or as there are devices."""
-        profile, plan = self.profile, self.plan
-        positions = allowed_positions(profile, self.options)
-        most = min(len(self.cluster.devices), len(positions) - 1)
-        if plan.schedule == "1f1b":
-            most = min(most, plan.num_microbatches)
-        counts = sorted({most, min(plan.num_stages, most)})
-        work = [entry.forward.median_s + entry.backward.median_s for entry in profile.layers]
-        num_layers = len(profile.layers)
-        for name, splits in (
-            ("equal layers", [equal_layers(num_layers, count, positions) for count in counts]),
-            ("equal parameters", [equal_parameters(profile, c, positions) for c in counts]),
-            ("torchgpipe", [torchgpipe_balance(work, count, positions) for count in counts]),
-        ):
-            priced = [self._comparison(name, split) for split in splits]
-            yield min(priced, key=lambda entry: entry.step_time_s or float("inf"))
-        if self.cluster.levels:
-            bandwidth = self.cluster.levels[-1].bandwidth_bytes_per_s
-            devices = len(self.cluster.devices)
-            found = pipedream_plan(profile, devices, bandwidth, positions)
-            if found is not None:
-                yield self._comparison("PipeDream", *found)
-
-    def _comparison(
-        self, name: str, balance: Sequence[int], replicas: Sequence[int] = ()
-    ) -> Comparison:
-        counts = tuple(replicas) or (1,) * len(balance)
-        reason, step_s = "", None
-        if min(balance) < 1:
-            reason = "leaves a stage empty"
-        else:
-            asked = self.options.model_copy(update=UNCONSTRAINED)
-            try:
-                step_s = plan_from_balance(
-                    self.profile, self.cluster, asked, balance, replicas=replicas
-                ).step_time_s
-            except Infeasible as error:
-                reason = "does not fit" if error.constraint == "memory" else "cannot be placed"
-            except InvalidInput:
-                reason = "refused by the schedule"
-        return Comparison(
-            name=name,
-            balance=tuple(balance),
-            replicas=counts,
-            step_time_s=step_s,
-            ratio=step_s / self.plan.step_time_s if step_s and self.plan.step_time_s else None,
-            reason=reason,
         )
 
 
@@ -371,6 +355,7 @@ def _reason(
     link: int | None,
     link_busy: float,
     unlimited_s: float | None,
+    is_proven: bool,
 ) -> str:
     """What binds, with its numbers."""
     if bound == "work":
@@ -378,7 +363,7 @@ def _reason(
     if bound == "fill":
         return (
             f"filling, draining and waiting take {shares.fill:.1%} of it, with "
-            f"{plan.num_microbatches} micro-batches over {plan.num_stages} stages"
+            f"{count(plan.num_microbatches, 'micro-batch')} over {count(plan.num_stages, 'stage')}"
         )
     if bound == "links":
         return (
@@ -387,4 +372,5 @@ def _reason(
         )
     if bound == "gradients":
         return f"summing gradients lengthens it by {shares.gradients:.1%}"
-    return f"without memory limits it would be {format_time(unlimited_s or 0.0)}"
+    most = "" if is_proven else "at most "
+    return f"without memory limits it would be {most}{format_time(unlimited_s or 0.0)}"

@@ -101,3 +101,17 @@ def test_gain_and_loss_against_equal_layer_counts():
 
 def test_without_a_limit_none_is_shown():
     assert " none " in str(make_plan(chain_profile([1, 1]), Cluster.uniform(2)))
+
+
+def test_names_cannot_break_the_table():
+    """Cause: a layer called with a line end in its name split a row in two."""
+    profile = chain_profile([1, 1])
+    names = ["a\nb", "c\x1b[31md"]
+    layers = tuple(
+        entry.model_copy(update={"layer": entry.layer.model_copy(update={"name": name})})
+        for entry, name in zip(profile.layers, names, strict=True)
+    )
+    lines = str(make_plan(profile.model_copy(update={"layers": layers}), "2xcpu")).splitlines()
+    assert lines[2].split()[-2:] == ["a\\nb", "a\\nb"]
+    assert lines[3].endswith(r"c\x1b[31md")
+    assert lines[4] == ""

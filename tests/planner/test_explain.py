@@ -4,7 +4,7 @@ import pytest
 
 import stagewright
 from stagewright.core.cluster import Cluster
-from stagewright.core.errors import Infeasible
+from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.explanation import Explanation
 from stagewright.core.plan import PlanOptions
 from stagewright.core.tensors import TensorSpec
@@ -53,7 +53,7 @@ def test_few_microbatches_are_bound_by_filling():
     made = plan(profile, cluster, PlanOptions(num_microbatches=1, schedule="gpipe", num_stages=4))
     found = explain(made, profile, cluster)
     assert (found.bound, found.shares.fill) == ("fill", 0.75)
-    assert "with 1 micro-batches over 4 stages" in found.reason
+    assert "with 1 micro-batch over 4 stages" in found.reason
 
 
 def test_slow_links_bind_and_the_cut_is_named():
@@ -136,7 +136,7 @@ def test_others_are_priced_by_the_same_simulator():
     made = plan(profile, cluster)
     found = explain(made, profile, cluster)
     names = [entry.name for entry in found.comparisons]
-    assert names == ["equal layers", "equal parameters", "torchgpipe", "PipeDream"]
+    assert names == ["equal layers", "equal parameters", "torchgpipe", "data parallel", "PipeDream"]
     equal = found.comparisons[0]
     assert list(equal.balance) == equal_layers(6, 3)
     priced = plan_from_balance(profile, cluster, made.options, equal.balance)
@@ -151,15 +151,71 @@ def test_others_that_do_not_fit_say_so():
     made = plan(profile, cluster, PlanOptions(num_microbatches=2, optimizer="none"))
     found = explain(made, profile, cluster)
     equal = found.comparisons[0]
-    assert (equal.step_time_s, equal.reason) == (None, "does not fit")
-    assert "does not fit" in str(found)
+    assert (equal.step_time_s, equal.reason) == (
+        None, "stage 0 needs 400 B (400 bytes), device 'device:0' allows 399 B (399 bytes)",
+    )  # fmt: skip
+    assert f"cannot be used: {equal.reason}" in str(found)
+
+
+def test_others_have_as_many_devices_as_the_plan():
+    """Cause: plans with replicas were compared with pipelines of one device a stage."""
+    profile = chain_profile([1, 1, 4], parameter_bytes=4_000_000)
+    cluster = Cluster.uniform(4, bandwidth_bytes_per_s=1e6)
+    options = PlanOptions(num_microbatches=6, max_replicas=2)
+    made = plan_from_balance(profile, cluster, options, [2, 1], replicas=[1, 2])
+    others = {entry.name: entry for entry in explain(made, profile, cluster).comparisons}
+    assert {sum(entry.replicas) for entry in others.values()} == {3}
+    copies = others["data parallel"]
+    alone = plan_from_balance(profile, cluster, options, [3], replicas=[3])
+    assert (copies.balance, copies.step_time_s) == ((3,), alone.step_time_s)
+    assert copies.reason == "more replicas than max_replicas=2 allows"
+    one = plan_from_balance(profile, cluster, options, [3], replicas=[2])
+    for entry in explain(one, profile, cluster).comparisons:
+        assert (entry.balance, entry.replicas) != (one.balance, (one.stages[0].replicas,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"profile": chain_profile([2, 1])}, r"from the profile profile_\w+ of 'Chain', not from "),
+        ({"cluster": "3xcpu"}, "for 2 devices .'cpu:0' and others., not for 3 .'cpu:0'"),
+        ({"cluster": "2x24GB"}, "stage 0 is on cpu:0, which the cluster does not have"),
+        ({"cluster": Cluster.uniform(2, kind="cpu", latency_s=1.0)}, "send_forward_time_s is 1"),
+        ({"profile": "profile.json"}, "the profile is a str; read it first"),
+        ({"plan": "plan.json"}, "the plan is a str"),
+        ({"deadline_s": float("nan")}, "deadline_s is nan"),
+    ],
+)
+def test_only_the_plans_own_profile_and_cluster_will_do(changes, said):
+    """Cause: with others the numbers of two requests were mixed without a word."""
+    profile = chain_profile([1, 1], forward_bytes=8)
+    made = plan(profile, "2xcpu", PlanOptions(num_stages=2))
+    given = {"plan": made, "profile": profile, "cluster": "2xcpu", **changes}
+    with pytest.raises(InvalidInput, match=said):
+        explain(**given)
+
+
+def test_what_a_search_cut_short_found_is_marked():
+    """Cause: the numbers of searches without time stood there as facts."""
+    profile = random_profile(5, 24, illegal=0.0)
+    made = plan(profile, "4x1GB")
+    found, quick = explain(made, profile, "4x1GB"), explain(made, profile, "4x1GB", deadline_s=0.0)
+    assert all(entry.proven for entry in found.alternatives)
+    assert found.unlimited_proven
+    assert "at most" not in str(found)
+    assert not any(entry.proven for entry in quick.alternatives)
+    assert not quick.unlimited_proven
+    assert "at most" in str(quick)
+    for entry, exact in zip(quick.alternatives, found.alternatives, strict=True):
+        assert entry.text == exact.text
+        assert entry.step_time_s >= exact.step_time_s
 
 
 def test_a_plan_that_chose_its_microbatches_is_explained_at_their_size():
     inputs = (TensorSpec(name="x", shape=(4, 8), dtype="float32"),)
     profile = chain_profile([1, 1]).model_copy(update={"inputs": inputs})
     cluster = Cluster.uniform(2, **EXACT)
-    made = plan(profile, cluster, PlanOptions(batch_size=8))
+    made = plan(profile, cluster, PlanOptions(batch_size=8, num_microbatches=8))
     found = explain(made, profile, cluster)
     assert found.microbatch_size == 1
     assert found.time_per_sample_s == made.step_time_s / 8
@@ -189,7 +245,7 @@ def test_shares_are_those_of_the_timeline():
 
 def test_without_time_it_still_says_what_binds():
     profile = random_profile(2, 6)
-    cluster = Cluster.uniform(3)
+    cluster = Cluster.parse("3xcpu")
     made = plan(profile, cluster)
     found = explain(made, profile, "3xcpu", deadline_s=0.0)
     assert found.shares == explain(made, profile, cluster).shares
