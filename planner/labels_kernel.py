@@ -68,8 +68,9 @@ def run(
     arc_start, arc_config, arc_move, before, demand, least, mixed, price = _reduce(
         moves.num_atoms, moves.start, moves.last, moves.config_class, moves.weight,
         moves.first_unit, moves.second_unit, moves.room, moves.saved, moves.arriving,
-        moves.returning, moves.offset, moves.weight_link, moves.metric_link, machine.total,
-        machine.granule, machine.speed, numbers, reals, nexts,
+        moves.returning, moves.gradients, moves.offset, moves.lead, moves.weight_link,
+        moves.metric_link, machine.total, machine.granule, machine.groups, machine.speed,
+        machine.latency, machine.bandwidth, numbers, reals, nexts,
     )  # fmt: skip
     if relaxed_only:
         return empty_store(moves, machine), np.array([least, nexts[0]]), True
@@ -186,6 +187,26 @@ def _all_reduce(
 
 
 @compiled
+def _least_sync(
+    size: int, ranks: int, latency: Floats, bandwidth: Floats, sizes: Integers
+) -> float:
+    """No so many replicas, nor more of them, sum gradients sooner; see `labels_numpy`."""
+    level = 0
+    while level < len(sizes) - 1 and sizes[level] < ranks:
+        if sizes[level + 1] < sizes[level]:
+            return 0.0
+        level += 1
+    return _all_reduce(size, ranks, level, latency, bandwidth, sizes)
+
+
+@compiled
+def _beyond(groups: Integers, level: int, count: int) -> bool:
+    """`labels_numpy.beyond`."""
+    last = groups.shape[1] - 1
+    return bool(groups.shape[0] == 1 and level < last and count > groups[0, : level + 1].max())
+
+
+@compiled
 def _replicas_for(
     unit: float, limit: float, offset: float, spared: int, per_replica: int, m: int, nexts: Floats,
     which: int,
@@ -278,15 +299,18 @@ def _fits(count: int, behind: int, room: int, saved: int, buffer: int, m: int, d
 def _reduce(
     num_atoms: int, start: Integers, last: Integers, config_class: Integers, weight: Floats,
     first_unit: Floats, second_unit: Floats, room: Integers, saved: Integers,
-    arriving: Integers, returning: Integers, offset: Floats, weight_link: Floats,
-    metric_link: Floats, total: Integers, granule: int, speed: Floats, numbers: Integers,
-    reals: Floats, nexts: Floats,
+    arriving: Integers, returning: Integers, gradients: Integers, offset: Floats, lead: Floats,
+    weight_link: Floats, metric_link: Floats, total: Integers, granule: int, groups: Integers,
+    speed: Floats, latency: Floats, bandwidth: Floats, numbers: Integers, reals: Floats,
+    nexts: Floats,
 ) -> tuple[Integers, Integers, Integers, Floats, Floats, float, Floats, float]:  # fmt: skip
     """`labels_numpy.reduce`: the stages left, and what is in front of every position."""
     m, depth, _, spared, per_replica, max_replicas = (
         numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5],
     )  # fmt: skip
-    limit_first, limit_second, limit_weight, power = reals[0], reals[1], reals[3], reals[6]
+    limit_first, limit_second, limit_sync, limit_weight, sync_scale, power = (
+        reals[0], reals[1], reals[2], reals[3], reals[5], reals[6],
+    )  # fmt: skip
     num_configs, num_moves = weight.shape
     levels = metric_link.shape[0]
     count = np.full((num_configs, num_moves), -1, dtype=np.int64)
@@ -307,7 +331,9 @@ def _reduce(
                         first_unit[c, e] + metric_link[level, j], second_unit[c, e], limit_first,
                         limit_second, offset[i], spared, per_replica, m, nexts,
                     )  # fmt: skip
-                    if one > 0 and (need < 0 or one < need):
+                    if one < 0 or (j < num_atoms and _beyond(groups, level, one)):
+                        continue
+                    if need < 0 or one < need:
                         need = one
                     link = min(link, weight_link[level, j])
                 if need < 0 or behind[j] >= 2**40:
@@ -318,9 +344,15 @@ def _reduce(
                 )  # fmt: skip
                 if need < 0:
                     continue
-                count[c, e] = need
                 if granule > 0 and need > granule:
-                    count[c, e] = (need + granule - 1) // granule * granule
+                    need = (need + granule - 1) // granule * granule
+                if need > 1:
+                    sync = _least_sync(gradients[e], need, latency, bandwidth, groups[k])
+                    sync = sync * sync_scale - lead[i]
+                    if sync > limit_sync and sync > 0:
+                        nexts[2] = min(nexts[2], sync)
+                        continue
+                count[c, e] = need
                 cost[c, e] = weight[c, e] + link
                 behind[i] = min(behind[i], need + behind[j])
     arc_start, arc_config, arc_move = _arcs(num_atoms, start, count)
@@ -565,6 +597,8 @@ def _search(
                     first_unit[c, e] + metric_link[level, j], second_unit[c, e], limit_first,
                     limit_second, offset[i], spared, per_replica, m, unused,
                 )  # fmt: skip
+                if j < num_atoms and _beyond(groups, level, needed[level]):
+                    needed[level] = -1
             buffer = arriving[i] + returning[j]
             for label in range(begin[j], finish[j]):
                 number = whole[label, stages_at] + 1
@@ -603,6 +637,8 @@ def _search(
                         continue
                     count, least = need, 2**60
                     while 0 < count <= most:
+                        if j < num_atoms and _beyond(groups, level, count):
+                            break
                         after = 0
                         if flies:
                             after = count * (1 + (flying + count - 1) // count)

@@ -215,13 +215,10 @@ def reduce(moves: Moves, machine: Machine, rules: Rules, limits: Limits, needs: 
     can be behind it. Then the shortest ways to and from it by weight, by devices, and by both at
     a price of a device (Handler and Zang 1980) say whether it can be part of a plan.
     """
-    count = _fewest_replicas(moves, machine, rules, needs)
-    n = moves.num_atoms
-    zeros = np.zeros(n + 1)
+    count, link = _fewest_replicas(moves, machine, rules, limits, needs)
+    zeros = np.zeros(moves.num_atoms + 1)
     none = Reduced(np.zeros(count.shape, dtype=np.bool_), zeros, zeros, np.inf, 0.0, zeros)
-    links = moves.weight_link.min(axis=0)
-    links[n] = moves.weight_link[0, n]
-    cost = moves.weight + links[moves.last]
+    cost = moves.weight + link
     power = count * machine.speed[moves.config_class][:, None]
     sweep = _Sweep(moves, count >= 0, cost, power)
     total = float((machine.total * machine.speed).sum())
@@ -250,7 +247,7 @@ def reduce(moves: Moves, machine: Machine, rules: Rules, limits: Limits, needs: 
                 heavy, heavy_power = w, p
             else:
                 light, light_power = w, p
-    first = np.repeat(np.arange(n), np.diff(moves.start))
+    first = np.repeat(np.arange(moves.num_atoms), np.diff(moves.start))
     last = moves.last
     alive = (count >= 0) & (front_power[first] + power + back_power[last] <= slack)
     alive &= ~(front_weight[first] + cost + back_weight[last] > limits.weight)
@@ -261,14 +258,16 @@ def reduce(moves: Moves, machine: Machine, rules: Rules, limits: Limits, needs: 
     return Reduced(alive, front_weight, front_power, least, price, front_mixed)
 
 
-def _fewest_replicas(moves: Moves, machine: Machine, rules: Rules, needs: Needs) -> Integers:
-    """For every stage the fewest replicas it can have, -1 where it cannot be."""
-    n, levels = moves.num_atoms, moves.metric_link.shape[0]
+def _fewest_replicas(
+    moves: Moves, machine: Machine, rules: Rules, limits: Limits, needs: Needs
+) -> tuple[Integers, Floats]:
+    """For every stage the fewest replicas it can have, -1 where it cannot be; its least link."""
+    n = moves.num_atoms
     count = np.full(moves.weight.shape, -1, dtype=np.int64)
     behind = np.full(n + 1, FAR, dtype=np.int64)
     behind[n] = 0
     limit = min(rules.max_replicas, rules.num_microbatches)
-    needed = _least_needed(moves, needs, levels)
+    needed, link = _least_needed(moves, machine, needs)
     for i in range(n - 1, -1, -1):
         span = slice(int(moves.start[i]), int(moves.start[i + 1]))
         last = moves.last[span]
@@ -277,33 +276,92 @@ def _fewest_replicas(moves: Moves, machine: Machine, rules: Rules, needs: Needs)
         if not len(config):
             continue
         move = move + span.start
-        most = np.minimum(machine.total[moves.config_class[config]], limit)
+        classes = moves.config_class[config]
         after = behind[moves.last[move]]
+        most = np.minimum(machine.total[classes], limit)
         found = raised(moves, rules, i, config, move, after, needed[config, move], most)
-        good = found > 0
-        if good.any():
-            behind[i] = int((found[good] + after[good]).min())
         if machine.granule:
             whole = -(-found // machine.granule) * machine.granule
             found = np.where(found > machine.granule, whole, found)
+        good = found > 0
+        groups, gradients = machine.groups[classes], moves.gradients[move]
+        sync = _least_sync(machine, gradients, np.maximum(found, 1), groups)
+        sync = sync * rules.sync_scale - moves.lead[i]
+        late = good & (found > 1) & (sync > limits.sync) & (sync > 0)
+        if late.any():
+            needs.nexts[2] = min(needs.nexts[2], float(sync[late].min()))
+            good &= ~late
+        if good.any():
+            behind[i] = int((found[good] + after[good]).min())
         count[config[good], move[good]] = found[good]
-    return count
+    return count, link
 
 
-def _least_needed(moves: Moves, needs: Needs, levels: int) -> Integers:
-    """Fewest replicas by metrics over all levels, for every stage that may be."""
+def _least_needed(moves: Moves, machine: Machine, needs: Needs) -> tuple[Integers, Floats]:
+    """For every stage that may be: fewest replicas by metrics over all levels; its least link."""
     config, move = np.nonzero(moves.room >= 0)
     first = np.repeat(np.arange(moves.num_atoms), np.diff(moves.start))
-    offset = moves.offset[first[move]]
-    inner = moves.last[move] < moves.num_atoms
-    least = needs.counts(offset, config, move, np.zeros(len(move), dtype=np.int64))
-    for level in range(1, levels):
-        c, e = config[inner], move[inner]
-        other = needs.counts(offset[inner], c, e, np.full(len(e), level))
-        least[inner] = np.minimum(least[inner], other)
-    needed = np.full(moves.room.shape, FAR, dtype=np.int64)
+    offset, last = moves.offset[first[move]], moves.last[move]
+    inner = last < moves.num_atoms
+    least, cheapest = np.full(len(move), FAR, dtype=np.int64), np.full(len(move), np.inf)
+    for level in range(moves.metric_link.shape[0]):
+        some = inner if level else np.ones_like(inner)
+        c, e = config[some], move[some]
+        count = needs.counts(offset[some], c, e, np.full(len(e), level))
+        able = (count < FAR) & ~(inner[some] & beyond(machine, level, count))
+        least[some] = np.minimum(least[some], np.where(able, count, FAR))
+        cheaper = np.minimum(cheapest[some], moves.weight_link[level, last[some]])
+        cheapest[some] = np.where(able, cheaper, cheapest[some])
+    needed, link = np.full(moves.room.shape, FAR, dtype=np.int64), np.zeros(moves.room.shape)
     needed[config, move] = least
-    return needed
+    link[config, move] = np.where(least < FAR, cheapest, 0.0)
+    return needed, link
+
+
+def beyond(machine: Machine, level: int | Integers, count: Integers) -> Mask:
+    """Whether stages of so many replicas are never linked at a level to the one behind.
+
+    Beyond a group's size they are whole groups, and what follows is in another group. Devices of
+    another class may be in the same one, so nothing is known of several classes.
+    """
+    if len(machine.groups) > 1:
+        return np.zeros(len(count), dtype=np.bool_)
+    widest = np.maximum.accumulate(machine.groups[0])
+    apart: Mask = (np.asarray(level) < len(widest) - 1) & (count > widest[level])
+    return apart
+
+
+def _least_sync(machine: Machine, size: Integers, ranks: Integers, groups: Integers) -> Floats:
+    """No so many replicas, nor more of them, sum gradients sooner.
+
+    They meet in the smallest group that holds them all. Where groups of an outer level are
+    smaller, as those of a class of few devices in each can be, nothing is known.
+    """
+    if not len(size):
+        return np.zeros(0)
+    widest = np.maximum.accumulate(groups, axis=1)
+    level = np.minimum((widest < ranks[:, None]).sum(axis=1), groups.shape[1] - 1)
+    within = np.arange(groups.shape[1] - 1) < level[:, None]
+    regular = ~((np.diff(groups, axis=1) < 0) & within).any(axis=1)
+    return np.where(regular, _all_reduce(machine, size, ranks, level, groups), 0.0)
+
+
+def _all_reduce(
+    machine: Machine, size: Integers, ranks: Integers, level: Integers, groups: Integers
+) -> Floats:
+    """`Cluster.all_reduce_time_s` for many."""
+    time_s, inner = np.zeros(len(size)), np.ones(len(size), dtype=np.int64)
+    for index in range(groups.shape[1]):
+        here = index <= level
+        members = np.minimum(ranks, np.maximum(groups[:, index] // inner, 1))
+        members = np.where(index == level, ranks, members)
+        message_s = machine.latency[index] + size / members / machine.bandwidth[index]
+        ring = 2 * (members - 1) * message_s
+        time_s = np.where(here & (members >= 2) & (size > 0), time_s + ring, time_s)
+        size = np.where(here, -(-size // members), size)
+        ranks = np.where(here, -(-ranks // members), ranks)
+        inner = np.maximum(inner, groups[:, index])
+    return time_s
 
 
 class _Sweep:
@@ -411,7 +469,8 @@ class _Run:
         config, move, levels = config[real], move[real], levels[real]
         needed = self.needs.counts(moves.offset[i], config, move, levels)
         most = np.minimum(rules.max_replicas, self.machine.total[moves.config_class[config]])
-        possible = needed <= most
+        inner = moves.last[move] < moves.num_atoms
+        possible = (needed <= most) & ~(inner & beyond(self.machine, levels, needed))
         config, move, levels, needed = (
             column[possible] for column in (config, move, levels, needed)
         )
@@ -492,7 +551,8 @@ class _Run:
             self.moves, self.rules, i, batch.config, batch.move, behind, batch.needed, most
         )
         batch.needed = count
-        return batch.take(count > 0)
+        inner = self.moves.last[batch.move] < self.moves.num_atoms
+        return batch.take((count > 0) & ~(inner & beyond(self.machine, batch.level, count)))
 
     def _extend(self, i: int, batch: _Batch) -> None:
         """Place every candidate, with more replicas too where that changes a level; keep the best.
@@ -596,8 +656,8 @@ class _Run:
         if shared.any():
             group = self._level_of(groups[shared], (end - count)[shared], end[shared] - 1)
             sync[shared] = (
-                self._all_reduce(
-                    moves.gradients[move[shared]], count[shared], group, groups[shared]
+                _all_reduce(
+                    machine, moves.gradients[move[shared]], count[shared], group, groups[shared]
                 )
                 * self.rules.sync_scale
                 - moves.lead[i]
@@ -680,27 +740,6 @@ class _Run:
             other = self.moves.config_class[np.maximum(self.store.config[label], 0)]
             level = np.where(other == classes, level, self.machine.between[classes, other])
         return level
-
-    def _all_reduce(
-        self, size: Integers, ranks: Integers, level: Integers, groups: Integers
-    ) -> Floats:
-        """`Cluster.all_reduce_time_s` for many."""
-        machine = self.machine
-        time_s, inner = np.zeros(len(size)), np.ones(len(size), dtype=np.int64)
-        for index in range(self.levels):
-            here = index <= level
-            members = np.minimum(ranks, np.maximum(groups[:, index] // inner, 1))
-            members = np.where(index == level, ranks, members)
-            ring = (
-                2
-                * (members - 1)
-                * (machine.latency[index] + size / members / machine.bandwidth[index])
-            )
-            time_s = np.where(here & (members >= 2) & (size > 0), time_s + ring, time_s)
-            size = np.where(here, -(-size // members), size)
-            ranks = np.where(here, -(-ranks // members), ranks)
-            inner = np.maximum(inner, groups[:, index])
-        return time_s
 
     def _keep_best(
         self,
