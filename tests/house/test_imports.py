@@ -1,8 +1,8 @@
 """What importing costs: torch (seconds) only where something is measured or run."""
 
+import os
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -43,12 +43,16 @@ def test_help_imports_neither_torch_nor_what_is_slow():
 
 
 def test_help_answers_in_half_a_second():
-    """The best of several, since the machine may be busy."""
+    """Of a processor; the best of several, since the machine may be busy."""
     durations_s = []
     for _ in range(5):
-        start = time.perf_counter()
+        before = os.times()
         subprocess.run(
             [sys.executable, "-m", "stagewright.cli", "--help"], check=True, capture_output=True
         )
-        durations_s.append(time.perf_counter() - start)
+        after = os.times()
+        durations_s.append(
+            after.children_user + after.children_system
+            - before.children_user - before.children_system
+        )  # fmt: skip
     assert min(durations_s) < 0.5
