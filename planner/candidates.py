@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from ..core.errors import InvalidInput
 from .assignment import Assignment, Cuts, cuts_of, in_device_order, placed
 from .balance import balance
 from .cost import Tables
@@ -134,7 +135,10 @@ def with_recompute(pricer: Pricer, assignment: Assignment) -> Assignment:
         return assignment
     if mode == "always":
         return replace(assignment, recompute=(True,) * assignment.num_stages)
-    stages = pricer.stages(assignment)
+    try:
+        stages = pricer.stages(assignment)
+    except InvalidInput:  # numbers the schedule does not take: no plan either way
+        return assignment
     again = tuple(
         stage.limit_bytes is not None and held > stage.limit_bytes
         for stage, held in zip(stages, pricer.held_bytes(stages, assignment), strict=True)
