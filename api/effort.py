@@ -8,6 +8,8 @@ itself has no such limits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..core.cluster import Cluster
 from ..core.errors import InvalidInput
 from ..core.plan import PlanOptions
@@ -41,14 +43,14 @@ MAX_ORDERED_PLAIN = 2**14
 """And these without numba: 64 stages of 256 micro-batches took 26 s, of 4,096 over 55 s."""
 
 
-def check_effort(profile: Profile, cluster: Cluster, options: PlanOptions) -> None:
+def check_effort(profiles: Sequence[Profile], cluster: Cluster, options: PlanOptions) -> None:
     """Refuse a request that would keep the server busy beyond its deadline.
 
     Raises:
         InvalidInput: It is too large; the message says which number to lower.
     """
     _check_kinds(cluster)
-    _check_simulation(profile, cluster, options)
+    _check_simulation(profiles, cluster, options)
 
 
 def _check_kinds(cluster: Cluster) -> None:
@@ -61,12 +63,13 @@ def _check_kinds(cluster: Cluster) -> None:
         )
 
 
-def _check_simulation(profile: Profile, cluster: Cluster, options: PlanOptions) -> None:
+def _check_simulation(profiles: Sequence[Profile], cluster: Cluster, options: PlanOptions) -> None:
     num_microbatches = options.num_microbatches
-    if options.batch_size is not None:  # every size is planned
-        sizes = sizes_to_try(options.batch_size, (size_of(profile),))
+    is_size_asked = "num_microbatches" in options.model_fields_set
+    if options.batch_size is not None and not is_size_asked:  # every size is planned
+        sizes = sizes_to_try(options.batch_size, tuple(map(size_of, profiles)))
         num_microbatches = options.batch_size // min(sizes)
-    num_stages = _most_stages(profile, cluster, options, num_microbatches)
+    num_stages = _most_stages(profiles[0], cluster, options, num_microbatches)
     limit, way_out = _limit(options)
     if num_stages * num_microbatches > limit:
         raise InvalidInput(

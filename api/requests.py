@@ -35,11 +35,16 @@ ClusterInput = Annotated[
 """A cluster document, or its shorthand such as ``4x24GB``, ``4x8x80GB`` or ``2x80GB,4x24GB``."""
 
 
+CHOICES = "'profile', 'profiles', 'profile_id' and 'model'"
+
+
 class PlanRequest(Record):
     """Plan a model from its profile, or measure the model first.
 
     Attributes:
         profile: Costs of the model's layers; nothing is run.
+        profiles: Several of one model, measured at several sizes of micro-batches, where the
+            options name a ``batch_size``: the size is chosen too.
         profile_id: A profile the service has stored.
         model: A family and its configuration, to be built and measured by the service.
         sample: The inputs of one micro-batch to measure the model with.
@@ -52,6 +57,7 @@ class PlanRequest(Record):
     """
 
     profile: Profile | None = None
+    profiles: tuple[Profile, ...] | None = Field(None, min_length=1, max_length=12)
     profile_id: str | None = Field(None, max_length=80)
     model: ModelSpec | None = None
     sample: Sample | None = None
@@ -62,17 +68,16 @@ class PlanRequest(Record):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        sources = ("profile", "profile_id", "model")
+        sources = ("profile", "profiles", "profile_id", "model")
         given = [name for name in sources if getattr(self, name) is not None]
         if not given:
             raise InvalidInput(
-                "give exactly one of 'profile', 'profile_id' and 'model'; found none",
+                f"give exactly one of {CHOICES}; found none",
                 field="/profile",
             )
         if len(given) > 1:
             raise InvalidInput(
-                "give exactly one of 'profile', 'profile_id' and 'model'; "
-                f"found {' and '.join(map(repr, given))}",
+                f"give exactly one of {CHOICES}; found {' and '.join(map(repr, given))}",
                 field=f"/{given[-1]}",
             )
         if self.model is None:

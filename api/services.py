@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from math import isfinite
 
 from starlette.concurrency import run_in_threadpool
@@ -49,11 +50,11 @@ class Planning:
             StagewrightError: Measuring failed (see `Measurer.measure`).
         """
         deadline_s = self._deadline(request)
-        profile, profile_id = await self._profile(request)
-        check_effort(profile, request.cluster, request.options)
+        profiles = await self._profiles(request)
+        check_effort(profiles, request.cluster, request.options)
         async with self._planning_turns:
             record = await run_in_threadpool(
-                decide, profile, profile_id, request.cluster, request.options, deadline_s
+                decide, profiles, request.cluster, request.options, deadline_s
             )
         return await run_in_threadpool(self._store.put_plan, record)
 
@@ -72,37 +73,44 @@ class Planning:
             )
         return request.deadline_s
 
-    async def _profile(self, request: PlanRequest) -> tuple[Profile, str]:
-        """The profile to plan from, stored, and its id."""
+    async def _profiles(self, request: PlanRequest) -> tuple[Profile, ...]:
+        """The profiles to plan from, stored."""
         if request.profile_id is not None:
             try:
                 found = await run_in_threadpool(self._store.profile, request.profile_id)
             except NotFound as error:
                 raise InvalidInput(str(error), field="/profile_id") from None
-            return found.profile, found.id
-        profile = request.profile
+            return (found.profile,)
         measure_request = request.measure_request()
         if measure_request is not None:
-            profile = await self._measurer.measure(measure_request)
-        assert profile is not None, "PlanRequest has exactly one source"
-        return profile, (await self.create_profile(profile)).id
+            profiles: tuple[Profile, ...] = (await self._measurer.measure(measure_request),)
+        elif request.profiles is not None:
+            profiles = request.profiles
+        else:
+            assert request.profile is not None, "PlanRequest has exactly one source"
+            profiles = (request.profile,)
+        for profile in profiles:
+            await self.create_profile(profile)
+        return profiles
 
 
 def decide(
-    profile: Profile, profile_id: str, cluster: Cluster, options: PlanOptions, deadline_s: float
+    profiles: Sequence[Profile], cluster: Cluster, options: PlanOptions, deadline_s: float
 ) -> PlanRecord:
     """Plan, with infeasibility as an answer.
+
+    The answer names the profile it is of; where nothing fits, the first.
 
     Raises:
         InvalidInput: The planner refuses the request.
         DeadlineExceeded: No plan was found in time, and none was proven impossible.
     """
     try:
-        answer = plan(profile, cluster, options, deadline_s=deadline_s)
+        answer = plan(profiles, cluster, options, deadline_s=deadline_s)
     except Infeasible as error:
         return PlanRecord(
             status="infeasible",
-            profile_id=profile_id,
+            profile_id=profiles[0].content_id(),
             cluster=cluster,
             options=options,
             infeasible=InfeasibleAnswer(
@@ -122,7 +130,11 @@ def decide(
             ),
         )
     return PlanRecord(
-        status="planned", profile_id=profile_id, cluster=cluster, options=options, plan=answer
+        status="planned",
+        profile_id=answer.profile_id,
+        cluster=cluster,
+        options=options,
+        plan=answer,
     )
 
 

@@ -44,6 +44,12 @@ def read_devices(text: str) -> Cluster:
     """
     from ..core.cluster import Cluster
 
+    if not text.strip():
+        raise InvalidInput(
+            "the devices are empty; write '4x24GB', '2xcpu', '4x8x80GB' for 4 nodes of 8, or give "
+            "a cluster file (docs/clusters.md)",
+            field="/devices",
+        )
     path = Path(text)
     if not (path.suffix == ".json" or path.exists()):
         return Cluster.parse(text)

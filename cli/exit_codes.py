@@ -84,10 +84,21 @@ def report(error: BaseException, *, as_json: bool) -> None:
             **_details(error),
         }
         typer.echo(json.dumps(body, default=str), err=True)
-    elif isinstance(error, UsageError):
-        error.show()
+        return
+    text = message(error)
+    usage = _usage(error)
+    if usage and text.startswith(usage[0]):  # no words at all: the help
+        typer.echo(text, err=True)
     else:
-        typer.echo(f"error: {message(error)}", err=True)
+        typer.echo("\n".join([f"error: {text}", *usage]), err=True)
+
+
+def _usage(error: BaseException) -> list[str]:
+    """How the command is called, where it was called wrongly."""
+    context = getattr(error, "ctx", None) if isinstance(error, UsageError) else None
+    if context is None:
+        return []
+    return [context.get_usage(), f"Try '{context.command_path} --help'."]
 
 
 def _details(error: BaseException) -> dict[str, Any]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from .documents import read_devices, read_document
-from .output import JsonFlag, emit
+from .output import JsonFlag, emit, say_next
+
+if TYPE_CHECKING:
+    from ..core.explanation import Explanation
+
+WORTH_IT = 0.01
+"""Gain from which a change is proposed."""
 
 
 def command(
@@ -29,8 +36,22 @@ def command(
     made, costs = read_document(plan, Plan), read_document(profile, Profile)
     cluster = read_devices(devices)
     from ..planner.explain import explain
-    from ..planner.validate import validate
 
-    validate(made, costs, cluster)
     found = explain(made, costs, cluster, deadline_s=deadline)
     emit(found.model_dump_json(indent=2) if as_json else str(found))
+    say_next(_next(found, plan, profile, devices), quiet=as_json)
+
+
+def _next(found: Explanation, plan: Path, profile: Path, devices: str) -> str:
+    """The change of options that buys most, if one is worth it."""
+    flags = {
+        "twice the micro-batches": ["-m", str(2 * found.num_microbatches)],
+        "recomputation allowed": ["--recompute", "auto"],
+        "replicas allowed": ["--max-replicas", "any"],
+    }
+    able = [entry for entry in found.alternatives if entry.text in flags]
+    best = max(able, key=lambda entry: entry.gain or 0.0, default=None)
+    if best is None or (best.gain or 0.0) < WORTH_IT:
+        return f"stagewright show {plan} --svg plan.svg"
+    words = shlex.join(["plan", str(profile), "-d", devices, *flags[best.text]])
+    return f"stagewright {words}, with the plan's other options"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -21,8 +22,13 @@ RESULT = "Result"
 
 
 def command(
-    profile: Annotated[
-        Path, Argument(metavar="PROFILE", help="A file written by 'stagewright profile'.")
+    profiles: Annotated[
+        list[Path],
+        Argument(
+            metavar="PROFILE",
+            help="A file written by 'stagewright profile'; with --batch-size several, of one model "
+            "at several sizes of micro-batches.",
+        ),
     ],
     devices: Annotated[
         str,
@@ -35,16 +41,20 @@ def command(
         ),
     ],
     microbatches: Annotated[
-        int,
+        int | None,
         Option(
-            "--microbatches", "-m", help="Micro-batches per training step.", rich_help_panel=STEP
+            "--microbatches",
+            "-m",
+            help="Micro-batches per training step; 8 if not given. With --batch-size, which it has "
+            "to divide, the size of micro-batches follows.",
+            rich_help_panel=STEP,
         ),
-    ] = 8,
+    ] = None,
     batch_size: Annotated[
         int | None,
         Option(
-            help="Samples per training step: the size of micro-batches is chosen too, and "
-            "--microbatches follows.",
+            help="Samples per training step: the size of micro-batches is chosen too. For speed "
+            "none is chosen below the sizes profiled; others are estimated in proportion.",
             rich_help_panel=STEP,
         ),
     ] = None,
@@ -104,7 +114,8 @@ def command(
     order: Annotated[
         str,
         Option(
-            help="given, or any to reorder branches that do not depend on each other.",
+            help="given, or any to reorder branches that do not depend on each other (in Python "
+            "and over HTTP: layer_order).",
             rich_help_panel=GOAL,
         ),
     ] = "given",
@@ -182,7 +193,7 @@ def command(
         check_writable(output)
     options = checked(
         PlanOptions,
-        num_microbatches=microbatches,
+        **({} if microbatches is None else {"num_microbatches": microbatches}),
         batch_size=batch_size,
         schedule=schedule,
         chunks=chunks,
@@ -201,7 +212,8 @@ def command(
         memory_fraction=memory_fraction,
         gap=gap,
     )
-    costs, cluster = read_document(profile, Profile), read_devices(devices)
+    costs = [read_document(path, Profile) for path in profiles]
+    cluster = read_devices(devices)
     from ..planner.plan import plan as make_plan
 
     with planning_progress(options.objective, quiet=as_json) as progress:
@@ -214,4 +226,11 @@ def command(
     if output is None:
         say_next("the same with -o plan.json, to keep the plan", quiet=as_json)
     else:
+        used = next(
+            path
+            for path, entry in zip(profiles, costs, strict=True)
+            if entry.content_id() == made.profile_id
+        )
+        words = shlex.join(["explain", str(output), str(used), "-d", devices])
+        say_next(f"stagewright {words}, to see what would help", quiet=as_json)
         say_next(f"stagewright show {output} --svg plan.svg", quiet=as_json)

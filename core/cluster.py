@@ -85,8 +85,9 @@ class Cluster(Document):
             )
         if len(self.devices) > 1 and (not sizes or sizes[-1] < len(self.devices)):
             raise ValueError(
-                f"the outermost level must join all {len(self.devices)} devices; "
-                f"found group sizes {sizes}"
+                f"the outermost level must join all {len(self.devices)} devices; found group "
+                f"sizes {sizes}: give the links as 'levels', innermost first, such as "
+                f'[{{"group_size": {len(self.devices)}}}] (docs/clusters.md)'
             )
         return self
 

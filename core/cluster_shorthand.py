@@ -4,7 +4,7 @@
 
     cluster = part ("," part)*
     part    = [nodes "x"] devices "x" what
-    what    = number ("MB" | "MiB" | "GB" | "GiB") | "cpu"
+    what    = number ("MB" | "MiB" | "GB" | "GiB" | "TB" | "TiB") | "cpu"
 
 Each part is devices of one kind, named after what they are. With nodes, every part says how many
 and all nodes hold equally many devices; `INSIDE_NODE` joins a node's, `BETWEEN_NODES` the nodes.
@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from .cluster import Cluster, Device, LinkLevel
 from .errors import InvalidInput
 
-UNIT_BYTES = {"mb": 10**6, "mib": 2**20, "gb": 10**9, "gib": 2**30}
+UNIT_BYTES = {
+    "mb": 10**6, "mib": 2**20, "gb": 10**9, "gib": 2**30, "tb": 10**12, "tib": 2**40,
+}  # fmt: skip
 
 LARGEST_BYTES = 2**60
 """What `Device.memory_bytes` takes."""
@@ -34,7 +36,7 @@ BETWEEN_NODES = LinkLevel(name="network", group_size=1, latency_s=14e-6, bandwid
 reckons with for a network and large messages (14 us)."""
 
 _PART = re.compile(
-    r"(?:(\d{1,9})x)?(\d{1,9})x(?:(\d{1,30}(?:\.\d{1,30})?)([MG]i?B)|(cpu))", re.IGNORECASE
+    r"(?:(\d{1,9})x)?(\d{1,9})x(?:(\d{1,30}(?:\.\d{1,30})?)([MGT]i?B)|(cpu))", re.IGNORECASE
 )
 
 

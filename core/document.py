@@ -96,7 +96,10 @@ def content_digest(record: Record) -> str:
 
 def invalid_input(error: ValidationError, what: str) -> InvalidInput:
     """One readable error out of pydantic's list, naming every field at fault."""
-    lines = [f"{json_pointer(item['loc']) or '(whole)'}: {item['msg']}" for item in error.errors()]
+    lines = [
+        f"{json_pointer(item['loc']) or '(whole)'}: {item['msg'].removeprefix('Value error, ')}"
+        for item in error.errors()
+    ]
     first = json_pointer(error.errors()[0]["loc"])
     return InvalidInput(f"not a valid {what}:\n  " + "\n  ".join(lines), field=first)
 

@@ -78,6 +78,7 @@ class Explanation(Record):
 
     Attributes:
         step_time_s: The plan's.
+        num_microbatches: Likewise.
         microbatch_size: Samples of a micro-batch; `None` if the profile does not say.
         time_per_sample_s: See `Alternative`.
         bound: What holds it up most: the largest of `shares`; ``memory`` where planning without
@@ -94,6 +95,7 @@ class Explanation(Record):
     """
 
     step_time_s: float = Field(ge=0)
+    num_microbatches: int = Field(ge=1)
     microbatch_size: int | None = None
     time_per_sample_s: float = Field(ge=0)
     bound: Bound

@@ -155,6 +155,7 @@ class _Study:
         bound = _bound(plan, shares, unlimited_s)
         return Explanation(
             step_time_s=plan.step_time_s,
+            num_microbatches=plan.num_microbatches,
             microbatch_size=self.microbatch_size,
             time_per_sample_s=plan.step_time_s / (plan.num_microbatches * self.samples),
             bound=bound,

@@ -16,7 +16,7 @@ LAYERS = chain_profile([1.0] * 64)
 
 
 def check(cluster="64xcpu", **options):
-    check_effort(LAYERS, Cluster.parse(cluster), PlanOptions(**options))
+    check_effort([LAYERS], Cluster.parse(cluster), PlanOptions(**options))
 
 
 def of_kinds(count: int) -> Cluster:
@@ -25,9 +25,9 @@ def of_kinds(count: int) -> Cluster:
 
 
 def test_so_many_kinds_of_devices_and_no_more():
-    check_effort(LAYERS, of_kinds(effort.MAX_KINDS), PlanOptions())
+    check_effort([LAYERS], of_kinds(effort.MAX_KINDS), PlanOptions())
     with pytest.raises(InvalidInput, match=r"5 kinds of devices .* at most 4") as caught:
-        check_effort(LAYERS, of_kinds(effort.MAX_KINDS + 1), PlanOptions())
+        check_effort([LAYERS], of_kinds(effort.MAX_KINDS + 1), PlanOptions())
     assert caught.value.field == "/cluster"
 
 
@@ -65,7 +65,7 @@ def test_of_a_batch_the_smallest_size_counts(monkeypatch):
     monkeypatch.setattr(effort, "available", lambda: True)
     inputs = (TensorSpec(name="x", shape=(1, 8), dtype="float32"),)
     profile, cluster = LAYERS.model_copy(update={"inputs": inputs}), Cluster.parse("64xcpu")
-    check_effort(profile, cluster, PlanOptions(batch_size=2**16))
+    check_effort([profile], cluster, PlanOptions(batch_size=2**16))
     with pytest.raises(InvalidInput) as caught:
-        check_effort(profile, cluster, PlanOptions(batch_size=2**17))
+        check_effort([profile], cluster, PlanOptions(batch_size=2**17))
     assert caught.value.field == "/options/batch_size"

@@ -245,3 +245,48 @@ def test_the_loop_answers_while_a_plan_is_made(client, profile, monkeypatch):
     thread.start()
     thread.join(timeout=20)
     assert where == [200]
+
+
+def at_size(profile, size):
+    """The profile as if measured with that many samples."""
+    tensor = {"name": "x", "shape": [size, 1024], "dtype": "float32"}
+    return {**profile, "inputs": [tensor]}
+
+
+def test_profiles_of_several_sizes_are_planned_together(client, profile):
+    several = [at_size(profile, 1), at_size(profile, 4)]
+    request = {"profiles": several, "cluster": "2x80GB", "options": {"batch_size": 16}}
+    response = client.post("/v1/plans", json=request)
+    assert response.status_code == 201, response.text
+    read = [Profile.model_validate(entry) for entry in several]
+    expected = make_plan(read, "2x80GB", PlanOptions(batch_size=16))
+    body = response.json()
+    assert Plan.model_validate(body["plan"]) == expected
+    assert body["profile_id"] == expected.profile_id == read[1].content_id()
+    for entry in read:
+        assert client.get(f"/v1/profiles/{entry.content_id()}").status_code == 200
+
+
+def test_numbers_of_samples_and_microbatches_have_to_agree(client, profile):
+    """Cause: the number of micro-batches was dropped without a word."""
+    options = {"batch_size": 16, "num_microbatches": 3}
+    request = {"profile": at_size(profile, 2), "cluster": "2x80GB", "options": options}
+    response = client.post("/v1/plans", json=request)
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["pointer"] == "/options/num_microbatches"
+    options["num_microbatches"] = 4
+    plan = client.post("/v1/plans", json=request).json()["plan"]
+    assert (plan["num_microbatches"], plan["inputs"][0]["shape"][0]) == (4, 4)
+
+
+def test_a_way_out_can_be_asked_for_as_it_stands(client, profile):
+    """A batch_size comes with the number of micro-batches that was found to fit."""
+    big = at_size(profile, 8)
+    request = {"profile": big, "cluster": "1x36MB", "options": {"optimizer": "none"}}
+    body = client.post("/v1/plans", json=request).json()
+    assert body["status"] == "infeasible"
+    ways_out = [way for way in body["infeasible"]["ways_out"] if way["num_devices"] == 1]
+    assert any(way["options"]["batch_size"] for way in ways_out)
+    for way_out in ways_out:
+        again = client.post("/v1/plans", json={**request, "options": way_out["options"]})
+        assert again.json()["status"] == "planned", way_out

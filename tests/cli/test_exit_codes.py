@@ -125,6 +125,7 @@ def test_usage(run, words):
     ran = run(*words)
     assert (ran.code, ran.stdout) == (2, "")
     assert "Usage: stagewright" in ran.stderr
+    assert ran.stderr.startswith("error: " if words else "Usage")
 
 
 def hear_interrupts() -> None:

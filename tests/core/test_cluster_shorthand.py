@@ -75,7 +75,7 @@ def test_nodes_that_do_not_nest_need_a_file(text):
         "4",
         "x24GB",
         "4x24",
-        "4x24TB",
+        "4x24PB",
         "-1xcpu",
         "2x3x4x24GB",
         "2x80GB,",
@@ -126,3 +126,8 @@ def test_the_documented_links_are_the_ones_assumed(repository):
     for name, link in zip(("one link", "inside a node", "between nodes"), links, strict=True):
         bandwidth = f"{link.bandwidth_bytes_per_s / 1e9:g} GB/s"
         assert f"| {name} | {bandwidth} | {link.latency_s * 1e6:g} us |" in text
+
+
+@pytest.mark.parametrize(("text", "size"), [("2x1TB", 10**12), ("2x1.5TiB", 3 * 2**39)])
+def test_terabytes_are_units_too(text, size):
+    assert [device.memory_bytes for device in Cluster.parse(text).devices] == [size, size]
