@@ -16,15 +16,20 @@ PROBES = 20
 """Bisections of the slowest stage's time: to a millionth."""
 
 
-def fitted_cuts(pricer: Pricer, assignment: Assignment) -> Cuts | None:
+def fitted_cuts(pricer: Pricer, assignment: Assignment, *, limited: bool = True) -> Cuts | None:
     """The cuts whose slowest stage is fastest among those that fit; `None` if none are found.
 
     Bisection on the time; each probe gives every stage, from the front, as many layers as it may
     take by time, memory and pins, and leaves the stages behind what the pins need. That is exact
     where more layers never need less memory. Stages that share a device share its memory as they
     do with the assignment's own cuts. O(S N) for the first probe, O(S log N) for the others.
+
+    Args:
+        pricer: What stages cost.
+        assignment: All but the cuts.
+        limited: Whether memory counts.
     """
-    search = _Search(pricer, assignment)
+    search = _Search(pricer, assignment, limited=limited)
     cuts = search.probe(math.inf)
     if cuts is None:
         return None
@@ -42,7 +47,7 @@ def fitted_cuts(pricer: Pricer, assignment: Assignment) -> Cuts | None:
 class _Search:
     """What each stage may hold, and how long it takes; positions are indices of the tables."""
 
-    def __init__(self, pricer: Pricer, assignment: Assignment) -> None:
+    def __init__(self, pricer: Pricer, assignment: Assignment, *, limited: bool) -> None:
         self.costs, self.pricer, self.assignment = pricer.costs, pricer, assignment
         self.depths = pricer.depths(assignment)
         once_s = pricer.costs.forward_s + pricer.costs.backward_s
@@ -51,7 +56,7 @@ class _Search:
         self.room = Room(pricer)
         classes = pricer.devices.classes
         self.speeds = [classes[number].speed for number in assignment.classes]
-        self.limits = self._limits()
+        self.limits = self._limits() if limited else [None] * len(self.speeds)
         self.ends = [self._ends(stage) for stage in range(len(self.speeds))]
         self.finishes = self._finishes()
         self._farthest: dict[tuple[int, int], Positions] = {}

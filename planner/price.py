@@ -436,19 +436,36 @@ class Pricer:
         except InvalidInput:
             return None
 
-    def least_step_s(self, stages: tuple[StagePrice, ...], tied_s: float) -> float:
-        """A bound that the simulated step of a plan cannot beat, in O(stages)."""
-        total_s = sum(
+    def least_step_s(
+        self, assignment: Assignment, stages: tuple[StagePrice, ...], tied_s: float
+    ) -> float:
+        """A bound that the simulated step of a plan cannot beat, in O(stages).
+
+        A device starts when the first micro-batch has come to the first of its stages, and what it
+        does last runs back from there to the front, or is summed over the stage's replicas.
+        """
+        bound_s = sum(
             self.through_s(stage.forward_s, stage.backward_s) + stage.outgoing_s for stage in stages
         )
-        front_s = bound_s = 0.0
-        for stage in stages:
-            bound_s = max(
-                bound_s,
-                front_s + stage.microbatches * (stage.forward_s + stage.backward_s),
-            )
+        splits = self.schedule in SPLIT_BACKWARD
+        busy_s, edges_s = [0.0] * len(stages), [0.0] * len(stages)
+        front_s = back_s = 0.0
+        for number, stage in enumerate(stages):
+            owner = self._first_stage(assignment, number)
+            back_s += stage.send_backward_s
+            if owner == number:
+                after_s = stage.sync_s if assignment.chunks == 1 else 0.0
+                edges_s[owner] = front_s + max(after_s, 0.0 if splits else back_s)
+            busy_s[owner] += stage.microbatches * (stage.forward_s + stage.backward_s)
             front_s += stage.forward_s + stage.send_forward_s
-        return max(bound_s, total_s) + tied_s
+            back_s += stage.backward_s
+        return max(bound_s, *map(sum, zip(busy_s, edges_s, strict=True))) + tied_s
+
+    def _first_stage(self, assignment: Assignment, stage: int) -> int:
+        """The first of the stages that share this one's devices."""
+        positions = assignment.num_stages // assignment.chunks
+        lap, place = divmod(stage, positions)
+        return positions - 1 - place if self.schedule == "zbv" and lap else place
 
     def through_s(self, forward_s: float, backward_s: float) -> float:
         """How long one micro-batch takes there and back: of split backwards the input part."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from ..core.errors import InvalidInput
 from .assignment import Assignment
+from .moves import SPLIT_BACKWARD
 from .price import Priced, StagePrice
 from .request import Request
 
@@ -83,7 +84,8 @@ class Race:
         """Whether playing this one too is more than the race may cost."""
         pipelines = math.gcd(*assignment.replicas)
         rounds = -(-self.pricer.num_microbatches // pipelines)
-        actions = 2 * assignment.num_stages * rounds
+        works = 3 if self.request.options.schedule in SPLIT_BACKWARD else 2
+        actions = works * assignment.num_stages * rounds
         self._plays += 1
         self._all_actions += actions
         if self._plays > FREE_PLAYS:
@@ -95,7 +97,7 @@ class Race:
         if self.best is None:
             return False
         tied_s = self.pricer.tied_sync_s(assignment)
-        least_s = self.pricer.least_step_s(stages, tied_s)
+        least_s = self.pricer.least_step_s(assignment, stages, tied_s)
         return least_s > self.best.step_time_s * (1 + 1e-9)
 
 

@@ -6,14 +6,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby, islice
+from itertools import groupby, islice, product
 
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.units import format_bytes
 from .assignment import Assignment, Cuts
-from .candidates import equal_layers, even_times, neighbours, with_recompute
+from .candidates import equal_layers, even_times, with_recompute
 from .fitted import fitted_cuts
 from .layout import make_layout
+from .least_step import LeastStep
 from .option_rules import chunks_of
 from .price import Priced
 from .race import Race
@@ -41,6 +42,9 @@ MAX_ROUNDS = 32
 
 MAX_STARTS = 3
 """Plans of different numbers of stages that are changed in each round."""
+
+MAX_SHIFTED = 16
+"""Cuts up to which rows of them are moved together."""
 
 MAX_MISFITS = 200
 """Candidates among which the one that misses by least is looked for."""
@@ -167,12 +171,17 @@ class Several:
                     yield fitted
 
     def _fitted(self, one: Assignment, *, once: bool) -> Iterator[Assignment]:
-        ways = {"never": (False,), "auto": (False, True), "always": (True,)}
-        for again in ways[self.request.options.recompute][-1 if once else 0 :]:
-            again_all = replace(one, recompute=(again,) * one.num_stages)
-            cuts = fitted_cuts(self.request.pricer, again_all)
+        pricer, mode = self.request.pricer, self.request.options.recompute
+        never, always = (False,) * one.num_stages, (True,) * one.num_stages
+        ways = {"never": [never], "auto": [never, always], "always": [always]}[mode]
+        if mode == "auto" and not once:
+            free = fitted_cuts(pricer, replace(one, recompute=never), limited=False)
+            if free is not None:
+                ways.insert(1, with_recompute(pricer, replace(one, cuts=free)).recompute)
+        for again in ways[-1:] if once else dict.fromkeys(ways):
+            cuts = fitted_cuts(pricer, replace(one, recompute=again))
             if cuts is not None:
-                yield replace(again_all, cuts=cuts)
+                yield replace(one, recompute=again, cuts=cuts)
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -181,6 +190,11 @@ class Several:
         index = {entry.layer.name: layer for layer, entry in enumerate(profile.layers)}
         pins = sorted((index[pin.layer], pin.kind) for pin in options.pins if pin.kind is not None)
         return tuple(kind for kind, _ in groupby(kind for _, kind in pins))
+
+    @property
+    def pinned(self) -> bool:
+        """Whether not all cuts are as good as any."""
+        return bool(self.request.options.pins)
 
     @property
     def is_late(self) -> bool:
@@ -204,17 +218,6 @@ class Several:
             chunks=self.chunks,
         )
 
-    def bound_s(self) -> float:
-        """No step is below: all work on all devices, or one micro-batch through the model."""
-        request = self.request
-        work_s = float(request.costs.forward_s[0, -1] + request.costs.backward_s[0, -1])
-        speeds = sum(device.speed for device in request.cluster.devices)
-        shared_s = request.options.num_microbatches * work_s / speeds
-        through_s = request.pricer.through_s(
-            float(request.costs.forward_s[0, -1]), float(request.costs.backward_s[0, -1])
-        )
-        return max(shared_s, through_s / request.devices.fastest) * (1 - 1e-12)
-
     @cached_property
     def misfits(self) -> list[tuple[Misfit, Assignment]]:
         """Candidates where none fits, the one that misses by least first."""
@@ -227,7 +230,8 @@ class Several:
         for _, entry in self.misfits[:MAX_SQUEEZED]:
             if self.is_late:
                 return
-            found = squeezed(self.request.pricer, entry)
+            allows = self.request.allows if self.pinned else None
+            found = squeezed(self.request.pricer, entry, allows)
             if found is not None:
                 yield found
 
@@ -265,16 +269,19 @@ class Several:
         )
 
     def _roughly(self, shapes: list[Shape]) -> Iterator[Assignment]:
-        """Even times, and recomputed wherever that is allowed."""
+        """Even times, as far as pins allow, and recomputed wherever that is allowed."""
         request = self.request
         again = request.options.recompute != "never"
         for shape in shapes:
             num_stages = shape.ranks * self.chunks
             even = even_times(request.costs, num_stages)
-            if even is not None:
-                for spread in spreads(shape.ranks, shape.replicas, request.devices, self.kinds):
-                    one = self._repeated(spread, even)
-                    yield replace(one, recompute=(again,) * num_stages)
+            if even is None:
+                continue
+            for spread in spreads(shape.ranks, shape.replicas, request.devices, self.kinds):
+                one = replace(self._repeated(spread, even), recompute=(again,) * num_stages)
+                cuts = fitted_cuts(request.pricer, one, limited=False) if self.pinned else even
+                if cuts is not None:
+                    yield replace(one, cuts=cuts)
 
     def _no_counts(self) -> Infeasible:
         options, chunks = self.request.options, self.chunks
@@ -338,7 +345,7 @@ def best_of_schedule(request: Request) -> tuple[Priced, float]:
             break
         for start in starts:
             race.enter(_changed(request, start))
-    return race.best, min(several.bound_s(), race.best.step_time_s)
+    return race.best, min(LeastStep(request, several.chunks).bound_s(), race.best.step_time_s)
 
 
 def rescue(request: Request, race: Race) -> None:
@@ -356,9 +363,9 @@ def _enter_first(several: Several, race: Race) -> None:
 
 
 def _changed(request: Request, assignment: Assignment) -> Iterator[Assignment]:
-    """One cut moved, or one stage no longer recomputed."""
+    """One cut or several in a row moved by one position, or one stage no longer recomputed."""
     if request.costs.has(assignment.cuts):
-        yield from neighbours(assignment, request.costs)
+        yield from _shifted(request, assignment)
     if request.options.recompute == "auto":
         for stage, again in enumerate(assignment.recompute):
             if again:
@@ -368,3 +375,19 @@ def _changed(request: Request, assignment: Assignment) -> Iterator[Assignment]:
                     *assignment.recompute[stage + 1 :],
                 )
                 yield replace(assignment, recompute=recompute)
+
+
+def _shifted(request: Request, assignment: Assignment) -> Iterator[Assignment]:
+    """A layer moved from one stage to another, those between them shifted: near ones first."""
+    positions, index = request.costs.positions, request.costs.index
+    cuts = [index[cut] for cut in assignment.cuts]
+    count = len(cuts) - 2
+    for length in range(1, count + 1 if count <= MAX_SHIFTED else 2):
+        for first, step in product(range(1, count - length + 2), (-1, 1)):
+            moved = list(cuts)
+            moved[first : first + length] = [cut + step for cut in cuts[first : first + length]]
+            if (
+                moved[first - 1] < moved[first]
+                and moved[first + length - 1] < moved[first + length]
+            ):
+                yield replace(assignment, cuts=tuple(positions[entry] for entry in moved))

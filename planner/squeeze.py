@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 from .assignment import Assignment
 from .price import Pricer
@@ -23,23 +24,37 @@ FULLEST = 1e9
 """More often than this no limit is exceeded, so that powers stay finite."""
 
 
-def squeezed(pricer: Pricer, assignment: Assignment) -> Assignment | None:
+def squeezed(
+    pricer: Pricer, assignment: Assignment, allows: Callable[[Assignment], bool] | None = None
+) -> Assignment | None:
     """The assignment with its cuts moved so that it fits; `None` if that does not come out.
 
-    Steepest descent of the sum of (needed / limit) ** `SHARPNESS` over devices. It may end where
-    no single move helps, so `None` proves nothing.
+    Where there are few cuts, all are tried. Else steepest descent of the sum of
+    (needed / limit) ** `SHARPNESS` over devices, which may end where no single move helps; then
+    `None` proves nothing.
+
+    Args:
+        pricer: What stages cost.
+        assignment: That does not fit.
+        allows: Whether cuts keep the pins; `None` for any.
     """
     search = _Search(pricer, assignment)
+    inner = range(1, pricer.costs.num_atoms)
+    if math.comb(len(inner), assignment.num_stages - 1) <= MAX_TRIED:
+        for chosen in combinations(inner, assignment.num_stages - 1):
+            search.cut_at((0, *chosen, pricer.costs.num_atoms))
+            if search.fits() and (allows is None or allows(search.made())):
+                return search.made()
+        return None
     tried, best = 0, search.fullness(search.held)
     while tried < MAX_TRIED:
         if search.fits():
-            cuts = tuple(pricer.costs.positions[index] for index in search.cuts)
-            return replace(assignment, cuts=cuts)
+            return search.made()
         found: tuple[int, int] | None = None
         for place, position in search.moves():
             tried += 1
             fullness = search.fullness(search.held_after(place, position))
-            if fullness < best:
+            if fullness < best and (allows is None or allows(search.made(place, position))):
                 found, best = (place, position), fullness
         if found is None:
             return None
@@ -56,7 +71,7 @@ class _Search:
 
     def __init__(self, pricer: Pricer, assignment: Assignment) -> None:
         self.assignment, self.room = assignment, Room(pricer)
-        self.cuts = [pricer.costs.index[cut] for cut in assignment.cuts]
+        self.positions = pricer.costs.positions
         self.depths = pricer.depths(assignment)
         devices, classes = pricer.devices, assignment.classes
         owners = [
@@ -67,10 +82,20 @@ class _Search:
         self.limits: list[int | None] = [None] * len(number)
         for owner, entry in zip(self.owner, classes, strict=True):
             self.limits[owner] = devices.classes[entry].limit_bytes
-        self.needed = [self._bytes(stage, *span) for stage, span in enumerate(pairwise(self.cuts))]
-        self.held = [0] * len(number)
+        self.cut_at([pricer.costs.index[cut] for cut in assignment.cuts])
+
+    def cut_at(self, cuts: Sequence[int]) -> None:
+        self.cuts = list(cuts)
+        self.needed = [self._bytes(stage, *span) for stage, span in enumerate(pairwise(cuts))]
+        self.held = [0] * len(self.limits)
         for owner, needed in zip(self.owner, self.needed, strict=True):
             self.held[owner] += needed
+
+    def made(self, place: int = 0, position: int = 0) -> Assignment:
+        """The assignment with these cuts, one of them moved."""
+        cuts = list(self.cuts)
+        cuts[place] = position
+        return replace(self.assignment, cuts=tuple(self.positions[index] for index in cuts))
 
     def _bytes(self, stage: int, first: int, last: int) -> int:
         one = self.assignment

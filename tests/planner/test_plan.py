@@ -231,7 +231,7 @@ def test_the_quick_bound_is_below_every_simulated_step(schedule):
         priced = pricer.priced_if_usable(assignment)
         if priced is None:
             continue
-        least_s = pricer.least_step_s(priced.stages, priced.tied_sync_s)
+        least_s = pricer.least_step_s(assignment, priced.stages, priced.tied_sync_s)
         assert least_s <= priced.step_time_s * (1 + 1e-12)
         tight += math.isclose(least_s, priced.step_time_s, rel_tol=1e-9)
     assert tight > 50

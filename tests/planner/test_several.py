@@ -306,11 +306,15 @@ def test_an_order_is_made_once_for_all_stages_and_cuts(monkeypatch):
 
 @pytest.mark.parametrize("schedule", ["zero_bubble", "interleaved_zero_bubble", "zbv"])
 def test_one_micro_batch_of_a_split_backward_is_below_its_whole_work(schedule):
-    """Gradients go on before those of weights are done, so F + B is no bound: 2 + 2 + 1 < 6."""
+    """Gradients go on before those of weights are done, so F + B is no bound: 2 + 2 + 1 < 6.
+
+    Two stages at least have B / 3 and 2 B / 3; more have the first layer's weights at the end.
+    """
     profile = chain_profile([1, 1, 1, 1])
     made = planned(profile, Cluster.uniform(2), schedule=schedule, num_microbatches=1)
     assert made.step_time_s < 4 * 3
-    assert made.proof.lower_bound <= made.proof.simulated_lower_bound_s == pytest.approx(8)
+    bound_s = 4 + 8 / 1.5 if schedule == "zero_bubble" else 9
+    assert made.proof.lower_bound <= made.proof.simulated_lower_bound_s == pytest.approx(bound_s)
 
 
 def test_every_way_to_spread_is_a_way_a_plan_may_be_placed():
