@@ -91,6 +91,14 @@ def unmeasured_profile(graph: Graph, case: Case, structure: str) -> Profile:
     )
 
 
+def traced_profile(case: Case) -> Profile:
+    """What `unmeasured_profile` makes of the case's own graph."""
+    from stagewright.capture.capture import trace
+
+    captured = trace(case.model, case.sample, check=False)
+    return unmeasured_profile(captured.graph, case, captured.structure.to_json())
+
+
 def make_plan(
     case: Case,
     num_stages: int,
@@ -98,12 +106,10 @@ def make_plan(
     num_microbatches: int = 4,
     schedule: Any = "1f1b",
     balance: list[int] | None = None,
+    profile: Profile | None = None,
 ) -> Plan:
-    """A plan of near-equal layer counts, or of the given ones."""
-    from stagewright.capture.capture import trace
-
-    captured = trace(case.model, case.sample, check=False)
-    profile = unmeasured_profile(captured.graph, case, captured.structure.to_json())
+    """A plan of near-equal layer counts, or of the given ones; tracing takes a second or two."""
+    profile = profile or traced_profile(case)
     if balance is None:
         base, extra = divmod(len(profile.layers), num_stages)
         balance = [base + (index < extra) for index in range(num_stages)]

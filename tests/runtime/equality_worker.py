@@ -12,10 +12,11 @@ import torch.distributed as dist
 
 from stagewright.capture.difference import relative_difference
 from stagewright.core.plan import Plan
+from stagewright.core.profile import Profile
 from stagewright.planner.schedules import make_schedule
 from stagewright.runtime import torch_engine
 from stagewright.runtime.distributed import DistributedPipeline, init_process_group
-from tests.torch_models import make_batch, make_case, make_plan
+from tests.torch_models import make_batch, make_case, make_plan, traced_profile
 
 PERFORMED: list[str] = []
 
@@ -32,10 +33,12 @@ def record(stage_class: type) -> None:
         setattr(stage_class, method, noted)
 
 
-def compare(name: str, schedule: str, num_stages: int, dtype: torch.dtype) -> dict[str, object]:
+def compare(
+    name: str, schedule: str, num_stages: int, dtype: torch.dtype, profile: Profile
+) -> dict[str, object]:
     case = make_case(name)
     whole = copy.deepcopy(case.model).to(dtype)
-    plan: Plan = make_plan(case, num_stages, schedule=schedule)
+    plan: Plan = make_plan(case, num_stages, schedule=schedule, profile=profile)
     if dtype is torch.float64:
         inputs = tuple(
             spec.model_copy(update={"dtype": "float64"}) if spec.dtype == "float32" else spec
@@ -95,9 +98,10 @@ def main() -> None:
     record(torch_engine._WatchedStage)
     num_stages = dist.get_world_size()
     for name in sys.argv[1].split(","):
+        profile = traced_profile(make_case(name))
         for schedule in ("gpipe", "1f1b"):
             for dtype in (torch.float64, torch.float32):
-                found = compare(name, schedule, num_stages, dtype)
+                found = compare(name, schedule, num_stages, dtype, profile)
                 with open(f"{sys.argv[2]}/{found['rank']}.jsonl", "a", encoding="utf-8") as file:
                     file.write(json.dumps(found) + "\n")
     dist.barrier()

@@ -66,9 +66,9 @@ def test_a_killed_rank_is_named_by_all_others(repository, victim):
 
 
 def test_a_rank_that_hangs_is_reported_within_the_timeout(repository):
-    with ranks(repository, "hang", 1, timeout_s=6) as processes:
+    with ranks(repository, "hang", 1, timeout_s=10) as processes:
         for rank in (0, 2):
-            _, account = processes[rank].communicate(timeout=60)
+            _, account = processes[rank].communicate(timeout=100)
             assert processes[rank].returncode == 7, account
             assert "got no answer in time, though every rank is still alive" in account
             assert f"rank {rank} was at what follows the" in account
