@@ -24,8 +24,11 @@ import resource
 import statistics
 import sys
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from stagewright.core.cluster import Cluster, LinkLevel
+from stagewright.core.errors import Infeasible, InvalidInput, StagewrightError
 from stagewright.core.graph import Boundary, Layer, Parameter
 from stagewright.core.plan import Plan, PlanOptions
 from stagewright.core.profile import LayerProfile, Profile, SavedStorage, Timing
@@ -34,6 +37,8 @@ from stagewright.planner.jit import available
 from stagewright.planner.plan import Planner
 from stagewright.planner.request import Progress
 
+Number = TypeVar("Number", int, float)
+
 DEVICES_PER_NODE = 8
 
 INSIDE = LinkLevel(name="node", group_size=1, latency_s=5e-6, bandwidth_bytes_per_s=200e9)
@@ -41,7 +46,15 @@ BETWEEN = LinkLevel(name="network", group_size=1, latency_s=15e-6, bandwidth_byt
 
 
 def main() -> int:
-    arguments = _arguments()
+    try:
+        return _measure(_arguments())
+    except StagewrightError as error:
+        _say(f"error: {error}")
+        return 3 if isinstance(error, Infeasible) else 2
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    """Plan, print, and say by the exit code whether the gap was met."""
     profile = uneven_profile(arguments.layers, arguments.seed)
     memory_bytes = round(arguments.memory_gb * 1e9)
     options = PlanOptions(
@@ -50,9 +63,11 @@ def main() -> int:
         recompute="auto",
         gap=arguments.gap,
     )
+    _say(f"{arguments.layers} layers over {arguments.devices} devices: one plan to warm up")
     rows = []
     cold = _timed(Planner(profile), _cluster(arguments.devices, memory_bytes), options)
-    for _ in range(arguments.repeats):
+    for number in range(arguments.repeats):
+        _say(f"plan {number + 1} of {arguments.repeats}, then another memory limit")
         planner = Planner(profile)
         row = _timed(planner, _cluster(arguments.devices, memory_bytes), options)
         other = _cluster(arguments.devices, round(1.1 * memory_bytes))
@@ -78,7 +93,7 @@ def main() -> int:
     else:
         for key, value in result.items():
             print(f"{key:18} {value:.6g}" if isinstance(value, float) else f"{key:18} {value}")
-    return 0 if result["gap"] <= arguments.gap else 1
+    return 0 if result["gap"] <= arguments.gap * (1 + 1e-9) else 1  # rounding
 
 
 def uneven_profile(num_layers: int, seed: int = 0) -> Profile:
@@ -124,6 +139,11 @@ def uneven_profile(num_layers: int, seed: int = 0) -> Profile:
 
 
 def _cluster(num_devices: int, memory_bytes: int) -> Cluster:
+    if num_devices > DEVICES_PER_NODE and num_devices % DEVICES_PER_NODE:
+        raise InvalidInput(
+            f"{num_devices} devices are no whole nodes of {DEVICES_PER_NODE}; give up to "
+            f"{DEVICES_PER_NODE}, or a multiple"
+        )
     if num_devices <= DEVICES_PER_NODE:
         return Cluster.of_nodes(
             1, num_devices, inside=INSIDE, between=BETWEEN, memory_bytes=memory_bytes
@@ -153,14 +173,31 @@ def _timed(planner: Planner, cluster: Cluster, options: PlanOptions) -> dict[str
     }
 
 
+def _positive(kind: type[Number]) -> Callable[[str], Number]:
+    """Numbers above zero."""
+
+    def read(text: str) -> Number:
+        value = kind(text)
+        if not 0 < value < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        return value
+
+    read.__name__ = "number"
+    return read
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="How long planning takes.")
-    parser.add_argument("--layers", type=int, default=200)
-    parser.add_argument("--devices", type=int, default=4096)
-    parser.add_argument("--microbatches", type=int, help="default: twice the devices")
-    parser.add_argument("--memory-gb", type=float, default=16.0, help="of each device")
+    parser.add_argument("--layers", type=_positive(int), default=200)
+    parser.add_argument("--devices", type=_positive(int), default=4096)
+    parser.add_argument("--microbatches", type=_positive(int), help="default: twice the devices")
+    parser.add_argument("--memory-gb", type=_positive(float), default=16.0, help="of each device")
     parser.add_argument("--gap", type=float, default=1e-4, help="good enough, relatively")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=_positive(int), default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .core.schedule import Schedule as Schedule
     from .core.timeline import Timeline as Timeline
     from .planner.explain import explain as explain
+    from .planner.plan import Planner as Planner
     from .planner.plan import plan as plan
     from .planner.validate import validate as validate
     from .profiler.profile import profile as profile
@@ -36,6 +37,7 @@ _HOME = {
     "Pipeline": "runtime.pipeline",
     "Plan": "core.plan",
     "PlanOptions": "core.plan",
+    "Planner": "planner.plan",
     "Profile": "core.profile",
     "Schedule": "core.schedule",
     "StagewrightError": "core.errors",
