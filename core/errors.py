@@ -46,13 +46,15 @@ class WayOut:
         text: The change in words, e.g. ``recompute='auto'``.
         cluster: What to ask for then.
         options: Likewise.
-        step_time_s: Of a plan found quickly; `None` if there was no time to find one.
+        step_time_s: Of the plan there would be; `None` if there was no time to find one.
+        is_settled: Whether there was time to finish that plan; the step may be shorter if not.
     """
 
     text: str
     cluster: Cluster
     options: PlanOptions
     step_time_s: float | None = None
+    is_settled: bool = True
 
 
 class Infeasible(StagewrightError):

