@@ -91,10 +91,11 @@ def _plan(name: str, service: Service, cluster: Cluster, output: Path, *, quiet:
 
 
 def _train(plan: Plan, steps: int, *, quiet: bool) -> Comparison:
+    from ..core.units import count
     from .comparison import Comparison
     from .launch import train
 
-    say(f"{plan.model}: {steps} steps on {plan.num_stages} processes", quiet=quiet)
+    say(f"{plan.model}: {count(steps, 'step')} on {count(plan.num_stages, 'process')}", quiet=quiet)
     split = train(plan, steps=steps)
-    say(f"{plan.model}: {steps} steps unsplit, for comparison", quiet=quiet)
+    say(f"{plan.model}: {count(steps, 'step')} unsplit, for comparison", quiet=quiet)
     return Comparison.of(plan, split, train(plan, steps=steps, whole=True))

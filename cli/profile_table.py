@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.profile import LayerProfile, Profile
 from ..core.text_table import text_table
-from ..core.units import format_bytes, format_time
+from ..core.units import count, format_bytes, format_time
 
 HEADINGS = ("layer", "forward", "backward", "parameters", "activations")
 
@@ -38,7 +38,7 @@ def _total(profile: Profile) -> tuple[str, ...]:
         entry.saved_activation_bytes for entry in profile.layers
     )
     return (
-        f"{len(profile.layers)} layers",
+        count(len(profile.layers), "layer"),
         format_time(sum(entry.forward.median_s for entry in profile.layers)),
         format_time(sum(entry.backward.median_s for entry in profile.layers)),
         format_bytes(parameters),

@@ -24,12 +24,13 @@ def command(
     """Train a plan's model on made-up data under torchrun, and compare with the prediction."""
     from ..core.plan import Plan
     from ..core.text_table import text_table
+    from ..core.units import count
     from .comparison import Comparison
     from .launch import check_trainable, train
 
     document = read_document(plan, Plan)
     check_trainable(document)
-    say(f"training {document.num_stages} stages for {steps} steps", quiet=as_json)
+    say(f"training {count(document.num_stages, 'stage')} for {count(steps, 'step')}", quiet=as_json)
     split = train(document, steps=steps, seed=seed, timeout_s=timeout)
     whole = None
     if compare:

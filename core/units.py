@@ -24,5 +24,5 @@ def format_time(time_s: float) -> str:
 
 def count(number: int, noun: str) -> str:
     """For example ``1 stage``, ``8 micro-batches``."""
-    plural = "es" if noun.endswith("ch") else "s"
+    plural = "es" if noun.endswith(("ch", "ss")) else "s"
     return f"{number} {noun}{plural * (number != 1)}"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stagewright.core.units import format_bytes, format_time
+from stagewright.core.units import count, format_bytes, format_time
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,17 @@ def test_bytes(size_bytes, text):
 )
 def test_times(time_s, text):
     assert format_time(time_s) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [
+        (1, "stage", "1 stage"),
+        (2, "stage", "2 stages"),
+        (1, "micro-batch", "1 micro-batch"),
+        (8, "micro-batch", "8 micro-batches"),
+        (2, "process", "2 processes"),
+    ],
+)
+def test_counts(number, noun, text):
+    assert count(number, noun) == text
