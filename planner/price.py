@@ -19,6 +19,7 @@ from .depths import default_depths
 from .layout import copies, make_layout
 from .moves import SPLIT_BACKWARD
 from .order import make_order
+from .room import Room
 from .simulate import StageTimes, step_time
 from .stage_table import Order
 
@@ -101,6 +102,7 @@ class Pricer:
         reordered: Callable[[Order, tuple[int, ...]], Tables] | None = None,
     ) -> None:
         self.costs, self.devices, self.options = costs, devices, options
+        self.room = Room(costs, options, self.num_microbatches)
         self._reordered = reordered
         self._apart = lru_cache(maxsize=64)(self._tables)
         self._counted = lru_cache(maxsize=256)(self._counted_depths)

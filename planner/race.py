@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 from ..core.errors import InvalidInput
 from .assignment import Assignment
@@ -30,15 +30,21 @@ class Race:
     Args:
         request: What is asked for.
         max_actions: How much may be played.
+        alike: Of plans for which this is the same, the fastest is worth changing.
     """
 
-    def __init__(self, request: Request, max_actions: int = MAX_ACTIONS) -> None:
-        self.request, self.max_actions = request, max_actions
+    def __init__(
+        self,
+        request: Request,
+        max_actions: int = MAX_ACTIONS,
+        alike: Callable[[Assignment], Hashable] = lambda entry: entry.num_stages,
+    ) -> None:
+        self.request, self.max_actions, self.alike = request, max_actions, alike
         self.pricer = request.pricer
         self.best: Priced | None = None
         self._seen: set[Assignment] = set()
         self._explored: set[Assignment] = set()
-        self._of_count: dict[int, Priced] = {}
+        self._leaders: dict[Hashable, Priced] = {}
         self._plays = self._actions = self._all_actions = 0
 
     def enter(self, assignments: Iterable[Assignment]) -> None:
@@ -64,17 +70,17 @@ class Race:
                 continue
             if self.best is None or _rank(priced) < _rank(self.best):
                 self.best = priced
-            leader = self._of_count.get(assignment.num_stages)
+            leader = self._leaders.get(self.alike(assignment))
             if leader is None or _rank(priced) < _rank(leader):
-                self._of_count[assignment.num_stages] = priced
+                self._leaders[self.alike(assignment)] = priced
 
-    def unexplored(self, most: int) -> list[Assignment]:
+    def unexplored(self, most: int, near: float = NEAR) -> list[Assignment]:
         """The fastest plan of each number of stages near the best one; each only once."""
-        leaders = sorted(self._of_count.values(), key=_rank)
+        leaders = sorted(self._leaders.values(), key=_rank)
         found = [
             entry.assignment
             for entry in leaders[:most]
-            if entry.step_time_s <= leaders[0].step_time_s * (1 + NEAR)
+            if entry.step_time_s <= leaders[0].step_time_s * (1 + near)
             and entry.assignment not in self._explored
         ]
         self._explored.update(found)

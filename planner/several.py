@@ -12,7 +12,7 @@ from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.units import format_bytes
 from .assignment import Assignment, Cuts
 from .candidates import equal_layers, even_times, with_recompute
-from .fitted import fitted_cuts
+from .fitted import Ways, fitted
 from .layout import make_layout
 from .least_step import LeastStep
 from .option_rules import chunks_of
@@ -41,7 +41,10 @@ MAX_ROUNDS = 32
 """How often the fastest plans are changed a little."""
 
 MAX_STARTS = 3
-"""Plans of different numbers of stages that are changed in each round."""
+"""Plans of different stages and devices that are changed in each round."""
+
+NEAR = 0.5
+"""How far above the fastest plan, relatively, others are still worth changing."""
 
 MAX_SHIFTED = 16
 """Cuts up to which rows of them are moved together."""
@@ -166,22 +169,24 @@ class Several:
                         if request.costs.has(cuts):
                             left -= num_stages
                             yield with_recompute(request.pricer, replace(one, cuts=cuts))
-                for fitted in self._fitted(one, once=once):
+                for made in self._fitted(one, once=once):
                     left -= num_stages
-                    yield fitted
+                    yield made
 
     def _fitted(self, one: Assignment, *, once: bool) -> Iterator[Assignment]:
-        pricer, mode = self.request.pricer, self.request.options.recompute
-        never, always = (False,) * one.num_stages, (True,) * one.num_stages
-        ways = {"never": [never], "auto": [never, always], "always": [always]}[mode]
-        if mode == "auto" and not once:
-            free = fitted_cuts(pricer, replace(one, recompute=never), limited=False)
-            if free is not None:
-                ways.insert(1, with_recompute(pricer, replace(one, cuts=free)).recompute)
-        for again in ways[-1:] if once else dict.fromkeys(ways):
-            cuts = fitted_cuts(pricer, replace(one, recompute=again))
-            if cuts is not None:
-                yield replace(one, recompute=again, cuts=cuts)
+        found = (
+            fitted(self.request.pricer, one, ways)
+            for ways in (self.ways[-1:] if once else self.ways)
+        )
+        yield from dict.fromkeys(entry for entry in found if entry is not None)
+
+    @property
+    def ways(self) -> list[Ways]:
+        """Whether stages may be recomputed; the last takes least memory."""
+        ways: dict[str, list[Ways]] = {
+            "never": [(False,)], "always": [(True,)], "auto": [(False,), (True,), (False, True)],
+        }  # fmt: skip
+        return ways[self.request.options.recompute]
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -231,7 +236,7 @@ class Several:
             if self.is_late:
                 return
             allows = self.request.allows if self.pinned else None
-            found = squeezed(self.request.pricer, entry, allows)
+            found = squeezed(self.request.pricer, entry, self.ways[-1], allows)
             if found is not None:
                 yield found
 
@@ -279,9 +284,9 @@ class Several:
                 continue
             for spread in spreads(shape.ranks, shape.replicas, request.devices, self.kinds):
                 one = replace(self._repeated(spread, even), recompute=(again,) * num_stages)
-                cuts = fitted_cuts(request.pricer, one, limited=False) if self.pinned else even
-                if cuts is not None:
-                    yield replace(one, cuts=cuts)
+                made = fitted(request.pricer, one, (again,), limited=False) if self.pinned else one
+                if made is not None:
+                    yield made
 
     def _no_counts(self) -> Infeasible:
         options, chunks = self.request.options, self.chunks
@@ -332,7 +337,8 @@ def best_of_schedule(request: Request) -> tuple[Priced, float]:
         Infeasible: None of them fits.
         DeadlineExceeded: None that was tried by then fits.
     """
-    several, race = Several(request), Race(request, MAX_ACTIONS)
+    several = Several(request)
+    race = Race(request, MAX_ACTIONS, lambda entry: (entry.replicas, entry.classes))
     _enter_first(several, race)
     if race.best is None and several.is_late:
         raise DeadlineExceeded(GAVE_UP)
@@ -340,7 +346,7 @@ def best_of_schedule(request: Request) -> tuple[Priced, float]:
         raise several.no_plan()
     race.max_actions += MAX_ACTIONS
     for _ in range(MAX_ROUNDS):
-        starts = race.unexplored(MAX_STARTS)
+        starts = race.unexplored(MAX_STARTS, NEAR)
         if not starts or request.is_over:
             break
         for start in starts:
@@ -363,7 +369,7 @@ def _enter_first(several: Several, race: Race) -> None:
 
 
 def _changed(request: Request, assignment: Assignment) -> Iterator[Assignment]:
-    """One cut or several in a row moved by one position, or one stage no longer recomputed."""
+    """One cut or several in a row moved a little, or one stage no longer recomputed."""
     if request.costs.has(assignment.cuts):
         yield from _shifted(request, assignment)
     if request.options.recompute == "auto":
@@ -378,12 +384,12 @@ def _changed(request: Request, assignment: Assignment) -> Iterator[Assignment]:
 
 
 def _shifted(request: Request, assignment: Assignment) -> Iterator[Assignment]:
-    """A layer moved from one stage to another, those between them shifted: near ones first."""
+    """One or two layers moved between stages, those between them shifted: near ones first."""
     positions, index = request.costs.positions, request.costs.index
     cuts = [index[cut] for cut in assignment.cuts]
     count = len(cuts) - 2
     for length in range(1, count + 1 if count <= MAX_SHIFTED else 2):
-        for first, step in product(range(1, count - length + 2), (-1, 1)):
+        for first, step in product(range(1, count - length + 2), (-1, 1, -2, 2)):
             moved = list(cuts)
             moved[first : first + length] = [cut + step for cut in cuts[first : first + length]]
             if (

@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import combinations, pairwise
 
 from .assignment import Assignment
+from .fitted import Ways
 from .price import Pricer
-from .room import Room
 
 STEPS = (-8, -4, -2, -1, 1, 2, 4, 8)
 """How far a cut is moved, in positions."""
@@ -25,7 +25,10 @@ FULLEST = 1e9
 
 
 def squeezed(
-    pricer: Pricer, assignment: Assignment, allows: Callable[[Assignment], bool] | None = None
+    pricer: Pricer,
+    assignment: Assignment,
+    ways: Ways = (False,),
+    allows: Callable[[Assignment], bool] | None = None,
 ) -> Assignment | None:
     """The assignment with its cuts moved so that it fits; `None` if that does not come out.
 
@@ -36,9 +39,10 @@ def squeezed(
     Args:
         pricer: What stages cost.
         assignment: That does not fit.
+        ways: Whether stages may be recomputed, not, or as it takes less room.
         allows: Whether cuts keep the pins; `None` for any.
     """
-    search = _Search(pricer, assignment)
+    search = _Search(pricer, assignment, ways)
     inner = range(1, pricer.costs.num_atoms)
     if math.comb(len(inner), assignment.num_stages - 1) <= MAX_TRIED:
         for chosen in combinations(inner, assignment.num_stages - 1):
@@ -69,8 +73,8 @@ class _Search:
         held: Bytes, by the place of the device's first stage along the pipeline.
     """
 
-    def __init__(self, pricer: Pricer, assignment: Assignment) -> None:
-        self.assignment, self.room = assignment, Room(pricer)
+    def __init__(self, pricer: Pricer, assignment: Assignment, ways: Ways) -> None:
+        self.assignment, self.ways, self.room = assignment, ways, pricer.room
         self.positions = pricer.costs.positions
         self.depths = pricer.depths(assignment)
         devices, classes = pricer.devices, assignment.classes
@@ -95,12 +99,20 @@ class _Search:
         """The assignment with these cuts, one of them moved."""
         cuts = list(self.cuts)
         cuts[place] = position
-        return replace(self.assignment, cuts=tuple(self.positions[index] for index in cuts))
+        recompute = tuple(
+            min(self._by_way(stage, *span))[1] for stage, span in enumerate(pairwise(cuts))
+        )
+        cuts = [self.positions[index] for index in cuts]
+        return replace(self.assignment, cuts=tuple(cuts), recompute=recompute)
 
     def _bytes(self, stage: int, first: int, last: int) -> int:
-        one = self.assignment
-        row = self.room.row(first, one.recompute[stage], self.depths[stage], one.replicas[stage])
-        return int(row[last])
+        return min(self._by_way(stage, first, last))[0]
+
+    def _by_way(self, stage: int, first: int, last: int) -> list[tuple[int, bool]]:
+        depth, replicas = self.depths[stage], self.assignment.replicas[stage]
+        return [
+            (int(self.room.row(first, again, depth, replicas)[last]), again) for again in self.ways
+        ]
 
     def fits(self) -> bool:
         return all(

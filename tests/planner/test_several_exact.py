@@ -147,3 +147,17 @@ def test_bounds_by_hand():
     assert heaviest == pytest.approx(6 + 8 * 30)
     shared = bound_s(heavy, Cluster.uniform(4), schedule="looped_bfs", max_replicas=2, **asked)
     assert shared == pytest.approx(6 + 4 * 30)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_of_bytes_are_the_pricers(seed):
+    draw = random.Random(seed)
+    profile = random_profile(seed, 7, storages=draw.random() < 0.5)
+    options = PlanOptions(schedule="zero_bubble", optimizer=draw.choice(["none", "adam"]))
+    request = Request(profile, Cluster.uniform(2), options, lambda cuts: tables(profile, cuts))
+    pricer = request.pricer
+    for first, last in combinations(range(request.costs.num_atoms + 1), 2):
+        for way in product((False, True), (1, 5), (1, 3)):
+            needed = pricer.memory((first, last), *way).total_bytes
+            assert pricer.room.row(first, *way)[last] == needed
+            assert pricer.room.table(*way)[first, last] == needed
