@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from numbers import Real
 from pathlib import Path
 
 from ..core.cluster import Cluster
 from ..core.errors import InvalidInput
-from ..core.plan import PlanOptions
+from ..core.plan import Plan, PlanOptions
 from ..core.profile import Profile
 
 
@@ -40,6 +41,20 @@ def profile_of(profile: Profile | str) -> Profile:
         else "give a Profile"
     )
     raise InvalidInput(f"the profile is a {type(profile).__name__}; {way_out}", field="/profile")
+
+
+def plan_of(plan: Plan | str) -> Plan:
+    """The same.
+
+    Raises:
+        InvalidInput: It is something else, such as a path.
+    """
+    if isinstance(plan, Plan):
+        return plan
+    way_out = "give a Plan"
+    if isinstance(plan, str | Path):
+        way_out = f"read it first: Plan.read({str(plan)!r})"
+    raise InvalidInput(f"the plan is a {type(plan).__name__}; {way_out}", field="/plan")
 
 
 def cluster_of(cluster: Cluster | str) -> Cluster:
@@ -83,7 +98,8 @@ def deadline_of(deadline_s: float | None) -> float:
     """
     if deadline_s is None:
         return math.inf
-    if isinstance(deadline_s, bool | str) or not deadline_s >= 0:
+    is_number = isinstance(deadline_s, Real) and not isinstance(deadline_s, bool)
+    if not is_number or not deadline_s >= 0:
         raise InvalidInput(
             f"deadline_s is {deadline_s!r}; give seconds from 0 up, or None for no deadline",
             field="/deadline_s",

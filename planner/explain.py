@@ -14,7 +14,7 @@ from ..core.explanation import Alternative, Bound, Explanation, Shares
 from ..core.plan import Plan, PlanOptions
 from ..core.profile import Profile
 from ..core.units import count, format_time
-from .arguments import cluster_of, deadline_of, profile_of
+from .arguments import cluster_of, deadline_of, plan_of, profile_of
 from .comparisons import comparisons
 from .plan import Planner
 from .scaled import as_planned
@@ -49,7 +49,7 @@ def explain(
     Raises:
         InvalidInput: The plan is not of this profile and cluster, or the shorthand cannot be read.
     """
-    profile, cluster = profile_of(profile), cluster_of(cluster)
+    plan, profile, cluster = plan_of(plan), profile_of(profile), cluster_of(cluster)
     deadline = deadline_of(deadline_s)
     check_own(plan, profile, cluster)
     profile = as_planned(plan, profile)
@@ -65,8 +65,6 @@ def check_own(plan: Plan, profile: Profile, cluster: Cluster) -> None:
     Raises:
         InvalidInput: It is not; the message names both.
     """
-    if not isinstance(plan, Plan):
-        raise InvalidInput(f"the plan is a {type(plan).__name__}; give a Plan", field="/plan")
     profile_id = profile.content_id()
     if plan.profile_id != profile_id:
         raise InvalidInput(

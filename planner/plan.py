@@ -102,6 +102,8 @@ class Planner:
         cluster = cluster_of(cluster)
         options = _options(options, num_microbatches)
         deadline = deadline_of(deadline_s)
+        if progress is not None and not callable(progress):
+            raise InvalidInput(f"progress is {progress!r}; give a function of one argument")
         attempt = partial(self._plan, size=_size_asked(options))
         try:
             return attempt(cluster, options, deadline, progress and _Improving(progress))

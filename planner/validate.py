@@ -13,7 +13,7 @@ from ..core.cluster import Cluster
 from ..core.errors import InvalidInput, PlanMismatch
 from ..core.plan import Baseline, Plan, Stage
 from ..core.profile import Profile
-from .arguments import cluster_of
+from .arguments import cluster_of, plan_of, profile_of
 from .recount import Split
 from .recount_order import by_name, in_order
 from .scaled import as_planned
@@ -38,7 +38,7 @@ def validate(plan: Plan, profile: Profile, cluster: Cluster | str) -> None:
         PlanMismatch: The plan is for another profile or cluster, or a number in it is wrong; the
             message lists every discrepancy found.
     """
-    cluster = cluster_of(cluster)
+    plan, profile, cluster = plan_of(plan), profile_of(profile), cluster_of(cluster)
     profile_id = profile.content_id()
     profile = as_planned(plan, profile)
     faults = list(_identity_faults(plan, profile, profile_id))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
+from .core.errors import InvalidInput
 from .core.options import ProfilingOptions
 from .core.profile import Profile
 from .planner.balance import balance
@@ -40,6 +42,7 @@ def balance_by_time(
         InvalidInput: More partitions than layers, or a sample the module does not take.
         CaptureError: The module cannot be captured.
     """
+    _check(partitions, module)
     return balance_profile(_measure(module, sample, timeout, device), partitions, by="time")
 
 
@@ -72,6 +75,7 @@ def balance_by_size(
         InvalidInput: More partitions than layers, or a sample the module does not take.
         CaptureError: The module cannot be captured.
     """
+    _check(partitions, module)
     profile = _measure(module, sample, 0.0, device)
     return balance_profile(profile, partitions, by="size", chunks=chunks, param_scale=param_scale)
 
@@ -110,6 +114,18 @@ def balance_profile(
         counts.append(sum(len(group) for group in groups[start : start + size]))
         start += size
     return counts
+
+
+def _check(partitions: int, module: nn.Module) -> None:
+    """Refuse before anything is measured.
+
+    Raises:
+        InvalidInput: Not a number of partitions, or not a module.
+    """
+    if isinstance(partitions, bool) or not isinstance(partitions, Integral) or partitions < 1:
+        raise InvalidInput(f"partitions is {partitions!r}; give a number from 1 up")
+    if not hasattr(module, "named_parameters"):
+        raise InvalidInput(f"the module is a {type(module).__name__}, not a torch.nn.Module")
 
 
 def _measure(
