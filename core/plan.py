@@ -56,7 +56,7 @@ class Pin(Record):
 
 
 class PlanOptions(Record):
-    """What a plan is asked for.
+    """What a plan is asked for; `docs/planner.md` says which option goes with which objective.
 
     Attributes:
         num_microbatches: Micro-batches per step, each of the profile's batch size.
@@ -72,8 +72,9 @@ class PlanOptions(Record):
         max_replicas: At most this many devices a stage, its micro-batches dealt to them in turn;
             `None` for any number.
         recompute: Whether stages keep only their inputs and run forward again before backward.
-        chunks: Stages a device, for the schedules that take several.
-        max_extra_in_flight: Forwards a stage may run ahead beyond the schedule's own warm-up.
+        chunks: Stages a device, for interleaved_1f1b, looped_bfs and interleaved_zero_bubble.
+        max_extra_in_flight: Forwards a stage may run ahead beyond 1f1b's own warm-up, where that
+            makes the step shorter.
         batch_size: Samples per step: then the size of micro-batches, which has to divide it, is
             chosen and ``num_microbatches`` follows; given both, they say the size. Sizes that no
             profile was measured at are estimated in proportion, and none is chosen for speed

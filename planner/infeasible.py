@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from ..core.errors import DeadlineExceeded, Infeasible
+import time
+from collections import Counter
+from dataclasses import replace
+
+from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.plan import OPTIMIZER_BYTES_PER_ELEMENT
 from ..core.units import format_bytes
-from .misfit import Misfit, closest_misfit
+from .least_memory import any_plan
+from .misfit import LEAST_S, Misfit, closest_misfit, without_limits
+from .pins import Pins, described, least_conflict
 from .request import Request
 
 
@@ -16,13 +22,7 @@ def out_of_memory(request: Request) -> Infeasible:
     except DeadlineExceeded:
         return _roughly(request)
     if misfit is None:
-        return Infeasible(
-            "no plan keeps all constraints of the options at once: pins, layers to keep together, "
-            "cuts that are forbidden, numbers of stages and replicas; drop one of them",
-            constraint="constraints",
-            required=1,
-            available=0,
-        )
+        return _unkept(request)
     needed, limit = misfit.needed_bytes, misfit.limit_bytes
     count = misfit.assignment.num_stages
     indices = misfit.assignment.device_indices(request.devices, misfit.stage)
@@ -35,6 +35,32 @@ def out_of_memory(request: Request) -> Infeasible:
         required=needed,
         available=limit,
     )
+
+
+def _unkept(request: Request) -> Infeasible:
+    """The error where no plan keeps the options, even with all the memory one could want."""
+    kinds = Counter(device.kind for device in request.cluster.devices)
+    has = " and ".join(f"{count} {kind!r}" for kind, count in kinds.items())
+    pins = tuple(enumerate(request.options.pins))
+    named = least_conflict(pins, lambda some: bool(pins) and not _keeps(request, some))
+    what = f"{described(named)} cannot all be kept" if named else "no plan keeps the options"
+    return Infeasible(
+        f"{what} on the cluster's {sum(kinds.values())} devices ({has}), whatever their memory; "
+        "add devices, or ask for less: pins, layers together, forbidden cuts, numbers of stages",
+        constraint="constraints",
+        required=sum(kinds.values()) + 1,
+        available=sum(kinds.values()),
+    )
+
+
+def _keeps(request: Request, pins: Pins) -> bool:
+    """Whether some plan keeps these pins, whatever the memory."""
+    options = request.options.model_copy(update={"pins": tuple(pin for _, pin in pins)})
+    fewer = replace(request, options=options, deadline=time.monotonic() + LEAST_S)
+    try:
+        return any_plan(fewer, without_limits(request.devices)) is not None
+    except (DeadlineExceeded, InvalidInput, Infeasible):
+        return True
 
 
 def _roughly(request: Request) -> Infeasible:

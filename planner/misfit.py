@@ -42,7 +42,7 @@ def closest_misfit(request: Request) -> Misfit | None:
     Bisection over bytes added to every limit, between too few and what a plan found lacks.
     """
     request = replace(request, deadline=max(request.deadline, time.monotonic() + LEAST_S))
-    best = _misfit(request, any_plan(request, _with_limits(request.devices, None)))
+    best = _misfit(request, any_plan(request, without_limits(request.devices)))
     low = 0
     while best is not None and best.excess_bytes - low > 1:
         middle = (low + best.excess_bytes) // 2
@@ -55,6 +55,11 @@ def closest_misfit(request: Request) -> Misfit | None:
         else:
             best = _misfit(request, found)
     return best
+
+
+def without_limits(devices: Devices) -> Devices:
+    """The same with all the memory one could want."""
+    return _with_limits(devices, None)
 
 
 def _with_limits(devices: Devices, added_bytes: int | None) -> Devices:

@@ -80,6 +80,7 @@ def with_ways_out(
     """
     search = _Search(profile, attempt, min(deadline, time.monotonic() + BUDGET_S))
     found = [search.more_devices(cluster, options)]
+    found += [search.more_devices(cluster, options, like) for like in _pinned(cluster, options)]
     found += [search.first_fitting(changes) for changes in _kinds(profile, cluster, options)]
     fitting = [change for change in found if change is not None]
     if not fitting and options.recompute == "never":
@@ -96,12 +97,12 @@ def with_ways_out(
     )
 
 
-def with_devices(cluster: Cluster, count: int) -> Cluster:
-    """The cluster with copies of its last device behind it, up to so many devices.
+def with_devices(cluster: Cluster, count: int, like: Device | None = None) -> Cluster:
+    """The cluster with copies of a device, its last if not told, behind it: so many in all.
 
     The outermost link level joins them all; a cluster of one device gets the default link.
     """
-    last, names = cluster.devices[-1], {device.name for device in cluster.devices}
+    last, names = like or cluster.devices[-1], {device.name for device in cluster.devices}
     more: list[Device] = []
     number = 0
     while len(cluster.devices) + len(more) < count:
@@ -135,7 +136,9 @@ class _Search:
                 return fitting
         return None
 
-    def more_devices(self, cluster: Cluster, options: PlanOptions) -> Change | None:
+    def more_devices(
+        self, cluster: Cluster, options: PlanOptions, like: Device | None = None
+    ) -> Change | None:
         """The fewest that help: doubled up to one a stage, then bisected."""
         low = len(cluster.devices)
         most = len(allowed_positions(self.profile, options)) - 1
@@ -144,13 +147,15 @@ class _Search:
         counts = [low]
         while counts[-1] < min(most, MAX_DEVICES):
             counts.append(min(2 * counts[-1], most, MAX_DEVICES))
-        found = self.first_fitting(_on_devices(cluster, options, count) for count in counts[1:])
+        found = self.first_fitting(
+            _on_devices(cluster, options, count, like) for count in counts[1:]
+        )
         if found is None:
             return None
         high = len(found.cluster.devices)
         low = counts[counts.index(high) - 1]
         while high - low > 1:
-            middle = _on_devices(cluster, options, (low + high) // 2)
+            middle = _on_devices(cluster, options, (low + high) // 2, like)
             fitting = self.first_fitting([middle])
             if fitting is None:
                 low = len(middle.cluster.devices)
@@ -280,9 +285,17 @@ def _more_microbatches(
         yield _change(cluster, options, num_microbatches=count)
 
 
-def _on_devices(cluster: Cluster, options: PlanOptions, count: int) -> Change:
+def _pinned(cluster: Cluster, options: PlanOptions) -> list[Device]:
+    """A device of every kind that layers are pinned to, but the last device's."""
+    wanted = {pin.kind for pin in options.pins} - {cluster.devices[-1].kind}
+    return list({one.kind: one for one in cluster.devices if one.kind in wanted}.values())
+
+
+def _on_devices(
+    cluster: Cluster, options: PlanOptions, count: int, like: Device | None = None
+) -> Change:
     """More devices; beyond 1F1B's micro-batches they would stay idle, so there more of both."""
-    text = f"{count} devices"
+    text = f"{count} devices" if like is None else f"{count} devices, the new ones {like.kind!r}"
     if (
         options.max_replicas == 1
         and options.batch_size is None
@@ -290,7 +303,7 @@ def _on_devices(cluster: Cluster, options: PlanOptions, count: int) -> Change:
     ):
         text += f" and num_microbatches={count}"
         options = _with(options, num_microbatches=count)
-    return Change(text, with_devices(cluster, count), options)
+    return Change(text, with_devices(cluster, count, like), options)
 
 
 def _with(options: PlanOptions, **changes: object) -> PlanOptions:

@@ -1,6 +1,7 @@
 """The balance is the best one there is, by trying all of them."""
 
 import math
+import random
 from fractions import Fraction
 from itertools import combinations, pairwise
 
@@ -8,8 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagewright.core.errors import InvalidInput
+from stagewright.core.cluster import Cluster, Device, LinkLevel
+from stagewright.core.errors import Infeasible, InvalidInput
+from stagewright.core.plan import PlanOptions
 from stagewright.planner.balance import balance
+from stagewright.planner.plan import plan
+from stagewright.planner.validate import validate
+from tests.builders import chain_profile
 
 COSTS = st.lists(
     st.one_of(
@@ -93,3 +99,42 @@ def test_a_long_chain_of_equal_items_is_cut_evenly():
 def test_what_cannot_be_balanced_is_refused(costs, num_parts, said):
     with pytest.raises(InvalidInput, match=said):
         balance(costs, num_parts)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_devices_of_unequal_speed_get_the_least_slowest_stage(seed):
+    """Even work on uneven devices was called optimal; here all cuts are tried."""
+    draw = random.Random(seed)
+    profile = chain_profile([draw.choice([0.0, 1.0, draw.random()]) for _ in range(6)])
+    speeds = [draw.choice([0.01, 1.0, 3.0]) for _ in range(4)]
+    devices = tuple(Device(name=f"d{index}", speed=speed) for index, speed in enumerate(speeds))
+    cluster = Cluster(devices=devices, levels=(LinkLevel(group_size=4),))
+    again = draw.choice(["never", "always"])
+    work_s = [entry.forward.median_s * (3 + (again == "always")) for entry in profile.layers]
+    wanted = draw.choice([None, 2, 3, 4])
+    options = PlanOptions(objective="balance_time", recompute=again, num_stages=wanted)
+    made = plan(profile, cluster, options)
+    validate(made, profile, cluster)
+    least_s = min(
+        max(
+            sum(work_s[first:last]) / speed
+            for (first, last), speed in zip(pairwise([0, *inner, 6]), speeds, strict=False)
+        )
+        for count in ([wanted] if wanted else range(1, 5))
+        for inner in combinations(range(1, 6), count - 1)
+    )
+    assert made.proof.value == pytest.approx(least_s, rel=1e-12)
+    assert made.proof.status == "optimal"
+
+
+def test_stages_that_lack_room_are_recomputed_where_that_is_allowed():
+    """Stage 0 holds two micro-batches of 1000 bytes; with recomputation one, while at work."""
+    profile = chain_profile([1, 1], saved_bytes=1000)
+    cluster = Cluster.uniform(2, memory_bytes=1500)
+    options = PlanOptions(objective="balance_time", num_microbatches=2)
+    with pytest.raises(Infeasible, match=r"stage 0 needs 2\.0 KiB"):
+        plan(profile, cluster, options)
+    made = plan(profile, cluster, options.model_copy(update={"recompute": "auto"}))
+    validate(made, profile, cluster)
+    assert [stage.recompute for stage in made.stages] == ["always", "never"]
+    assert (made.proof.lower_bound, made.proof.value, made.proof.status) == (3, 4, "feasible")

@@ -4,7 +4,7 @@ import pytest
 
 from stagewright.core.cluster import Cluster
 from stagewright.core.errors import Infeasible, InvalidInput
-from stagewright.core.plan import PlanOptions
+from stagewright.core.plan import Pin, PlanOptions
 from stagewright.planner.from_balance import plan_from_balance
 from stagewright.planner.plan import plan
 from stagewright.planner.validate import validate
@@ -72,3 +72,18 @@ def test_the_balance_must_have_the_number_of_stages_asked_for():
         plan_from_balance(
             chain_profile([1, 1]), Cluster.uniform(2), PlanOptions(num_stages=1), [1, 1]
         )
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "said"),
+    [
+        ({"pins": (Pin(layer="layer.2", stage=0),)}, "/options/pins", "has 'layer.2' in stage 1"),
+        ({"max_stages": 1}, "/options/max_stages", "2 stages, more than max_stages=1"),
+        ({"together": (("layer.0", "layer.3"),)}, "/balance", "'layer.1' and 'layer.2': the opt"),
+        ({"no_cut_after": ("layer.1",)}, "/balance", "the options do"),
+    ],
+)
+def test_options_a_balance_does_not_keep_are_named(asked, field, said):
+    with pytest.raises(InvalidInput, match=said) as caught:
+        plan_from_balance(chain_profile([1] * 4), "2xcpu", PlanOptions(**asked), [2, 2])
+    assert caught.value.field == field

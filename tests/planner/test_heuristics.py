@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stagewright.core.cluster import Cluster
 from stagewright.core.errors import InvalidInput
+from stagewright.core.plan import PlanOptions
 from stagewright.planner.heuristics import (
     MAX_PIPEDREAM_DEVICES,
     MAX_PIPEDREAM_SIZE,
@@ -18,6 +20,8 @@ from stagewright.planner.heuristics import (
     torchgpipe_balance,
 )
 from stagewright.planner.pipedream import pipedream_chain
+from stagewright.planner.plan import plan
+from stagewright.planner.validate import validate
 from tests.builders import chain_profile
 
 
@@ -179,3 +183,15 @@ def test_pipedream_has_limits():
 def test_what_makes_no_sense_is_refused(ask):
     with pytest.raises(InvalidInput):
         ask()
+
+
+def test_others_plans_that_the_schedule_refuses_are_no_plans():
+    """PipeDream's three stages were taken under 1F1B with two micro-batches."""
+    profile = chain_profile([1e-3] * 3, parameter_bytes=10**7, saved_bytes=1000, forward_bytes=10)
+    cluster = Cluster.uniform(3, bandwidth_bytes_per_s=1e9, latency_s=0.0)
+    assert pipedream_plan(profile, 3, 1e9, (0, 1, 2, 3)) == ([1, 1, 1], [1, 1, 1])
+    for max_replicas in (1, None):
+        options = PlanOptions(num_microbatches=2, max_replicas=max_replicas)
+        made = plan(profile, cluster, options)
+        validate(made, profile, cluster)
+        assert made.num_stages <= 2

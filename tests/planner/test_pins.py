@@ -76,6 +76,20 @@ def test_more_devices_help_where_there_are_too_few():
     assert {entry.text for entry in got.value.ways_out} == {"4 devices", "no pins"}
 
 
+def test_pins_to_more_devices_of_a_kind_than_there_are_are_named():
+    """Three stages, two of them on an 'a', of which the cluster has one."""
+    one_of_each = Cluster(devices=TWO_KINDS.devices[:2], levels=(LinkLevel(group_size=2),))
+    pins = (at(3, kind="b"), at(0, kind="a"), at(1, kind="b"), at(2, kind="a"))
+    with pytest.raises(Infeasible) as caught:
+        plan(chain_profile([1] * 4), one_of_each, PlanOptions(pins=pins[1:]))
+    said = str(caught.value)
+    assert "pins[0] ('layer.0' on a 'a') and pins[1] " in said
+    assert "cannot all be kept on the cluster's 2 devices (1 'a' and 1 'b')" in said
+    assert "with 3 devices, the new ones 'a'" in said
+    with pytest.raises(Infeasible, match=r"^pins\[1\] .* and pins\[2\] .* and pins\[3\] "):
+        plan(chain_profile([1] * 4), one_of_each, PlanOptions(pins=(*pins,)))
+
+
 def contradict(options, num_layers, positions, kinds):
     try:
         check_pins(options, lambda name: int(name[-1]), positions, kinds)
