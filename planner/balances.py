@@ -38,7 +38,15 @@ def balanced(request: Request) -> tuple[Priced, float]:
     found = with_recompute(request.pricer, found)
     _check_memory(request, found)
     priced = request.pricer.price(found)
+    if len(request.costs.positions) < len(request.positions):  # cuts between groups of layers
+        return priced, _share_s(request) if objective == "balance_time" else 0.0
     return priced, priced.value if request.options.recompute == "always" else least
+
+
+def _share_s(request: Request) -> float:
+    """All work on all devices: no slowest stage is faster."""
+    speeds = math.fsum(device.speed for device in request.cluster.devices)
+    return float(_work_s(request)[0, -1]) / speeds * (1 - 1e-9)
 
 
 def _check_kept(request: Request, found: Assignment) -> None:

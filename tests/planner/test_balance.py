@@ -138,3 +138,14 @@ def test_stages_that_lack_room_are_recomputed_where_that_is_allowed():
     validate(made, profile, cluster)
     assert [stage.recompute for stage in made.stages] == ["always", "never"]
     assert (made.proof.lower_bound, made.proof.value, made.proof.status) == (3, 4, "feasible")
+
+
+@pytest.mark.parametrize("objective", ["balance_time", "balance_size"])
+def test_cuts_between_groups_of_layers_are_not_called_optimal(objective):
+    """Too many layers for the tables: 13 stages of 100 layers each are not among the cuts."""
+    profile = chain_profile([1.0] * 1300, parameter_bytes=4)
+    options = PlanOptions(objective=objective, num_microbatches=13)
+    made = plan(profile, "13xcpu", options, deadline_s=5)
+    assert made.proof.value > {"balance_time": 300, "balance_size": 400}[objective]
+    assert made.proof.lower_bound <= {"balance_time": 300, "balance_size": 400}[objective]
+    assert made.proof.status == "feasible"
