@@ -6,6 +6,7 @@ from stagewright.core.cluster import Cluster
 from stagewright.core.plan import PlanOptions
 from stagewright.planner.from_balance import plan_from_balance
 from stagewright.planner.plan import plan
+from stagewright.planner.solve import solve
 from stagewright.planner.validate import validate
 from tests.builders import (
     boundary,
@@ -153,3 +154,16 @@ def test_progress_never_gets_worse_and_ends_with_what_is_proven(changes):
     least = proof.value if proof.best_value is None else min(proof.value, proof.best_value)
     assert values[-1] == pytest.approx(least, rel=1e-9)
     assert bounds[-1] == pytest.approx(proof.lower_bound, rel=1e-9)
+
+
+def test_reports_that_are_worse_than_earlier_ones_are_held_back(monkeypatch):
+    def telling(request):
+        for value, bound in ((5e6, 1e-9), (7e6, 0.0), (4e6, 0.0), (6e6, 2e-9)):
+            request.tell(value, bound)
+        return solve(request)
+
+    monkeypatch.setattr("stagewright.planner.plan.solve", telling)
+    seen = []
+    plan(chain_profile([1, 1]), "2xcpu", progress=seen.append)
+    told = [(entry.value, entry.lower_bound) for entry in seen]
+    assert told[:3] == [(5e6, 1e-9), (4e6, 1e-9), (4e6, 2e-9)]
