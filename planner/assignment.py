@@ -24,7 +24,7 @@ class Assignment:
         classes: Device class of each stage.
         ends: Where each stage's devices end among those of its class.
         recompute: Whether each stage is recomputed.
-        extra_depth: Forwards every stage runs ahead beyond the schedule's warm-up.
+        extra_depths: Forwards each stage runs ahead beyond the schedule's warm-up; empty for none.
         chunks: Stages a device.
         order: The profile's layer at each place, which ``cuts`` count; empty for its own order.
     """
@@ -34,7 +34,7 @@ class Assignment:
     classes: tuple[int, ...]
     ends: tuple[int, ...]
     recompute: tuple[bool, ...]
-    extra_depth: int = 0
+    extra_depths: tuple[int, ...] = ()
     chunks: int = 1
     order: Order = ()
 

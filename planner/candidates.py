@@ -146,16 +146,6 @@ def with_recompute(pricer: Pricer, assignment: Assignment) -> Assignment:
     return replace(assignment, recompute=again)
 
 
-def deeper(assignment: Assignment, most: int) -> Iterator[Assignment]:
-    """The same with more forwards ahead of the first backward."""
-    extra = 1
-    while extra <= most:
-        yield replace(assignment, extra_depth=extra)
-        extra *= 2
-    if most and most & (most - 1):
-        yield replace(assignment, extra_depth=most)
-
-
 def neighbours(assignment: Assignment, costs: Tables) -> Iterator[Assignment]:
     """The same with one cut moved to the next position before or behind."""
     for place in range(1, len(assignment.cuts) - 1):

@@ -8,7 +8,7 @@ from ..core.errors import InvalidInput
 
 
 def default_depths(
-    num_microbatches: int, replicas: Sequence[int], extra: int = 0
+    num_microbatches: int, replicas: Sequence[int], extra: Sequence[int] = ()
 ) -> tuple[int, ...]:
     """1F1B's own warm-up: forwards each replica of a stage does before its first backward.
 
@@ -23,15 +23,15 @@ def default_depths(
     Args:
         num_microbatches: Of one step.
         replicas: Ranks of each stage.
-        extra: Added for every stage but the last, which has nothing to wait for.
+        extra: Added for each stage; nothing if empty.
     """
     depths: list[int] = []
     ahead = 0
-    for count in reversed(replicas):
+    more = extra or (0,) * len(replicas)
+    for count, added in zip(reversed(replicas), reversed(more), strict=True):
         depth = 1 + -(-ahead // count)
         ahead = depth * count
-        more = extra if depths else 0
-        depths.append(min(depth + more, -(-num_microbatches // count)))
+        depths.append(min(depth + added, -(-num_microbatches // count)))
     return tuple(reversed(depths))
 
 

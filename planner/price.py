@@ -140,7 +140,7 @@ class Pricer:
         if self.schedule == "gpipe":
             return tuple(-(-m // count) for count in replicas)
         if self.schedule == "1f1b":
-            return default_depths(m, replicas, assignment.extra_depth)
+            return default_depths(m, replicas, assignment.extra_depths)
         return self._counted(replicas, assignment.chunks)
 
     def _counted_depths(self, replicas: tuple[int, ...], chunks: int) -> tuple[int, ...]:

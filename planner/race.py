@@ -46,6 +46,12 @@ class Race:
         self._explored: set[Assignment] = set()
         self._leaders: dict[Hashable, Priced] = {}
         self._plays = self._actions = self._all_actions = 0
+        self._is_spent = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is a plan, and no time for another one."""
+        return self.best is not None and (self._is_spent or self.request.is_over)
 
     def enter(self, assignments: Iterable[Assignment]) -> None:
         """Simulate these and keep the fastest; past the deadline only until one is found."""
@@ -63,30 +69,35 @@ class Race:
                 continue
             if not self.pricer.fits(stages, assignment) or self._is_hopeless(assignment, stages):
                 continue
-            if self._is_spent(assignment) and self.best is not None:
+            self._is_spent = self._spends(assignment)
+            if self._is_spent and self.best is not None:
                 return
             priced = self.pricer.priced_if_usable(assignment)
             if priced is None:
                 continue
-            if self.best is None or _rank(priced) < _rank(self.best):
-                self.best = priced
-            leader = self._leaders.get(self.alike(assignment))
-            if leader is None or _rank(priced) < _rank(leader):
-                self._leaders[self.alike(assignment)] = priced
+            self.offer(priced)
+
+    def offer(self, priced: Priced) -> None:
+        """Take a plan that was priced elsewhere."""
+        key = self.alike(priced.assignment)
+        if self.best is None or _rank(priced) < _rank(self.best):
+            self.best = priced
+        if key not in self._leaders or _rank(priced) < _rank(self._leaders[key]):
+            self._leaders[key] = priced
+
+    def leaders(self, most: int, near: float = NEAR) -> list[Assignment]:
+        """The fastest plan of each number of stages near the best one."""
+        leaders = sorted(self._leaders.values(), key=_rank)[:most]
+        limit_s = leaders[0].step_time_s * (1 + near) if leaders else 0.0
+        return [entry.assignment for entry in leaders if entry.step_time_s <= limit_s]
 
     def unexplored(self, most: int, near: float = NEAR) -> list[Assignment]:
         """The fastest plan of each number of stages near the best one; each only once."""
-        leaders = sorted(self._leaders.values(), key=_rank)
-        found = [
-            entry.assignment
-            for entry in leaders[:most]
-            if entry.step_time_s <= leaders[0].step_time_s * (1 + near)
-            and entry.assignment not in self._explored
-        ]
+        found = [entry for entry in self.leaders(most, near) if entry not in self._explored]
         self._explored.update(found)
         return found
 
-    def _is_spent(self, assignment: Assignment) -> bool:
+    def _spends(self, assignment: Assignment) -> bool:
         """Whether playing this one too is more than the race may cost."""
         pipelines = math.gcd(*assignment.replicas)
         rounds = -(-self.pricer.num_microbatches // pipelines)
@@ -107,7 +118,8 @@ class Race:
         return least_s > self.best.step_time_s * (1 + 1e-9)
 
 
-def _rank(priced: Priced) -> tuple[float, float, int, Assignment]:
+def _rank(priced: Priced) -> tuple[float, float, int, int, Assignment]:
     return (
-        priced.step_time_s, priced.value, priced.assignment.num_stages, priced.assignment,
+        priced.step_time_s, priced.value, priced.assignment.num_stages,
+        sum(priced.assignment.extra_depths), priced.assignment,
     )  # fmt: skip

@@ -17,6 +17,7 @@ from ..core.graph import Boundary, Parameter
 from ..core.plan import OPTIMIZER_BYTES_PER_ELEMENT, MemoryUse, PlanOptions
 from ..core.profile import Profile
 from .activations import most_in_flight
+from .depths import checked_depths
 from .order import Order, make_order
 from .recount_places import Place, level_between
 from .schedules import too_many_stages
@@ -312,6 +313,9 @@ class Split:
             yield refusal
         try:
             self._order()
+            if options.schedule == "1f1b" and self.held:
+                replicas = [self.replicas(stage) for stage in range(num_stages)]
+                checked_depths(options.num_microbatches, replicas, self.held)
         except InvalidInput as error:
             yield str(error)
 
@@ -374,7 +378,8 @@ class Split:
         if options.recompute == "always" and not self.only_forward and not self.recomputes(stage):
             yield f"stage {stage} is not recomputed, which the options demand"
         most = least
-        if options.schedule == "1f1b" and not self.only_forward:
+        is_last = stage + 1 == self.num_stages
+        if options.schedule == "1f1b" and not self.only_forward and not is_last:
             most = min(self.microbatches(stage), least + options.max_extra_in_flight)
         if not least <= held <= most:
             yield f"stage {stage}: in_flight is {held}, it may be {least} to {most}"

@@ -12,7 +12,7 @@ from ..core.plan import Objective
 from .assignment import Assignment, from_hops
 from .balances import balanced
 from .baselines import best_of_baselines
-from .candidates import deeper, grids, neighbours, pipedreams
+from .candidates import grids, neighbours, pipedreams
 from .constraints import parts
 from .infeasible import out_of_memory
 from .labels import Hop
@@ -22,8 +22,9 @@ from .price import Priced, Pricer
 from .race import Race
 from .request import Request, all_parts
 from .search import GAVE_UP, ROUNDING, BoxSearch, Effort
-from .several import best_of_schedule
+from .several import best_of_schedule, rescue
 from .stage_table import StageTable
+from .warm_up import deepen
 
 COARSE_ATOMS = (32, 96, 300)
 """Positions of the quick searches whose plans start the exact one."""
@@ -354,15 +355,16 @@ def _fastest(request: Request, pool: Pool) -> Priced:
     race.enter(pool.best(MAX_SIMULATED))
     race.enter(grids(pricer))
     race.enter(pipedreams(pricer))
-    extra = request.options.max_extra_in_flight
-    if race.best and request.options.schedule == "1f1b" and extra:
-        race.enter(deeper(race.best.assignment, extra))
+    if pool.gave_up:
+        rescue(request, race)
+    deepen(race)
     for _ in range(MAX_ROUNDS):
         starts = race.unexplored(MAX_STARTS)
         if not starts or starts[0].num_stages * request.options.num_microbatches > 2**17:
             break
         for start in starts:
             race.enter(_neighbours(request, start))
+    deepen(race)
     if race.best is None:
         raise DeadlineExceeded(GAVE_UP) if pool.gave_up else out_of_memory(request)
     return _or_its_baselines(request, race.best)

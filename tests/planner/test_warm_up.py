@@ -1,0 +1,130 @@
+"""Warm-up depths stage by stage."""
+
+import math
+
+import pytest
+
+from stagewright.core.cluster import Cluster, LinkLevel
+from stagewright.core.errors import Infeasible, PlanMismatch
+from stagewright.core.plan import PlanOptions
+from stagewright.planner.assignment import placed
+from stagewright.planner.classes import devices_of
+from stagewright.planner.cost import legal_positions, tables
+from stagewright.planner.depths import checked_depths, default_depths
+from stagewright.planner.plan import plan
+from stagewright.planner.price import Pricer
+from stagewright.planner.validate import validate
+from tests.builders import chain_profile, random_cluster, random_profile
+
+
+def nodes(memory_bytes=None):
+    """Two nodes of two devices; between them a message takes as long as a stage's forward."""
+    inside = LinkLevel(group_size=2, latency_s=0.0, bandwidth_bytes_per_s=1e15)
+    between = LinkLevel(group_size=4, latency_s=1.0, bandwidth_bytes_per_s=1e15)
+    devices = tuple(
+        device.model_copy(update={"memory_bytes": memory_bytes})
+        for device in Cluster.uniform(4).devices
+    )
+    return Cluster(devices=devices, levels=(inside, between))
+
+
+PROFILE = chain_profile([1] * 4, [1] * 4, forward_bytes=1, saved_bytes=1000)
+"""A layer a stage; no weights, so memory is micro-batches in flight and a few bytes received."""
+
+
+def options(extra):
+    return PlanOptions(
+        num_stages=4, num_microbatches=16, max_extra_in_flight=extra, optimizer="none"
+    )
+
+
+def planned(cluster, extra, profile=PROFILE):
+    made = plan(profile, cluster, options(extra))
+    validate(made, profile, cluster)
+    return made
+
+
+def depths(made):
+    return tuple(stage.in_flight for stage in made.stages)
+
+
+def uniform_s(cluster, extra):
+    """The step with as many more on every stage but the last, if that fits."""
+    asked = options(extra)
+    devices = devices_of(cluster, asked)
+    pricer = Pricer(tables(PROFILE, legal_positions(PROFILE)), devices, asked)
+    one = placed((0, 1, 2, 3, 4), (1,) * 4, devices)
+    more = one.__class__(**{**vars(one), "extra_depths": (extra,) * 3 + (0,)})
+    priced = pricer.priced_if_usable(more)
+    return priced.step_time_s if priced else math.inf
+
+
+def test_each_stage_runs_as_far_ahead_as_helps_and_fits():
+    """5 micro-batches fit a device: on every stage one more, but on the second alone two."""
+    tight = nodes(memory_bytes=5_900)
+    plain_s, deep = planned(tight, 0).step_time_s, planned(tight, 4)
+    best_uniform_s = min(uniform_s(tight, extra) for extra in range(5))
+    assert best_uniform_s == uniform_s(tight, 1) < plain_s
+    assert math.isinf(uniform_s(tight, 2))
+    assert deep.step_time_s < 0.85 * best_uniform_s
+    assert depths(deep)[0] == 5
+    assert len({mine - own for mine, own in zip(depths(deep), (4, 3, 2, 1), strict=True)}) > 1
+    roomy = planned(nodes(), 4)
+    assert roomy.step_time_s <= deep.step_time_s
+    assert roomy.step_time_s < 0.85 * min(uniform_s(nodes(), extra) for extra in range(5))
+
+
+def test_no_more_are_in_flight_than_help():
+    silent = chain_profile([1] * 4, [1] * 4, saved_bytes=1000)
+    assert depths(planned(nodes(), 4, silent)) == (4, 3, 2, 1)
+    roomy = planned(nodes(), 8)
+    for stage in range(3):
+        for fewer in range(1, depths(roomy)[stage]):
+            less = list(depths(roomy))
+            less[stage] = fewer
+            if tuple(less) >= (4, 3, 2, 1) and fewer >= 4 - stage:
+                other = roomy.model_copy(update={"stages": with_depths(roomy, less)})
+                with pytest.raises(PlanMismatch, match="simulated|for ever"):
+                    validate(other, PROFILE, nodes())
+
+
+def with_depths(made, chosen):
+    stages = []
+    for stage, depth in zip(made.stages, chosen, strict=True):
+        memory = stage.memory.model_copy(
+            update={"activations_bytes": stage.memory.activations_bytes // stage.in_flight * depth}
+        )
+        stages.append(stage.model_copy(update={"in_flight": depth, "memory": memory}))
+    return tuple(stages)
+
+
+def test_only_allowed_depths_are_valid():
+    made = planned(nodes(), 2)
+    for chosen, fault in (
+        ((7, 5, 4, 1), "stage 0: in_flight is 7, it may be 4 to 6"),
+        ((3, 3, 2, 1), "stage 0: in_flight is 3, it may be 4 to 6"),
+        ((5, 4, 3, 2), "stage 3: in_flight is 2, it may be 1 to 1"),
+        ((4, 5, 2, 1), "stage 1 wants 5 micro-batches .* both would wait for ever"),
+    ):
+        with pytest.raises(PlanMismatch, match=fault):
+            validate(
+                made.model_copy(update={"stages": with_depths(made, chosen)}), PROFILE, nodes()
+            )
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_plans_hold_and_are_no_slower(seed):
+    profile = random_profile(seed, 7)
+    cluster = random_cluster(seed, 4, memory_bytes=[None, 60_000, 120_000][seed % 3])
+    asked = {"num_microbatches": 9, "max_replicas": [1, None][seed % 2], "recompute": "auto"}
+    try:
+        plain = plan(profile, cluster, PlanOptions(**asked))
+    except Infeasible:
+        return
+    deep = plan(profile, cluster, PlanOptions(**asked, max_extra_in_flight=5))
+    validate(deep, profile, cluster)
+    assert deep.step_time_s <= plain.step_time_s * (1 + 1e-9)
+    replicas = [stage.replicas for stage in deep.stages]
+    assert checked_depths(9, replicas, depths(deep)) == depths(deep)
+    own = default_depths(9, replicas)
+    assert all(0 <= mine - least <= 5 for mine, least in zip(depths(deep), own, strict=True))
