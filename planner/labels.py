@@ -24,8 +24,7 @@ constraints", 2005).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +37,7 @@ COLUMNS = ("used", "flying", "stages", "ranks", "weight", "bucket", "key", "pare
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 UNLIMITED_BYTES = 2**62
 
@@ -60,6 +60,7 @@ class Moves:
         second_unit: What its second metric multiplies, shape (C, E).
         room: Bytes left for activations and buffers, shape (C, E); -1 where it may not be.
         saved: Bytes per micro-batch in flight, shape (C, E).
+        fewest: Replicas it has at least, shape (C, E).
         gradients: Bytes summed over replicas, shape (E,).
         arriving: Buffer bytes per micro-batch in front, shape (N + 1,).
         returning: Buffer bytes per micro-batch behind, shape (N + 1,).
@@ -81,6 +82,7 @@ class Moves:
     second_unit: Floats
     room: Integers
     saved: Integers
+    fewest: Integers
     gradients: Integers
     arriving: Integers
     returning: Integers
@@ -184,6 +186,7 @@ class Outcome:
         others: Every other path that is not dominated, by fewest devices.
         next_first: Least value above its limit the first metric of a refused stage has; below
             it no other path appears.
+        least_weight: No path's weight is below, whether it finished or not.
         complete: Whether it finished; if not, nothing can be concluded from an empty ``best``.
     """
 
@@ -192,8 +195,25 @@ class Outcome:
     next_first: float = np.inf
     next_second: float = np.inf
     next_sync: float = np.inf
+    least_weight: float = 0.0
     complete: bool = True
     labels: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """What holds of every path within limits.
+
+    Attributes:
+        least_weight: None is lighter; infinite where there is none.
+        next_first: Least value above its limit the first metric of a refused stage has.
+        count: Replicas that each stage then has at least, -1 where it is no part of any, shape
+            (C, E).
+    """
+
+    least_weight: float
+    next_first: float
+    count: Integers
 
 
 @dataclass(eq=False)
@@ -235,9 +255,13 @@ def search(
         budget: Labels to look at before giving up.
         paths: How many paths to report at most.
     """
-    store, nexts, complete = _run_for(moves)(moves, machine, rules, limits, budget, False)
+    if _compiles(moves):
+        from .labels_kernel import run
+    else:
+        from .labels_numpy import run
+    store, nexts, complete = run(moves, machine, rules, limits, budget)
     if not complete:
-        return Outcome(None, complete=False)
+        return Outcome(None, complete=False, least_weight=float(nexts[3]))
     found = _paths(store, moves, paths)
     return Outcome(
         best=found[0] if found else None,
@@ -245,33 +269,49 @@ def search(
         next_first=float(nexts[0]),
         next_second=float(nexts[1]),
         next_sync=float(nexts[2]),
+        least_weight=float(nexts[3]),
         labels=len(store.weight),
     )
 
 
-Run = Callable[[Moves, Machine, Rules, Limits, int, bool], tuple["LabelStore", Floats, bool]]
-
-
-def _run_for(moves: Moves) -> Run:
-    """Compiled or numpy, whichever suits a problem of this size."""
-    if jit.worthwhile(len(moves.last) * len(moves.config_class) * 50):
-        from .labels_kernel import run as compiled_run
-
-        return compiled_run
-    from .labels_numpy import run
-
-    return run
-
-
-def relaxed(moves: Moves, machine: Machine, rules: Rules, limits: Limits) -> tuple[float, float]:
-    """A bound no path's weight is below, quickly; infinite where there is no path.
+def judge(moves: Moves, machine: Machine, rules: Rules, limits: Limits) -> Judged:
+    """What is known of all paths within limits without a search, quickly.
 
     Every stage is counted apart: replicas by its own metrics and by the fewest that can be
-    behind it, no placement, all of them together within the devices by their price. Also the
-    least value above its limit that a stage's first metric can have.
+    behind it, no placement, all of them together within the devices by their price.
     """
-    _, bounds, _ = _run_for(moves)(moves, machine, rules, limits, 0, True)
-    return float(bounds[0]), float(bounds[1])
+    if _compiles(moves):
+        from .labels_kernel import judge as compiled_judge
+
+        return compiled_judge(moves, machine, rules, limits)
+    from .labels_numpy import judge as plain_judge
+
+    return plain_judge(moves, machine, rules, limits)
+
+
+def _compiles(moves: Moves) -> bool:
+    """Whether a problem of this size is worth compiled functions."""
+    return jit.worthwhile(moves.weight.size * 50)
+
+
+def restricted(moves: Moves, count: Integers) -> Moves:
+    """Only the stages that are part of a path, with what is known of them; see `Judged.count`."""
+    alive = count > 0
+    kept = np.flatnonzero(alive.any(axis=0))
+    first = np.repeat(np.arange(moves.num_atoms), np.diff(moves.start))[kept]
+    return replace(
+        moves,
+        start=np.searchsorted(first, np.arange(moves.num_atoms + 1)).astype(np.int64),
+        last=moves.last[kept],
+        weight=moves.weight[:, kept],
+        first_unit=moves.first_unit[:, kept],
+        second_unit=moves.second_unit[:, kept],
+        room=np.where(alive, moves.room, -1)[:, kept],
+        saved=moves.saved[:, kept],
+        fewest=np.maximum(count, 1)[:, kept],
+        gradients=moves.gradients[kept],
+        stage_number=moves.stage_number[kept],
+    )
 
 
 def empty_store(moves: Moves, machine: Machine) -> LabelStore:

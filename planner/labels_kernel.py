@@ -15,17 +15,21 @@ import numpy as np
 from .labels import (
     Floats,
     Integers,
+    Judged,
     LabelStore,
     Limits,
     Machine,
     Moves,
     Rules,
-    empty_store,
     watches_flying,
 )
 
 WHOLE = ("used", "flying", "stages", "ranks", "key", "parent", "move", "config", "count", "end")
 """Columns of whole numbers of a label, as many of the first as there are classes."""
+
+ReducedArrays = tuple[Integers, Integers, Integers, Floats, Floats, float, Floats, float, Integers]
+"""Begin of each position's stages, their configuration and index; weight and devices in front;
+least weight, weight and price of devices in front, price; fewest replicas of the stages."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,38 +46,14 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def run(
-    moves: Moves,
-    machine: Machine,
-    rules: Rules,
-    limits: Limits,
-    budget: int,
-    relaxed_only: bool = False,
+    moves: Moves, machine: Machine, rules: Rules, limits: Limits, budget: int
 ) -> tuple[LabelStore, Floats, bool]:
     """See `labels.search`: all labels, the least values beyond the limits, whether complete."""
-    numbers = np.array(
-        [
-            rules.num_microbatches, rules.depth, rules.max_ranks, rules.spared,
-            int(rules.per_replica), rules.max_replicas, rules.num_stages, rules.max_stages, budget,
-            int(watches_flying(moves, rules)), int(rules.count_ranks),
-        ],
-        dtype=np.int64,
-    )  # fmt: skip
-    reals = np.array(
-        [
-            limits.first, limits.second, limits.sync, limits.weight, limits.quantum,
-            rules.sync_scale, float((machine.total * machine.speed).sum()),
-        ]
-    )  # fmt: skip
-    nexts = np.full(3, np.inf)
-    arc_start, arc_config, arc_move, before, demand, least, mixed, price = _reduce(
-        moves.num_atoms, moves.start, moves.last, moves.config_class, moves.weight,
-        moves.first_unit, moves.second_unit, moves.room, moves.saved, moves.arriving,
-        moves.returning, moves.gradients, moves.offset, moves.lead, moves.weight_link,
-        moves.metric_link, machine.total, machine.granule, machine.groups, machine.speed,
-        machine.latency, machine.bandwidth, numbers, reals, nexts,
-    )  # fmt: skip
-    if relaxed_only:
-        return empty_store(moves, machine), np.array([least, nexts[0]]), True
+    numbers, reals, nexts = _numbers(moves, machine, rules, limits, budget)
+    arc_start, arc_config, arc_move, before, demand, least, mixed, price, _ = _reduced(
+        moves, machine, numbers, reals, nexts
+    )
+    nexts[3] = least
     whole, real, begin, finish, complete = _search(
         moves.num_atoms, arc_start, arc_config, arc_move, moves.last, moves.config_class,
         moves.weight, moves.first_unit, moves.second_unit, moves.room, moves.saved,
@@ -92,6 +72,48 @@ def run(
         finish=finish,
     )
     return store, nexts, bool(complete)
+
+
+def judge(moves: Moves, machine: Machine, rules: Rules, limits: Limits) -> Judged:
+    """See `labels.judge`."""
+    numbers, reals, nexts = _numbers(moves, machine, rules, limits, 0)
+    found = _reduced(moves, machine, numbers, reals, nexts)
+    count = np.full(moves.weight.shape, -1, dtype=np.int64)
+    count[found[1], found[2]] = found[8]
+    return Judged(float(found[5]), float(nexts[0]), count)
+
+
+def _numbers(
+    moves: Moves, machine: Machine, rules: Rules, limits: Limits, budget: int
+) -> tuple[Integers, Floats, Floats]:
+    """Everything that is one number, for compiled functions; and the least values beyond limits."""
+    numbers = np.array(
+        [
+            rules.num_microbatches, rules.depth, rules.max_ranks, rules.spared,
+            int(rules.per_replica), rules.max_replicas, rules.num_stages, rules.max_stages, budget,
+            int(watches_flying(moves, rules)), int(rules.count_ranks),
+        ],
+        dtype=np.int64,
+    )  # fmt: skip
+    reals = np.array(
+        [
+            limits.first, limits.second, limits.sync, limits.weight, limits.quantum,
+            rules.sync_scale, float((machine.total * machine.speed).sum()),
+        ]
+    )  # fmt: skip
+    return numbers, reals, np.full(4, np.inf)
+
+
+def _reduced(
+    moves: Moves, machine: Machine, numbers: Integers, reals: Floats, nexts: Floats
+) -> ReducedArrays:
+    return _reduce(
+        moves.num_atoms, moves.start, moves.last, moves.config_class, moves.weight,
+        moves.first_unit, moves.second_unit, moves.room, moves.saved, moves.fewest,
+        moves.arriving, moves.returning, moves.gradients, moves.offset, moves.lead,
+        moves.weight_link, moves.metric_link, machine.total, machine.granule, machine.groups,
+        machine.speed, machine.latency, machine.bandwidth, numbers, reals, nexts,
+    )  # fmt: skip
 
 
 @compiled
@@ -271,7 +293,11 @@ def _raised(
         return need
     if not _fits(most, behind, room, saved, buffer, m, depth):
         return -1
-    low, high = need, most
+    low, step = need, 1
+    high = min(low + step, most)
+    while not _fits(high, behind, room, saved, buffer, m, depth):
+        low, step = high, 2 * step
+        high = min(low + step, most)
     while high - low > 1:
         middle = (low + high) // 2
         if _fits(middle, behind, room, saved, buffer, m, depth):
@@ -299,11 +325,12 @@ def _fits(count: int, behind: int, room: int, saved: int, buffer: int, m: int, d
 def _reduce(
     num_atoms: int, start: Integers, last: Integers, config_class: Integers, weight: Floats,
     first_unit: Floats, second_unit: Floats, room: Integers, saved: Integers,
-    arriving: Integers, returning: Integers, gradients: Integers, offset: Floats, lead: Floats,
+    fewest: Integers, arriving: Integers, returning: Integers, gradients: Integers,
+    offset: Floats, lead: Floats,
     weight_link: Floats, metric_link: Floats, total: Integers, granule: int, groups: Integers,
     speed: Floats, latency: Floats, bandwidth: Floats, numbers: Integers, reals: Floats,
     nexts: Floats,
-) -> tuple[Integers, Integers, Integers, Floats, Floats, float, Floats, float]:  # fmt: skip
+) -> ReducedArrays:  # fmt: skip
     """`labels_numpy.reduce`: the stages left, and what is in front of every position."""
     m, depth, _, spared, per_replica, max_replicas = (
         numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5],
@@ -317,6 +344,12 @@ def _reduce(
     cost = np.zeros((num_configs, num_moves))
     behind = np.full(num_atoms + 1, 2**40, dtype=np.int64)
     behind[num_atoms] = 0
+    # micro-batches of a replica of the widest stage that a level can join to the one behind
+    most_at = np.zeros(levels, dtype=np.int64)
+    if len(groups) == 1:
+        for level in range(levels - 1):
+            widest = groups[0, : level + 1].max()
+            most_at[level] = (m + widest - 1) // widest
     for i in range(num_atoms - 1, -1, -1):
         for c in range(num_configs):
             k = config_class[c]
@@ -327,8 +360,14 @@ def _reduce(
                 need = -1
                 link = np.inf
                 for level in range(1 if j == num_atoms else levels):
+                    unit = first_unit[c, e] + metric_link[level, j]
+                    if j < num_atoms and most_at[level] > 0 and not per_replica:
+                        beyond = offset[i] + (most_at[level] - spared) * unit
+                        if beyond > limit_first:
+                            nexts[0] = min(nexts[0], beyond)
+                            continue
                     one = _needed(
-                        first_unit[c, e] + metric_link[level, j], second_unit[c, e], limit_first,
+                        unit, second_unit[c, e], limit_first,
                         limit_second, offset[i], spared, per_replica, m, nexts,
                     )  # fmt: skip
                     if one < 0 or (j < num_atoms and _beyond(groups, level, one)):
@@ -338,6 +377,7 @@ def _reduce(
                     link = min(link, weight_link[level, j])
                 if need < 0 or behind[j] >= 2**40:
                     continue
+                need = max(need, fewest[c, e])
                 need = _raised(
                     need, min(total[k], max_replicas, m), behind[j], room[c, e], saved[c, e],
                     arriving[i] + returning[j], m, depth,
@@ -385,7 +425,7 @@ def _reduce(
         nothing = np.zeros(0, dtype=np.int64)
         return (
             np.zeros(num_atoms + 1, dtype=np.int64), nothing, nothing, front_weight, front_weight,
-            least, front_weight, best_price,
+            least, front_weight, best_price, nothing,
         )  # fmt: skip
     least = back_weight[0]
     light, light_power = _trace(
@@ -414,7 +454,7 @@ def _reduce(
                 heavy, heavy_power = w, p
             else:
                 light, light_power = w, p
-    size = 0
+    size, arc_count = 0, np.zeros(num_arcs, dtype=np.int64)
     for i in range(num_atoms):
         begin = arc_start[i]
         arc_start[i] = size
@@ -428,6 +468,7 @@ def _reduce(
                     > limit_weight + best_price * slack
                 )
             if keep:
+                arc_count[size] = count[arc_config[arc], arc_move[arc]]
                 arc_config[size] = arc_config[arc]
                 arc_move[size] = arc_move[arc]
                 size += 1
@@ -436,7 +477,7 @@ def _reduce(
         mixed_front = front_weight
     return (
         arc_start, arc_config[:size], arc_move[:size], front_weight, front_power, least,
-        mixed_front, best_price,
+        mixed_front, best_price, arc_count[:size],
     )  # fmt: skip
 
 

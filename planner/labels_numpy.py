@@ -14,6 +14,7 @@ from .labels import (
     DEPTH_PIPELINE,
     Floats,
     Integers,
+    Judged,
     LabelStore,
     Limits,
     Machine,
@@ -33,19 +34,21 @@ FAR = 2**40
 
 
 def run(
-    moves: Moves,
-    machine: Machine,
-    rules: Rules,
-    limits: Limits,
-    budget: int,
-    relaxed_only: bool = False,
+    moves: Moves, machine: Machine, rules: Rules, limits: Limits, budget: int
 ) -> tuple[LabelStore, Floats, bool]:
     """See `labels.search`: all labels, the least values beyond the limits, whether complete."""
     needs = Needs(moves, rules, limits)
     reduced = reduce(moves, machine, rules, limits, needs)
-    if relaxed_only:
-        return empty_store(moves, machine), np.array([reduced.least_weight, needs.nexts[0]]), True
+    needs.nexts[3] = reduced.least_weight
     return _Run(moves, machine, rules, limits, needs, reduced).labels(budget)
+
+
+def judge(moves: Moves, machine: Machine, rules: Rules, limits: Limits) -> Judged:
+    """See `labels.judge`."""
+    needs = Needs(moves, rules, limits)
+    reduced = reduce(moves, machine, rules, limits, needs)
+    count = np.where(reduced.alive, reduced.count, -1)
+    return Judged(reduced.least_weight, float(needs.nexts[0]), count)
 
 
 @dataclass(eq=False)
@@ -74,7 +77,7 @@ class Needs:
 
     def __init__(self, moves: Moves, rules: Rules, limits: Limits) -> None:
         self.moves, self.rules, self.limits = moves, rules, limits
-        self.nexts = np.full(3, np.inf)
+        self.nexts = np.full(4, np.inf)
 
     def counts(
         self, offset: Floats | float, config: Integers, move: Integers, levels: Integers
@@ -176,7 +179,14 @@ def raised(
     if searching.any():
         searching &= fits(np.maximum(most, 1))
     if searching.any():
-        low, high = np.where(searching, need, 0), np.where(searching, most, 0)
+        low, step = np.where(searching, need, 0), 1
+        high = np.where(searching, np.minimum(low + step, most), 0)
+        short = searching & ~fits(np.maximum(high, 1))
+        while short.any():
+            step *= 2
+            low = np.where(short, high, low)
+            high = np.where(short, np.minimum(low + step, most), high)
+            short &= ~fits(np.maximum(high, 1))
         while (high - low > 1).any():
             middle = (low + high) // 2
             enough = fits(np.maximum(middle, 1))
@@ -193,6 +203,7 @@ class Reduced:
 
     Attributes:
         alive: Stages that may still be part of a better plan, shape (C, E).
+        count: Fewest replicas of each stage, shape (C, E).
         front_weight: Least weight in front of each position, shape (N + 1,).
         front_power: Least devices in front of it, in those of the slowest class.
         least_weight: No path has less; infinite where there is none.
@@ -201,6 +212,7 @@ class Reduced:
     """
 
     alive: Mask
+    count: Integers
     front_weight: Floats
     front_power: Floats
     least_weight: float
@@ -217,7 +229,7 @@ def reduce(moves: Moves, machine: Machine, rules: Rules, limits: Limits, needs: 
     """
     count, link = _fewest_replicas(moves, machine, rules, limits, needs)
     zeros = np.zeros(moves.num_atoms + 1)
-    none = Reduced(np.zeros(count.shape, dtype=np.bool_), zeros, zeros, np.inf, 0.0, zeros)
+    none = Reduced(np.zeros(count.shape, dtype=np.bool_), count, zeros, zeros, np.inf, 0.0, zeros)
     cost = moves.weight + link
     power = count * machine.speed[moves.config_class][:, None]
     sweep = _Sweep(moves, count >= 0, cost, power)
@@ -255,7 +267,7 @@ def reduce(moves: Moves, machine: Machine, rules: Rules, limits: Limits, needs: 
         both = mixed[0][first] + (cost + price * power) + mixed[1][last]
         alive &= ~(both > limits.weight + price * slack)
     front_mixed = front_weight if mixed is None else mixed[0]
-    return Reduced(alive, front_weight, front_power, least, price, front_mixed)
+    return Reduced(alive, count, front_weight, front_power, least, price, front_mixed)
 
 
 def _fewest_replicas(
@@ -279,7 +291,8 @@ def _fewest_replicas(
         classes = moves.config_class[config]
         after = behind[moves.last[move]]
         most = np.minimum(machine.total[classes], limit)
-        found = raised(moves, rules, i, config, move, after, needed[config, move], most)
+        least = np.maximum(needed[config, move], moves.fewest[config, move])
+        found = raised(moves, rules, i, config, move, after, least, most)
         if machine.granule:
             whole = -(-found // machine.granule) * machine.granule
             found = np.where(found > machine.granule, whole, found)
@@ -306,6 +319,7 @@ def _least_needed(moves: Moves, machine: Machine, needs: Needs) -> tuple[Integer
     least, cheapest = np.full(len(move), FAR, dtype=np.int64), np.full(len(move), np.inf)
     for level in range(moves.metric_link.shape[0]):
         some = inner if level else np.ones_like(inner)
+        some = some & ~_too_wide(moves, machine, needs, offset, config, move, level)
         c, e = config[some], move[some]
         count = needs.counts(offset[some], c, e, np.full(len(e), level))
         able = (count < FAR) & ~(inner[some] & beyond(machine, level, count))
@@ -316,6 +330,27 @@ def _least_needed(moves: Moves, machine: Machine, needs: Needs) -> tuple[Integer
     needed[config, move] = least
     link[config, move] = np.where(least < FAR, cheapest, 0.0)
     return needed, link
+
+
+def _too_wide(
+    moves: Moves, machine: Machine, needs: Needs, offset: Floats, config: Integers,
+    move: Integers, level: int,
+) -> Mask:  # fmt: skip
+    """Stages whose first metric needs more replicas than can be linked at a level; see `beyond`.
+
+    What the metric is with as many as can be is noted as beyond the limit.
+    """
+    rules, limit = needs.rules, needs.limits.first
+    last = moves.last[move]
+    if rules.per_replica or len(machine.groups) > 1 or level == machine.groups.shape[1] - 1:
+        return np.zeros(len(move), dtype=np.bool_)
+    share = -(-rules.num_microbatches // int(machine.groups[0, : level + 1].max()))
+    unit = moves.first_unit[config, move] + moves.metric_link[level, last]
+    least = offset + (share - rules.spared) * unit
+    wide: Mask = (last < moves.num_atoms) & (least > limit)
+    if wide.any():
+        needs.nexts[0] = min(needs.nexts[0], float(least[wide].min()))
+    return wide
 
 
 def beyond(machine: Machine, level: int | Integers, count: Integers) -> Mask:

@@ -189,6 +189,7 @@ class Space:
             second_unit=np.array(seconds),
             room=np.array(rooms, dtype=np.int64),
             saved=np.array(kept, dtype=np.int64),
+            fewest=np.ones((len(configs), len(first)), dtype=np.int64),
             gradients=tables.gradients_bytes[span],
             arriving=tables.arriving_bytes,
             returning=tables.returning_bytes if training else np.zeros(n + 1, dtype=np.int64),

@@ -19,7 +19,7 @@ from itertools import count
 
 from ..core.errors import DeadlineExceeded
 from .classes import Devices
-from .labels import Found, Hop, Limits, Machine, Moves, Rules, relaxed, search
+from .labels import Found, Hop, Limits, Machine, Moves, Rules, judge, restricted, search
 from .moves import Measure, Space
 
 ROUNDING = 1e-12
@@ -38,7 +38,16 @@ DIVE_QUANTUM = 2e-5
 """Weights closer than this part of the best value count as equal there."""
 
 DIVE_LABELS = 2_000_000
-"""Labels that such a search may look at."""
+"""Labels that such a search may look at, in a small problem."""
+
+LABELS_PER_STAGE = 20
+"""In a large one, for each of its stages."""
+
+SPLIT_LABELS = 1_000_000
+"""A box whose search would look at more labels is halved instead, while that narrows it."""
+
+SPLIT_PER_STAGE = 4
+"""The same in a large problem, for each of its stages."""
 
 FIRST_PIECE = 64
 """The first piece of the range of the first metric is that much narrower than the range."""
@@ -101,7 +110,15 @@ class Effort:
 
 @dataclass(order=True)
 class _Box:
-    """Plans whose largest metrics lie between ``lower`` and ``upper``."""
+    """Plans whose largest metrics lie between ``lower`` and ``upper``.
+
+    Attributes:
+        bound: None of them is below.
+        order: In which boxes were made.
+        weight: None of them has a smaller sum.
+        realised: What the plan of least sum has; ``upper`` where it is not known yet.
+        is_solved: Whether it is.
+    """
 
     bound: float
     order: int
@@ -109,6 +126,7 @@ class _Box:
     upper: Metrics = field(compare=False)
     weight: float = field(compare=False)
     realised: Metrics = field(compare=False)
+    is_solved: bool = field(compare=False, default=True)
 
 
 class BoxSearch:
@@ -153,7 +171,7 @@ class BoxSearch:
     @cached_property
     def least_weight(self) -> float:
         """No plan's sum is below."""
-        return relaxed(self.moves, self.machine, self.rules, Limits())[0]
+        return judge(self.moves, self.machine, self.rules, Limits()).least_weight
 
     @property
     def best(self) -> Path | None:
@@ -229,7 +247,7 @@ class BoxSearch:
     def narrow(self, tolerance: float) -> float:
         """A lower bound of the first metric of plans better than the best one known.
 
-        Bisection with stages judged apart from each other (`labels.relaxed`); a failure moves the
+        Bisection with stages judged apart from each other (`labels.judge`); a failure moves the
         bound to the next value that some stage really has (Pinar and Aykanat, JPDC 2004).
         """
         high = self._most_first()
@@ -237,13 +255,19 @@ class BoxSearch:
         while high - low > tolerance * self.best_value and not self.effort.is_over:
             middle = low + (high - low) / 2
             limits = Limits(first=middle, weight=self._weight_limit((low, 0.0, 0.0)))
-            weight, beyond = relaxed(self.moves, self.machine, self.rules, limits)
+            judged = judge(self.moves, self.machine, self.rules, limits)
             self.effort.searches += 1
-            if weight > limits.weight:
-                low = min(max(beyond, middle), high)
+            if judged.least_weight > limits.weight:
+                low = min(max(judged.next_first, middle), high)
             else:
                 high = middle
         return low
+
+    def _restrict(self, lower: float) -> None:
+        """Forget the stages that no plan better than the best has."""
+        limits = Limits(first=self._most_first(), weight=self._weight_limit((lower, 0.0, 0.0)))
+        judged = judge(self.moves, self.machine, self.rules, limits)
+        self.moves = restricted(self.moves, judged.count)
 
     def _most_first(self) -> float:
         """Plans better than the best one known have a first metric of at most this."""
@@ -260,17 +284,23 @@ class BoxSearch:
             return
         if self.least_weight == math.inf:
             return  # nothing here, though elsewhere a plan is known
-        lower = self.narrow(max(self.effort.gap / 2, 1e-4))
-        self._dive(lower)
+        self._restrict(0.0)
+        lower = self._dive(self.narrow(max(self.effort.gap / 2, 1e-4)))
+        self._restrict(lower)
         limit = self.effort.searches + max_searches
         width = (self._most_first() - lower) / FIRST_PIECE
         width = max(width, self.effort.gap * self.best_value / 4)
+        second = math.inf if self.moves.second_unit.any() else 0.0
+        sync = math.inf if self.rules.max_replicas > 1 else 0.0
         while lower <= self._most_first():
             if self.effort.is_over or self.effort.searches > limit:
                 self.unproven = min(self.unproven, self._bound_from(lower))
                 return
             upper = min(lower + width, self._most_first())
-            self._open_box((lower, 0.0, 0.0), (upper, math.inf, math.inf), self._bound_from(lower))
+            self._open_box(
+                (lower, 0.0, 0.0), (upper, second, sync), self._bound_from(lower),
+                self.least_weight,
+            )  # fmt: skip
             if upper >= self._most_first():
                 break
             lower, width = upper, 2 * width
@@ -287,24 +317,28 @@ class BoxSearch:
         """No plan with at least this first metric is below."""
         return self.least_weight + first + self.tied_s
 
-    def _dive(self, lower: float) -> None:
+    def _dive(self, lower: float) -> float:
         """Look for better plans just above a bound of the first metric, where that is quick.
 
-        Weights are compared roughly: the plans are real, but nothing is proven.
+        Weights are left aside, then compared roughly: the plans are real, but nothing is proven,
+        save where there is none at all. Returns the bound, moved up past such ranges.
         """
         width = (self._most_first() - lower) / FIRST_DIVE
+        budget = max(DIVE_LABELS, LABELS_PER_STAGE * self.moves.weight.size)
         found = 0
         while lower + width < self._most_first() and not self.effort.is_over and found < DIVES:
             limits = Limits(
-                first=lower + width,
-                weight=self._weight_limit((lower, 0.0, 0.0)),
-                quantum=DIVE_QUANTUM * self.best_value,
+                first=lower + width, weight=self._weight_limit((lower, 0.0, 0.0)), quantum=math.inf
             )
-            rougher = replace(limits, quantum=math.inf)
-            found += any(
-                self._solve(each, budget=DIVE_LABELS).best is not None for each in (limits, rougher)
-            )
+            answer = self._solve(limits, budget=budget)
+            if answer.best is not None:
+                found += 1
+                rough = replace(limits, quantum=DIVE_QUANTUM * self.best_value)
+                self._solve(rough, budget=DIVE_LABELS)
+            elif answer.complete:
+                lower = max(lower + width, min(answer.nexts[0], self._most_first()))
             width *= 2
+        return lower
 
     def _closed(self, bound: float) -> bool:
         return bound >= self.best_value * (1 - max(self.effort.gap, ROUNDING))
@@ -316,45 +350,61 @@ class BoxSearch:
         wanted = self.best_value * (1 - self.effort.gap)
         return (wanted - sum(lower) - self.tied_s) * (1 + ROUNDING)
 
-    def _open_box(self, lower: Metrics, upper: Metrics, known: float) -> Metrics:
-        """Solve a box at its upper corner; returns the least metrics beyond that corner."""
-        spare = self._weight_limit(lower) - self.least_weight
-        upper = (
-            min(upper[0], lower[0] + spare),
-            min(upper[1], lower[1] + spare),
-            min(upper[2], lower[2] + spare),
-        )
+    def _open_box(self, lower: Metrics, upper: Metrics, known: float, weight: float) -> Metrics:
+        """Solve a box at its upper corner; returns the least metrics beyond that corner.
+
+        One that takes long is kept as it is, to be halved when its turn comes.
+        """
+        upper = self._within_reach(lower, upper, weight)
+        can_split = _widest(lower, upper)[1] > self.effort.gap * self.best_value / 16
         limits = Limits(*upper, weight=self._weight_limit(lower))
-        answer = self._solve(limits, exact=True)
-        if answer.best is not None:
-            weight = answer.bound_weight
+        answer = self._solve(limits, exact=True, budget=self._split_budget() if can_split else None)
+        if answer.best is not None or (can_split and not answer.complete):
+            weight = max(weight, answer.bound_weight)
             bound = max(weight + sum(lower) + self.tied_s, known)
             if not self._closed(bound):
-                box = _Box(bound, next(self._order), lower, upper, weight, answer.best.metrics)
-                heapq.heappush(self.open, box)
+                realised = answer.best.metrics if answer.best else upper
+                heapq.heappush(
+                    self.open,
+                    _Box(bound, next(self._order), lower, upper, weight, realised,
+                         is_solved=answer.best is not None),
+                )  # fmt: skip
         elif not answer.complete:
             self.unproven = min(self.unproven, known)
-        return answer.nexts
+        return answer.nexts if answer.complete else NONE
+
+    def _within_reach(self, lower: Metrics, upper: Metrics, weight: float) -> Metrics:
+        """The part of a box that better plans than the best can be in; none has a lighter sum."""
+        spare = self._weight_limit(lower) - weight
+        reach = [min(high, low + spare) for low, high in zip(lower, upper, strict=True)]
+        return reach[0], reach[1], reach[2]
 
     def _branch(self, box: _Box) -> None:
         """Halve a box at the metric whose largest value is least certain."""
-        spans = [high - low for low, high in zip(box.lower, box.realised, strict=True)]
-        k = spans.index(max(spans))
-        if spans[k] <= ROUNDING * box.realised[k]:
+        realised = self._within_reach(box.lower, box.realised, box.weight)
+        k, span = _widest(box.lower, realised)
+        if span <= ROUNDING * realised[k]:
             self.unproven = min(self.unproven, box.bound)
             return
-        middle = box.lower[k] + spans[k] / 2
-        if middle >= box.realised[k]:
+        middle = box.lower[k] + span / 2
+        if middle >= realised[k]:
             middle = box.lower[k]
-        nexts = self._open_box(box.lower, _with(box.upper, k, middle), box.bound)
+        nexts = self._open_box(box.lower, _with(box.upper, k, middle), box.bound, box.weight)
         start = max(nexts[k], math.nextafter(middle, math.inf))
-        lower = _with(box.lower, k, min(start, box.realised[k]))
+        lower = _with(box.lower, k, min(start, realised[k]))
         bound = max(box.bound, box.weight + sum(lower) + self.tied_s)
-        if not self._closed(bound):
+        if self._closed(bound):
+            return
+        if box.is_solved:
             heapq.heappush(
                 self.open,
                 replace(box, bound=bound, order=next(self._order), lower=lower),
             )
+        else:
+            self._open_box(lower, box.upper, bound, box.weight)
+
+    def _split_budget(self) -> int:
+        return max(SPLIT_LABELS, SPLIT_PER_STAGE * self.moves.weight.size)
 
     def _budget(self) -> int:
         """Labels the next search may look at, fewer where the deadline is near."""
@@ -371,7 +421,7 @@ class BoxSearch:
         for _ in range(5):
             outcome = search(
                 self.moves, self.machine, self.rules, replace(limits, quantum=quantum),
-                budget=budget or self._budget(), paths=paths,
+                budget=min(budget or MAX_LABELS, self._budget()), paths=paths,
             )  # fmt: skip
             self.effort.searches += 1
             self.effort.labels += outcome.labels
@@ -389,7 +439,7 @@ class BoxSearch:
             best = best or path
             self.offer(path)
         lost = quantum * self.most_stages if quantum else 0.0
-        weight = outcome.best.weight - lost if outcome.best and exact else 0.0
+        weight = outcome.best.weight - lost if outcome.best and exact else outcome.least_weight
         return _Answer(
             best, weight, (outcome.next_first, outcome.next_second, outcome.next_sync),
             outcome.complete,
@@ -418,6 +468,13 @@ class _Answer:
     bound_weight: float
     nexts: Metrics
     complete: bool
+
+
+def _widest(lower: Metrics, upper: Metrics) -> tuple[int, float]:
+    """The metric whose range is widest, and how wide that is."""
+    spans = [high - low for low, high in zip(lower, upper, strict=True)]
+    k = spans.index(max(spans))
+    return k, spans[k]
 
 
 def _with(metrics: Metrics, k: int, value: float) -> Metrics:

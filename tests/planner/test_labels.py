@@ -19,7 +19,8 @@ from stagewright.planner.labels import (
     Machine,
     Moves,
     Rules,
-    relaxed,
+    judge,
+    restricted,
     search,
 )
 from stagewright.planner.moves import Space
@@ -134,9 +135,11 @@ def test_compiled_and_plain_make_the_same_labels(measure):
         assert np.array_equal(one_nexts, other_nexts), seed
         assert one_complete
         assert other_complete
-        _, one_bound, _ = labels_kernel.run(*arguments, True)
-        _, other_bound, _ = labels_numpy.run(*arguments, True)
-        assert np.array_equal(one_bound, other_bound), seed
+        one_judged = labels_kernel.judge(*arguments[:4])
+        other_judged = labels_numpy.judge(*arguments[:4])
+        assert one_judged.least_weight == other_judged.least_weight, seed
+        assert one_judged.next_first == other_judged.next_first, seed
+        assert np.array_equal(one_judged.count, other_judged.count), seed
         sizes.append(len(one.weight))
     assert max(sizes) > 30
 
@@ -146,7 +149,8 @@ def test_no_path_is_lighter_than_the_relaxed_weight(measure):
     tight = 0
     for seed in range(80):
         given, limits = problem(seed, measure), replace(limits_of(seed), quantum=0.0)
-        bound, beyond = relaxed(given.moves, given.machine, given.rules, limits)
+        judged = judge(given.moves, given.machine, given.rules, limits)
+        bound, beyond = judged.least_weight, judged.next_first
         assert beyond > limits.first * (1 - 1e-12) or beyond == math.inf, seed
         best = given.search(limits).best
         if best is not None:
@@ -155,6 +159,28 @@ def test_no_path_is_lighter_than_the_relaxed_weight(measure):
         elif bound == math.inf:
             tight += 1
     assert tight > 20
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_stages_judged_dead_are_part_of_no_path(measure):
+    """Nor has a stage fewer replicas than it is judged to need, within tighter limits too."""
+    fewer = 0
+    for seed in range(120):
+        given, limits = problem(seed, measure), replace(limits_of(seed), quantum=0.0)
+        judged = judge(given.moves, given.machine, given.rules, limits)
+        left = restricted(given.moves, judged.count)
+        fewer += left.weight.shape[1] < given.moves.weight.shape[1]
+        for scale in (1.0, 0.9):
+            tighter = replace(
+                limits, first=limits.first * scale, sync=limits.sync * scale,
+                weight=limits.weight * scale,
+            )  # fmt: skip
+            one = given.search(tighter).best
+            other = replace(given, moves=left).search(tighter).best
+            assert (one is None) == (other is None), seed
+            if one and other:
+                assert one.weight == other.weight, seed
+    assert fewer > 30
 
 
 def test_every_path_keeps_the_limits():
