@@ -357,7 +357,7 @@ def _fastest(request: Request, pool: Pool) -> Priced:
     race.enter(pipedreams(pricer))
     if pool.gave_up:
         rescue(request, race)
-    deepen(race)
+    deepen(race, rounds=0)
     for _ in range(MAX_ROUNDS):
         starts = race.unexplored(MAX_STARTS)
         if not starts or starts[0].num_stages * request.options.num_microbatches > 2**17:

@@ -8,10 +8,11 @@ from itertools import product
 
 from .assignment import Assignment
 from .depths import default_depths
-from .price import Pricer
+from .price import Priced, Pricer
 from .race import Race
+from .search import ROUNDING
 
-MAX_STARTS = 3
+MAX_STARTS = 2
 """Plans of different numbers of stages whose warm-up is changed."""
 
 NEAR = 0.3
@@ -24,12 +25,15 @@ MAX_ROUNDS = 8
 """How often every stage's warm-up is changed."""
 
 
-def deepen(race: Race) -> None:
+def deepen(race: Race, rounds: int = MAX_ROUNDS) -> None:
     """Let the fastest plans compete with other warm-ups, up to the extra the options allow.
 
     First all stages run as far ahead as they may and have room for, then one after the other,
-    or all up to one, is changed while that helps. Of equal steps the one with fewer micro-batches
-    in flight wins.
+    or all up to one, is changed while that helps. Last, stages give up what does not help.
+
+    Args:
+        race: With plans of the schedule's own warm-up.
+        rounds: How often every stage's warm-up is changed.
     """
     options = race.request.options
     if options.schedule != "1f1b" or not options.max_extra_in_flight:
@@ -37,7 +41,7 @@ def deepen(race: Race) -> None:
     for start in race.leaders(MAX_STARTS, NEAR):
         own = Race(race.request)
         own.enter([start, *_uniform(race.pricer, start)])
-        for _ in range(MAX_ROUNDS):
+        for _ in range(rounds):
             before = own.best
             for stage, change in product(range(start.num_stages - 1), STEPS):
                 if own.best is not None and not own.is_over:
@@ -45,7 +49,31 @@ def deepen(race: Race) -> None:
             if own.best is before:
                 break
         if own.best is not None:
-            race.offer(own.best)
+            race.offer(_trimmed(own, own.best))
+
+
+def _trimmed(race: Race, best: Priced) -> Priced:
+    """With fewer in flight, stage by stage, where the step is the same but for rounding."""
+    pricer, limit_s = race.pricer, best.step_time_s * (1 + ROUNDING)
+    before: Priced | None = None
+    while before is not best:
+        before = best
+        for stage in range(best.assignment.num_stages):
+            extra = _extra(best.assignment)
+            held = extra[stage]
+            for less in sorted({0, held // 2, held - 1} if held else ()):
+                if race.request.is_over:
+                    return best
+                wanted = [*extra[:stage], less, *extra[stage + 1 :]]
+                found = pricer.priced_if_usable(_with(pricer, best.assignment, wanted))
+                if found is not None and found.step_time_s <= limit_s:
+                    best = found
+                    break
+    return best
+
+
+def _extra(assignment: Assignment) -> list[int]:
+    return list(assignment.extra_depths or (0,) * assignment.num_stages)
 
 
 def _uniform(pricer: Pricer, start: Assignment) -> Iterator[Assignment]:
@@ -59,7 +87,7 @@ def _uniform(pricer: Pricer, start: Assignment) -> Iterator[Assignment]:
 
 def _changed(pricer: Pricer, start: Assignment, stage: int, change: int) -> Iterator[Assignment]:
     """One stage's warm-up changed, and that of all stages up to it."""
-    extra = list(start.extra_depths or (0,) * start.num_stages)
+    extra = _extra(start)
     for first in dict.fromkeys((stage, 0)):
         changed = [entry + change for entry in extra[first : stage + 1]]
         yield _with(pricer, start, [*extra[:first], *changed, *extra[stage + 1 :]])
