@@ -37,3 +37,18 @@ def test_a_ring_all_reduce_sends_twice_all_parts_but_one():
     assert link.all_reduce_time_s(40, 1) == 0.0
     faster = link.model_copy(update={"all_reduce_bandwidth_bytes_per_s": 20.0})
     assert faster.all_reduce_time_s(40, 2) == 2 * (1.0 + 1.0)
+
+
+def test_an_all_reduce_passes_over_a_level_that_counts_single_devices():
+    """Pairs in sixes that hold unequal numbers of the kind: the outer ring takes the pairs' halves.
+
+    It divided by zero.
+    """
+    levels = tuple(
+        LinkLevel(group_size=size, latency_s=0, bandwidth_bytes_per_s=bandwidth)
+        for size, bandwidth in ((2, 100), (6, 50), (12, 10))
+    )
+    cluster = Cluster(devices=Cluster.uniform(12).devices, levels=levels)
+    inside_s, outside_s = 2 * 0.5 * 60 / 100, 2 * (2 / 3) * 30 / 10
+    assert cluster.all_reduce_time_s(60, 6, 2, (2, 1, 6)) == pytest.approx(inside_s + outside_s)
+    assert cluster.all_reduce_time_s(60, 2, 0, (2, 1, 6)) == pytest.approx(inside_s)

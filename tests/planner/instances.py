@@ -128,6 +128,33 @@ def patterned_instance(seed, **asked):
     return found.limited({"a": int(needed.rank[0] * factor) + 1, "b": 1})
 
 
+def replicated_instance(seed, **asked):
+    """2 or 3 light layers on up to 15 devices of one kind: replicas take the partial groups too."""
+    draw = random.Random(seed)
+    num_layers = draw.choice([2, 2, 3])
+    num_devices = draw.randint(5, 15 if num_layers == 2 else 9)
+    profile = random_profile(seed, num_layers, ties=0, illegal=0)
+    shape = draw.choice([shape for shape in SHAPES[3:] if shape[-1] >= num_devices])
+    levels = tuple(
+        LinkLevel(
+            name=f"level {size}",
+            group_size=size,
+            latency_s=0.0,
+            bandwidth_bytes_per_s=10 ** draw.uniform(8, 10),
+        )
+        for size in shape
+    )
+    options = {
+        "num_microbatches": draw.choice([12, 31, 60, 64, 120]),
+        "max_replicas": None,
+        "num_stages": draw.choice([None, 2, 2]),
+        "schedule": draw.choice(["1f1b", "gpipe"]),
+        **asked,
+    }
+    cluster = _cluster("a" * num_devices, {"a": 1.0}, levels)
+    return Instance(profile, cluster, PlanOptions(**options))
+
+
 def draw_wide_cluster(draw, num_devices):
     kinds = [draw.choice(KINDS[: draw.choice([1, 1, 2, 3])]) for _ in range(num_devices)]
     if draw.random() < 0.4:

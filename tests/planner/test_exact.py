@@ -7,13 +7,22 @@ from itertools import pairwise
 
 import pytest
 
+from stagewright.core.cluster import Cluster, LinkLevel
 from stagewright.core.errors import Infeasible, InvalidInput
+from stagewright.core.plan import PlanOptions
 from stagewright.planner import jit
 from stagewright.planner.classes import devices_of
 from stagewright.planner.plan import plan
 from stagewright.planner.validate import split_of, validate
+from tests.builders import chain_profile
 
-from .instances import instance, patterned_instance, wide_instance
+from .instances import (
+    Instance,
+    instance,
+    patterned_instance,
+    replicated_instance,
+    wide_instance,
+)
 from .oracle import least, usable_plans
 
 ROUNDING = 1e-10
@@ -22,7 +31,14 @@ SEEDS = 26
 CHUNKS = range(20)
 """Problems of one test, and tests of one objective: 520 problems each."""
 
-MAKERS = (instance, wide_instance, instance, wide_instance, patterned_instance)
+MAKERS = (
+    instance,
+    wide_instance,
+    replicated_instance,
+    instance,
+    wide_instance,
+    patterned_instance,
+)
 
 OBJECTIVES = ["step_time", "throughput", "latency", "memory", "devices"]
 
@@ -35,7 +51,7 @@ def _compiled():
 
 
 def problem(seed, **asked):
-    """Small ones in turn: with every option; many devices, kinds and levels; uneven kinds."""
+    """In turn: every option; many devices, kinds and levels; many replicas; uneven kinds."""
     return MAKERS[seed % len(MAKERS)](seed, **asked)
 
 
@@ -111,6 +127,39 @@ def test_without_numba_the_plan_is_the_least_of_all(objective, monkeypatch):
     for seed in range(1000, 1010):
         given = problem(seed, objective=objective)
         check_exact(given, seed, is_model=objective == "step_time")
+
+
+@pytest.mark.parametrize("is_compiled", ["0", "1"])
+def test_replicas_may_take_partial_groups_of_several_levels(is_compiled, monkeypatch):
+    """Eleven devices in threes and sixes: four would be enough for the last stage, five may be.
+
+    Counts that take the class's last, partial group were tried beyond whole groups of the
+    outermost level but one only, and a worse plan was called optimal.
+    """
+    monkeypatch.setenv("STAGEWRIGHT_NUMBA", is_compiled)
+    levels = tuple(
+        LinkLevel(group_size=size, latency_s=0, bandwidth_bytes_per_s=1e9) for size in (3, 6, 12)
+    )
+    given = Instance(
+        chain_profile([6e-3, 4e-3], parameter_bytes=4),
+        Cluster(devices=Cluster.uniform(11).devices, levels=levels),
+        PlanOptions(objective="throughput", max_replicas=None, num_stages=2, num_microbatches=60),
+    )
+    check_exact(given, None, is_model=False)
+    assert [stage.replicas for stage in planned(given).stages] == [6, 5]
+
+
+@pytest.mark.parametrize("is_compiled", ["0", "1"])
+@pytest.mark.parametrize(("seed", "objective"), [(5, "latency"), (10, "throughput")])
+def test_labels_in_different_inner_groups_are_kept_apart(seed, objective, is_compiled, monkeypatch):
+    """A kind in whole pairs but unequal sixes.
+
+    Labels were compared by where they stand in a group of the outermost level but one. That
+    counts one device where groups hold unequal numbers, so all stood alike, and one that ended
+    inside a pair was given up for one that did not.
+    """
+    monkeypatch.setenv("STAGEWRIGHT_NUMBA", is_compiled)
+    check_exact(patterned_instance(seed, objective=objective), seed, is_model=False)
 
 
 def test_every_feature_is_in_a_share_of_the_problems():

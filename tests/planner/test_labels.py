@@ -3,13 +3,15 @@
 import math
 import random
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from stagewright.core.cluster import Cluster, LinkLevel
+from stagewright.core.cluster import Cluster, Device, LinkLevel
 from stagewright.core.plan import Pin, PlanOptions
 from stagewright.planner import labels_numpy
+from stagewright.planner.assignment import Assignment, moved_forward
 from stagewright.planner.classes import devices_of
 from stagewright.planner.constraints import allowed_positions, parts
 from stagewright.planner.cost import tables
@@ -26,6 +28,8 @@ from stagewright.planner.labels import (
 from stagewright.planner.moves import Space
 from stagewright.planner.search import largest_metrics
 from tests.builders import random_cluster, random_profile
+
+from .instances import PATTERNS, draw_levels
 
 MEASURES = ("1f1b", "gpipe", "throughput", "latency", "simulated_bound")
 QUANTA = (0.0, 0.0, 1e-3, math.inf)
@@ -298,3 +302,30 @@ def test_a_budget_that_is_spent_says_so():
             assert outcome.best is None
             return
     pytest.fail("no search looked at two labels")
+
+
+def test_moving_a_plan_to_the_front_changes_no_link_between_its_stages():
+    """A kind in whole pairs but unequal sixes was moved by one device: pairs were torn apart."""
+    moved = 0
+    for seed in range(200):
+        draw = random.Random(seed)
+        kinds, levels = draw.choice(PATTERNS), draw_levels(draw, (2, 6, 12))
+        names = [f"{kind}:{index}" for index, kind in enumerate(kinds)]
+        listed = tuple(Device(name=name, kind=name[0]) for name in names)
+        devices = devices_of(Cluster(devices=listed, levels=levels), PlanOptions())
+        entry = devices.classes[0]
+        ends = sorted(draw.sample(range(1, len(entry) + 1), draw.randint(2, len(entry))))
+        found = Assignment(
+            cuts=tuple(range(len(ends) + 1)),
+            replicas=(1,) * len(ends),
+            classes=(0,) * len(ends),
+            ends=tuple(ends),
+            recompute=(False,) * len(ends),
+        )
+        other = moved_forward(found, devices)
+        for (one, two), (then, next_one) in zip(
+            pairwise(found.ends), pairwise(other.ends), strict=True
+        ):
+            assert entry.level_of(then - 1, next_one - 1) == entry.level_of(one - 1, two - 1), seed
+        moved += other != found
+    assert moved > 20

@@ -132,6 +132,17 @@ def test_links_of_one_class_count_its_own_devices():
     assert Place(cluster, (0, 2)).all_reduce_s(40) == pytest.approx(4)
 
 
+def test_an_all_reduce_passes_over_a_level_whose_groups_are_unequal():
+    """Two and four of the kind in the sixes: the outer ring takes the pairs' halves."""
+    listed = tuple(Device(name=f"{kind}:{i}", kind=kind) for i, kind in enumerate("aabbbbaaaabb"))
+    levels = tuple(
+        LinkLevel(group_size=size, latency_s=0, bandwidth_bytes_per_s=bandwidth)
+        for size, bandwidth in ((2, 100), (6, 50), (12, 10))
+    )
+    place = Place(Cluster(devices=listed, levels=levels), (0, 1, 6, 7, 8, 9))
+    assert place.all_reduce_s(60) == pytest.approx(2 * 0.5 * 60 / 100 + 2 * (2 / 3) * 30 / 10)
+
+
 def test_messages_that_leave_a_node_by_its_one_connection_share_a_channel():
     one = sharing(nodes(8), 1)
     alone = split((2, 2), ((0,), (2,)), nodes(8))
