@@ -1,5 +1,7 @@
 """The second count of a plan's numbers, on examples worked out by hand from docs/planner.md."""
 
+from itertools import combinations, pairwise, permutations, product
+
 import pytest
 
 from stagewright.core.cluster import Cluster, Device, LinkLevel
@@ -10,7 +12,7 @@ from stagewright.planner.recount import Split
 from stagewright.planner.recount_places import Place, level_between
 from tests.builders import boundary, chain_profile, random_profile
 
-from .instances import instance
+from .instances import instance, wide_instance
 from .oracle import least, usable_plans
 
 PROFILE = chain_profile(
@@ -311,6 +313,52 @@ def test_brute_force_prunes_nothing_it_needs(objective):
         if best:
             assert best.rank[0] == pytest.approx(min(every), rel=1e-12)
             assert best.split.objective() == pytest.approx(best.rank[0], rel=1e-12)
+
+
+@pytest.mark.parametrize("objective", ["step_time", "throughput", "memory", "latency", "devices"])
+def test_brute_force_tries_every_plan_the_rules_allow(objective):
+    """All cuts, all rows of devices in any order: only `Split.faults` says what is a plan."""
+    tried = 0
+    for seed in range(120):
+        problem = (instance, wide_instance)[seed % 2](seed, objective=objective)
+        if len(problem.profile.layers) > 3 or not 2 <= len(problem.cluster.devices) <= 4:
+            continue
+        every = [found.objective() for found in all_splits(problem) if found.is_usable()]
+        best = least(problem)
+        assert (best is None) == (not every), seed
+        if best:
+            assert best.rank[0] == pytest.approx(min(every), rel=1e-12), seed
+            tried += 1
+    assert tried > 10
+
+
+def all_splits(problem):
+    """Every way to cut the layers, and to give each stage some devices of its own."""
+    num_layers, num_devices = len(problem.profile.layers), len(problem.cluster.devices)
+    for count in range(1, min(num_layers, num_devices) + 1):
+        for cuts in combinations(range(1, num_layers), count - 1):
+            counts = tuple(end - begin for begin, end in pairwise((0, *cuts, num_layers)))
+            for devices in rows_of(range(num_devices), count):
+                for recompute in product((False, True), repeat=count):
+                    yield Split(
+                        counts,
+                        devices,
+                        problem.profile,
+                        problem.cluster,
+                        problem.options,
+                        recompute,
+                    )
+
+
+def rows_of(devices, count):
+    """Every row of so many tuples of devices, none in two of them."""
+    if count == 0:
+        yield ()
+        return
+    for size in range(1, len(devices) - count + 2):
+        for first in permutations(devices, size):
+            rest = [device for device in devices if device not in first]
+            yield from ((first, *others) for others in rows_of(rest, count - 1))
 
 
 def test_profiles_without_parameters_or_storages_count_what_layers_say():
