@@ -68,6 +68,11 @@ class _Batch:
         )  # fmt: skip
 
 
+def _nothing() -> _Batch:
+    none = np.zeros(0, dtype=np.int64)
+    return _Batch(none, none, none, none, none)
+
+
 class Needs:
     """Fewest replicas by the metrics' limits, for many stages at once.
 
@@ -297,13 +302,15 @@ def _fewest_replicas(
             whole = -(-found // machine.granule) * machine.granule
             found = np.where(found > machine.granule, whole, found)
         good = found > 0
-        groups, gradients = machine.groups[classes], moves.gradients[move]
-        sync = _least_sync(machine, gradients, np.maximum(found, 1), groups)
-        sync = sync * rules.sync_scale - moves.lead[i]
-        late = good & (found > 1) & (sync > limits.sync) & (sync > 0)
-        if late.any():
-            needs.nexts[2] = min(needs.nexts[2], float(sync[late].min()))
-            good &= ~late
+        if limits.sync < np.inf:
+            several = np.flatnonzero(good & (found > 1))
+            groups, gradients = machine.groups[classes[several]], moves.gradients[move[several]]
+            sync = _least_sync(machine, gradients, found[several], groups)
+            sync = sync * rules.sync_scale - moves.lead[i]
+            late = (sync > limits.sync) & (sync > 0)
+            if late.any():
+                needs.nexts[2] = min(needs.nexts[2], float(sync[late].min()))
+                good[several[late]] = False
         if good.any():
             behind[i] = int((found[good] + after[good]).min())
         count[config[good], move[good]] = found[good]
@@ -497,6 +504,8 @@ class _Run:
         move = move + span.start
         last = moves.last[move]
         alive = self.begin[last] < self.finish[last]
+        if not alive.any():
+            return _nothing()
         config, move = config[alive], move[alive]
         levels = np.tile(np.arange(self.levels), len(move))
         config, move = np.repeat(config, self.levels), np.repeat(move, self.levels)
@@ -596,27 +605,40 @@ class _Run:
         """
         if not len(batch.label):
             return
-        candidates: list[Integers] = []
-        steps: list[Integers] = []
-        counts: list[Integers] = []
-        least = np.full(len(batch.label), 2**60, dtype=np.int64)
-        position, count = np.arange(len(batch.label)), batch.needed
         most = self._most(batch)
-        while len(position):
-            candidates.append(position)
-            steps.append(np.full(len(position), len(steps)))
-            counts.append(count)
-            if self.levels == 1 and not self.flies:
-                break
+        position, steps, counts = self._within_group(batch, most)
+        candidates, all_steps, all_counts = [position], [steps], [counts]
+        least = np.full(len(batch.label), 2**60, dtype=np.int64)
+        last = np.append(position[1:] != position[:-1], True)
+        while self.levels > 1 or self.flies:
             if self.flies:
-                after = self._after(batch.label[position], count)
-                least[position] = np.minimum(least[position], after)
-            count = self._next_counts(batch.take(position), count, least[position])
-            keep = (count > 0) & (count <= most[position])
-            position, count = position[keep], count[keep]
-        order = np.lexsort((np.concatenate(steps), np.concatenate(candidates)))
+                after = self._after(batch.label[position], counts)
+                np.minimum.at(least, position, after)
+            position, steps, counts = position[last], steps[last], counts[last]
+            counts = self._next_counts(batch.take(position), counts, least[position])
+            keep = (counts > 0) & (counts <= most[position])
+            inner = self.moves.last[batch.move[position]] < self.moves.num_atoms
+            keep &= ~(inner & beyond(self.machine, batch.level[position], counts))
+            if not keep.any():
+                break
+            position, steps, counts = position[keep], steps[keep] + 1, counts[keep]
+            last = np.ones(len(position), dtype=np.bool_)
+            candidates.append(position)
+            all_steps.append(steps)
+            all_counts.append(counts)
+        order = np.lexsort((np.concatenate(all_steps), np.concatenate(candidates)))
         chosen = np.concatenate(candidates)[order]
-        self._keep_best(*self._placed(i, batch.take(chosen), np.concatenate(counts)[order]))
+        self._keep_best(*self._placed(i, batch.take(chosen), np.concatenate(all_counts)[order]))
+
+    def _within_group(self, batch: _Batch, most: Integers) -> tuple[Integers, Integers, Integers]:
+        """Candidate, step and replicas: every number from the fewest on that fits a group."""
+        number = np.ones(len(batch.label), dtype=np.int64)
+        if self.levels > 1:
+            size = self.machine.groups[self.moves.config_class[batch.config], 0]
+            number = np.maximum(np.minimum(size - 1, most) - batch.needed + 1, 1)
+        position = np.repeat(np.arange(len(number)), number)
+        step = np.arange(len(position)) - np.repeat(np.cumsum(number) - number, number)
+        return position, step, batch.needed[position] + step
 
     def _after(self, label: Integers, count: Integers) -> Integers:
         """Micro-batches in flight from each candidate on, 0 where they do not matter."""
