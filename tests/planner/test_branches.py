@@ -49,9 +49,9 @@ def planned(problem):
     except Infeasible:
         return None
     except InvalidInput as error:
-        if "micro-batches" not in str(error):
+        if not (error.field or "").startswith("/options/"):
             raise
-        return None  # more 1F1B stages asked for than micro-batches
+        return None  # options that contradict each other, for brute force as well
     validate(made, problem.profile, problem.cluster)
     return made
 
