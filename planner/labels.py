@@ -206,13 +206,13 @@ class Judged:
 
     Attributes:
         least_weight: None is lighter; infinite where there is none.
-        next_first: Least value above its limit the first metric of a refused stage has.
+        nexts: Least value above its limit each metric of a refused stage has.
         count: Replicas that each stage then has at least, -1 where it is no part of any, shape
             (C, E).
     """
 
     least_weight: float
-    next_first: float
+    nexts: tuple[float, float, float]
     count: Integers
 
 

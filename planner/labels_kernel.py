@@ -80,7 +80,7 @@ def judge(moves: Moves, machine: Machine, rules: Rules, limits: Limits) -> Judge
     found = _reduced(moves, machine, numbers, reals, nexts)
     count = np.full(moves.weight.shape, -1, dtype=np.int64)
     count[found[1], found[2]] = found[8]
-    return Judged(float(found[5]), float(nexts[0]), count)
+    return Judged(float(found[5]), (float(nexts[0]), float(nexts[1]), float(nexts[2])), count)
 
 
 def _numbers(

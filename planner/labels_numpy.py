@@ -48,7 +48,8 @@ def judge(moves: Moves, machine: Machine, rules: Rules, limits: Limits) -> Judge
     needs = Needs(moves, rules, limits)
     reduced = reduce(moves, machine, rules, limits, needs)
     count = np.where(reduced.alive, reduced.count, -1)
-    return Judged(reduced.least_weight, float(needs.nexts[0]), count)
+    first, second, sync, _ = needs.nexts.tolist()
+    return Judged(reduced.least_weight, (first, second, sync), count)
 
 
 @dataclass(eq=False)

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 
+import numpy as np
+
 from ..core.errors import DeadlineExceeded
 from .classes import Devices
 from .labels import Found, Hop, Limits, Machine, Moves, Rules, judge, restricted, search
@@ -54,6 +56,12 @@ FIRST_PIECE = 64
 
 LABELS_PER_S = 1_000_000
 """Looked at by a search, about; four times as many where it is compiled."""
+
+MANY_STAGES = 50_000
+"""Beyond so many, those that a box cannot have are dropped before it is searched."""
+
+FEWER = 0.8
+"""They are dropped where no more than this share of them would remain."""
 
 GAVE_UP = (
     "no plan was found before the deadline or before the search grew too large, and none was "
@@ -117,7 +125,8 @@ class _Box:
         order: In which boxes were made.
         weight: None of them has a smaller sum.
         realised: What the plan of least sum has; ``upper`` where it is not known yet.
-        is_solved: Whether it is.
+        moves: Stages that they can have, and perhaps others.
+        is_solved: Whether it is known what it has.
     """
 
     bound: float
@@ -126,6 +135,7 @@ class _Box:
     upper: Metrics = field(compare=False)
     weight: float = field(compare=False)
     realised: Metrics = field(compare=False)
+    moves: Moves = field(compare=False)
     is_solved: bool = field(compare=False, default=True)
 
 
@@ -258,7 +268,7 @@ class BoxSearch:
             judged = judge(self.moves, self.machine, self.rules, limits)
             self.effort.searches += 1
             if judged.least_weight > limits.weight:
-                low = min(max(judged.next_first, middle), high)
+                low = min(max(judged.nexts[0], middle), high)
             else:
                 high = middle
         return low
@@ -299,7 +309,7 @@ class BoxSearch:
             upper = min(lower + width, self._most_first())
             self._open_box(
                 (lower, 0.0, 0.0), (upper, second, sync), self._bound_from(lower),
-                self.least_weight,
+                self.least_weight, self.moves,
             )  # fmt: skip
             if upper >= self._most_first():
                 break
@@ -350,15 +360,26 @@ class BoxSearch:
         wanted = self.best_value * (1 - self.effort.gap)
         return (wanted - sum(lower) - self.tied_s) * (1 + ROUNDING)
 
-    def _open_box(self, lower: Metrics, upper: Metrics, known: float, weight: float) -> Metrics:
+    def _open_box(
+        self, lower: Metrics, upper: Metrics, known: float, weight: float, moves: Moves
+    ) -> Metrics:
         """Solve a box at its upper corner; returns the least metrics beyond that corner.
 
         One that takes long is kept as it is, to be halved when its turn comes.
         """
         upper = self._within_reach(lower, upper, weight)
-        can_split = _widest(lower, upper)[1] > self.effort.gap * self.best_value / 16
         limits = Limits(*upper, weight=self._weight_limit(lower))
-        answer = self._solve(limits, exact=True, budget=self._split_budget() if can_split else None)
+        nexts = (math.inf, math.inf, math.inf)
+        if moves.weight.size > MANY_STAGES:
+            judged = judge(moves, self.machine, self.rules, limits)
+            nexts = judged.nexts
+            if judged.least_weight > limits.weight:
+                return nexts
+            if np.count_nonzero(judged.count > 0) < FEWER * np.count_nonzero(moves.room >= 0):
+                moves = restricted(moves, judged.count)
+        can_split = _widest(lower, upper)[1] > self.effort.gap * self.best_value / 16
+        budget = self._split_budget() if can_split else None
+        answer = self._solve(limits, exact=True, budget=budget, moves=moves)
         if answer.best is not None or (can_split and not answer.complete):
             weight = max(weight, answer.bound_weight)
             bound = max(weight + sum(lower) + self.tied_s, known)
@@ -366,12 +387,15 @@ class BoxSearch:
                 realised = answer.best.metrics if answer.best else upper
                 heapq.heappush(
                     self.open,
-                    _Box(bound, next(self._order), lower, upper, weight, realised,
+                    _Box(bound, next(self._order), lower, upper, weight, realised, moves,
                          is_solved=answer.best is not None),
                 )  # fmt: skip
         elif not answer.complete:
             self.unproven = min(self.unproven, known)
-        return answer.nexts if answer.complete else NONE
+        if not answer.complete:
+            return NONE
+        least = [min(pair) for pair in zip(nexts, answer.nexts, strict=True)]
+        return least[0], least[1], least[2]
 
     def _within_reach(self, lower: Metrics, upper: Metrics, weight: float) -> Metrics:
         """The part of a box that better plans than the best can be in; none has a lighter sum."""
@@ -389,7 +413,9 @@ class BoxSearch:
         middle = box.lower[k] + span / 2
         if middle >= realised[k]:
             middle = box.lower[k]
-        nexts = self._open_box(box.lower, _with(box.upper, k, middle), box.bound, box.weight)
+        nexts = self._open_box(
+            box.lower, _with(box.upper, k, middle), box.bound, box.weight, box.moves
+        )
         start = max(nexts[k], math.nextafter(middle, math.inf))
         lower = _with(box.lower, k, min(start, realised[k]))
         bound = max(box.bound, box.weight + sum(lower) + self.tied_s)
@@ -401,7 +427,7 @@ class BoxSearch:
                 replace(box, bound=bound, order=next(self._order), lower=lower),
             )
         else:
-            self._open_box(lower, box.upper, bound, box.weight)
+            self._open_box(lower, box.upper, bound, box.weight, box.moves)
 
     def _split_budget(self) -> int:
         return max(SPLIT_LABELS, SPLIT_PER_STAGE * self.moves.weight.size)
@@ -414,13 +440,19 @@ class BoxSearch:
         return min(MAX_LABELS, int(left_s * LABELS_PER_S))
 
     def _solve(
-        self, limits: Limits, *, exact: bool = False, paths: int = 4, budget: int | None = None
+        self,
+        limits: Limits,
+        *,
+        exact: bool = False,
+        paths: int = 4,
+        budget: int | None = None,
+        moves: Moves | None = None,
     ) -> _Answer:
         """One label search; exact ones are repeated more coarsely if they grow too large."""
         quantum = limits.quantum
         for _ in range(5):
             outcome = search(
-                self.moves, self.machine, self.rules, replace(limits, quantum=quantum),
+                moves or self.moves, self.machine, self.rules, replace(limits, quantum=quantum),
                 budget=min(budget or MAX_LABELS, self._budget()), paths=paths,
             )  # fmt: skip
             self.effort.searches += 1

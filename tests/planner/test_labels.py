@@ -142,7 +142,7 @@ def test_compiled_and_plain_make_the_same_labels(measure):
         one_judged = labels_kernel.judge(*arguments[:4])
         other_judged = labels_numpy.judge(*arguments[:4])
         assert one_judged.least_weight == other_judged.least_weight, seed
-        assert one_judged.next_first == other_judged.next_first, seed
+        assert one_judged.nexts == other_judged.nexts, seed
         assert np.array_equal(one_judged.count, other_judged.count), seed
         sizes.append(len(one.weight))
     assert max(sizes) > 30
@@ -154,7 +154,7 @@ def test_no_path_is_lighter_than_the_relaxed_weight(measure):
     for seed in range(80):
         given, limits = problem(seed, measure), replace(limits_of(seed), quantum=0.0)
         judged = judge(given.moves, given.machine, given.rules, limits)
-        bound, beyond = judged.least_weight, judged.next_first
+        bound, beyond = judged.least_weight, judged.nexts[0]
         assert beyond > limits.first * (1 - 1e-12) or beyond == math.inf, seed
         best = given.search(limits).best
         if best is not None:
