@@ -35,6 +35,12 @@ def worthwhile(steps: int) -> bool:
     return (steps >= LARGE_STEPS or "numba" in sys.modules) and available()
 
 
+def prepare(steps: int) -> None:
+    """Load numba where so many steps, in many small calls, will pay for it."""
+    if worthwhile(steps):
+        importlib.import_module("numba")
+
+
 class Kernel(Generic[P, R]):
     """A function that can be compiled, as a decorator.
 

@@ -31,6 +31,7 @@ class Race:
         request: What is asked for.
         max_actions: How much may be played.
         alike: Of plans for which this is the same, the fastest is worth changing.
+        slack: Plans are played whose bound is so far, relatively, above the fastest.
     """
 
     def __init__(
@@ -38,8 +39,10 @@ class Race:
         request: Request,
         max_actions: int = MAX_ACTIONS,
         alike: Callable[[Assignment], Hashable] = lambda entry: entry.num_stages,
+        slack: float = 1e-9,
     ) -> None:
-        self.request, self.max_actions, self.alike = request, max_actions, alike
+        self.request, self.max_actions = request, max_actions
+        self.alike, self.slack = alike, slack
         self.pricer = request.pricer
         self.best: Priced | None = None
         self._seen: set[Assignment] = set()
@@ -115,7 +118,7 @@ class Race:
             return False
         tied_s = self.pricer.tied_sync_s(assignment)
         least_s = self.pricer.least_step_s(assignment, stages, tied_s)
-        return least_s > self.best.step_time_s * (1 + 1e-9)
+        return least_s > self.best.step_time_s * (1 + self.slack)
 
 
 def _rank(priced: Priced) -> tuple[float, float, int, int, Assignment]:

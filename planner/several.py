@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from itertools import groupby, islice, product
 
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.units import format_bytes
+from . import jit
 from .assignment import Assignment, Cuts
 from .candidates import equal_layers, even_times, with_recompute
 from .fitted import Ways, fitted
@@ -33,7 +35,7 @@ MAX_SHAPES = 32
 MAX_STAGES = 40_000
 """Stages of all candidates that are priced in one go: a second."""
 
-MAX_ACTIONS = 750_000
+MAX_ACTIONS = 500_000
 """Actions played to choose among candidates, and as many again to improve the fastest: a second
 each without compiled code."""
 
@@ -46,14 +48,20 @@ MAX_STARTS = 3
 NEAR = 0.5
 """How far above the fastest plan, relatively, others are still worth changing."""
 
+SLACK = 0.1
+"""How far a plan's bound may be above the fastest, relatively: small changes may gain as much."""
+
 MAX_SHIFTED = 16
 """Cuts up to which rows of them are moved together."""
 
 MAX_MISFITS = 200
 """Candidates among which the one that misses by least is looked for."""
 
-MAX_SQUEEZED = 12
+MAX_SQUEEZED = 24
 """Candidates that do not fit whose cuts are moved until they do."""
+
+SMALL = 12
+"""Positions up to which those compete with others that fit as they are."""
 
 GRACE_S = 0.5
 """How long a plan is still looked for behind the deadline while there is none."""
@@ -231,14 +239,14 @@ class Several:
         return sorted(found)
 
     def squeezed(self) -> Iterator[Assignment]:
-        """Those that miss by least with their cuts moved until they fit."""
-        for _, entry in self.misfits[:MAX_SQUEEZED]:
+        """Those that fit as the pins place them, and those that nearly do, their cuts moved."""
+        yield from (entry for (fullness, *_), entry in self.misfits if fullness <= 1)
+        misfits = [entry for (fullness, *_), entry in self.misfits if fullness > 1]
+        for entry in misfits[:MAX_SQUEEZED]:
             if self.is_late:
                 return
             allows = self.request.allows if self.pinned else None
-            found = squeezed(self.request.pricer, entry, self.ways[-1], allows)
-            if found is not None:
-                yield found
+            yield from squeezed(self.request.pricer, entry, self.ways[-1], allows)
 
     def no_plan(self) -> Infeasible:
         """Why there is none."""
@@ -338,7 +346,9 @@ def best_of_schedule(request: Request) -> tuple[Priced, float]:
         DeadlineExceeded: None that was tried by then fits.
     """
     several = Several(request)
-    race = Race(request, MAX_ACTIONS, lambda entry: (entry.replicas, entry.classes))
+    if several.shapes and request.deadline == math.inf:
+        jit.prepare(several.shapes[0].actions(request.options.num_microbatches, several.chunks) * 8)
+    race = Race(request, MAX_ACTIONS, lambda entry: (entry.replicas, entry.classes), SLACK)
     _enter_first(several, race)
     if race.best is None and several.is_late:
         raise DeadlineExceeded(GAVE_UP)
@@ -364,7 +374,8 @@ def _enter_first(several: Several, race: Race) -> None:
     race.enter(several.candidates(several.promising()))
     if race.best is None:
         race.enter(several.candidates(several.roomy, once=True))
-    if race.best is None:
+    is_small = several.request.costs.num_atoms <= SMALL
+    if race.best is None or (is_small and not several.request.is_over):
         race.enter(several.squeezed())
 
 

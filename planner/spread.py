@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import permutations, product
 
-from .assignment import Assignment, in_device_order, placed
+from .assignment import Assignment, in_device_order
 from .classes import Devices
 
 MAX_ORDERED = 3
@@ -117,10 +117,10 @@ def _placed(row: Row, replicas: int, devices: Devices, rooms: Sequence[int]) -> 
         members = [stage for stage, entry in enumerate(row) if entry == number]
         if len(members) > rooms[number]:
             return None
-        made = _in_class(number, len(members), replicas, devices)
-        if made is None:
+        found = _in_class(number, len(members), replicas, devices)
+        if found is None:
             return None
-        for stage, end in zip(members, made.ends, strict=True):
+        for stage, end in zip(members, found, strict=True):
             ends[stage] = end
     return Assignment(
         cuts=tuple(range(len(row) + 1)),
@@ -131,5 +131,16 @@ def _placed(row: Row, replicas: int, devices: Devices, rooms: Sequence[int]) -> 
     )
 
 
-def _in_class(number: int, count: int, replicas: int, devices: Devices) -> Assignment | None:
-    return placed(tuple(range(count + 1)), (replicas,) * count, devices, class_index=number)
+def _in_class(number: int, count: int, replicas: int, devices: Devices) -> tuple[int, ...] | None:
+    """Where the stages end on the first devices of a class that take them; `None` if none do."""
+    entry = devices.classes[number]
+    for last in range(count * replicas, len(entry) + 1):
+        ends: list[int] = []
+        while len(ends) < count:
+            end = entry.place(ends[-1] - replicas if ends else last, replicas)
+            if end < replicas:
+                break
+            ends.append(end)
+        else:
+            return tuple(reversed(ends))
+    return None

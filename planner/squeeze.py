@@ -17,6 +17,9 @@ STEPS = (-8, -4, -2, -1, 1, 2, 4, 8)
 MAX_TRIED = 6_000
 """Cuts tried in one search: 0.1 s."""
 
+MAX_ALL = 600
+"""Cuts up to which all are tried."""
+
 SHARPNESS = 8
 """The power to which fullness is raised: mostly the fullest device counts, others a little."""
 
@@ -29,12 +32,12 @@ def squeezed(
     assignment: Assignment,
     ways: Ways = (False,),
     allows: Callable[[Assignment], bool] | None = None,
-) -> Assignment | None:
-    """The assignment with its cuts moved so that it fits; `None` if that does not come out.
+) -> Iterator[Assignment]:
+    """The assignment with its cuts moved so that it fits; nothing if that does not come out.
 
     Where there are few cuts, all are tried. Else steepest descent of the sum of
     (needed / limit) ** `SHARPNESS` over devices, which may end where no single move helps; then
-    `None` proves nothing.
+    an empty answer proves nothing.
 
     Args:
         pricer: What stages cost.
@@ -44,16 +47,17 @@ def squeezed(
     """
     search = _Search(pricer, assignment, ways)
     inner = range(1, pricer.costs.num_atoms)
-    if math.comb(len(inner), assignment.num_stages - 1) <= MAX_TRIED:
+    if math.comb(len(inner), assignment.num_stages - 1) <= MAX_ALL:
         for chosen in combinations(inner, assignment.num_stages - 1):
             search.cut_at((0, *chosen, pricer.costs.num_atoms))
             if search.fits() and (allows is None or allows(search.made())):
-                return search.made()
-        return None
+                yield search.made()
+        return
     tried, best = 0, search.fullness(search.held)
     while tried < MAX_TRIED:
         if search.fits():
-            return search.made()
+            yield search.made()
+            return
         found: tuple[int, int] | None = None
         for place, position in search.moves():
             tried += 1
@@ -61,9 +65,8 @@ def squeezed(
             if fullness < best and (allows is None or allows(search.made(place, position))):
                 found, best = (place, position), fullness
         if found is None:
-            return None
+            return
         search.move(*found)
-    return None
 
 
 class _Search:
