@@ -195,7 +195,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=_positive(int), default=200)
     parser.add_argument("--devices", type=_positive(int), default=4096)
     parser.add_argument("--microbatches", type=_positive(int), help="default: twice the devices")
-    parser.add_argument("--memory-gb", type=_positive(float), default=16.0, help="of each device")
+    parser.add_argument("--memory-gb", type=_positive(float), default=32.0, help="of each device")
     parser.add_argument("--gap", type=float, default=1e-4, help="good enough, relatively")
     parser.add_argument("--repeats", type=_positive(int), default=3)
     parser.add_argument("--seed", type=int, default=0)

@@ -24,6 +24,7 @@ constraints", 2005).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -40,6 +41,9 @@ Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 UNLIMITED_BYTES = 2**62
+
+MAX_KEYS = 2**62
+"""More sorts of labels than that have no numbers of their own; no search is made then."""
 
 DEPTH_PIPELINE, DEPTH_ALL, DEPTH_ONE = 0, 1, 2
 """How many micro-batches a replica holds: by the replicas behind it, all it gets, or one."""
@@ -255,6 +259,8 @@ def search(
         budget: Labels to look at before giving up.
         paths: How many paths to report at most.
     """
+    if _num_keys(machine, rules) > MAX_KEYS:
+        return Outcome(None, complete=False)
     if _compiles(moves):
         from .labels_kernel import run
     else:
@@ -272,6 +278,14 @@ def search(
         least_weight=float(nexts[3]),
         labels=len(store.weight),
     )
+
+
+def _num_keys(machine: Machine, rules: Rules) -> int:
+    """How many sorts of labels there are that are never compared with each other."""
+    if machine.groups.shape[1] == 1:
+        return rules.num_stages + 1
+    residues = machine.groups[:, :-1].max(axis=1).tolist()
+    return math.prod(residues) * len(residues) * (rules.num_stages + 1)
 
 
 def judge(moves: Moves, machine: Machine, rules: Rules, limits: Limits) -> Judged:

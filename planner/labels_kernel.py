@@ -686,7 +686,7 @@ def _search(
                             least = min(least, after)
                         previous = -1
                         for pad in range(levels):
-                            looked += 1
+                            looked += 1 + num_classes // 4
                             start_at = free
                             if pad > 0:
                                 start_at = free // groups[k, pad - 1] * groups[k, pad - 1]
@@ -751,7 +751,7 @@ def _search(
                                 capacity *= 2
                                 whole = _longer(whole, capacity)
                                 real = _longer(real, capacity)
-                            looked += (size - begin[i]) // 16  # compared with each of them
+                            looked += (size - begin[i]) * key_at // 64  # compared with each
                             size = _offer(
                                 whole, real, begin[i], size, made, w, step, watched, key_at
                             )

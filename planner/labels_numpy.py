@@ -479,7 +479,7 @@ class _Run:
         self.most_compared = 2**62
 
     def labels(self, budget: int) -> tuple[LabelStore, Floats, bool]:
-        looked, self.most_compared = 0, SCANNED * budget
+        looked, self.most_compared = 0, 4 * SCANNED * budget // (self.num_classes + 3)
         first = np.repeat(np.arange(self.moves.num_atoms), np.diff(self.moves.start))
         used = np.bincount(first[self.reduced.alive.any(axis=0)], minlength=len(self.begin))
         for position in range(self.moves.num_atoms - 1, -1, -1):
@@ -487,10 +487,10 @@ class _Run:
             if not used[position]:
                 continue
             batch = self._candidates(position)
-            looked += len(batch.label)
+            looked += len(batch.label) * (1 + self.num_classes // 4)
             self._extend(position, batch)
             self.finish[position] = self.size
-            looked += self.compared // SCANNED
+            looked += self.compared * (self.num_classes + 3) // (4 * SCANNED)
             self.compared = 0
             if looked > budget:
                 break

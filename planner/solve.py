@@ -79,16 +79,6 @@ class Pool:
     def add(self, assignment: Assignment, value: float) -> None:
         self.values[assignment] = min(value, self.values.get(assignment, math.inf))
 
-    def first(self) -> Assignment:
-        """The best one.
-
-        Raises:
-            DeadlineExceeded: There is none.
-        """
-        if not self.values:
-            raise DeadlineExceeded(GAVE_UP)
-        return self.best(1)[0]
-
     def best(self, most: int) -> list[Assignment]:
         """The best ones, and that of each number of stages; none much worse than the best."""
         order = sorted(self.values, key=lambda entry: (self.values[entry], entry))
@@ -142,7 +132,7 @@ def _by_measure(measure: Measure) -> Callable[[Request], Decision]:
 
     def solver(request: Request) -> Decision:
         pool, bound = _search(request, measure)
-        priced = request.pricer.price(pool.first())
+        priced = _first(request, pool)
         return Decision(priced, min(bound, priced.value), _simulated_bound(request, priced))
 
     return solver
@@ -151,15 +141,19 @@ def _by_measure(measure: Measure) -> Callable[[Request], Decision]:
 def _devices(request: Request) -> Decision:
     """Fewest devices first; among plans with as many, the least step."""
     effort = Effort(request.deadline)
-    fewest = math.inf
+    fewest, is_proven = math.inf, request.is_whole
     for part in all_parts(request, request.devices):
         search = BoxSearch(part.space, _model(request), effort)
-        fewest = min([fewest, *(path.num_ranks for path in search.every_plan())])
-    if fewest == math.inf:
+        try:
+            fewest = min([fewest, *(path.num_ranks for path in search.every_plan())])
+        except DeadlineExceeded:
+            is_proven = False
+    if fewest == math.inf and is_proven:
         raise out_of_memory(request)
-    pool, _ = _search(request, _model(request), max_ranks=int(fewest))
-    priced = request.pricer.price(pool.first())
-    bound = priced.value if request.is_whole else float(request.options.num_stages or 1)
+    max_ranks = None if fewest == math.inf else int(fewest)
+    pool, _ = _search(request, _model(request), max_ranks=max_ranks)
+    priced = _first(request, pool)
+    bound = priced.value if is_proven else float(request.options.num_stages or 1)
     return Decision(priced, bound, _simulated_bound(request, priced))
 
 
@@ -168,7 +162,11 @@ def _memory(request: Request) -> Decision:
 
     Bisection between a limit nothing fits and the largest device of a plan that was found.
     """
-    found = any_plan(request, request.devices)
+    try:
+        found = any_plan(request, request.devices)
+    except DeadlineExceeded:
+        priced = _fastest(request, Pool(request.pricer, gave_up=True))
+        return Decision(priced, 0.0, _simulated_bound(request, priced))
     if found is None:
         raise out_of_memory(request)
     low, high = -1, _largest_bytes(request, found)
@@ -185,11 +183,16 @@ def _memory(request: Request) -> Decision:
             high, least = _largest_bytes(request, found), found
         request.tell(float(high), float(low + 1) if request.is_whole else 0.0)
     pool, _ = _search(request, _model(request), limit_bytes=high)
-    priced = request.pricer.price(pool.first() if pool.values else least)
+    priced = request.pricer.price(pool.best(1)[0] if pool.values else least)
     bound = min(priced.value, float(low + 1))
     if not request.is_whole:
         bound = float(request.order_free.state_bytes) if request.order_free else 0.0
     return Decision(priced, bound, _simulated_bound(request, priced))
+
+
+def _first(request: Request, pool: Pool) -> Priced:
+    """The best plan of the search; one of the candidates if it was given up without any."""
+    return request.pricer.price(pool.best(1)[0]) if pool.values else _fastest(request, pool)
 
 
 def _largest_bytes(request: Request, assignment: Assignment) -> int:

@@ -166,19 +166,31 @@ def test_as_many_microbatches_as_there_may_be():
     [
         5,
         15,
-        pytest.param(
-            100,
-            marks=pytest.mark.xfail(
-                run=False,
-                reason="each kind may be used or not: labels double with it, and one label "
-                "search does not look at the deadline",
-            ),
-        ),
+        100,
     ],
 )
 def test_many_kinds_of_devices(count):
-    for options in (PlanOptions(), PlanOptions(max_replicas=None, recompute="auto")):
+    for options in (
+        PlanOptions(),
+        PlanOptions(max_replicas=None, recompute="auto"),
+        PlanOptions(objective="throughput", max_replicas=None),
+        PlanOptions(objective="memory"),
+        PlanOptions(objective="devices", max_replicas=None),
+    ):
         planned(random_profile(2, 6, ties=0), kinds_of_devices(count), options, deadline_s=5)
+
+
+def test_more_kinds_in_nodes_than_places_can_be_numbered():
+    """24 kinds in nodes of 8: 8^24 ways to stand at the border of nodes."""
+    devices = tuple(
+        Device(name=f"gpu:{index}", kind=f"kind {index // 8}", speed=1 + index // 8 / 100)
+        for index in range(192)
+    )
+    levels = (LinkLevel(group_size=8), LinkLevel(group_size=192, bandwidth_bytes_per_s=1e9))
+    cluster = Cluster(devices=devices, levels=levels)
+    for options in (PlanOptions(num_microbatches=8), PlanOptions(max_replicas=None)):
+        found = planned(random_profile(2, 6, ties=0), cluster, options, deadline_s=5)
+        assert found.proof.status == "feasible"
 
 
 def test_ten_thousand_devices():
