@@ -201,9 +201,10 @@ class _Search:
 
     def _fits(self, change: Change) -> bool:
         if change.options.batch_size is None:
-            return may_fit(Request(self.profile, change.cluster, change.options, self._table_of))
+            asked = (self.profile, change.cluster, change.options, self._table_of)
+            return may_fit(Request(*asked, deadline=self.deadline))
         return any(
-            may_fit(request_of(entry, change.cluster, time.monotonic(), math.inf))
+            may_fit(request_of(entry, change.cluster, time.monotonic(), self.deadline))
             for entry in candidates([self.profile], change.options)
         )
 
