@@ -66,8 +66,7 @@ def parts(
 ) -> Iterator[Part]:
     """All plans the options allow, in parts.
 
-    One part for each way to spread tied weights over stages, and where layers are pinned to
-    stages, for each number of stages.
+    One part for each way to spread tied weights over stages.
 
     Raises:
         InvalidInput: A pin names a layer the profile does not have.
@@ -85,18 +84,11 @@ def parts(
                         allowed[number] &= ~inside
     stage_pins = [(pin.stage, layer) for pin, layer in pinned if pin.stage is not None]
     whole = Space(tables, devices, options, allowed=allowed)
-    counts: list[int | None] = [None]
     if stage_pins:
-        most = min(tables.most_stages, len(devices.cluster.devices))
-        counts = [options.num_stages] if options.num_stages else [*range(1, most + 1)]
+        whole = _pinned(whole, stage_pins)
     untold = [TiePattern((), (), 0.0)]
-    patterns = _patterns(tables, devices, options) if with_ties else untold
-    for count in counts:
-        space = whole if count is None else _pinned(whole, stage_pins, count)
-        if space is None:
-            continue
-        for pattern in patterns:
-            yield Part(_of_pattern(space, pattern), pattern.least_sync_s)
+    for pattern in _patterns(tables, devices, options) if with_ties else untold:
+        yield Part(_of_pattern(whole, pattern), pattern.least_sync_s)
 
 
 def _patterns(tables: StageTable, devices: Devices, options: PlanOptions) -> list[TiePattern]:
@@ -112,21 +104,15 @@ def _of_pattern(space: Space, pattern: TiePattern) -> Space:
     return replace(space, only=mask if space.only is None else space.only & mask)
 
 
-def _pinned(space: Space, stage_pins: list[tuple[int, int]], num_stages: int) -> Space | None:
-    """The plans of so many stages that keep the pins; `None` if a pin is beyond the last one."""
+def _pinned(space: Space, stage_pins: list[tuple[int, int]]) -> Space:
+    """The plans that keep the pins to stages."""
     number = np.zeros(len(space.tables.first), dtype=np.int64)
     only = np.ones_like(number, dtype=np.bool_)
     for stage, layer in stage_pins:
-        from_end = num_stages - stage
-        if from_end < 1:
-            return None
         inside = space.tables.holds(layer)
-        only &= ~(inside & (number > 0) & (number != from_end))
-        number[inside] = from_end
-    options = space.options.model_copy(update={"num_stages": num_stages})
-    if space.options.max_stages is not None and num_stages > space.options.max_stages:
-        return None
-    return replace(space, options=options, only=only, stage_number=number)
+        only &= ~(inside & (number > 0) & (number != stage + 1))
+        number[inside] = stage + 1
+    return replace(space, only=only, stage_number=number)
 
 
 def keeps_constraints(

@@ -15,7 +15,9 @@ and by what its cut sends; with q micro-batches in flight behind, it has r (1 + 
 a cut, or leave fewer micro-batches in flight: r = ceil(q / k) for whole k.
 Dominance: labels with equal device residues (so that everything in front can be shifted by whole
 groups), and w, devices and micro-batches in flight each at most the other's; stages and replicas
-too where their number is limited. What does not matter to a request is left out.
+too where their number is limited. From a stage of a given number on, labels count down to the
+first one, and those at different numbers are not compared. What does not matter to a request is
+left out.
 
 O(stages of the profile x labels a position) for each search. This is the resource-constrained
 shortest path problem (Irnich and Desaulniers, "Shortest path problems with resource
@@ -33,7 +35,7 @@ from numpy.typing import NDArray
 from . import jit
 
 COLUMNS = ("used", "flying", "stages", "ranks", "weight", "bucket", "key", "parent", "move",
-           "config", "count", "end")  # fmt: skip
+           "config", "count", "end", "front")  # fmt: skip
 """Columns of a `LabelStore`, in order."""
 
 Floats = NDArray[np.float64]
@@ -68,7 +70,7 @@ class Moves:
         gradients: Bytes summed over replicas, shape (E,).
         arriving: Buffer bytes per micro-batch in front, shape (N + 1,).
         returning: Buffer bytes per micro-batch behind, shape (N + 1,).
-        stage_number: Number from the end (1 is the last stage) a stage must have, 0 for any,
+        stage_number: Number from the front (1 is the first stage) a stage must have, 0 for any,
             shape (E,).
         offset: What the first metric adds, by first position, shape (N + 1,).
         lead: Time that hides gradient summing, by first position, shape (N + 1,).
@@ -236,6 +238,7 @@ class LabelStore:
     config: Integers
     count: Integers
     end: Integers
+    front: Integers
     begin: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     finish: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
@@ -259,7 +262,7 @@ def search(
         budget: Labels to look at before giving up.
         paths: How many paths to report at most.
     """
-    if _num_keys(machine, rules) > MAX_KEYS:
+    if _num_keys(moves, machine, rules) > MAX_KEYS:
         return Outcome(None, complete=False)
     if _compiles(moves):
         from .labels_kernel import run
@@ -280,12 +283,18 @@ def search(
     )
 
 
-def _num_keys(machine: Machine, rules: Rules) -> int:
+def _num_keys(moves: Moves, machine: Machine, rules: Rules) -> int:
     """How many sorts of labels there are that are never compared with each other."""
+    number: int = (rules.num_stages + 1) * (last_pin(moves) + 1)
     if machine.groups.shape[1] == 1:
-        return rules.num_stages + 1
-    residues = machine.groups[:, :-1].max(axis=1).tolist()
-    return math.prod(residues) * len(residues) * (rules.num_stages + 1)
+        return number
+    residues: list[int] = machine.groups[:, :-1].max(axis=1).tolist()
+    return number * math.prod(residues) * len(residues)
+
+
+def last_pin(moves: Moves) -> int:
+    """The largest number from the front that a stage must have; 0 where none must."""
+    return int(moves.stage_number.max(initial=0))
 
 
 def judge(moves: Moves, machine: Machine, rules: Rules, limits: Limits) -> Judged:
@@ -346,6 +355,7 @@ def empty_store(moves: Moves, machine: Machine) -> LabelStore:
         config=np.full(1, -1, dtype=np.int64),
         count=np.zeros(1, dtype=np.int64),
         end=np.zeros(1, dtype=np.int64),
+        front=np.zeros(1, dtype=np.int64),
         begin=np.zeros(n + 1, dtype=np.int64),
         finish=finish,
     )

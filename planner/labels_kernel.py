@@ -21,10 +21,12 @@ from .labels import (
     Machine,
     Moves,
     Rules,
+    last_pin,
     watches_flying,
 )
 
-WHOLE = ("used", "flying", "stages", "ranks", "key", "parent", "move", "config", "count", "end")
+WHOLE = ("used", "flying", "stages", "ranks", "key", "parent", "move", "config", "count", "end",
+         "front")  # fmt: skip
 """Columns of whole numbers of a label, as many of the first as there are classes."""
 
 ReducedArrays = tuple[Integers, Integers, Integers, Floats, Floats, float, Floats, float, Integers]
@@ -91,7 +93,7 @@ def _numbers(
         [
             rules.num_microbatches, rules.depth, rules.max_ranks, rules.spared,
             int(rules.per_replica), rules.max_replicas, rules.num_stages, rules.max_stages, budget,
-            int(watches_flying(moves, rules)), int(rules.count_ranks),
+            int(watches_flying(moves, rules)), int(rules.count_ranks), last_pin(moves),
         ],
         dtype=np.int64,
     )  # fmt: skip
@@ -596,7 +598,7 @@ def _search(
         numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6],
         numbers[7], numbers[8],
     )  # fmt: skip
-    flies, count_ranks = numbers[9] != 0, numbers[10] != 0
+    flies, count_ranks, last_pin = numbers[9] != 0, numbers[10] != 0, numbers[11]
     limit_first, limit_second, limit_sync, limit_weight, quantum, sync_scale, power = (
         reals[0], reals[1], reals[2], reals[3], reals[4], reals[5], reals[6],
     )  # fmt: skip
@@ -614,7 +616,7 @@ def _search(
         int(flies), int(max_stages > 0), int(count_ranks),
     )  # fmt: skip
     capacity = 1024
-    whole = np.zeros((capacity, num_classes + 9), dtype=np.int64)
+    whole = np.zeros((capacity, num_classes + 10), dtype=np.int64)
     real = np.zeros((capacity, 2))
     whole[0, key_at + 1 : key_at + 4] = -1
     begin = np.zeros(num_atoms + 1, dtype=np.int64)
@@ -623,7 +625,7 @@ def _search(
     size, looked = 1, 0
     needed = np.zeros(levels, dtype=np.int64)
     unused = np.full(3, np.inf)
-    made = np.zeros(num_classes + 9, dtype=np.int64)
+    made = np.zeros(num_classes + 10, dtype=np.int64)
 
     for i in range(num_atoms - 1, -1, -1):
         begin[i] = size
@@ -643,7 +645,12 @@ def _search(
             buffer = arriving[i] + returning[j]
             for label in range(begin[j], finish[j]):
                 number = whole[label, stages_at] + 1
-                if stage_number[e] > 0 and stage_number[e] != number:
+                front = stage_number[e]
+                if whole[label, key_at + 6] > 0:
+                    front = whole[label, key_at + 6] - 1
+                    if front < 1 or (stage_number[e] > 0 and stage_number[e] != front):
+                        continue
+                if front > 0 and (i == 0) != (front == 1):
                     continue
                 if num_stages > 0 and (number > num_stages or (i == 0) != (number == num_stages)):
                     continue
@@ -735,6 +742,8 @@ def _search(
                                 code = code * num_classes + k
                             if num_stages > 0:
                                 code = code * (num_stages + 1) + number
+                            if last_pin > 0:
+                                code = code * (last_pin + 1) + front
                             step = w
                             if quantum > 0:
                                 step = 0.0 if quantum == np.inf else np.floor(w / quantum)
@@ -747,6 +756,7 @@ def _search(
                             made[key_at + 3] = c
                             made[key_at + 4] = count
                             made[key_at + 5] = end
+                            made[key_at + 6] = front
                             if size == capacity:
                                 capacity *= 2
                                 whole = _longer(whole, capacity)

@@ -21,6 +21,7 @@ from .labels import (
     Moves,
     Rules,
     empty_store,
+    last_pin,
     watches_flying,
 )
 
@@ -474,6 +475,7 @@ class _Run:
         self.finish[n] = 1
         self.store = empty_store(moves, machine)
         self.flies = watches_flying(moves, rules)
+        self.last_pin = last_pin(moves)
         self.size = 1
         self.compared = 0
         self.most_compared = 2**62
@@ -537,8 +539,10 @@ class _Run:
         batch = _Batch(label, move[row], config[row], levels[row], needed[row])
         stage = store.stages[label] + 1
         keep = np.ones(len(row), dtype=np.bool_)
+        front = self._front(batch.label, batch.move)
         wanted = moves.stage_number[batch.move]
-        keep &= (wanted == 0) | (wanted == stage)
+        keep &= (front >= 0) & ((wanted == 0) | (wanted == front))
+        keep &= (front == 0) | ((front == 1) == (i == 0))
         if rules.num_stages:
             keep &= stage <= rules.num_stages
             keep &= (stage == rules.num_stages) == (i == 0)
@@ -557,6 +561,13 @@ class _Run:
         batch = self._within_memory(i, batch, most)
         order = np.lexsort((batch.level, batch.label, batch.move, batch.config))
         return batch.take(order)
+
+    def _front(self, label: Integers, move: Integers) -> Integers:
+        """Number of a stage from the front; 0 where it is not known, -1 where there is none."""
+        behind = self.store.front[label]
+        left = np.where(behind > 1, behind - 1, -1)
+        front: Integers = np.where(behind > 0, left, self.moves.stage_number[move])
+        return front
 
     def _promising(self, i: int, batch: _Batch, stage: Integers) -> Mask:
         """Whether what is in front of a stage of the fewest replicas can still be had."""
@@ -740,14 +751,17 @@ class _Run:
             mixed = weight + price * (self.power - left) + self.reduced.front_mixed[i]
             good &= ~(mixed > limit + price * slack)
         index = np.flatnonzero(good)
-        key = self._keys(used, classes, stages)
+        front = self._front(label, move)
+        key = self._keys(used, classes, stages, front)
         flying, ranks = self._after(label, count), store.ranks[label] + count
         columns: list[NDArray[Any]] = [
-            used, flying, stages, ranks, weight, key, label, move, config, count, end,
+            used, flying, stages, ranks, weight, key, label, move, config, count, end, front,
         ]  # fmt: skip
         return [column[index] for column in columns]
 
-    def _keys(self, used: Integers, classes: Integers, stages: Integers) -> Integers:
+    def _keys(
+        self, used: Integers, classes: Integers, stages: Integers, front: Integers
+    ) -> Integers:
         """Labels with different keys are never compared."""
         key = np.zeros(len(classes), dtype=np.int64)
         for k in range(self.num_classes):
@@ -757,6 +771,8 @@ class _Run:
             key = key * self.num_classes + classes
         if self.rules.num_stages:
             key = key * (self.rules.num_stages + 1) + stages
+        if self.last_pin:
+            key = key * (self.last_pin + 1) + front
         return key
 
     def _place(
@@ -830,10 +846,10 @@ class _Run:
         self.compared += compared
         chosen.sort()
         kept = np.array(chosen, dtype=np.int64)
-        parent, move, config, count, end = (column[kept] for column in rest)
+        parent, move, config, count, end, front = (column[kept] for column in rest)
         self._append(
             used[kept], flying[kept], stages[kept], ranks[kept], weight[kept], bucket[kept],
-            key[kept], parent, move, config, count, end,
+            key[kept], parent, move, config, count, end, front,
         )  # fmt: skip
 
     def _append(self, *columns: NDArray[np.int64] | NDArray[np.float64]) -> None:
