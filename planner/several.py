@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from itertools import groupby, islice, product
 
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
@@ -115,6 +115,11 @@ class Several:
             found += [(ranks, n) for n in sorted(few | {limit, taken}) if n <= limit]
         return found
 
+    @cached_property
+    def _even(self) -> Callable[[int], Cuts | None]:
+        """Cuts of even times into so many stages; each number is asked for again and again."""
+        return cache(partial(even_times, self.request.costs))
+
     def refusal(self, ranks: int, replicas: int) -> str | None:
         """Why the schedule does not take these numbers; `None` if it does."""
         options = self.request.options
@@ -164,12 +169,12 @@ class Several:
         left = MAX_STAGES
         for shape in shapes:
             num_stages = shape.ranks * self.chunks
-            even = even_times(request.costs, num_stages)
+            even = self._even(num_stages)
             if even is None:
                 continue
             equal = equal_layers(len(request.costs.profile.layers), num_stages)
             for spread in spreads(shape.ranks, shape.replicas, request.devices, self.kinds):
-                if left < 0 or self.is_late:
+                if left < 0 or (self.is_late if once else request.is_over):
                     return
                 one = self._repeated(spread, even)
                 if not once:
@@ -287,10 +292,12 @@ class Several:
         again = request.options.recompute != "never"
         for shape in shapes:
             num_stages = shape.ranks * self.chunks
-            even = even_times(request.costs, num_stages)
+            even = self._even(num_stages)
             if even is None:
                 continue
             for spread in spreads(shape.ranks, shape.replicas, request.devices, self.kinds):
+                if self.is_late:
+                    return
                 one = replace(self._repeated(spread, even), recompute=(again,) * num_stages)
                 made = fitted(request.pricer, one, (again,), limited=False) if self.pinned else one
                 if made is not None:

@@ -24,6 +24,7 @@ from .request import Request, all_parts
 from .search import GAVE_UP, ROUNDING, BoxSearch, Effort
 from .several import best_of_schedule, rescue
 from .stage_table import StageTable
+from .steady import steady
 from .warm_up import deepen
 
 COARSE_ATOMS = (32, 96, 300)
@@ -356,6 +357,7 @@ def _fastest(request: Request, pool: Pool) -> Priced:
     pricer = request.pricer
     race = Race(request)
     race.enter(pool.best(MAX_SIMULATED))
+    race.enter(steady(request))
     race.enter(grids(pricer))
     race.enter(pipedreams(pricer))
     if pool.gave_up:

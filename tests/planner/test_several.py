@@ -1,6 +1,7 @@
 """Schedules without a closed form: every request has a valid plan or a clear refusal."""
 
 import random
+import time
 from itertools import combinations
 
 import pytest
@@ -339,3 +340,37 @@ def test_many_devices_are_planned_in_time():
     made = planned(profile, Cluster.uniform(32), schedule="zero_bubble", num_microbatches=64)
     assert made.num_stages >= 24
     assert several.MAX_RANKS >= 32
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("memory_bytes", [None, 14_000])
+def test_a_deadline_holds_and_brings_a_plan(schedule, memory_bytes):
+    """Large pipelines used to be looked at whole before the clock was: a minute for 3 s."""
+    profile = chain_profile([1e-3] * 200, parameter_bytes=40, saved_bytes=20)
+    cluster = limited(Cluster.uniform(64), memory_bytes)
+    started = time.process_time()
+    made = planned_by(profile, cluster, 0.3, schedule=schedule, num_microbatches=128)
+    assert time.process_time() - started < 3
+    assert made.proof.lower_bound <= made.proof.value
+    soon = planned_by(profile, cluster, 0.0, schedule=schedule, num_microbatches=128)
+    assert soon.step_time_s >= made.step_time_s
+
+
+def planned_by(profile, cluster, deadline_s, **asked):
+    return plan(profile, cluster, PlanOptions(**asked), deadline_s=deadline_s)
+
+
+def test_where_the_search_gave_up_a_plan_is_still_found():
+    """Four kinds of devices and a deadline of nothing: there was no plan at all."""
+    profile = chain_profile([1e-3] * 60, parameter_bytes=40, saved_bytes=20)
+    devices = tuple(
+        Device(
+            name=f"{index}", kind=f"k{index % 4}", speed=4 - index % 4,
+            memory_bytes=1_000 * (1 + index % 4),
+        )
+        for index in range(24)
+    )  # fmt: skip
+    cluster = Cluster(devices=devices, levels=Cluster.uniform(24).levels)
+    for schedule in ("gpipe", "1f1b"):
+        made = planned_by(profile, cluster, 0.0, schedule=schedule, num_microbatches=16)
+        validate(made, profile, cluster)
