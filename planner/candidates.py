@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 from ..core.errors import InvalidInput
 from .assignment import Assignment, Cuts, cuts_of, in_device_order, placed
@@ -18,6 +18,9 @@ MAX_PIPEDREAM_SIZE = 2_000
 
 MAX_TORCHGPIPE_SIZE = 4_000
 """Positions times stages up to which torchgpipe's cuts are made too: 30 ms."""
+
+MAX_RESHAPED = 8
+"""Stages of plans whose devices are moved from any stage to any other."""
 
 MAX_GRIDS = 12
 """Uniform grids tried of those whose closed form promises most; all of them if there are few."""
@@ -155,3 +158,65 @@ def neighbours(assignment: Assignment, costs: Tables) -> Iterator[Assignment]:
             cuts = (*assignment.cuts[:place], layer, *assignment.cuts[place + 1 :])
             if all(first < last for first, last in pairwise(cuts)):
                 yield replace(assignment, cuts=cuts)
+
+
+def reshaped(assignment: Assignment, pricer: Pricer) -> Iterator[Assignment]:
+    """The same with devices moved between stages, a stage cut in two, or two stages made one.
+
+    Only where all stages are on one class of devices and few enough to try every pair. The closed
+    form favours equal replicas; the simulator may not.
+    """
+    if len(set(assignment.classes)) > 1 or assignment.num_stages > MAX_RESHAPED:
+        return
+    devices, replicas = pricer.devices, assignment.replicas
+    entry = devices.classes[assignment.classes[0]]
+    steps = {1, *(size for size in entry.group_sizes[:-1] if size < len(entry))}
+    changes: list[tuple[Cuts, Sequence[int], Sequence[bool]]] = []
+    for step in sorted(steps):
+        for taken, given in permutations(range(-1, assignment.num_stages), 2):
+            moved = [
+                count + step * ((stage == given) - (stage == taken))
+                for stage, count in enumerate(replicas)
+            ]
+            changes.append((assignment.cuts, moved, assignment.recompute))
+    changes += _split(assignment, pricer.costs)
+    changes += _merged(assignment)
+    for cuts, counts, recompute in changes:
+        if min(counts) > 0 and sum(counts) <= len(entry):
+            found = placed(
+                cuts, counts, devices, class_index=assignment.classes[0], recompute=recompute
+            )
+            if found is not None:
+                yield found
+
+
+def _split(
+    assignment: Assignment, costs: Tables
+) -> Iterator[tuple[Cuts, Sequence[int], Sequence[bool]]]:
+    """Each stage of several replicas cut at the middle of its work, its replicas shared out."""
+    work = costs.forward_s + costs.backward_s
+    cuts, replicas, recompute = assignment.cuts, assignment.replicas, assignment.recompute
+    for s, count in enumerate(replicas):
+        first, last = costs.index[cuts[s]], costs.index[cuts[s + 1]]
+        if count < 2 or last - first < 2:
+            continue
+        whole = float(work[first, last])
+        middle = min(range(first + 1, last), key=lambda at: abs(float(work[first, at]) - whole / 2))
+        front = round(count * float(work[first, middle]) / whole) if whole else count // 2
+        front = min(max(front, 1), count - 1)
+        yield (
+            (*cuts[: s + 1], costs.positions[middle], *cuts[s + 1 :]),
+            (*replicas[:s], front, count - front, *replicas[s + 1 :]),
+            (*recompute[: s + 1], *recompute[s:]),
+        )
+
+
+def _merged(assignment: Assignment) -> Iterator[tuple[Cuts, Sequence[int], Sequence[bool]]]:
+    """Each two neighbouring stages as one, on the devices of both."""
+    cuts, replicas, recompute = assignment.cuts, assignment.replicas, assignment.recompute
+    for s in range(assignment.num_stages - 1):
+        yield (
+            (*cuts[: s + 1], *cuts[s + 2 :]),
+            (*replicas[:s], replicas[s] + replicas[s + 1], *replicas[s + 2 :]),
+            (*recompute[:s], recompute[s] or recompute[s + 1], *recompute[s + 2 :]),
+        )

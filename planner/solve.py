@@ -12,7 +12,7 @@ from ..core.plan import Objective
 from .assignment import Assignment, from_hops
 from .balances import balanced
 from .baselines import best_of_baselines
-from .candidates import grids, neighbours, pipedreams
+from .candidates import grids, neighbours, pipedreams, reshaped
 from .constraints import parts
 from .infeasible import out_of_memory
 from .labels import Hop
@@ -33,7 +33,7 @@ COARSE_ATOMS = (32, 96, 300)
 MAX_SIMULATED = 40
 """Plans of the search that compete in the simulator."""
 
-MAX_ROUNDS = 5
+MAX_ROUNDS = 12
 """How often cuts of the fastest plans are moved."""
 
 MAX_STARTS = 3
@@ -387,11 +387,11 @@ def _or_its_baselines(request: Request, priced: Priced) -> Priced:
 
 
 def _neighbours(request: Request, assignment: Assignment) -> Iterator[Assignment]:
-    """The same with one cut moved, in its own order of the layers."""
+    """The same with one cut moved or devices shared out anew, in its own order of the layers."""
     order, own = assignment.order, replace(assignment, order=())
     view = request.in_order(order) if order else request
     if view.costs.has(own.cuts):
-        for other in neighbours(own, view.costs):
+        for other in (*neighbours(own, view.costs), *reshaped(own, view.pricer)):
             if view.allows(other):
                 yield replace(other, order=order)
 
