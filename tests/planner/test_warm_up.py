@@ -1,12 +1,14 @@
 """Warm-up depths stage by stage."""
 
 import math
+import random
 
 import pytest
 
 from stagewright.core.cluster import Cluster, LinkLevel
 from stagewright.core.errors import Infeasible, PlanMismatch
 from stagewright.core.plan import PlanOptions
+from stagewright.planner import warm_up
 from stagewright.planner.assignment import placed
 from stagewright.planner.classes import devices_of
 from stagewright.planner.cost import legal_positions, tables
@@ -15,6 +17,8 @@ from stagewright.planner.plan import plan
 from stagewright.planner.price import Pricer
 from stagewright.planner.validate import validate
 from tests.builders import chain_profile, random_cluster, random_profile
+
+from .instances import draw_cluster
 
 
 def nodes(memory_bytes=None):
@@ -128,3 +132,39 @@ def test_random_plans_hold_and_are_no_slower(seed):
     assert checked_depths(9, replicas, depths(deep)) == depths(deep)
     own = default_depths(9, replicas)
     assert all(0 <= mine - least <= 5 for mine, least in zip(depths(deep), own, strict=True))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 5])
+def test_no_stage_waits_for_more_than_those_in_front_let_through(seed):
+    """The front has room for one more, the others for many: all candidates can be run."""
+    made = chain_profile([1] * 4, [1] * 4, forward_bytes=1, saved_bytes=1000)
+    front = made.storages[seed % 2].model_copy(update={"size_bytes": 5000})
+    profile = made.model_copy(
+        update={"storages": tuple(front if s.layers == front.layers else s for s in made.storages)}
+    )
+    cluster, asked = nodes(memory_bytes=26_000), options(8)
+    pricer = Pricer(tables(profile, legal_positions(profile)), devices_of(cluster, asked), asked)
+    one = placed((0, 1, 2, 3, 4), (1,) * 4, devices_of(cluster, asked))
+    for wanted in ([seed] * 4, [8] * 4, [1, 8, 2, 8], [0, 3, 8, 0]):
+        found = warm_up._with(pricer, one, wanted)
+        chosen = pricer.depths(found)
+        assert checked_depths(16, (1,) * 4, chosen) == chosen
+        assert pricer.priced_if_usable(found) is not None
+
+
+@pytest.mark.parametrize("seed", [32, 77, 94, 95])
+def test_stages_changed_one_by_one_beat_all_at_once(seed, monkeypatch):
+    """By 2 to 5 %."""
+    draw = random.Random(seed)
+    profile = random_profile(seed, draw.choice([6, 10, 20]), ties=0)
+    cluster = draw_cluster(draw, draw.choice([3, 4, 6, 8]))
+    draw.choice(range(4))
+    asked = PlanOptions(
+        num_microbatches=draw.choice([8, 16, 32]),
+        max_replicas=draw.choice([1, 1, 2]),
+        max_extra_in_flight=draw.choice([2, 5, 8]),
+        optimizer="sgd",
+    )
+    one_by_one = plan(profile, cluster, asked)
+    monkeypatch.setattr(warm_up, "_changed", lambda *_: iter(()))
+    assert one_by_one.step_time_s < 0.98 * plan(profile, cluster, asked).step_time_s
