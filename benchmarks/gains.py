@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from marks import write_between_marks
+
 from stagewright.core.cluster import Cluster
 from stagewright.core.errors import Infeasible
 from stagewright.core.options import ProfilingOptions
@@ -42,8 +44,6 @@ DEVICES = (4, 8)
 MICROBATCHES = 16
 BUDGET_S = 20.0
 """Of repeated measurement for each model."""
-
-BEGIN, END = "<!-- written by benchmarks/gains.py -->", "<!-- end -->"
 
 
 @dataclass(frozen=True)
@@ -311,12 +311,6 @@ def summary(found: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def write_between_marks(path: Path, text: str) -> None:
-    before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--profiles", type=Path, default=Path(__file__).parent / "profiles")
@@ -335,7 +329,7 @@ def main() -> int:
         sections.append(f"### {link.name}\n\n{body}")
     text = "\n\n".join(sections)
     if arguments.write:
-        write_between_marks(arguments.write, text)
+        write_between_marks(arguments.write, "gains.py", text)
     if not arguments.json:
         print(text)
     return 0

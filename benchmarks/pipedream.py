@@ -33,13 +33,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from marks import write_between_marks
 from pipedream_document import (
     TOLERANCE,
     Expected,
     document,
     is_equal,
     wanted_s,
-    write_between_marks,
 )
 from pipedream_own import solve_own
 from pipedream_results import COLUMNS, Column, Result, Settings
@@ -264,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.all_columns:
                 print(f"{total_s:.2f} s for all", file=sys.stderr if options.json else sys.stdout)
         if options.write:
-            write_between_marks(options.write, document(found, expected))
+            write_between_marks(options.write, "pipedream.py", document(found, expected))
     except StagewrightError as error:
         print(error, file=sys.stderr)
         return 2

@@ -5,17 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from pipedream_results import Result
 
-from stagewright.core.errors import InvalidInput
 from stagewright.core.units import format_time
 
 TOLERANCE = 1e-9
 """Relative difference from an expected value that is put down to rounding."""
-
-BEGIN, END = "<!-- written by benchmarks/pipedream.py -->", "<!-- end -->"
 
 Expected = Mapping[tuple[str, tuple[int, ...], tuple[float, ...]], float]
 """By profile, machines and bandwidths: what another optimizer answered, in seconds."""
@@ -125,19 +121,3 @@ def replicas(stages: Sequence[Mapping[str, int]]) -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * 2 + ["--:"] * (len(head) - 2), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def write_between_marks(path: Path, text: str) -> None:
-    """Replace what stands between `BEGIN` and `END` in a document.
-
-    Raises:
-        InvalidInput: The document cannot be read, or lacks the marks.
-    """
-    try:
-        before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror}") from error
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise InvalidInput(f"{path} lacks the lines {BEGIN} and {END} around its tables")
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")

@@ -1,0 +1,130 @@
+"""How long planning takes, from 8 to 131,072 devices and 100 to 10,000 layers, against targets.
+
+    python benchmarks/planning_time.py --write docs/planning-time.md
+
+Each row is one run of `benchmarks/planner.py` in a process of its own: `--json` prints the rows as
+they are. Exits with 1 if a plan is not proven to its gap or a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marks import write_between_marks
+
+PLANNER = Path(__file__).parent / "planner.py"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A problem and the seconds it may take: a whole plan, the first one, and a changed one."""
+
+    layers: int
+    devices: int
+    gap: float
+    solve_s: float
+    first_plan_s: float | None = None
+    what_if_s: float | None = None
+    memory_gb: float = 32.0
+    compiled: bool = True
+
+
+ROWS = (
+    *(Row(200, count, 1e-4, 1.0, first_plan_s=0.05) for count in (8, 64, 512, 4_096)),
+    Row(200, 131_072, 1e-4, 2.0),
+    *(Row(200, count, 1e-4, 5.0, compiled=False) for count in (8, 64, 512, 4_096)),
+    Row(1_000, 4_096, 1e-4, 5.0),
+    Row(10_000, 4_096, 1e-2, 10.0),
+    Row(100, 64, 1e-4, 1.0, what_if_s=0.05),
+)
+"""What is claimed; 32 GB a device, as 10,000 of these layers need on 4,096 devices."""
+
+HARDER = (
+    Row(200, 64, 1e-4, 5.0, memory_gb=16.0, compiled=False),
+    Row(200, 4_096, 1e-4, 1.0, memory_gb=16.0),
+    Row(200, 131_072, 1e-4, 2.0, memory_gb=16.0),
+    Row(1_000, 4_096, 1e-4, 5.0, memory_gb=16.0),
+    Row(1_000, 4_096, 1e-4, 5.0, memory_gb=80.0),
+)
+"""Measured beside them; a missed target among these is shown, and no failure."""
+
+
+def measured(row: Row, repeats: int) -> dict[str, Any]:
+    """One run of the planner's benchmark."""
+    command = [
+        sys.executable, str(PLANNER), "--json", "--layers", str(row.layers), "--devices",
+        str(row.devices), "--gap", str(row.gap), "--memory-gb", str(row.memory_gb), "--repeats",
+        str(repeats),
+    ]  # fmt: skip
+    environment = dict(os.environ)
+    if not row.compiled:
+        environment["STAGEWRIGHT_NUMBA"] = "0"
+    done = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, text=True, check=False, timeout=1_800
+    )
+    if not done.stdout:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode} and printed nothing")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def is_kept(row: Row, found: dict[str, Any]) -> bool:
+    """Whether the gap is proven and every target met."""
+    limits = {"solve_s": row.solve_s, "first_plan_s": row.first_plan_s, "what_if_s": row.what_if_s}
+    in_time = all(found[key] <= limit for key, limit in limits.items() if limit is not None)
+    return in_time and found["gap"] <= row.gap * (1 + 1e-6)
+
+
+def line(row: Row, found: dict[str, Any]) -> str:
+    """A row of the table."""
+
+    def timed(key: str, limit: float | None) -> str:
+        return f"{found[key]:.3g}" + (f" ({limit:g})" if limit is not None else "")
+
+    return (
+        f"| {row.layers:,} | {row.devices:,} | {row.memory_gb:g} GB "
+        f"| {'yes' if found['numba'] else 'no'} | {found['gap']:.1e} "
+        f"| {timed('solve_s', row.solve_s)} | {timed('first_plan_s', row.first_plan_s)} "
+        f"| {timed('what_if_s', row.what_if_s)} | {found['peak_memory_bytes'] / 1e6:.0f} MB "
+        f"| {'yes' if is_kept(row, found) else '**no**'} |"
+    )
+
+
+HEAD = (
+    "| layers | devices | memory of each | numba | gap | plan, s | first plan, s | what-if, s "
+    "| peak memory | in time |\n|--:|--:|--:|---|--:|--:|--:|--:|--:|---|"
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--repeats", type=int, default=3, help="of each row; medians are shown")
+    parser.add_argument("--write", type=Path, help="replace the tables in this document")
+    parser.add_argument("--json", action="store_true", help="one object a row")
+    arguments = parser.parse_args()
+    missed = 0
+    tables = []
+    for title, rows in (("Claimed", ROWS), ("Harder", HARDER)):
+        lines = [f"### {title}", "", HEAD]
+        for row in rows:
+            found = measured(row, arguments.repeats)
+            missed += rows is ROWS and not is_kept(row, found)
+            lines.append(line(row, found))
+            print(json.dumps(found) if arguments.json else lines[-1], flush=True)
+        tables.append("\n".join(lines))
+    if arguments.write:
+        write_between_marks(arguments.write, "planning_time.py", "\n\n".join(tables))
+    if missed:
+        print(f"{missed} claimed rows were late or not proven", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
