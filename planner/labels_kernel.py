@@ -153,13 +153,14 @@ def _level_of(groups: Integers, first: int, last: int) -> int:
 
 @compiled
 def _next_count(
-    groups: Integers, total: int, at_end: bool, needed: int, count: int, flying: int, least: int
+    groups: Integers, total: int, at_end: bool, count: int, flying: int, least: int
 ) -> int:
     """The next number of replicas to try after ``count``; -1 if none.
 
     Below a whole group of the outermost level but one every number that fits a level, at the end
-    of a class also those with its last, partial group; beyond, whole groups: the fewest, those
-    with the partial group, and numbers that leave fewer than ``least`` micro-batches in flight.
+    of a class also those with its last, partial group; beyond, whole groups and those with the
+    partial group, as far as they leave fewer than ``least`` micro-batches in flight, which is
+    what the best of those placed so far leaves.
     """
     inner = 1
     for level in range(len(groups) - 1):
@@ -170,25 +171,20 @@ def _next_count(
                 following = min(following, count + 1 + (total - count - 1) % inner)
             return following
         inner = max(inner, size)
-    whole = (needed + inner - 1) // inner * inner
-    tail = -1
-    if at_end and total % inner != 0:
-        tail = total - (total - needed) // inner * inner
-    if count < whole:
-        return tail if count < tail < whole else whole
-    if count == whole and tail > whole:
-        return tail
-    units = (whole if count == tail else count) // inner
-    rounds = (flying + inner - 1) // inner
-    turns = (rounds + units - 1) // units
-    while turns > 1:
-        units = (rounds + turns - 2) // (turns - 1)
-        turns = (rounds + units - 1) // units
-        if inner * units + flying >= least:
-            break
-        if inner * units * (1 + turns) < least:
-            return inner * units
-    return -1
+    low = count + 1
+    while True:
+        following = (low + inner - 1) // inner * inner
+        if at_end:
+            following = min(following, low + (total - low) % inner)
+        if following + flying >= least:
+            return -1
+        turns = (flying + following - 1) // following
+        if following * (1 + turns) < least:
+            return following
+        if turns <= 1:
+            return -1
+        # as many turns with more replicas leave more in flight
+        low = max(following + 1, (flying + turns - 2) // (turns - 1))
 
 
 @compiled
@@ -687,10 +683,8 @@ def _search(
                     while 0 < count <= most:
                         if j < num_atoms and _beyond(groups, level, count):
                             break
-                        after = 0
-                        if flies:
-                            after = count * (1 + (flying + count - 1) // count)
-                            least = min(least, after)
+                        left_behind = count * (1 + (flying + count - 1) // count)
+                        after = left_behind if flies else 0
                         previous = -1
                         for pad in range(levels):
                             looked += 1 + num_classes // 4
@@ -711,6 +705,7 @@ def _search(
                                     cut = between[k, other_class]
                                 if cut != level:
                                     continue
+                            least = min(least, left_behind)
                             if count > 1:
                                 group = _level_of(groups[k], end - count, end - 1)
                                 sync = (
@@ -766,7 +761,7 @@ def _search(
                                 whole, real, begin[i], size, made, w, step, watched, key_at
                             )
                         count = _next_count(
-                            groups[k], total[k], whole[label, k] == 0, need, count, flying, least
+                            groups[k], total[k], whole[label, k] == 0, count, flying, least
                         )
         finish[i] = size
         if looked > budget:

@@ -18,14 +18,13 @@ from .labels import (
     LabelStore,
     Limits,
     Machine,
+    Mask,
     Moves,
     Rules,
     empty_store,
     last_pin,
     watches_flying,
 )
-
-Mask = NDArray[np.bool_]
 
 SCANNED = 16
 """Labels that are compared in the time it takes to make one."""
@@ -623,9 +622,10 @@ class _Run:
         least = np.full(len(batch.label), 2**60, dtype=np.int64)
         last = np.append(position[1:] != position[:-1], True)
         while self.levels > 1 or self.flies:
-            if self.flies:
-                after = self._after(batch.label[position], counts)
-                np.minimum.at(least, position, after)
+            *_, good = self._ends(batch.take(position), counts)
+            placed = good.reshape(-1, self.levels).any(axis=1)
+            left_behind = counts * (1 - (-self.store.flying[batch.label[position]] // counts))
+            np.minimum.at(least, position[placed], left_behind[placed])
             position, steps, counts = position[last], steps[last], counts[last]
             counts = self._next_counts(batch.take(position), counts, least[position])
             keep = (counts > 0) & (counts <= most[position])
@@ -661,50 +661,40 @@ class _Run:
 
     def _next_counts(self, batch: _Batch, count: Integers, least: Integers) -> Integers:
         """`labels_kernel._next_count` for many."""
-        classes, needed = self.moves.config_class[batch.config], batch.needed
+        classes = self.moves.config_class[batch.config]
         total, groups = self.machine.total[classes], self.machine.groups[classes]
         at_end = self.store.used[batch.label, classes] == 0
         flying = self.store.flying[batch.label]
         result = np.full(len(count), -1, dtype=np.int64)
         undecided = np.ones(len(count), dtype=np.bool_)
         inner = np.ones(len(count), dtype=np.int64)
+
+        def following(low: Integers) -> Integers:
+            whole: Integers = -(-low // inner) * inner
+            partial = low + (total - low) % inner
+            return np.where(at_end, np.minimum(whole, partial), whole)
+
         for level in range(self.levels - 1):
-            size = groups[:, level]
-            here = undecided & (count < size)
-            following = (count // inner + 1) * inner
-            shared = count + 1 + (total - count - 1) % inner
-            following = np.where(at_end, np.minimum(following, shared), following)
-            result[here] = following[here]
+            here = undecided & (count < groups[:, level])
+            result[here] = following(count + 1)[here]
             undecided &= ~here
-            inner = np.where(undecided, np.maximum(inner, size), inner)
-        whole = -(-needed // inner) * inner
-        partial = at_end & (total % inner != 0)
-        tail = np.where(partial, total - (total - needed) // inner * inner, -1)
-        here = undecided & (count < whole)
-        result[here] = np.where((count < tail) & (tail < whole), tail, whole)[here]
-        undecided &= ~here
-        here = undecided & (count == whole) & (tail > whole)
-        result[here] = tail[here]
-        undecided &= ~here
-        units = np.where(count == tail, whole, count) // inner
-        rounds = -(-flying // inner)
-        turns = -(-rounds // np.maximum(units, 1))
-        undecided &= turns > 1
+            inner = np.where(undecided, np.maximum(inner, groups[:, level]), inner)
+        low = count + 1
         while undecided.any():
-            units = np.where(undecided, -(-rounds // np.maximum(turns - 1, 1)), units)
-            turns = -(-rounds // np.maximum(units, 1))
-            undecided &= inner * units + flying < least
-            fewer = undecided & (inner * units * (1 + turns) < least)
-            result[fewer] = (inner * units)[fewer]
-            undecided &= ~fewer & (turns > 1)
+            number = following(low)
+            undecided &= number + flying < least
+            turns = -(-flying // number)
+            good = undecided & (number * (1 + turns) < least)
+            result[good] = number[good]
+            undecided &= ~good & (turns > 1)
+            low = np.maximum(number + 1, -(-flying // np.maximum(turns - 1, 1)))
         return result
 
-    def _placed(self, i: int, batch: _Batch, count: Integers) -> list[NDArray[Any]]:
-        """Columns of the labels that can be made of these candidates.
-
-        Each is placed as late as it can be, and behind each group border before that.
+    def _ends(self, batch: _Batch, count: Integers) -> tuple[Integers, ...]:
+        """Candidates once for each place, as columns: what they are, where they end, the level
+        of the cut behind, and whether that place is one.
         """
-        moves, machine, store, limits = self.moves, self.machine, self.store, self.limits
+        moves, machine = self.moves, self.machine
         pads = np.tile(np.arange(self.levels), len(count))
         label, move, config, level, count = (
             np.repeat(column, self.levels)
@@ -712,7 +702,7 @@ class _Run:
         )
         classes = moves.config_class[config]
         groups, total = machine.groups[classes], machine.total[classes]
-        free = total - store.used[label, classes]
+        free = total - self.store.used[label, classes]
         border = groups[np.arange(len(pads)), np.maximum(pads - 1, 0)]
         end = self._place(groups, total, np.where(pads > 0, free // border * border, free), count)
         good = (end >= 0) & ((pads == 0) | (end != np.roll(end, 1)))
@@ -720,6 +710,17 @@ class _Run:
         inner = moves.last[move] < moves.num_atoms
         cut = np.where(inner, cut, 0)
         good &= ~inner | (cut == level)
+        return label, move, config, level, count, end, cut, good
+
+    def _placed(self, i: int, batch: _Batch, count: Integers) -> list[NDArray[Any]]:
+        """Columns of the labels that can be made of these candidates.
+
+        Each is placed as late as it can be, and behind each group border before that.
+        """
+        moves, machine, store, limits = self.moves, self.machine, self.store, self.limits
+        label, move, config, _, count, end, cut, good = self._ends(batch, count)
+        classes = moves.config_class[config]
+        groups, total = machine.groups[classes], machine.total[classes]
         sync = np.zeros(len(count))
         shared = good & (count > 1)
         if shared.any():

@@ -55,7 +55,7 @@ FIRST_PIECE = 64
 """The first piece of the range of the first metric is that much narrower than the range."""
 
 LABELS_PER_S = 1_000_000
-"""Looked at by a search, about; four times as many where it is compiled."""
+"""About how many a search looks at in a second without numba; with it four times as many."""
 
 MANY_STAGES = 50_000
 """Beyond so many, those that a box cannot have are dropped before it is searched."""
@@ -147,8 +147,9 @@ class BoxSearch:
         measure: What metrics and weights stand for.
         effort: Shared by the searches of one request.
         tied_s: What every plan of this space pays at least for tied weights.
-        value_of: The exact value of tied sums for a path; by default ``tied_s``.
+        tied_of: What a path really pays for them; by default ``tied_s``.
         best_value: Value of a plan known from elsewhere; only better ones are looked for.
+        max_ranks: At most so many replicas over all stages; as many as there are by default.
     """
 
     def __init__(

@@ -142,19 +142,24 @@ def _by_measure(measure: Measure) -> Callable[[Request], Decision]:
 def _devices(request: Request) -> Decision:
     """Fewest devices first; among plans with as many, the least step."""
     effort = Effort(request.deadline)
-    fewest, is_proven = math.inf, request.is_whole
+    fewest, found, is_proven = math.inf, None, request.is_whole
     for part in all_parts(request, request.devices):
         search = BoxSearch(part.space, _model(request), effort)
         try:
-            fewest = min([fewest, *(path.num_ranks for path in search.every_plan())])
+            paths = search.every_plan()
         except DeadlineExceeded:
             is_proven = False
-    if fewest == math.inf and is_proven:
+            continue
+        least = min(paths, key=lambda path: path.num_ranks, default=None)
+        if least is not None and least.num_ranks < fewest:
+            fewest, found = least.num_ranks, _assignment(least.hops, search)
+    if found is None and is_proven:
         raise out_of_memory(request)
-    max_ranks = None if fewest == math.inf else int(fewest)
-    pool, _ = _search(request, _model(request), max_ranks=max_ranks)
+    pool, _ = _search(request, _model(request), max_ranks=int(fewest) if found else None)
+    if found is not None:
+        pool.add(found, math.inf)
     priced = _first(request, pool)
-    bound = priced.value if is_proven else float(request.options.num_stages or 1)
+    bound = float(fewest) if found and is_proven else float(request.options.num_stages or 1)
     return Decision(priced, bound, _simulated_bound(request, priced))
 
 
