@@ -5,6 +5,7 @@ import pytest
 
 from stagewright.core.cluster import Cluster, Device, LinkLevel
 from stagewright.core.plan import Pin, PlanOptions
+from stagewright.core.profile import Profile
 from stagewright.planner import labels
 from stagewright.planner.plan import plan
 from tests.builders import chain_profile
@@ -56,11 +57,16 @@ def _pairs(kinds, bandwidth):
 
 def _few_in_flight(objective):
     """The first stage has room for 17 in flight: eight replicas behind it leave 16, six 18."""
-    profile = chain_profile([1e-6, 0.55e-3, 1e-3], parameter_bytes=0, saved_bytes=1000)
+    profile = chain_profile([1e-6, 0.55e-3, 1e-3], parameter_bytes=10**6, saved_bytes=1000)
+    fields = profile.model_dump()
+    fields["parameters"] = fields["parameters"][:1]
+    for entry in fields["layers"][1:]:
+        entry["layer"]["parameter_bytes"] = 0
+    profile = Profile.model_validate(fields)
     options = PlanOptions(
         objective=objective, num_microbatches=40, max_replicas=None, num_stages=3, optimizer="none"
     )
-    return Instance(profile, _pairs("a" * 18, 1e8), options).limited(17_000)
+    return Instance(profile, _pairs("a" * 18, 1e8), options).limited(2_017_000)
 
 
 def _partial_pair(objective):
