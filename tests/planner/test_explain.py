@@ -78,7 +78,7 @@ def test_summing_gradients_binds():
     found = explain(made, profile, cluster)
     assert found.bound == "gradients"
     assert found.shares.gradients == pytest.approx(40 / 43)
-    again = alternative(found, "planned again, nothing changed")
+    again = alternative(found, "planned again, for the least step")
     assert again.step_time_s == 6  # one device does both
 
 
@@ -254,3 +254,18 @@ def test_without_time_it_still_says_what_binds():
 
 def test_it_is_public():
     assert stagewright.explain is explain
+
+
+def test_what_another_objective_gave_up_is_not_put_down_to_memory():
+    """One device is enough, and four would be faster: no memory is missing for that."""
+    profile = chain_profile([1] * 4, parameter_bytes=400, saved_bytes=10)
+    cluster = Cluster.uniform(4, memory_bytes=10**6)
+    found = plan(profile, cluster, PlanOptions(objective="devices", num_microbatches=8))
+    explained = explain(found, profile, cluster)
+    again = alternative(explained, "planned again, for the least step")
+    assert again.step_time_s < found.step_time_s
+    assert explained.bound != "memory"
+    more = alternative(explained, "10 % more memory")
+    assert more.step_time_s == again.step_time_s
+    assert more.saved_s_per_unit == 0
+    assert alternative(explained, "links twice as fast").step_time_s <= again.step_time_s
