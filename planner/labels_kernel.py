@@ -210,7 +210,7 @@ def _all_reduce(
 def _least_sync(
     size: int, ranks: int, latency: Floats, bandwidth: Floats, sizes: Integers
 ) -> float:
-    """No so many replicas, nor more of them, sum gradients sooner; see `labels_numpy`."""
+    """No so many replicas, nor more of them, sum gradients sooner; see `reduce_numpy`."""
     level = 0
     while level < len(sizes) - 1 and sizes[level] < ranks:
         if sizes[level + 1] < sizes[level]:
@@ -221,7 +221,7 @@ def _least_sync(
 
 @compiled
 def _beyond(groups: Integers, level: int, count: int) -> bool:
-    """`labels_numpy.beyond`."""
+    """`reduce_numpy.beyond`."""
     last = groups.shape[1] - 1
     return bool(groups.shape[0] == 1 and level < last and count > groups[0, : level + 1].max())
 
@@ -329,7 +329,7 @@ def _reduce(
     speed: Floats, latency: Floats, bandwidth: Floats, numbers: Integers, reals: Floats,
     nexts: Floats,
 ) -> ReducedArrays:  # fmt: skip
-    """`labels_numpy.reduce`: the stages left, and what is in front of every position."""
+    """`reduce_numpy.reduce`: the stages left, and what is in front of every position."""
     m, depth, _, spared, per_replica, max_replicas = (
         numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5],
     )  # fmt: skip
