@@ -84,9 +84,12 @@ def moved_forward(assignment: Assignment, devices: Devices) -> Assignment:
             continue
         step = max(entry.group_sizes[:-1], default=1)
         start = min(assignment.ends[s] - assignment.replicas[s] for s in members)
+        last = max(members, key=lambda s: assignment.ends[s])
         shift = start // step * step
         if all(
-            entry.place(ends[s] - shift, assignment.replicas[s]) == ends[s] - shift for s in members
+            entry.place(ends[s] - shift, assignment.replicas[s], is_last=s == last)
+            == ends[s] - shift
+            for s in members
         ):
             for s in members:
                 ends[s] -= shift
@@ -105,7 +108,7 @@ def placed(
     entry = devices.classes[class_index]
     free, ends = len(entry), []
     for count in reversed(replicas):
-        end = entry.place(free, count) if count <= free else -1
+        end = entry.place(free, count, is_last=not ends) if count <= free else -1
         if end < count:
             return None
         ends.append(end)

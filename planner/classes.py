@@ -43,14 +43,13 @@ class DeviceClass:
                 return level
         return len(self.group_sizes) - 1
 
-    def place(self, end: int, replicas: int) -> int:
+    def place(self, end: int, replicas: int, *, is_last: bool = False) -> int:
         """Where a stage of so many replicas ends that has to end at or before ``end``.
 
         The latest place at which, on every level but the outermost, the stage lies inside one
-        group or is made of whole ones (the class's last group may be partial); -1 if there is
-        none. Devices between that place and ``end`` stay idle.
+        group or is made of whole ones, of which the last may be partial for the last stage of
+        the class; -1 if there is none. Devices between that place and ``end`` stay idle.
         """
-        total = len(self.devices)
         settled = False
         while not settled:
             settled = True
@@ -59,7 +58,9 @@ class DeviceClass:
                     if (end - 1) // size != (end - replicas) // size:
                         end, settled = end // size * size, False
                     break
-                if end == total and (end - replicas) % size == 0:
+                if is_last:
+                    if (end - replicas) % size:
+                        end, settled = end - (end - replicas) % size, False
                     continue
                 if end % size:
                     end, settled = end // size * size, False

@@ -110,7 +110,8 @@ class Machine:
         speed: Relative to the slowest class, shape (K,).
         latency: Of each level, shape (levels,).
         bandwidth: Of an all-reduce at each level, shape (levels,).
-        granule: Replicas beyond this many come in multiples of it; 0 where they need not.
+        granule: Replicas beyond this many take up a multiple of it of devices, and come in
+            multiples of it but on the last stage; 0 where they need not.
     """
 
     total: Integers

@@ -119,7 +119,7 @@ def _reduced(
 
 
 @compiled
-def _place(groups: Integers, total: int, end: int, replicas: int) -> int:
+def _place(groups: Integers, is_last: bool, end: int, replicas: int) -> int:
     """`DeviceClass.place`."""
     settled = False
     while not settled:
@@ -131,7 +131,10 @@ def _place(groups: Integers, total: int, end: int, replicas: int) -> int:
                     end = end // size * size
                     settled = False
                 break
-            if end == total and (end - replicas) % size == 0:
+            if is_last:
+                if (end - replicas) % size != 0:
+                    end -= (end - replicas) % size
+                    settled = False
                 continue
             if end % size != 0:
                 end = end // size * size
@@ -153,36 +156,38 @@ def _level_of(groups: Integers, first: int, last: int) -> int:
 
 @compiled
 def _next_count(
-    groups: Integers, total: int, at_end: bool, count: int, flying: int, least: int
+    groups: Integers, total: int, is_last: bool, count: int, flying: int, least: int
 ) -> int:
     """The next number of replicas to try after ``count``; -1 if none.
 
-    Below a whole group of the outermost level but one every number that fits a level, at the end
-    of a class also those with its last, partial group; beyond, whole groups and those with the
-    partial group, as far as they leave fewer than ``least`` micro-batches in flight, which is
-    what the best of those placed so far leaves.
+    Below a whole group of the outermost level but one, every number that fits a level; for the
+    last stage of a class, which may have a part of its last group, every number from which on
+    it begins further in front. In all other cases only those that leave fewer than ``least``
+    micro-batches in flight, which is what the best of those placed so far leaves.
     """
-    inner = 1
+    inner, border = 1, -1
     for level in range(len(groups) - 1):
         size = groups[level]
         if count < size:
-            following = (count // inner + 1) * inner
-            if at_end:
-                following = min(following, count + 1 + (total - count - 1) % inner)
-            return following
+            border = (count // inner + 1) * inner
+            break
         inner = max(inner, size)
+    if not is_last:
+        if border > 0:
+            return border
+    elif border > 0:
+        border = min(count + 1 + (-count) % inner, count + 1 + (total - count) % inner)
+    step = 1 if is_last else inner
     low = count + 1
     while True:
-        following = (low + inner - 1) // inner * inner
-        if at_end:
-            following = min(following, low + (total - low) % inner)
-        if following + flying >= least:
-            return -1
+        following = (low + step - 1) // step * step
+        if 0 < border <= following or following + flying >= least:
+            return border
         turns = (flying + following - 1) // following
         if following * (1 + turns) < least:
             return following
         if turns <= 1:
-            return -1
+            return border
         # as many turns with more replicas leave more in flight
         low = max(following + 1, (flying + turns - 2) // (turns - 1))
 
@@ -204,6 +209,14 @@ def _all_reduce(
         ranks = (ranks + members - 1) // members
         inner = max(inner, sizes[index])
     return time_s
+
+
+@compiled
+def _whole(count: int, granule: int) -> int:
+    """Devices taken up by so many replicas; see `Machine.granule`."""
+    if granule > 0 and count > granule:
+        return (count + granule - 1) // granule * granule
+    return count
 
 
 @compiled
@@ -382,8 +395,8 @@ def _reduce(
                 )  # fmt: skip
                 if need < 0:
                     continue
-                if granule > 0 and need > granule:
-                    need = (need + granule - 1) // granule * granule
+                if j < num_atoms:
+                    need = _whole(need, granule)
                 if need > 1:
                     sync = _least_sync(gradients[e], need, latency, bandwidth, groups[k])
                     sync = sync * sync_scale - lead[i]
@@ -402,7 +415,7 @@ def _reduce(
         c, e = arc_config[arc], arc_move[arc]
         arc_last[arc] = last[e]
         arc_cost[arc] = cost[c, e]
-        arc_power[arc] = count[c, e] * speed[config_class[c]]
+        arc_power[arc] = _whole(count[c, e], granule) * speed[config_class[c]]
     front_weight = np.zeros(num_atoms + 1)
     front_power = np.zeros(num_atoms + 1)
     back_weight = np.zeros(num_atoms + 1)
@@ -661,7 +674,7 @@ def _search(
                 for kk in range(num_classes):
                     left -= whole[label, kk] * speed[kk]
                 most = min(free, max_replicas, m, max_ranks - whole[label, ranks_at])
-                flying = whole[label, flying_at]
+                flying, is_last = whole[label, flying_at], whole[label, k] == 0
                 for level in range(cut_levels):
                     need = needed[level]
                     if need < 0 or need > most:
@@ -691,7 +704,7 @@ def _search(
                             start_at = free
                             if pad > 0:
                                 start_at = free // groups[k, pad - 1] * groups[k, pad - 1]
-                            end = _place(groups[k], total[k], start_at, count)
+                            end = _place(groups[k], is_last, start_at, count)
                             if end < 0 or end == previous:
                                 previous = end
                                 continue
@@ -761,7 +774,7 @@ def _search(
                                 whole, real, begin[i], size, made, w, step, watched, key_at
                             )
                         count = _next_count(
-                            groups[k], total[k], whole[label, k] == 0, count, flying, least
+                            groups[k], total[k], is_last, count, flying, least
                         )
         finish[i] = size
         if looked > budget:

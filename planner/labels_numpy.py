@@ -284,26 +284,22 @@ class _Run:
         """`labels_kernel._next_count` for many."""
         classes = self.moves.config_class[batch.config]
         total, groups = self.machine.total[classes], self.machine.groups[classes]
-        at_end = self.store.used[batch.label, classes] == 0
+        is_last = self.store.used[batch.label, classes] == 0
         flying = self.store.flying[batch.label]
-        result = np.full(len(count), -1, dtype=np.int64)
-        undecided = np.ones(len(count), dtype=np.bool_)
         inner = np.ones(len(count), dtype=np.int64)
-
-        def following(low: Integers) -> Integers:
-            whole: Integers = -(-low // inner) * inner
-            partial = low + (total - low) % inner
-            return np.where(at_end, np.minimum(whole, partial), whole)
-
+        beyond_groups = np.ones(len(count), dtype=np.bool_)
         for level in range(self.levels - 1):
-            here = undecided & (count < groups[:, level])
-            result[here] = following(count + 1)[here]
-            undecided &= ~here
-            inner = np.where(undecided, np.maximum(inner, groups[:, level]), inner)
+            beyond_groups &= count >= groups[:, level]
+            inner = np.where(beyond_groups, np.maximum(inner, groups[:, level]), inner)
+        further = count + 1 + np.minimum(-count % inner, (total - count) % inner)
+        result = np.where(is_last, further, (count // inner + 1) * inner)
+        result[beyond_groups] = -1
+        undecided = is_last | beyond_groups
+        step = np.where(is_last, 1, inner)
         low = count + 1
         while undecided.any():
-            number = following(low)
-            undecided &= number + flying < least
+            number = -(-low // step) * step
+            undecided &= ((result < 0) | (number < result)) & (number + flying < least)
             turns = -(-flying // number)
             good = undecided & (number * (1 + turns) < least)
             result[good] = number[good]
@@ -323,9 +319,11 @@ class _Run:
         )
         classes = moves.config_class[config]
         groups, total = machine.groups[classes], machine.total[classes]
-        free = total - self.store.used[label, classes]
+        used = self.store.used[label, classes]
+        free = total - used
         border = groups[np.arange(len(pads)), np.maximum(pads - 1, 0)]
-        end = self._place(groups, total, np.where(pads > 0, free // border * border, free), count)
+        start_at = np.where(pads > 0, free // border * border, free)
+        end = self._place(groups, used == 0, start_at, count)
         good = (end >= 0) & ((pads == 0) | (end != np.roll(end, 1)))
         cut = self._cut_levels(groups, classes, label, end, free)
         inner = moves.last[move] < moves.num_atoms
@@ -398,7 +396,7 @@ class _Run:
         return key
 
     def _place(
-        self, groups: Integers, total: Integers, free: Integers, count: Integers
+        self, groups: Integers, is_last: Mask, free: Integers, count: Integers
     ) -> Integers:
         """`DeviceClass.place` for many: every round moves some down to a group's begin."""
         end = free.copy()
@@ -412,8 +410,8 @@ class _Run:
                 apart = small & ((end - 1) // size != (end - count) // size)
                 end = np.where(apart, end // size * size, end)
                 searching = searching & ~small
-                tail = (end == total) & ((end - count) % size == 0)
-                whole = searching & ~tail
+                whole = searching & ~is_last
+                end = np.where(searching & is_last, end - (end - count) % size, end)
                 end = np.where(whole & (end % size != 0), end // size * size, end)
                 bad |= whole & (count % size != 0)
             bad |= end < count

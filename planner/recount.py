@@ -284,10 +284,11 @@ class Split:
     def _placement_faults(self) -> Iterator[str]:
         """Of each stage alone, and of the order in which stages take the devices of a class."""
         positions = self.num_stages // self.chunks
+        places = [self.place(stage) for stage in range(positions)]
         alone = [
             f"stage {stage}: {fault}"
-            for stage in range(positions)
-            for fault in self.place(stage).faults()
+            for stage, place in enumerate(places)
+            for fault in place.faults(is_last=not any(map(place.is_in_front_of, places)))
         ]
         if alone:
             yield from alone

@@ -33,14 +33,22 @@ class Place:
         """Whether both are on devices of one class."""
         return other.devices[0] in _peers(self.cluster, self.devices[0])
 
+    def is_in_front_of(self, other: Place) -> bool:
+        """Whether the other is on later devices of the same class."""
+        return self.is_like(other) and self.devices[0] < other.devices[0]
+
     def ranks(self) -> list[int]:
         """Where the devices stand among all of their class."""
         peers = _peers(self.cluster, self.devices[0])
         ranks = {device: rank for rank, device in enumerate(peers)}
         return [ranks[device] for device in self.devices]
 
-    def faults(self) -> Iterator[str]:
-        """What the rules of placement object to, for this stage alone."""
+    def faults(self, *, is_last: bool = True) -> Iterator[str]:
+        """What the rules of placement object to, for this stage alone.
+
+        Args:
+            is_last: Whether no stage is on devices of its class behind it.
+        """
         peers = _peers(self.cluster, self.devices[0])
         if not set(self.devices) <= set(peers):
             yield "its devices differ in kind, speed or memory"
@@ -53,7 +61,7 @@ class Place:
         sizes = _group_sizes(self.cluster, peers)
         for level, size in zip(self.cluster.levels[:-1], sizes[:-1], strict=True):
             inside = first // size == (end - 1) // size
-            whole = first % size == 0 and (end % size == 0 or end == len(peers))
+            whole = first % size == 0 and (end % size == 0 or is_last)
             if not inside and not whole:
                 yield f"its devices are neither inside one {level.name!r} nor whole ones"
 

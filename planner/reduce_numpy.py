@@ -185,7 +185,7 @@ def reduce(moves: Moves, machine: Machine, rules: Rules, limits: Limits, needs: 
     zeros = np.zeros(moves.num_atoms + 1)
     none = Reduced(np.zeros(count.shape, dtype=np.bool_), count, zeros, zeros, np.inf, 0.0, zeros)
     cost = moves.weight + link
-    power = count * machine.speed[moves.config_class][:, None]
+    power = _whole(machine, count) * machine.speed[moves.config_class][:, None]
     sweep = _Sweep(moves, count >= 0, cost, power)
     total = float((machine.total * machine.speed).sum())
     slack = total * (1 + 1e-9) + 1e-9
@@ -247,9 +247,8 @@ def _fewest_replicas(
         most = np.minimum(machine.total[classes], limit)
         least = np.maximum(needed[config, move], moves.fewest[config, move])
         found = raised(moves, rules, i, config, move, after, least, most)
-        if machine.granule:
-            whole = -(-found // machine.granule) * machine.granule
-            found = np.where(found > machine.granule, whole, found)
+        inner = moves.last[move] < n
+        found = np.where(inner, _whole(machine, found), found)
         good = found > 0
         if limits.sync < np.inf:
             several = np.flatnonzero(good & (found > 1))
@@ -264,6 +263,15 @@ def _fewest_replicas(
             behind[i] = int((found[good] + after[good]).min())
         count[config[good], move[good]] = found[good]
     return count, link
+
+
+def _whole(machine: Machine, count: Integers) -> Integers:
+    """Devices taken up by so many replicas; see `Machine.granule`."""
+    if not machine.granule:
+        return count
+    whole = -(-count // machine.granule) * machine.granule
+    taken: Integers = np.where(count > machine.granule, whole, count)
+    return taken
 
 
 def _least_needed(moves: Moves, machine: Machine, needs: Needs) -> tuple[Integers, Floats]:

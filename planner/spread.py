@@ -137,7 +137,8 @@ def _in_class(number: int, count: int, replicas: int, devices: Devices) -> tuple
     for last in range(count * replicas, len(entry) + 1):
         ends: list[int] = []
         while len(ends) < count:
-            end = entry.place(ends[-1] - replicas if ends else last, replicas)
+            free = ends[-1] - replicas if ends else last
+            end = entry.place(free, replicas, is_last=not ends)
             if end < replicas:
                 break
             ends.append(end)

@@ -111,7 +111,8 @@ class Search:
 
     @cached_property
     def classes(self):
-        """The devices of each class, in order, and every run of them a stage may be on."""
+        """For each class, every run of its devices a stage may be on, and whether it then has to
+        be the last there."""
         members = {}
         for index, device in enumerate(self.cluster.devices):
             key = (device.kind, device.speed, device.memory_bytes)
@@ -124,7 +125,8 @@ class Search:
             for begin, end in combinations(range(len(devices) + 1), 2):
                 run = tuple(devices[begin:end])
                 if end - begin <= most and not list(Place(self.cluster, run).faults()):
-                    runs.append((begin, end, run))
+                    only_last = bool(list(Place(self.cluster, run).faults(is_last=False)))
+                    runs.append((begin, end, run, only_last))
             classes.append(runs)
         return classes
 
@@ -138,7 +140,7 @@ class Search:
 
     def plans(self) -> Iterator[tuple[Choice, ...]]:
         """Stages that fit their devices, front to back."""
-        ends = tuple(max((end for _, end, _ in runs), default=0) for runs in self.classes)
+        ends = tuple(max((run[1] for run in runs), default=0) for runs in self.classes)
         yield from self._in_front(self.num_layers, (), ends, Sums())
 
     def _in_front(self, last, behind, ends, sums):
@@ -153,8 +155,9 @@ class Search:
                 break
             for index, runs in enumerate(self.classes):
                 taken = set()
-                for begin, end, devices in reversed(runs):
-                    if end > ends[index]:
+                used = any(choice.devices in {run[2] for run in runs} for choice in behind)
+                for begin, end, devices, only_last in reversed(runs):
+                    if end > ends[index] or (used and only_last):
                         continue
                     if len(self.cluster.levels) < 2 and len(devices) in taken:
                         continue  # one level: where the idle devices are changes nothing

@@ -194,6 +194,25 @@ def test_more_devices_are_never_worse(objective):
         assert_falling([least(replace(problem, cluster=entry)) for entry in clusters], seed)
 
 
+@pytest.mark.parametrize("objective", ["step_time", "throughput", "memory"])
+def test_one_device_more_in_nested_groups_is_never_worse(objective):
+    """A fifth device in threes once forbade the stage that had a whole three and the fourth."""
+    for seed in (15, 21, 22, 24, 28, 31, 82, 89, 102):
+        problem, draw = larger(seed, objective=objective), random.Random(seed)
+        sizes = draw.choice([(3, 6, 12), (2, 6, 12), (4, 12)])
+        levels = tuple(
+            LinkLevel(
+                group_size=size,
+                latency_s=0.0,
+                bandwidth_bytes_per_s=10 ** draw.uniform(5.5, 8.5),
+            )
+            for size in sizes
+        )
+        devices = Cluster.uniform(9, memory_bytes=problem.cluster.devices[0].memory_bytes).devices
+        clusters = [Cluster(devices=devices[:count], levels=levels) for count in range(1, 10)]
+        assert_falling([least(replace(problem, cluster=entry)) for entry in clusters], seed)
+
+
 @pytest.mark.parametrize("objective", ["step_time", "throughput"])
 def test_more_memory_is_never_worse(objective):
     for seed in range(12):

@@ -201,22 +201,31 @@ def test_a_class_spread_unevenly_is_linked_as_if_every_device_were_alone():
 
 
 @pytest.mark.parametrize(
-    ("devices", "is_placed"),
+    ("devices", "is_placed_last", "is_placed"),
     [
-        ((0, 1), True),
-        ((1, 2), False),
-        ((2,), True),
-        ((0, 1, 2), False),
-        ((0, 1, 2, 3), True),
-        ((2, 3, 4), True),  # a whole node and the partial last one
-        ((3, 4), False),
-        ((0, 2), False),
-        ((1, 0), False),
-        ((0, 1, 2, 3, 4), True),
+        ((0, 1), True, True),
+        ((1, 2), False, False),
+        ((2,), True, True),
+        ((0, 1, 2), True, False),  # a whole node and a part of the next
+        ((1, 2, 3), False, False),
+        ((0, 1, 2, 3), True, True),
+        ((2, 3, 4), True, False),
+        ((3, 4), False, False),
+        ((0, 2), False, False),
+        ((1, 0), False, False),
+        ((0, 1, 2, 3, 4), True, False),
     ],
 )
-def test_replicas_are_inside_one_node_or_whole_nodes(devices, is_placed):
-    assert (not list(Place(nodes(5), devices).faults())) == is_placed
+def test_replicas_are_inside_one_node_or_whole_nodes(devices, is_placed_last, is_placed):
+    place = Place(nodes(5), devices)
+    assert (not list(place.faults())) == is_placed_last
+    assert (not list(place.faults(is_last=False))) == is_placed
+
+
+def test_a_part_of_a_node_is_shared_with_no_stage_behind():
+    assert split((2, 2), ((0,), (2, 3, 4)), nodes(6)).is_usable()
+    assert not split((2, 2), ((0, 1, 2), (3,)), nodes(6)).is_usable()
+    assert not split((2, 2), ((0, 1, 2), (4,)), nodes(6)).is_usable()
 
 
 def test_stages_follow_each_other_within_a_class_only():

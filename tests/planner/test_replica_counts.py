@@ -31,12 +31,12 @@ def test_every_number_that_leaves_fewer_in_flight_is_tried(groups):
                 for behind in range(0, 50, 3):
                     tried, count, fewest = [], need, 2**60
                     while 0 < count <= free:
-                        if _place(sizes, total, free, count) >= 0:
+                        if _place(sizes, free == total, free, count) >= 0:
                             tried.append(count)
                             fewest = min(fewest, _in_flight(count, behind))
                         count = _next_count(sizes, total, free == total, count, behind, fewest)
                     for other in range(need, free + 1):
-                        if _place(sizes, total, free, other) >= 0:
+                        if _place(sizes, free == total, free, other) >= 0:
                             assert any(
                                 entry <= other
                                 and _in_flight(entry, behind) <= _in_flight(other, behind)
