@@ -773,9 +773,7 @@ def _search(
                             size = _offer(
                                 whole, real, begin[i], size, made, w, step, watched, key_at
                             )
-                        count = _next_count(
-                            groups[k], total[k], is_last, count, flying, least
-                        )
+                        count = _next_count(groups[k], total[k], is_last, count, flying, least)
         finish[i] = size
         if looked > budget:
             break

@@ -395,9 +395,7 @@ class _Run:
             key = key * (self.last_pin + 1) + front
         return key
 
-    def _place(
-        self, groups: Integers, is_last: Mask, free: Integers, count: Integers
-    ) -> Integers:
+    def _place(self, groups: Integers, is_last: Mask, free: Integers, count: Integers) -> Integers:
         """`DeviceClass.place` for many: every round moves some down to a group's begin."""
         end = free.copy()
         bad = np.zeros(len(end), dtype=np.bool_)
