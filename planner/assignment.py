@@ -106,7 +106,8 @@ def placed(
 ) -> Assignment | None:
     """Stages put on the devices of one class from the last one back; `None` if they do not fit."""
     entry = devices.classes[class_index]
-    free, ends = len(entry), []
+    free = len(entry)
+    ends: list[int] = []
     for count in reversed(replicas):
         end = entry.place(free, count, is_last=not ends) if count <= free else -1
         if end < count:
