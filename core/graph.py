@@ -12,7 +12,7 @@ from .tensors import TensorSpec
 MODEL_INPUT = -1
 """Layer index that stands for the model's own inputs in an `Edge`."""
 
-CaptureMode = Literal["sequential", "export", "trace"]
+CaptureMode = Literal["sequential", "export", "trace", "dynamo", "sample", "modules"]
 
 
 class Operation(Record):
@@ -44,12 +44,17 @@ class Layer(Record):
         module_type: Class name of that module.
         module_fqns: Modules with parameters or buffers used here.
         parameter_bytes: Bytes of the distinct parameters used here.
+        opaque: Why the module runs as its author wrote it instead of as traced operations; empty
+            for a traced layer.
+        cost_class: Equal for layers of one model that cost the same; empty if not known.
     """
 
     name: str
     module_type: str = ""
     module_fqns: tuple[str, ...] = ()
     parameter_bytes: int = Field(0, ge=0, le=2**60)
+    opaque: str = ""
+    cost_class: str = ""
 
 
 class Edge(Record):
@@ -114,7 +119,9 @@ class Graph(Document):
 
     Attributes:
         model: Class name of the model.
-        mode: How it was captured: ``sequential`` (children are layers), ``export`` or ``trace``.
+        mode: How it was captured: ``sequential`` (children are layers), ``export``, ``trace``
+            (symbolic), ``dynamo`` (bytecode), ``sample`` (one run, valid for that sample's values
+            only) or ``modules`` (modules called whole).
         training: Whether it was captured in training mode.
         inputs: Flat tensor inputs, in order.
         outputs: Flat tensor outputs, in order.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from .document import Record
@@ -18,12 +20,18 @@ class ProfilingOptions(Record):
         busy_neighbours: Processes kept busy with the same work on other cores meanwhile, so that
             ranks sharing a machine are measured as they will run.
         budget_s: Seconds to spend on repeats, over all layers.
+        autocast: Run under ``torch.autocast`` with this dtype.
+        compile: Compile every layer with ``torch.compile`` first.
+        deduplicate: Measure layers that cost the same once.
     """
 
     device: str | None = Field(None, pattern=r"^(cpu|cuda(:\d{1,3})?)$")
     num_threads: int | None = Field(None, ge=1, le=1024)
     busy_neighbours: int = Field(0, ge=0, le=64)
     budget_s: float = Field(20.0, gt=0, le=3600)
+    autocast: Literal["bfloat16", "float16"] | None = None
+    compile: bool = False
+    deduplicate: bool = True
 
 
 class MeasureRequest(Record):

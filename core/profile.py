@@ -40,6 +40,9 @@ class LayerProfile(Record):
         backward: Whole backward time (gradients of inputs and parameters).
         backward_input: Part of it for gradients of inputs, where measured apart.
         backward_weight: Part of it for gradients of parameters, where measured apart.
+        recompute: Forward time when run again in the backward; as `forward` where not measured.
+        dispatch_forward: CPU time that issued the forward, on devices that work on their own.
+        dispatch_backward: The same of the backward.
         saved_activation_bytes: Distinct storages autograd keeps for this layer's backward.
         output_bytes: What the layer hands to later layers.
         workspace_bytes: Highest memory in use during the layer beyond its inputs, outputs,
@@ -51,6 +54,9 @@ class LayerProfile(Record):
     backward: Timing
     backward_input: Timing | None = None
     backward_weight: Timing | None = None
+    recompute: Timing | None = None
+    dispatch_forward: Timing | None = None
+    dispatch_backward: Timing | None = None
     saved_activation_bytes: int = Field(0, ge=0)
     output_bytes: int = Field(0, ge=0)
     workspace_bytes: int = Field(0, ge=0)
@@ -84,6 +90,20 @@ class Reconciliation(Record):
     """(sum of layers - whole) / whole, over forward and backward together."""
 
 
+class Clocks(Record):
+    """A GPU's clock before and after the measurement, and what held it back meanwhile.
+
+    Attributes:
+        before_mhz: Of the multiprocessors.
+        after_mhz: The same at the end.
+        throttled_by: Reasons the driver names, such as ``thermal``; empty if none.
+    """
+
+    before_mhz: int = Field(ge=0)
+    after_mhz: int = Field(ge=0)
+    throttled_by: tuple[str, ...] = ()
+
+
 class Provenance(Record):
     """Where and how the numbers were obtained."""
 
@@ -95,6 +115,13 @@ class Provenance(Record):
     num_threads: int | None = None
     busy_neighbours: int = Field(0, ge=0)
     """Processes that kept other cores busy during the measurement."""
+    autocast: Literal["bfloat16", "float16"] | None = None
+    compiled: bool = False
+    cuda_version: str = ""
+    driver: str = ""
+    clocks: Clocks | None = None
+    calibrated_by: tuple[str, ...] = ()
+    """Ids of the measured profiles an estimate was calibrated by."""
     error_band: float | None = None
     """Relative error to expect, itself measured; required reading for an estimate."""
 
