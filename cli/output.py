@@ -15,12 +15,18 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document 
 
 
 def emit(text: str) -> None:
-    """Print a result; that its reader has gone (``| head``) is no error."""
+    """Print a result; that its reader has gone (``| head``) is no error.
+
+    Raises:
+        InvalidInput: It cannot be written, for example to a full disk.
+    """
     try:
         typer.echo(text)
-    except BrokenPipeError:
+    except OSError as error:
         # Python flushes stdout once more at exit, and that must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise InvalidInput(f"cannot print the result: {error.strerror or error}") from None
 
 
 def say(text: str, *, quiet: bool = False) -> None:

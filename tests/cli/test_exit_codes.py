@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -126,6 +127,17 @@ def test_usage(run, words):
     assert (ran.code, ran.stdout) == (2, "")
     assert "Usage: stagewright" in ran.stderr
     assert ran.stderr.startswith("error: " if words else "Usage")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_no_bug():
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "stagewright.cli", "doctor"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert ran.returncode == ExitCode.USAGE
+    assert "cannot print the result: No space left on device" in ran.stderr
 
 
 def hear_interrupts() -> None:
