@@ -1,0 +1,1 @@
+"""Architectures that people train, in small: what `benchmarks/capture.py` captures."""

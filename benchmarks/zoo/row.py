@@ -1,0 +1,52 @@
+"""One row of the capture table, as data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Verdict = Literal["equal", "equal, with opaque layers", "refused", "WRONG", "failed"]
+Mode = Literal["equal", "refused", "WRONG", ""]
+
+
+@dataclass
+class Row:
+    """What became of one architecture.
+
+    Attributes:
+        verdict: ``refused`` is an error of the library's own; ``failed`` a crash, a time-out, or
+            any other error.
+        reason: First line of the error, or what differs and by how much.
+        mode: How it was captured, as `Graph` says.
+        opaque: Name of each opaque layer, and why it is one.
+        outputs: Largest relative difference from eager; likewise ``gradients`` and ``buffers``.
+        trained: Largest relative difference of parameters and buffers after two steps of SGD.
+        eval: Whether evaluation mode is honoured; ``refused`` if it raises instead of being wrong.
+        notes: What the graph tells its reader.
+        capture_s: Time of `trace`, its own gate included.
+    """
+
+    name: str
+    kind: str
+    trap: str = ""
+    verdict: Verdict = "failed"
+    reason: str = ""
+    mode: str = ""
+    layers: int = 0
+    cuts: int = 0
+    legal_cuts: int = 0
+    opaque: dict[str, str] = field(default_factory=dict)
+    outputs: float | None = None
+    gradients: float | None = None
+    buffers: float | None = None
+    trained: float | None = None
+    eval: Mode = ""
+    notes: tuple[str, ...] = ()
+    capture_s: float = 0.0
+
+    @property
+    def is_equal(self) -> bool:
+        return self.verdict in ("equal", "equal, with opaque layers")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
