@@ -10,6 +10,14 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from .document import Record
+from .transformer_families import (
+    BertSpec,
+    LlamaSpec,
+    MixtralSpec,
+    Qwen2Spec,
+    T5Spec,
+    ViTSpec,
+)
 
 Size = Annotated[int, Field(ge=1, le=2**20)]
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -81,7 +89,16 @@ class GPT2Spec(Record):
 
 
 ModelSpec = Annotated[
-    MLPSpec | ResNetSpec | UNetSpec | GPT2Spec,
+    MLPSpec
+    | ResNetSpec
+    | UNetSpec
+    | GPT2Spec
+    | LlamaSpec
+    | Qwen2Spec
+    | MixtralSpec
+    | BertSpec
+    | T5Spec
+    | ViTSpec,
     Field(discriminator="family"),
 ]
 """A model asked for by family and configuration, e.g. ``{"family": "gpt2", "config": {}}``."""

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from ..core.families import GPT2Spec, MLPSpec, ModelSpec, ResNetSpec
+from ..core.default_samples import longest
+from ..core.families import MLPSpec, ModelSpec, ResNetSpec, UNetSpec
+from ..core.transformer_families import T5Spec, ViTSpec
 
 
 def expected_inputs(spec: ModelSpec) -> str:
     """The inputs that fit, e.g. ``mlp takes 'input' of shape (micro-batch, 64)``."""
     if isinstance(spec, MLPSpec):
         return f"mlp takes 'input' of shape (micro-batch, {spec.config.input_size})"
-    if isinstance(spec, GPT2Spec):
+    if isinstance(spec, ViTSpec):
+        config = spec.config
+        shape = f"(micro-batch, {config.num_channels}, {config.image_size}, {config.image_size})"
+        return f"vit takes 'pixel_values' of shape {shape}"
+    if not isinstance(spec, ResNetSpec | UNetSpec):
+        names = "'input_ids'"
+        if isinstance(spec, T5Spec):
+            names += " and 'decoder_input_ids', each"
+        limit = longest(spec)
         return (
-            "gpt2 takes 'input_ids' of shape (micro-batch, length), "
-            f"length at most {spec.config.n_positions}, {_indices(spec.config.vocab_size)}"
+            f"{spec.family} takes {names} of shape (micro-batch, length), "
+            + (f"length at most {limit}, " if limit else "")
+            + _indices(spec.config.vocab_size)
         )
     shape = f"(micro-batch, {spec.config.in_channels}, height, width)"
     if isinstance(spec, ResNetSpec):
@@ -23,8 +34,14 @@ def expected_inputs(spec: ModelSpec) -> str:
 
 def expected_target(spec: ModelSpec) -> str:
     """The target that fits, likewise."""
-    if isinstance(spec, GPT2Spec):
-        return f"gpt2 takes a target of the shape of input_ids, {_indices(spec.config.vocab_size)}"
+    if isinstance(spec, ViTSpec):
+        return f"vit takes a target of shape (micro-batch), {_indices(spec.config.num_labels)}"
+    if not isinstance(spec, MLPSpec | ResNetSpec | UNetSpec):
+        like = "decoder_input_ids" if isinstance(spec, T5Spec) else "input_ids"
+        return (
+            f"{spec.family} takes a target of the shape of {like}, "
+            f"{_indices(spec.config.vocab_size)}"
+        )
     if isinstance(spec, MLPSpec):
         return f"mlp takes a target of shape (micro-batch), {_indices(spec.config.output_size)}"
     classes = _indices(spec.config.num_classes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,11 +9,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..core.errors import MeasurementError
-from ..core.families import GPT2Config, GPT2Spec, MLPConfig, MLPSpec, ModelSpec, ResNetSpec
+from ..core.families import GPT2Spec, MLPConfig, MLPSpec, ModelSpec, ResNetSpec, UNetSpec
 from ..core.sample import Sample, SampleTensor
 from ..core.tensors import TensorSpec
+from ..core.transformer_families import (
+    BertSpec,
+    LlamaSpec,
+    MixtralSpec,
+    Qwen2Spec,
+    T5Spec,
+    ViTSpec,
+)
 from .resnet import ResNet
+from .transformer_models import build_transformer
 from .unet import UNet
 
 LossFunction = Callable[[Any, Tensor], Tensor]
@@ -30,14 +37,18 @@ def build_model(spec: ModelSpec) -> nn.Module:
         return _mlp(spec.config)
     if isinstance(spec, ResNetSpec):
         return ResNet(spec.config)
-    if isinstance(spec, GPT2Spec):
-        return _gpt2(spec.config)
-    return UNet(spec.config)
+    if isinstance(spec, UNetSpec):
+        return UNet(spec.config)
+    return build_transformer(spec)
 
 
 def build_loss(spec: ModelSpec) -> LossFunction:
     """The usual training loss of a family: mean over the micro-batch."""
-    return next_token_loss if isinstance(spec, GPT2Spec) else class_loss
+    if isinstance(spec, GPT2Spec | LlamaSpec | Qwen2Spec | MixtralSpec):
+        return next_token_loss
+    if isinstance(spec, BertSpec | T5Spec):
+        return token_loss
+    return image_loss if isinstance(spec, ViTSpec) else class_loss
 
 
 def class_loss(output: Tensor, target: Tensor) -> Tensor:
@@ -49,6 +60,16 @@ def next_token_loss(output: Any, target: Tensor) -> Tensor:
     """Cross-entropy of each position's logits against the next token of ``target``."""
     logits = output.logits[:, :-1]
     return functional.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten())
+
+
+def token_loss(output: Any, target: Tensor) -> Tensor:
+    """Cross-entropy of each position's logits against the token of ``target`` there."""
+    return functional.cross_entropy(output.logits.flatten(0, 1), target.flatten())
+
+
+def image_loss(output: Any, target: Tensor) -> Tensor:
+    """Cross-entropy of an image's logits against its class."""
+    return functional.cross_entropy(output.logits, target)
 
 
 def make_sample(
@@ -77,18 +98,20 @@ def training_batch(
     """A made-up batch of the given micro-batch shapes, and a target that fits the family's loss."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {entry.name: (entry.shape[0] * num_microbatches, *entry.shape[1:]) for entry in inputs}
-    if isinstance(spec, GPT2Spec):
+    if not isinstance(spec, MLPSpec | ResNetSpec | UNetSpec | ViTSpec):
         batch = {
             name: torch.randint(0, spec.config.vocab_size, shape, generator=generator)
             for name, shape in shapes.items()
         }
-        return batch, next(iter(batch.values()))
+        return batch, next(reversed(batch.values()))
     batch = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
     first = next(iter(shapes.values()))
     if isinstance(spec, MLPSpec):
         classes, shape = spec.config.output_size, first[:-1]
     elif isinstance(spec, ResNetSpec):
         classes, shape = spec.config.num_classes, first[:1]
+    elif isinstance(spec, ViTSpec):
+        classes, shape = spec.config.num_labels, first[:1]
     else:
         classes, shape = spec.config.num_classes, (first[0], *first[2:])
     return batch, torch.randint(0, classes, shape, generator=generator)
@@ -103,30 +126,3 @@ def _mlp(config: MLPConfig) -> nn.Sequential:
             layers.append(nn.Dropout(config.dropout))
         width = config.hidden_size
     return nn.Sequential(*layers, nn.Linear(width, config.output_size))
-
-
-def _gpt2(config: GPT2Config) -> nn.Module:
-    try:
-        import transformers
-    except ImportError as error:
-        raise MeasurementError(
-            "the family 'gpt2' needs transformers; pip install 'stagewright[hf]'"
-        ) from error
-    logging.getLogger("transformers").setLevel(logging.ERROR)
-    end = config.vocab_size - 1
-    model: nn.Module = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=config.vocab_size,
-            n_positions=config.n_positions,
-            n_embd=config.n_embd,
-            n_layer=config.n_layer,
-            n_head=config.n_head,
-            resid_pdrop=config.dropout,
-            embd_pdrop=config.dropout,
-            attn_pdrop=config.dropout,
-            bos_token_id=end,
-            eos_token_id=end,
-            use_cache=False,
-        )
-    )
-    return model.train()
