@@ -51,6 +51,9 @@ SPLIT_LABELS = 1_000_000
 SPLIT_PER_STAGE = 4
 """The same in a large problem, for each of its stages."""
 
+LEAST_SPLIT = 1e-6
+"""Nor is one halved that is narrower than this part of a best value; it is searched to the end."""
+
 FIRST_PIECE = 64
 """The first piece of the range of the first metric is that much narrower than the range."""
 
@@ -378,7 +381,8 @@ class BoxSearch:
                 return nexts
             if np.count_nonzero(judged.count > 0) < FEWER * np.count_nonzero(moves.room >= 0):
                 moves = restricted(moves, judged.count)
-        can_split = _widest(lower, upper)[1] > self.effort.gap * self.best_value / 16
+        widest = _widest(lower, upper)[1]
+        can_split = widest > max(self.effort.gap, LEAST_SPLIT) * self.best_value / 16
         budget = self._split_budget() if can_split else None
         answer = self._solve(limits, exact=True, budget=budget, moves=moves)
         if answer.best is not None or (can_split and not answer.complete):

@@ -10,7 +10,7 @@ import pytest
 from stagewright.core.cluster import Cluster, LinkLevel
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan import PlanOptions
-from stagewright.planner import jit
+from stagewright.planner import jit, search
 from stagewright.planner.classes import devices_of
 from stagewright.planner.plan import plan
 from stagewright.planner.validate import split_of, validate
@@ -127,6 +127,44 @@ def test_without_numba_the_plan_is_the_least_of_all(objective, monkeypatch):
     for seed in range(1000, 1010):
         given = problem(seed, objective=objective)
         check_exact(given, seed, is_model=objective == "step_time")
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_boxes_halved_before_they_are_solved_hide_no_plan(schedule, monkeypatch):
+    """A search that takes long is given up and its box halved; here, after eight labels.
+
+    The best plan known is taken for a worse one, so that it has to be found again in some box.
+    """
+    halved, optimal = [], 0
+    opened, dived = search.BoxSearch._open_box, search.BoxSearch._dive
+
+    def open_box(self, *box):
+        before = len(self.open)
+        nexts = opened(self, *box)
+        halved.extend(entry for entry in self.open[before:] if not entry.is_solved)
+        return nexts
+
+    def dive(self, lower):
+        lower = dived(self, lower)
+        self.best_value *= 1.02
+        return lower
+
+    monkeypatch.setattr(search, "SPLIT_LABELS", 8)
+    monkeypatch.setattr(search, "SPLIT_PER_STAGE", 0)
+    monkeypatch.setattr(search.BoxSearch, "_dive", dive)
+    monkeypatch.setattr(search.BoxSearch, "_open_box", open_box)
+    for seed in range(2000, 2080):
+        given = problem(seed, schedule=schedule)
+        made, best = planned(given), least(given)
+        assert (made is None) == (best is None), seed
+        if made is None:
+            continue
+        assert made.proof.lower_bound <= best.rank[0] * (1 + ROUNDING), (seed, made.proof, best)
+        if made.proof.status == "optimal" and not prices_ties_roughly(given):
+            assert is_close(made.proof.best_value, best.rank[0]), (seed, made.proof, best)
+            optimal += 1
+    assert optimal > 40, optimal
+    assert len(halved) > 20, len(halved)
 
 
 @pytest.mark.parametrize("is_compiled", ["0", "1"])
