@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from ..core.errors import CaptureError, StagewrightError
 from ..core.graph import Graph
 from .cuts import Cut, find_cuts
+from .dataless import erase_copies_behind_attention
 from .document import graph_document
 from .exporting import export_program
 from .gate import Behaviour, compare, eager_behaviour, follows_mode, pieces_behaviour
@@ -169,6 +170,7 @@ def _export(model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...]
     program = export_program(model, structure, flat)
     restore_leaves(program)
     restore_causal_attention(program)
+    erase_copies_behind_attention(program)
     follow_mode(program)
     return program
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from .in_place import is_random, is_region, mutated_inputs
 from .program import Program, storage_key, tensors_of, value_of
@@ -42,7 +43,11 @@ def constant_nodes(program: Program) -> set[fx.Node]:
 
 
 def evaluate(program: Program, node: fx.Node, constant: set[fx.Node]) -> Tensor | None:
-    """The value of a constant node, computed now; `None` if it is not constant or not a tensor."""
+    """The value of a constant node, computed now; `None` if it is not constant or not a tensor.
+
+    What a model without data (on the meta device) computes there is computed on the CPU; `None` if
+    it starts from a tensor without data.
+    """
     if node not in constant:
         return None
     values: dict[fx.Node, Any] = {}
@@ -52,8 +57,9 @@ def evaluate(program: Program, node: fx.Node, constant: set[fx.Node]) -> Tensor 
             if current.op == "get_attr":
                 values[current] = program.attribute(str(current.target))
             else:
-                args = fx.map_arg(current.args, value)
-                kwargs = fx.map_arg(current.kwargs, value)
+                args, kwargs = pytree.tree_map(
+                    _where_data_is, fx.map_arg((current.args, current.kwargs), value)
+                )
                 values[current] = current.target(*args, **kwargs)  # type: ignore[operator]
         return values[current]
 
@@ -66,7 +72,13 @@ def evaluate(program: Program, node: fx.Node, constant: set[fx.Node]) -> Tensor 
         for needed in _ancestors(node):
             value(needed)
         result = value(node)
-    return result if isinstance(result, Tensor) else None
+    return result if isinstance(result, Tensor) and not result.is_meta else None
+
+
+def _where_data_is(argument: Any) -> Any:
+    """The CPU in place of the meta device."""
+    is_meta = isinstance(argument, torch.device) and argument.type == "meta"
+    return torch.device("cpu") if is_meta else argument
 
 
 def _ancestors(node: fx.Node) -> list[fx.Node]:
