@@ -146,7 +146,7 @@ def _devices(request: Request, chosen: Assignment) -> tuple[tuple[str, ...], ...
 
 
 def _idle(request: Request, chosen: Assignment) -> list[str]:
-    """Devices the plan does not use; those between used ones are due to the groups of devices."""
+    """Devices the plan does not use; those between used ones of their class are due to groups."""
     used = {index for index, _, _ in places(request.devices, chosen)}
     devices = request.cluster.devices
     idle = [index for index in range(len(devices)) if index not in used]
@@ -154,7 +154,11 @@ def _idle(request: Request, chosen: Assignment) -> list[str]:
         return []
     names = ", ".join(devices[index].name for index in idle[:MAX_NAMED])
     rest = f" and {len(idle) - MAX_NAMED} more" if len(idle) > MAX_NAMED else ""
-    between = sum(min(used) < index < max(used) for index in idle)
+    between = 0
+    for entry in request.devices.classes:
+        taken = [index for index in entry.devices if index in used]
+        if taken:
+            between += sum(taken[0] < index < taken[-1] for index in set(entry.devices) - used)
     gaps = (
         f"; {between} of them lie{'s' * (between == 1)} between used ones, as a stage lies inside "
         "one group of devices or is made of whole ones"
