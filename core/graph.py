@@ -6,8 +6,13 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from .arguments import Argument, Name, Path, Setting
+from .compact import CompactRecord
 from .document import Document, Record
-from .tensors import TensorSpec
+from .rebuildable import check_rebuildable
+from .sample import Sample
+from .state_tensors import StateTensor
+from .tensors import DType, TensorSpec
 
 MODEL_INPUT = -1
 """Layer index that stands for the model's own inputs in an `Edge`."""
@@ -15,24 +20,83 @@ MODEL_INPUT = -1
 CaptureMode = Literal["sequential", "export", "trace", "dynamo", "sample", "modules"]
 
 
-class Operation(Record):
+class Operation(CompactRecord):
     """One node of the graph in execution order.
 
     Attributes:
         name: Unique within the graph.
-        target: What is called: a module's name or an operator such as ``aten.add.Tensor``.
-        kind: ``module`` (a ``torch.nn`` leaf called whole), ``function`` or ``attribute``.
+        target: What is called: a module's name, an operator such as ``aten.add.Tensor``,
+            ``getitem``, or a region's name.
+        kind: ``module`` (a leaf module called whole), ``function``, ``attribute`` or ``region``
+            (operations under another gradient or autocast mode).
         inputs: Names of the operations and model inputs read.
         outputs: The tensors produced.
-        layer: Index of the layer it belongs to.
+        layer: Index of the layer it belongs to; of constants, which every layer that reads them
+            computes for itself, the first one.
+        arguments: In order; only in a graph that can be rebuilt.
+        keywords: Likewise, by name.
     """
 
-    name: str
+    name: Name
     target: str
-    kind: Literal["module", "function", "attribute"]
+    kind: Literal["module", "function", "attribute", "region"]
     inputs: tuple[str, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     layer: int = Field(ge=0)
+    arguments: tuple[Argument, ...] = ()
+    keywords: dict[str, Argument] = Field(default_factory=dict)
+
+
+class LeafModule(Record):
+    """A module called whole, as its constructor's arguments.
+
+    Attributes:
+        name: Fully qualified name; its parameters and buffers are ``<name>.<...>``.
+        type: Class name, one of `operations.MODULES`.
+        settings: Constructor arguments that differ from their defaults.
+        training: The mode it was captured in.
+    """
+
+    name: Name
+    type: str
+    settings: dict[str, Setting] = Field(default_factory=dict)
+    training: bool = True
+
+
+class Region(Record):
+    """Operations that run under another gradient or autocast mode than those around them.
+
+    Attributes:
+        name: What the operation that runs it has as its target.
+        kind: ``no_grad``, ``enable_grad`` or ``autocast``.
+        enabled: Whether autocast is on inside.
+        dtype: Of autocast.
+        inputs: Names the operations inside have for the arguments given, in order.
+        operations: In execution order.
+        returns: What it hands out, to be taken apart by ``getitem``.
+    """
+
+    name: Name
+    kind: Literal["no_grad", "enable_grad", "autocast"]
+    enabled: bool = True
+    dtype: DType | None = None
+    inputs: tuple[Name, ...] = ()
+    operations: tuple[Operation, ...] = ()
+    returns: tuple[Argument, ...] = ()
+
+
+class NotRebuildable(Record):
+    """Why a graph cannot be run without its model's code.
+
+    Attributes:
+        operation: Name of the operation to blame; empty if none is.
+        layer: Name of its layer.
+        reason: What it is, in words.
+    """
+
+    operation: str = ""
+    layer: str = ""
+    reason: str
 
 
 class Layer(Record):
@@ -128,6 +192,16 @@ class Graph(Document):
         boundaries: One per gap between consecutive layers.
         fixed_mode: What stays in training mode however the model is switched; empty if nothing.
         notes: What a reader should know, e.g. that the batch size is fixed.
+        rebuildable: Whether it holds all that is needed to run it with random weights; if not,
+            the fields below it are empty but for the reasons.
+        not_rebuildable: What stands in the way.
+        modules: Every leaf module that is called.
+        state: Every parameter, buffer and constant.
+        regions: What operations of kind ``region`` run.
+        returns: Flat values the model returns.
+        output_paths: Where each of them sits; ``()`` where the model returns it alone.
+        input_structure: How the model is called (see `capture.sample`).
+        sample: Inputs to measure with.
     """
 
     SCHEMA: ClassVar[str] = "stagewright.graph/1"
@@ -145,12 +219,23 @@ class Graph(Document):
     operations: tuple[Operation, ...] = ()
     fixed_mode: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    rebuildable: bool = False
+    not_rebuildable: tuple[NotRebuildable, ...] = ()
+    modules: tuple[LeafModule, ...] = ()
+    state: tuple[StateTensor, ...] = ()
+    regions: tuple[Region, ...] = ()
+    returns: tuple[Argument, ...] = ()
+    output_paths: tuple[Path, ...] = ()
+    input_structure: str = Field("", max_length=100_000)
+    sample: Sample | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         check_boundaries(self.boundaries, len(self.layers))
         check_edges(self.edges, len(self.layers))
         check_layer_indices(self.parameters, len(self.layers))
+        if self.rebuildable:
+            check_rebuildable(self)
         return self
 
 
