@@ -36,6 +36,7 @@ from stagewright.capture.capture import trace
 AT_ONCE = 2
 TIME_LIMIT_S = 180.0
 LEAST_SHARE_EQUAL = 0.9
+LESS = ("equal in training", "refused", "WRONG", "failed")
 
 
 def work(architecture: Architecture, answer: Connection) -> None:
@@ -103,7 +104,7 @@ def summary(found: Sequence[Row]) -> str:
     equal = sum(row.is_equal for row in found)
     parts = [f"{equal} of {len(found)} equal ({count['equal, with opaque layers']} of them with"]
     parts[0] += " opaque layers)"
-    parts += [f"{count[verdict]} {verdict}" for verdict in ("refused", "WRONG", "failed")]
+    parts += [f"{count[verdict]} {verdict}" for verdict in LESS]
     return ", ".join(parts)
 
 

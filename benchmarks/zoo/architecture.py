@@ -21,6 +21,7 @@ class Architecture:
         build: Makes the model.
         sample: Makes one micro-batch, of the same shapes every time.
         seeds: How many draws of inputs are compared; more where a choice depends on them.
+        differentiable_inputs: Whether eager itself can differentiate floating inputs.
         trap: What a capture gets wrong here, for architectures made for that.
     """
 
@@ -30,3 +31,4 @@ class Architecture:
     sample: Callable[[], Any]
     seeds: int = 2
     trap: str = ""
+    differentiable_inputs: bool = True

@@ -41,17 +41,22 @@ def judge(architecture: Architecture, trace: Callable[[nn.Module, Any], Any]) ->
         row.verdict, row.reason = "failed", f"{type(error).__name__}: {_first_line(error)}"
     else:
         row.verdict = "equal, with opaque layers" if row.opaque else "equal"
+        if row.eval == "refused":
+            row.verdict, row.reason = "equal in training", "; ".join(row.notes)
     return row
 
 
 class Trial:
-    """One architecture, captured, beside fresh copies of it that run eagerly."""
+    """One architecture, captured, beside a copy of it that does every step eagerly.
+
+    Neither is ever set back, so that what they remember from step to step is compared as well.
+    """
 
     def __init__(
         self, architecture: Architecture, trace: Callable[[nn.Module, Any], Any], row: Row
     ) -> None:
         self.architecture, self.row = architecture, row
-        self.model = self.fresh()
+        self.model, self.eager = self.fresh(), self.fresh()
         self.sample = self.inputs(TRACING_SEED)
         start = time.perf_counter()
         self.captured = trace(self.model, self.sample)
@@ -77,7 +82,7 @@ class Trial:
 
     def run(self) -> None:
         """Every check; the first one that fails raises."""
-        self.compare("after tracing", weights(self.model), weights(self.fresh()))
+        self.compare("after tracing", weights(self.model), weights(self.eager))
         for seed in range(FIRST_SEED, FIRST_SEED + self.architecture.seeds):
             self.one_step(seed)
         self.several_steps()
@@ -87,78 +92,54 @@ class Trial:
         """Whole, gradients of inputs included, and cut wherever it may be."""
         flat = flatten(self.inputs(seed))
         for cut in (False, True):
-            eager = self.fresh()
-            expected = observe(
-                eager, lambda x: call(eager, self.sample, x), flat, seed=seed, with_inputs=not cut
-            )
-            self.restore()
-            found = self.captured_step(flat, seed, cut=cut)
+            with_inputs = self.architecture.differentiable_inputs and not cut
+            expected = self.eager_step(flat, seed=seed, with_inputs=with_inputs)
+            found = self.captured_step(self.cut_run(cut), flat, seed=seed, with_inputs=with_inputs)
             self.compare(f"{'cut' if cut else 'whole'}, inputs {seed}", found, expected)
 
-    def captured_step(self, flat: list[Tensor], seed: int, *, cut: bool) -> Behaviour:
-        run = CutRun(self.captured, self.pieces(cut))
-        return observe(
-            self.model, run, flat, seed=seed, with_inputs=not cut, hand_back=run.hand_back
-        )
+    def eager_step(self, flat: list[Tensor], **how: Any) -> Behaviour:
+        return observe(self.eager, lambda x: call(self.eager, self.sample, x), flat, **how)
 
-    def pieces(self, cut: bool) -> list[Any]:
-        """First and last layer of each piece: all layers as one, or every legal cut made."""
+    def captured_step(self, run: CutRun, flat: list[Tensor], **how: Any) -> Behaviour:
+        return observe(self.model, run, flat, hand_back=run.hand_back, **how)
+
+    def cut_run(self, cut: bool) -> CutRun:
+        """All layers as one piece, or a piece for every legal cut and one more."""
         boundaries = self.captured.graph.boundaries
         legal = [boundary.after + 1 for boundary in boundaries if boundary.legal and cut]
-        return list(pairwise([0, *legal, self.row.layers]))
+        return CutRun(self.captured, list(pairwise([0, *legal, self.row.layers])))
 
     def several_steps(self) -> None:
-        """Plain SGD on the cut model, step after step, its state kept from one to the next."""
-        eager = self.fresh()
-        self.restore()
+        """Plain SGD on the cut model, the same pieces step after step."""
+        run = self.cut_run(cut=True)
         for step in range(STEPS):
             flat = flatten(self.inputs(FIRST_SEED + step))
-            observe(eager, lambda x: call(eager, self.sample, x), flat, seed=step)
-            self.captured_step(flat, step, cut=True)
-            descend(eager)
+            self.eager_step(flat, seed=step)
+            self.captured_step(run, flat, seed=step)
+            descend(self.eager)
             descend(self.model)
-        off = self.compare(f"after {STEPS} steps", weights(self.model), weights(eager))
+        off = self.compare(f"after {STEPS} steps", weights(self.model), weights(self.eager))
         self.row.trained = max(off.values(), default=0.0)
 
     def evaluation(self) -> None:
         """Evaluation mode and back: equal, or refused loudly."""
         self.row.eval = "WRONG"
-        for cut in (False, True):
-            self.restore()
-            run = CutRun(self.captured, self.pieces(cut))
-            try:
-                for piece in run.pieces:
-                    piece.eval()
-            except PlanMismatch:
-                self.row.eval = "refused"
-                return
-            for training in (False, True):
-                self.restore()
-                for piece in run.pieces:
-                    piece.train(training)
-                self.in_mode(run, training)
-        self.row.eval = "equal"
-
-    def in_mode(self, run: CutRun, training: bool) -> None:
-        eager = self.fresh().train(training)
         flat = flatten(self.inputs(FIRST_SEED))
-        expected = observe(
-            eager, lambda x: call(eager, self.sample, x), flat, seed=7, differentiate=False
-        )
-        found = observe(self.model, run, flat, seed=7, differentiate=False)
-        mode = "training again" if training else "evaluation"
-        self.compare(f"in {mode}", found, expected)
-
-    def restore(self) -> None:
-        """The captured model's weights, buffers and plain Python state as they were built."""
-        fresh = self.fresh()
-        with torch.no_grad():
-            for ours, theirs in zip(self.model.parameters(), fresh.parameters(), strict=True):
-                ours.copy_(theirs)
-            for ours, theirs in zip(self.model.buffers(), fresh.buffers(), strict=True):
-                ours.copy_(theirs)
-        for ours, theirs in zip(self.model.modules(), fresh.modules(), strict=True):
-            restore_plain_state(ours, theirs)
+        for cut in (False, True):
+            run = self.cut_run(cut)
+            for training in (False, True):
+                try:
+                    for piece in run.pieces:
+                        piece.train(training)
+                except PlanMismatch:
+                    self.row.eval = "refused"
+                    return
+                self.eager.train(training)
+                expected = self.eager_step(flat, seed=7, differentiate=False)
+                found = self.captured_step(run, flat, seed=7, differentiate=False)
+                mode = "training again" if training else "evaluation"
+                self.compare(f"in {mode}", found, expected)
+        self.row.eval = "equal"
 
     def compare(self, when: str, found: Behaviour, expected: Behaviour) -> dict[str, float]:
         """Note the differences in the row.
@@ -228,28 +209,6 @@ def descend(model: nn.Module) -> None:
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter.sub_(LEARNING_RATE * parameter.grad / (norm + 1e-6))
-
-
-_OWN = set(nn.Module().__dict__)
-
-
-def restore_plain_state(ours: nn.Module, theirs: nn.Module) -> None:
-    """Numbers, texts and tensors that a module keeps as attributes; modules are left alone."""
-    for name in set(vars(ours)) | set(vars(theirs)):
-        if name in _OWN:
-            continue
-        if name not in vars(theirs):
-            delattr(ours, name)
-        elif _is_plain(vars(theirs)[name]):
-            setattr(ours, name, vars(theirs)[name])
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
-    if isinstance(value, dict):
-        return all(_is_plain(item) for item in value.values())
-    return value is None or isinstance(value, bool | int | float | str | Tensor)
 
 
 def _first_line(error: Exception) -> str:

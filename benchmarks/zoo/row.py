@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-Verdict = Literal["equal", "equal, with opaque layers", "refused", "WRONG", "failed"]
+Verdict = Literal[
+    "equal", "equal, with opaque layers", "equal in training", "refused", "WRONG", "failed"
+]
 Mode = Literal["equal", "refused", "WRONG", ""]
 
 
@@ -14,7 +16,7 @@ class Row:
     """What became of one architecture.
 
     Attributes:
-        verdict: ``refused`` is an error of the library's own; ``failed`` a crash, a time-out, or
+        verdict: ``equal in training`` refuses evaluation mode loudly; ``refused`` is an error of the library's own; ``failed`` a crash, a time-out, or
             any other error.
         reason: First line of the error, or what differs and by how much.
         mode: How it was captured, as `Graph` says.

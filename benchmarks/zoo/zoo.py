@@ -1,8 +1,28 @@
 """All architectures, by name, in the order of the table."""
 
-from . import language, vision
+from . import (
+    composed,
+    images,
+    language,
+    perception,
+    recurrent,
+    traps_choices,
+    traps_forms,
+    traps_gradients,
+    traps_state,
+)
 
 ZOO = {
     architecture.name: architecture
-    for architecture in (*language.ARCHITECTURES, *vision.ARCHITECTURES)
+    for architecture in (
+        *language.ARCHITECTURES,
+        *perception.ARCHITECTURES,
+        *images.ARCHITECTURES,
+        *recurrent.ARCHITECTURES,
+        *composed.ARCHITECTURES,
+        *traps_gradients.ARCHITECTURES,
+        *traps_choices.ARCHITECTURES,
+        *traps_state.ARCHITECTURES,
+        *traps_forms.ARCHITECTURES,
+    )
 }

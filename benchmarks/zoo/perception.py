@@ -55,7 +55,10 @@ def captioned() -> dict[str, Tensor]:
 def _row(
     name: str, config: str, model: str, sample: Callable[[], Any], **sizes: Any
 ) -> Architecture:
-    return Architecture(name, "transformers", from_config(config, model, **sizes), sample)
+    build = from_config(config, model, **sizes)
+    return Architecture(
+        name, "transformers", build, sample, differentiable_inputs=sample is not sound
+    )
 
 
 ARCHITECTURES = (
