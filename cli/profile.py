@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from ..core.profile import Profile
     from .progress import ProgressCallback
 
+LINKS = "Links between devices"
+DEFAULT_OUTPUT = Path("profile.json")
+
 
 def command(
     model: Annotated[
@@ -51,16 +54,61 @@ def command(
         int | None, Option(help="Processes kept busy alike on other cores meanwhile.")
     ] = None,
     budget: Annotated[float | None, Option(help="Seconds to spend on repeats.")] = None,
+    links: Annotated[
+        bool,
+        Option(
+            "--links",
+            help="Measure the links between devices instead; no model.",
+            rich_help_panel=LINKS,
+        ),
+    ] = False,
+    ranks: Annotated[
+        int | None,
+        Option(
+            min=2, help="CPU ranks to start, instead of a rank a device.", rich_help_panel=LINKS
+        ),
+    ] = None,
+    timeout: Annotated[
+        float,
+        Option(min=1, help="Seconds a rank waits for another.", rich_help_panel=LINKS),
+    ] = 60.0,
     output: Annotated[
-        Path, Option("--output", "-o", help="Write the profile to this file.")
-    ] = Path("profile.json"),
+        Path | None,
+        Option(
+            "--output",
+            "-o",
+            help="Write the result to this file: profile.json, or cluster.json with --links.",
+        ),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure what each layer of a model costs, for one micro-batch.
+    """Measure what each layer of a model costs, for one micro-batch; or links between devices.
 
     Give the model one of three ways: a function and --sample, with --loss and --target if the
     backward is to start from a loss; --family, --config and --input; or a JSON file.
+    With --links: between the devices of this machine, or, started by torchrun, between all ranks.
     """
+    if links:
+        from .profile_links import DEFAULT_OUTPUT as CLUSTER
+        from .profile_links import profile_links
+
+        of_models: dict[str, object] = {
+            "MODEL": model, "--sample": sample, "--loss": loss, "--target": target,
+            "--family": family, "--config": config, "--input": inputs, "--threads": threads,
+            "--neighbours": neighbours,
+        }  # fmt: skip
+        _refuse("--links", of_models)
+        profile_links(
+            ranks=ranks,
+            device=device,
+            budget_s=budget,
+            timeout_s=timeout,
+            output=output or CLUSTER,
+            as_json=as_json,
+        )
+        return
+    _refuse("a model; it is for --links", {"--ranks": ranks})
+    output = output or DEFAULT_OUTPUT
     from ..core.options import ProfilingOptions
     from ..profiler.child import measure
     from .measure_request import family_request, read_request, with_options

@@ -1,77 +1,72 @@
-"""One rank of a link measurement; rank 0 prints the figures as JSON."""
+"""One rank of a link measurement that `links` started; rank 0 prints JSON, a line a step."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-import time
-from collections.abc import Callable
-from datetime import timedelta
-from functools import partial
-from statistics import median
+from typing import NoReturn, TextIO
 
 import torch
-import torch.distributed as dist
 
+from ..core.errors import RankFailed, StagewrightError
 from .allocator import keep_freed_memory
-from .links import fit_line
+from .link_group import RankGroup, Silent
+from .link_measure import LinkSession
+from .link_records import LinkOptions
 
-MESSAGE_BYTES = (4 * 2**10, 256 * 2**10, 4 * 2**20, 16 * 2**20)
-ALL_REDUCE_BYTES = 32 * 2**20
-REPEATS = 9
+FAILED = 5
+"""As the command line's exit code for something that did not answer."""
 
 
-def main() -> None:
-    """Round trips between ranks 0 and 1, then an all-reduce over all."""
+def join(options: LinkOptions, on_silence: Silent) -> RankGroup:
+    """Join the others as the rank this process was started as.
+
+    Sets threads and allocator of the process, which should be its own.
+
+    Raises:
+        StagewrightError: See `RankGroup`.
+    """
     torch.set_num_threads(1)
     keep_freed_memory()
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    rank, size = dist.get_rank(), dist.get_world_size()
-    points = []
-    if rank < 2:
-        for message_bytes in MESSAGE_BYTES:
-            message = torch.ones(message_bytes // 4)
-            round_trip_s = _median_time(partial(_round_trip, message, rank))
-            points.append((message_bytes, round_trip_s / 2))
-    dist.barrier()
-    buffer = torch.ones(ALL_REDUCE_BYTES // 4)
-    reduce_s = _median_time(partial(_all_reduce, buffer))
-    if rank == 0:
-        latency_s, bandwidth = fit_line(points)
-        moved = 2 * (size - 1) / size * ALL_REDUCE_BYTES
-        sys.stdout.write(
-            json.dumps(
-                {
-                    "latency_s": latency_s,
-                    "bandwidth_bytes_per_s": bandwidth,
-                    "all_reduce_bandwidth_bytes_per_s": moved / reduce_s,
-                }
-            )
-            + "\n"
-        )
-    dist.destroy_process_group()
+    return RankGroup(options, on_silence)
 
 
-def _round_trip(buffer: torch.Tensor, rank: int) -> None:
-    if rank == 0:
-        dist.send(buffer, 1)
-        dist.recv(buffer, 1)
-    else:
-        dist.recv(buffer, 0)
-        dist.send(buffer, 0)
+def main() -> NoReturn:
+    """Measure with the options in the first argument; an error is a line on standard error."""
+    options = LinkOptions(**json.loads(sys.argv[1]))
+    try:
+        group = join(options, _give_up)
+        report = LinkSession(group, _tell).report()
+    except StagewrightError as error:
+        _say({"error": type(error).__name__, "message": str(error)}, sys.stderr)
+        _end(FAILED if isinstance(error, RankFailed) else 1)
+    if group.rank == 0:
+        _say({"report": report.model_dump(mode="json")}, sys.stdout)
+    group.close()
+    _end(0)
 
 
-def _all_reduce(buffer: torch.Tensor) -> None:
-    dist.all_reduce(buffer)
+def _tell(done: int, total: int, what: str) -> None:
+    if os.environ["RANK"] == "0":
+        _say({"done": done, "total": total, "what": what}, sys.stdout)
 
 
-def _median_time(action: Callable[[], None]) -> float:
-    times_s = []
-    for _ in range(REPEATS + 2):
-        start = time.perf_counter()
-        action()
-        times_s.append(time.perf_counter() - start)
-    return median(times_s[2:])
+def _give_up(message: str) -> None:
+    _say({"error": "RankFailed", "message": message}, sys.stderr)
+    _end(FAILED)
+
+
+def _say(message: dict[str, object], stream: TextIO) -> None:
+    stream.write(json.dumps(message) + "\n")
+    stream.flush()
+
+
+def _end(code: int) -> NoReturn:
+    """End at once: a group whose other ranks are gone may hang while it is taken apart."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
