@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from torch import Tensor, fx, nn
+from pydantic import ValidationError
+from torch import Tensor, fx
 
-from ..core.graph import MODEL_INPUT, Edge, Graph, Layer, Operation, Parameter
+from ..core.graph import MODEL_INPUT, Edge, Graph, Layer, NotRebuildable, Parameter
 from .cuts import Cut, differentiable_nodes
 from .layers import Layers
-from .program import Program, path_of, resolve, tensors_of, value_of
+from .portable import Portable, portable
+from .program import Program, resolve, tensors_of, value_of
 from .sample import tensor_spec
 
 
 def graph_document(program: Program, layers: Layers, cuts: list[Cut]) -> Graph:
     """Everything the planner and the profiler need to know of a traced model."""
     parameters = parameter_records(program, layers)
-    return Graph(
+    written = portable(program, layers)
+    graph = Graph(
         model=type(program.model).__name__,
         mode=program.mode,
         training=program.training,
@@ -31,13 +34,38 @@ def graph_document(program: Program, layers: Layers, cuts: list[Cut]) -> Graph:
         edges=tuple(_edges(program, layers)),
         boundaries=tuple(cut.boundary for cut in cuts),
         parameters=parameters,
-        operations=tuple(_operations(program, layers)),
+        operations=tuple(
+            operation.model_copy(update={"arguments": (), "keywords": {}})
+            for operation in written.operations
+        ),
+        not_rebuildable=tuple(written.refusals),
         fixed_mode=program.fixed_mode,
         notes=(
             *program.notes,
             *(f"stays in training mode, also after .eval(): {what}" for what in program.fixed_mode),
         ),
     )
+    return graph if written.refusals else _with_means_to_run(graph, program, written)
+
+
+def _with_means_to_run(graph: Graph, program: Program, written: Portable) -> Graph:
+    """The graph with everything it takes to run it; as it was, if that is refused on reading."""
+    means = {
+        "rebuildable": True,
+        "operations": tuple(written.operations),
+        "modules": tuple(written.modules.values()),
+        "state": tuple(written.state.values()),
+        "regions": tuple(written.regions),
+        "returns": tuple(written.returns),
+        "output_paths": written.output_paths,
+        "input_structure": program.structure.to_json(),
+        "sample": written.sample,
+    }
+    try:
+        return Graph.model_validate({**dict(graph), **means})
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        return graph.model_copy(update={"not_rebuildable": (NotRebuildable(reason=reason),)})
 
 
 def parameter_records(program: Program, layers: Layers) -> tuple[Parameter, ...]:
@@ -120,29 +148,3 @@ def _edges(program: Program, layers: Layers) -> list[Edge]:
                 spec = tensor_spec(node.name, tensor, requires_grad=node in differentiable)
                 edges.append(Edge(source=source, target=target, tensor=spec))
     return edges
-
-
-def _operations(program: Program, layers: Layers) -> list[Operation]:
-    operations = []
-    for node in program.graph.nodes:
-        if node in layers.layer_of:
-            operations.append(
-                Operation(
-                    name=node.name,
-                    target=_target(node, program.model),
-                    kind="module" if node.op == "call_module" else "function",
-                    inputs=tuple(source.name for source in node.all_input_nodes),
-                    outputs=tuple(
-                        tensor_spec(node.name, item) for item in tensors_of(value_of(node))
-                    ),
-                    layer=layers.layer_of[node],
-                )
-            )
-    return operations
-
-
-def _target(node: fx.Node, model: nn.Module) -> str:
-    if node.op in ("call_module", "call_method"):
-        return str(node.target)
-    name = str(node.target) if hasattr(node.target, "_schema") else ""
-    return name or f"{getattr(node.target, '__name__', node.target)} in {path_of(node) or 'model'}"
