@@ -8,11 +8,19 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from .documents import read_devices, read_document
+from .documents import read_document
+from .model_names import (
+    devices_named,
+    estimated_model,
+    model_named,
+    refuse_for_files,
+    what_was_taken,
+)
 from .output import JsonFlag, check_writable, emit, say, say_next, write_file
 from .plan_options import number_or_any, pair, pins
 from .progress import planning_progress
 
+MODEL = "For a model's name instead of a profile"
 STEP = "What a step is"
 GOAL = "What to look for"
 RULES = "What to keep to"
@@ -23,11 +31,12 @@ RESULT = "Result"
 
 def command(
     profiles: Annotated[
-        list[Path],
+        list[str],
         Argument(
-            metavar="PROFILE",
-            help="A file written by 'stagewright profile'; with --batch-size several, of one model "
-            "at several sizes of micro-batches.",
+            metavar="PROFILE|MODEL",
+            help="A file written by 'stagewright profile' or 'estimate'; with --batch-size "
+            "several, of one model at several sizes of micro-batches. Or a published model's "
+            "name, such as gpt2-xl or llama-70b: its costs are estimated.",
         ),
     ],
     devices: Annotated[
@@ -35,11 +44,46 @@ def command(
         Option(
             "--devices",
             "-d",
-            help="4x24GB, 2xcpu, 4x8x80GB (4 nodes of 8), 2x80GB,4x24GB (two kinds), or a "
-            "cluster file.",
+            help="4x24GB, 2xcpu, 4x8x80GB (4 nodes of 8), 2x80GB,4x24GB (two kinds), 8xH200 "
+            "(a device of the catalogue), or a cluster file.",
             rich_help_panel=STEP,
         ),
     ],
+    microbatch: Annotated[
+        int | None,
+        Option(help="Samples in a micro-batch; 1 if not given.", rich_help_panel=MODEL),
+    ] = None,
+    sequence: Annotated[
+        int | None,
+        Option(
+            help="Tokens of a sample; those of the model's publication if not given.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        Option(
+            help="fp32, tf32, bf16 or fp16, of weights, gradients and activations; bf16 if not "
+            "given, on CPUs fp32.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    estimate_for: Annotated[
+        str | None,
+        Option(
+            metavar="KIND",
+            help="The catalogue's device to estimate for, if --devices does not name it.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
+    calibrate: Annotated[
+        list[Path] | None,
+        Option(
+            metavar="PROFILE",
+            help="Calibrate the estimate by this measured profile. May be repeated.",
+            rich_help_panel=MODEL,
+        ),
+    ] = None,
     microbatches: Annotated[
         int | None,
         Option(
@@ -184,7 +228,11 @@ def command(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Cut a profiled model into pipeline stages for a set of devices."""
+    """Cut a profiled model into pipeline stages for a set of devices.
+
+    A published model can be named instead of its profile: it is captured without weights and its
+    costs are estimated for the devices; the plan is then labelled ESTIMATED.
+    """
     from ..core.plan import PlanOptions
     from ..core.profile import Profile
     from .checked import checked
@@ -212,8 +260,24 @@ def command(
         memory_fraction=memory_fraction,
         gap=gap,
     )
-    costs = [read_document(path, Profile) for path in profiles]
-    cluster = read_devices(devices)
+    cluster = devices_named(devices)
+    name = model_named(profiles)
+    given = {
+        "--microbatch": microbatch,
+        "--sequence": sequence,
+        "--precision": precision,
+        "--estimate-for": estimate_for,
+        "--calibrate": calibrate,
+    }
+    if name is None:
+        refuse_for_files(given)
+        costs = [read_document(Path(path), Profile) for path in profiles]
+    else:
+        estimated = estimated_model(
+            name, cluster, microbatch, sequence, precision, estimate_for, calibrate or ()
+        )
+        costs, cluster = [estimated.profile], estimated.cluster
+        say(what_was_taken(name, estimated), quiet=as_json)
     from ..planner.plan import plan as make_plan
 
     with planning_progress(options.objective, quiet=as_json) as progress:
@@ -225,6 +289,8 @@ def command(
     emit(document if as_json else str(made))
     if output is None:
         say_next("the same with -o plan.json, to keep the plan", quiet=as_json)
+    elif name is not None:
+        say_next(f"stagewright show {output} --svg plan.svg", quiet=as_json)
     else:
         used = next(
             path

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from .errors import InvalidInput
 from .families import GPT2Spec, MLPSpec, ModelSpec, ResNetSpec, UNetSpec
 from .sample import Sample, SampleTensor
 from .transformer_families import BertSpec, LlamaSpec, MixtralSpec, Qwen2Spec, T5Spec, ViTSpec
-
-FloatType = Literal["float32", "bfloat16", "float16"]
 
 IMAGE_SIDE = 224
 """Pixels a side of an ImageNet crop (He et al. 2016)."""
@@ -19,11 +15,7 @@ DEFAULT_LENGTH = 512
 
 
 def default_sample(
-    spec: ModelSpec,
-    microbatch: int = 1,
-    sequence_length: int | None = None,
-    *,
-    dtype: FloatType = "float32",
+    spec: ModelSpec, microbatch: int = 1, sequence_length: int | None = None
 ) -> Sample:
     """Inputs and target of one micro-batch of a family.
 
@@ -31,7 +23,6 @@ def default_sample(
         spec: The family and its configuration.
         microbatch: Samples in it.
         sequence_length: Tokens a sample; `None` takes 512, or the longest if that is less.
-        dtype: Of floating inputs.
 
     Raises:
         InvalidInput: A length was given to a family without one, or is longer than it takes.
@@ -41,7 +32,7 @@ def default_sample(
             raise InvalidInput(
                 f"the family {spec.family!r} has no sequence length", field="/sequence"
             )
-        return _of_numbers(spec, microbatch, dtype)
+        return _of_numbers(spec, microbatch)
     shape = (microbatch, _length(spec, sequence_length))
     tokens = SampleTensor(
         shape=shape, dtype="int64", fill="randint", low=0, high=spec.config.vocab_size
@@ -73,11 +64,13 @@ def _length(spec: ModelSpec, wanted: int | None) -> int:
     return wanted
 
 
-def _of_numbers(
-    spec: MLPSpec | ResNetSpec | UNetSpec | ViTSpec, microbatch: int, dtype: FloatType
-) -> Sample:
+def _of_numbers(spec: MLPSpec | ResNetSpec | UNetSpec | ViTSpec, microbatch: int) -> Sample:
     if isinstance(spec, MLPSpec):
-        name, shape, classes = "input", (microbatch, spec.config.input_size), spec.config.output_size
+        name, shape, classes = (
+            "input",
+            (microbatch, spec.config.input_size),
+            spec.config.output_size,
+        )
     elif isinstance(spec, ViTSpec):
         side = spec.config.image_size
         name, shape = "pixel_values", (microbatch, spec.config.num_channels, side, side)
@@ -88,7 +81,7 @@ def _of_numbers(
         classes = spec.config.num_classes
     labels = (microbatch, *shape[2:]) if isinstance(spec, UNetSpec) else (microbatch,)
     return Sample(
-        inputs={name: SampleTensor(shape=shape, dtype=dtype)},
+        inputs={name: SampleTensor(shape=shape)},
         target=SampleTensor(
             shape=labels, dtype="int64", fill="randint", low=0, high=max(classes, 1)
         ),

@@ -264,6 +264,7 @@ class Plan(Document):
         spec: The family and configuration of the model, if it was built from one.
         fixed_mode: What keeps to training mode however the model is switched (see `Graph`).
         estimated: Whether the profile was estimated rather than measured.
+        error_band: Relative error of such estimates, itself measured; `None` if not known.
     """
 
     SCHEMA: ClassVar[str] = "stagewright.plan/1"
@@ -289,6 +290,7 @@ class Plan(Document):
     profile_id: str = ""
     cluster_devices: int = Field(0, ge=0)
     estimated: bool = False
+    error_band: float | None = Field(None, ge=0)
     inputs: tuple[TensorSpec, ...] = ()
     input_structure: str = ""
     fixed_mode: tuple[str, ...] = ()

@@ -79,15 +79,23 @@ def _used(stage: Stage) -> str:
 
 def summary_lines(plan: Plan) -> list[str]:
     """Step time, other splits, the proof and notes, a line each."""
-    source = "ESTIMATED" if plan.estimated else "MEASURED"
     return [
         f"step time {format_time(plan.step_time_s)} ({plan.schedule}, "
-        f"{count(plan.num_microbatches, 'micro-batch')}, {source} profile), "
+        f"{count(plan.num_microbatches, 'micro-batch')}, {_source(plan)}), "
         f"bubble {plan.bubble_fraction:.1%}",
         *(_gain(plan.step_time_s, baseline) for baseline in plan.baselines),
         *_proof_lines(plan),
         *(f"note: {note}" for note in plan.notes),
     ]
+
+
+def _source(plan: Plan) -> str:
+    """What the times come from, and how far off they may be where that is known."""
+    if not plan.estimated:
+        return "MEASURED profile"
+    if plan.error_band is None:
+        return "ESTIMATED profile"
+    return f"ESTIMATED profile, expect an error of {plan.error_band:.0%}"
 
 
 def _proof_lines(plan: Plan) -> list[str]:

@@ -75,6 +75,7 @@ def build_plan(request: Request, decision: Decision) -> Plan:
         profile_id=given.content_id(),
         cluster_devices=len(request.cluster.devices),
         estimated=profile.provenance.source == "estimated",
+        error_band=profile.provenance.error_band,
         inputs=profile.inputs,
         input_structure=profile.input_structure,
         fixed_mode=profile.fixed_mode,

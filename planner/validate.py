@@ -113,6 +113,7 @@ def _identity_faults(plan: Plan, profile: Profile, profile_id: str) -> Iterable[
         ("input_structure", plan.input_structure, profile.input_structure),
         ("fixed_mode", plan.fixed_mode, profile.fixed_mode),
         ("estimated", plan.estimated, profile.provenance.source == "estimated"),
+        ("error_band", plan.error_band, profile.provenance.error_band),
         ("schedule", plan.schedule, schedule),
         ("num_microbatches", plan.num_microbatches, num_microbatches),
         ("batch_size", options.batch_size, _samples(plan)),
