@@ -118,8 +118,7 @@ class Trial:
             self.captured_step(run, flat, seed=step)
             descend(self.eager)
             descend(self.model)
-        off = self.compare(f"after {STEPS} steps", weights(self.model), weights(self.eager))
-        self.row.trained = max(off.values(), default=0.0)
+        self.compare(f"after {STEPS} steps", weights(self.model), weights(self.eager))
 
     def evaluation(self) -> None:
         """Evaluation mode and back: equal, or refused loudly."""
@@ -141,21 +140,23 @@ class Trial:
                 self.compare(f"in {mode}", found, expected)
         self.row.eval = "equal"
 
-    def compare(self, when: str, found: Behaviour, expected: Behaviour) -> dict[str, float]:
-        """Note the differences in the row.
+    def compare(self, when: str, found: Behaviour, expected: Behaviour) -> None:
+        """Note in the row what of each kind is off most.
 
         Raises:
             Wrong: One of them is beyond rounding.
         """
         off = differences(found, expected)
-        for column in ("output", "gradient", "buffer"):
-            those = [by for what, by in off.items() if what.startswith(column)]
+        wrong = []
+        for kind in ("output", "gradient", "buffer", "parameter"):
+            those = {what: by for what, by in off.items() if what.startswith(kind)}
             if those:
-                setattr(self.row, f"{column}s", max(getattr(self.row, f"{column}s") or 0, *those))
-        worst = max(off, key=lambda what: off[what], default="")
-        if worst and not off[worst] <= TOLERANCE:
-            raise Wrong(f"{worst} differs by {off[worst]:.2g} ({when})")
-        return off
+                worst = max(those, key=lambda what: those[what])
+                self.row.note(kind, those[worst])
+                if not those[worst] <= TOLERANCE:
+                    wrong.append(f"{worst} by {those[worst]:.2g}")
+        if wrong:
+            raise Wrong(f"{when}, off are {', '.join(wrong)}")
 
 
 class CutRun:

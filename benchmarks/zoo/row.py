@@ -16,13 +16,13 @@ class Row:
     """What became of one architecture.
 
     Attributes:
-        verdict: ``equal in training`` refuses evaluation mode loudly; ``refused`` is an error of the library's own; ``failed`` a crash, a time-out, or
-            any other error.
+        verdict: ``equal in training`` refuses evaluation mode; ``refused`` is an error of the
+            library's own; ``failed`` a crash, a time-out, or any other error.
         reason: First line of the error, or what differs and by how much.
         mode: How it was captured, as `Graph` says.
         opaque: Name of each opaque layer, and why it is one.
         outputs: Largest relative difference from eager; likewise ``gradients`` and ``buffers``.
-        trained: Largest relative difference of parameters and buffers after two steps of SGD.
+        parameters: Likewise, after steps of SGD.
         eval: Whether evaluation mode is honoured; ``refused`` if it raises instead of being wrong.
         notes: What the graph tells its reader.
         capture_s: Time of `trace`, its own gate included.
@@ -41,7 +41,7 @@ class Row:
     outputs: float | None = None
     gradients: float | None = None
     buffers: float | None = None
-    trained: float | None = None
+    parameters: float | None = None
     eval: Mode = ""
     notes: tuple[str, ...] = ()
     capture_s: float = 0.0
@@ -49,6 +49,11 @@ class Row:
     @property
     def is_equal(self) -> bool:
         return self.verdict in ("equal", "equal, with opaque layers")
+
+    def note(self, kind: str, difference: float) -> None:
+        """Keep the largest difference of outputs, gradients, buffers or parameters."""
+        column = f"{kind}s"
+        setattr(self, column, max(getattr(self, column) or 0.0, difference))
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -9,7 +9,7 @@ from .row import Row
 
 HEAD = (
     "| architecture | verdict | captured | layers | legal cuts | opaque layers | outputs "
-    "| gradients | buffers | trains | eval | s |\n"
+    "| gradients | buffers | parameters | eval | s |\n"
     "|---|---|---|--:|--:|---|---|---|---|---|---|--:|"
 )
 
@@ -41,7 +41,7 @@ def line(row: Row) -> str:
     return (
         f"| {row.name}{trap} | {verdict} | {row.mode} | {row.layers or ''} | {cuts} "
         f"| {len(row.opaque) or ''} | {_equal(row.outputs)} | {_equal(row.gradients)} "
-        f"| {_equal(row.buffers)} | {_equal(row.trained)} | {row.eval} | {row.capture_s:.1f} |"
+        f"| {_equal(row.buffers)} | {_equal(row.parameters)} | {row.eval} | {row.capture_s:.1f} |"
     )
 
 
