@@ -11,102 +11,123 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .program import storage_key
+
 Restore = Callable[[], None]
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-"""Where ``nn.Module`` keeps its hooks."""
+_TABLES = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+_CONTAINERS = (list, dict, set)
 
 
 @contextmanager
 def preserved(
     model: nn.Module, *, training: bool | None = None, parameters: bool = False
 ) -> Iterator[None]:
-    """Restore modes, hooks, buffers, gradients and random state on the way out, whatever happens.
+    """Restore modes, buffers, attributes, hooks, gradients and random state, whatever happens.
 
     Buffers are restored as objects and as values: a forward may change one in place, or put
-    another in its place. Each kind of state is restored even where restoring another fails.
+    another in its place. So are lists, dicts and sets that modules hold, one level deep. Each kind
+    of state is restored even where restoring another fails.
 
     Args:
         model: The model.
         training: Mode to put the whole model in meanwhile; `None` leaves each module's own.
         parameters: Restore the parameters' values too, for models whose forward changes its own
             weights (``nn.Embedding(max_norm=1)``); takes as much host memory as they take. Without
-            it nothing inside may change them.
+            it nothing inside may change them in place.
     """
     with ExitStack() as restoring:
-        for found in (_modes, _hooks, _requires_grad, _buffers, _gradients):
-            restoring.callback(found(model))
+        restoring.enter_context(random_state_kept())
+        for kind in (_gradients, _parameter_memory, _buffer_values, _containers, _attributes):
+            restoring.callback(kind(model))
         if parameters:
-            restoring.callback(_parameters(model))
-        restoring.callback(_random_state())
+            restoring.callback(_parameter_values(model))
         if training is not None:
             model.train(training)
         yield
 
 
-def _modes(model: nn.Module) -> Restore:
-    found = [(module, module.training) for module in model.modules()]
-
-    def restore() -> None:
-        for module, mode in found:
-            module.training = mode
-
-    return restore
-
-
-def _hooks(model: nn.Module) -> Restore:
-    found = [
-        (hooks, list(hooks.items()))
+def _attributes(model: nn.Module) -> Restore:
+    """Attributes of every module, its mode among them, and its tables as the objects they are."""
+    attributes = [(module, dict(vars(module))) for module in model.modules()]
+    tables = [
+        (getattr(module, name), type(getattr(module, name))(getattr(module, name)))
         for module in model.modules()
-        for hooks in (getattr(module, name) for name in HOOKS)
+        for name in _TABLES
     ]
 
     def restore() -> None:
-        for hooks, items in found:
-            if list(hooks.items()) != items:
-                hooks.clear()
-                hooks.update(items)
+        for module, held in attributes:
+            vars(module).clear()
+            vars(module).update(held)
+        for table, entries in tables:
+            table.clear()
+            table.update(entries)
 
     return restore
 
 
-def _requires_grad(model: nn.Module) -> Restore:
-    found = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+def _containers(model: nn.Module) -> Restore:
+    found = [
+        (value, value.copy())
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if type(value) in _CONTAINERS and name not in _TABLES
+    ]
 
     def restore() -> None:
-        for parameter, required in found:
+        for container, held in found:
+            _refill(container, held)
+
+    return restore
+
+
+def _refill(container: Any, held: Any) -> None:
+    """Give a list, dict or set its old elements, where it has others now."""
+    container.clear()
+    if isinstance(container, list):
+        container.extend(held)
+    else:
+        container.update(held)
+
+
+def _buffer_values(model: nn.Module) -> Restore:
+    found = [
+        (buffer, buffer.detach().clone())
+        for module in model.modules()
+        for buffer in module._buffers.values()
+        if buffer is not None
+    ]
+
+    def restore() -> None:
+        for buffer, value in found:
+            buffer.data.copy_(value)
+
+    return restore
+
+
+def _parameter_memory(model: nn.Module) -> Restore:
+    """Where parameters lie, and which of them are trained."""
+    found = [(p, p.detach(), p.requires_grad) for p in model.parameters()]
+
+    def restore() -> None:
+        for parameter, same_memory, required in found:
+            if storage_key(parameter) != storage_key(same_memory):
+                parameter.data = same_memory
             parameter.requires_grad = required
 
     return restore
 
 
-def _buffers(model: nn.Module) -> Restore:
-    found = [
-        (module, name, buffer, None if buffer is None else buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-    ]
-
-    def restore() -> None:
-        for module, name, buffer, value in found:
-            module._buffers[name] = buffer
-            if buffer is not None and value is not None:
-                buffer.data.copy_(value)
-
-    return restore
-
-
-def _gradients(model: nn.Module) -> Restore:
-    found = [(parameter, parameter.grad) for parameter in model.parameters()]
-
-    def restore() -> None:
-        for parameter, gradient in found:
-            parameter.grad = gradient
-
-    return restore
-
-
-def _parameters(model: nn.Module) -> Restore:
+def _parameter_values(model: nn.Module) -> Restore:
     """Through ``data``: an unchanged parameter is not marked as changed for autograd."""
     found = [(parameter, _host_copy(parameter)) for parameter in model.parameters()]
 
@@ -122,19 +143,52 @@ def _host_copy(parameter: Tensor) -> Tensor:
     return value.cpu() if value.device.type == "cuda" else value.clone()
 
 
-def _random_state() -> Restore:
-    """Of Python, torch, CUDA, and numpy where it is loaded."""
-    python, cpu = random.getstate(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    numpy_random: Any = getattr(sys.modules.get("numpy"), "random", None)
-    numpy_state = numpy_random.get_state() if numpy_random else None
+def _gradients(model: nn.Module) -> Restore:
+    """As objects; where there was none there is none again."""
+    found = [(parameter, parameter.grad) for parameter in model.parameters()]
 
     def restore() -> None:
-        random.setstate(python)
-        torch.set_rng_state(cpu)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
-        if numpy_random:
-            numpy_random.set_state(numpy_state)
+        for parameter, gradient in found:
+            parameter.grad = gradient
 
     return restore
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Restore the generators of torch, CUDA, Python, and numpy where it is loaded."""
+    python_state = random.getstate()
+    numpy = sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy else None
+    cpu_state = torch.get_rng_state()
+    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        if numpy:
+            numpy.random.set_state(numpy_state)
+        torch.set_rng_state(cpu_state)
+        if cuda_states:
+            torch.cuda.set_rng_state_all(cuda_states)
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the generators of torch, Python and numpy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy:
+        numpy.random.seed(seed)
+
+
+def plain_attributes(model: nn.Module) -> dict[int, dict[str, Any]]:
+    """Attributes of every module that are no parameters, buffers, modules or hooks, by its id."""
+    return {
+        id(module): {
+            name: value
+            for name, value in vars(module).items()
+            if name not in _TABLES and name != "training"
+        }
+        for module in model.modules()
+    }
