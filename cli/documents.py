@@ -37,22 +37,23 @@ def read_document(path: Path, *kinds: type[DocumentT]) -> DocumentT:
 
 
 def read_devices(text: str) -> Cluster:
-    """A cluster from a file, or from shorthand such as ``4x24GB``.
+    """A cluster from a file, or from shorthand such as ``4x24GB`` or ``8xH200``.
 
     Raises:
         InvalidInput: Neither a readable cluster file nor shorthand.
     """
     from ..core.cluster import Cluster
+    from ..core.named_devices import parse_devices
 
     if not text.strip():
         raise InvalidInput(
-            "the devices are empty; write '4x24GB', '2xcpu', '4x8x80GB' for 4 nodes of 8, or give "
+            "the devices are empty; write '4x24GB', '8xH200', '2xcpu', '4x8x80GB' for 4 nodes of 8, or give "
             "a cluster file (docs/clusters.md)",
             field="/devices",
         )
     path = Path(text)
     if not (path.suffix == ".json" or path.exists()):
-        return Cluster.parse(text)
+        return parse_devices(text)
     return read_document(path, Cluster)
 
 

@@ -20,6 +20,7 @@ from .grouped import GroupedCommand
 COMMANDS = (
     "doctor",
     "profile",
+    "estimate",
     "plan",
     "explain",
     "show",

@@ -104,18 +104,17 @@ def _as_rank(options: LinkOptions, output: Path, *, as_json: bool) -> None:
     from ..profiler.link_rank import join
 
     is_first = os.environ["RANK"] == "0"
-    group = join(options, lambda message: _give_up(message, as_json=as_json))
-    _agree(group, _refusal(output) if is_first else "")
-    with progress_bar(quiet=as_json or not is_first) as progress:
-        report = LinkSession(group, progress).report()
-    problem = ""
-    if is_first:
-        try:
-            _finish(report, output, as_json=as_json)
-        except InvalidInput as error:
-            problem = str(error)
-    _agree(group, problem)
-    group.close()
+    with join(options, lambda message: _give_up(message, as_json=as_json)) as group:
+        _agree(group, _refusal(output) if is_first else "")
+        with progress_bar(quiet=as_json or not is_first) as progress:
+            report = LinkSession(group, progress).report()
+        problem = ""
+        if is_first:
+            try:
+                _finish(report, output, as_json=as_json)
+            except InvalidInput as error:
+                problem = str(error)
+        _agree(group, problem)
 
 
 def _agree(group: RankGroup, problem: str) -> None:

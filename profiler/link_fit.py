@@ -119,8 +119,8 @@ def _weighted_slope(points: Sequence[tuple[float, float, float]]) -> float:
     Args:
         points: Bytes moved, base and time of each.
     """
-    moved, base_s, time_s = max(points)
-    slope = (time_s - base_s) / moved
+    large = sorted(points)[len(points) * 2 // 3 :]
+    slope = median((time_s - base_s) / moved for moved, base_s, time_s in large)
     weights = [1.0] * len(points)
     for _ in range(ROUNDS):
         if slope <= 0:
@@ -128,8 +128,8 @@ def _weighted_slope(points: Sequence[tuple[float, float, float]]) -> float:
         above = below = 0.0
         for weight, (moved, base_s, time_s) in zip(weights, points, strict=True):
             share = slope * moved / (base_s + slope * moved)
-            above += weight * share**2 * moved * (time_s - base_s) / time_s**2
-            below += weight * share**2 * (moved / time_s) ** 2
+            above += weight * share * moved * (time_s - base_s) / time_s**2
+            below += weight * share * (moved / time_s) ** 2
         slope = above / below
         weights = _weights(
             [(base_s + slope * moved) / time_s - 1 for moved, base_s, time_s in points]

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from ..core.errors import InvalidInput, RankFailed
 from .host_memory import host_memory_bytes
+from .link_beats import Beats
 from .link_records import LinkOptions, RankDevice
 
 GRACE_S = 5.0
@@ -58,10 +59,18 @@ class RankGroup:
         self._on_silence = on_silence
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self._words: dist.ProcessGroup | None = None
-        is_gpu = self.device.type == "cuda"
-        if is_gpu:
+        self._beats: Beats | None = None
+        if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         store = self._joined_store()
+        try:
+            self._connect_groups(store)
+        except BaseException as error:
+            self.__exit__(type(error), error, None)
+            raise
+
+    def _connect_groups(self, store: Any) -> None:
+        is_gpu = self.device.type == "cuda"
         with self.waiting_for(range(self.size), "to connect"):
             dist.init_process_group(
                 self.backend,
@@ -74,9 +83,17 @@ class RankGroup:
             if is_gpu:
                 self._words = dist.new_group(backend="gloo", timeout=self._timeout)
 
-    def close(self) -> None:
-        """Leave the others."""
-        dist.destroy_process_group()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        """Leave the others; after an error only this rank's thread: they may be gone already."""
+        if self._beats is not None:
+            self._beats.close()
+        if kind is None:
+            dist.destroy_process_group()
 
     def describe(self) -> RankDevice:
         """What this rank is and where it runs."""
@@ -104,17 +121,20 @@ class RankGroup:
         who = f"rank {self.rank} waited for {_names(others)} {what}"
         too_long = f"{who}: no answer in {self.options.timeout_s:g} s. {ADVICE}"
         timer = threading.Timer(
-            self.options.timeout_s + GRACE_S, self._on_silence, args=(too_long,)
+            self.options.timeout_s + GRACE_S,
+            lambda: self._on_silence(_blame(self._lost()) + too_long),
         )
         timer.daemon = True
         timer.start()
         try:
             yield
         except (RuntimeError, OSError) as error:  # torch.distributed's own are of these
+            timer.cancel()
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
             text = too_long if _is_timeout(error) else f"{who}: {_first_line(error)}. {ADVICE}"
-            raise RankFailed(text, ranks=others if len(others) == 1 else ()) from error
+            lost = self._lost()
+            raise RankFailed(_blame(lost) + text, ranks=lost) from error
         finally:
             timer.cancel()
 
@@ -160,6 +180,10 @@ class RankGroup:
         """A message of one number."""
         return torch.tensor([value], dtype=torch.int64, device=self.device)
 
+    def _lost(self) -> tuple[int, ...]:
+        """The ranks that stopped first, as far as can be told."""
+        return self._beats.lost() if self._beats is not None else ()
+
     def _joined_store(self) -> Any:
         """The store of all ranks, once all are there.
 
@@ -168,21 +192,26 @@ class RankGroup:
         """
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         with self.waiting_for([0], "to open the store that all ranks meet at"):
-            store: Any = torch.distributed.TCPStore(  # type: ignore[attr-defined]
-                os.environ.get("MASTER_ADDR", "127.0.0.1"),
-                _required("MASTER_PORT"),
-                self.size,
-                is_master=self.rank == 0 and not agent,
-                timeout=self._timeout,
-                wait_for_workers=False,
-            )
-            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            store = PrefixStore(f"stagewright-links/{attempt}", store)
-            store.set(f"here/{self.rank}", "1")
+            store = self._connect(is_host=self.rank == 0 and not agent)
             self._wait_for_all(store)
+            # A connection of its own: waiting on the other one would silence the heartbeat.
+            self._beats = Beats(self._connect(is_host=False), self.rank, self.size)
         return store
 
+    def _connect(self, *, is_host: bool) -> Any:
+        store: Any = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+            os.environ.get("MASTER_ADDR", "127.0.0.1"),
+            _required("MASTER_PORT"),
+            self.size,
+            is_master=is_host,
+            timeout=self._timeout,
+            wait_for_workers=False,
+        )
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return PrefixStore(f"stagewright-links/{attempt}", store)
+
     def _wait_for_all(self, store: Any) -> None:
+        store.set(f"here/{self.rank}", "1")
         missing = [rank for rank in range(self.size) if rank != self.rank]
         deadline = time.monotonic() + self.options.timeout_s
         while missing:
@@ -239,6 +268,10 @@ def _names(ranks: Sequence[int]) -> str:
     if len(ranks) > 8:
         return f"ranks {', '.join(map(str, ranks[:3]))} and {len(ranks) - 3} others"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def _blame(lost: Sequence[int]) -> str:
+    return f"{_names(lost)} stopped answering; " if lost else ""
 
 
 def _is_timeout(error: BaseException) -> bool:

@@ -45,7 +45,7 @@ class LinkSession:
     progress: Progress | None = None
     _mine: list[LinkTime] = field(default_factory=list)
     _done: int = 0
-    _total: int = 1
+    _total: int = 0
 
     def report(self) -> LinkReport:
         """The cluster that was measured, the same on every rank.

@@ -36,14 +36,13 @@ def main() -> NoReturn:
     """Measure with the options in the first argument; an error is a line on standard error."""
     options = LinkOptions(**json.loads(sys.argv[1]))
     try:
-        group = join(options, _give_up)
-        report = LinkSession(group, _tell).report()
+        with join(options, _give_up) as group:
+            report = LinkSession(group, _tell).report()
+            if group.rank == 0:
+                _say({"report": report.model_dump(mode="json")}, sys.stdout)
     except StagewrightError as error:
         _say({"error": type(error).__name__, "message": str(error)}, sys.stderr)
         _end(FAILED if isinstance(error, RankFailed) else 1)
-    if group.rank == 0:
-        _say({"report": report.model_dump(mode="json")}, sys.stdout)
-    group.close()
     _end(0)
 
 

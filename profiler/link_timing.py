@@ -81,7 +81,13 @@ def time_messages(
     echo_s = found[0].time_s / 2
     # An echo slower than the exchange it is part of is noise; half of the exchange is no more than
     # what an empty message takes.
-    return [replace(one, time_s=max(one.time_s - echo_s, one.time_s / 2)) for one in found[1:]]
+    return [_without(echo_s, one) for one in found[1:]]
+
+
+def _without(echo_s: float, one: Sized) -> Sized:
+    time_s = max(one.time_s - echo_s, one.time_s / 2)
+    least_s = max(one.least_s - echo_s, one.least_s / 2)
+    return replace(one, time_s=time_s, least_s=min(least_s, time_s))
 
 
 def time_all_reduces(
