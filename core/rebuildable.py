@@ -241,6 +241,14 @@ class _Walk:
         names = set(region.inputs)
         if len(names) != len(region.inputs):
             raise ValueError(f"two inputs of region {region.name!r} have one name")
+        for operation in region.operations:
+            if operation.kind != "function" or any(
+                isinstance(item, StateReference) for item in _items(operation)
+            ):
+                raise ValueError(
+                    f"region {region.name!r} holds {operation.name!r}; inside a region there are "
+                    "operators alone, applied to what the region is given"
+                )
         made = self._operations(region.operations, names, frozenset(), depth=depth)
         for argument in region.returns:
             self._check_argument(argument, made, frozenset(), f"region {region.name!r}")
@@ -255,6 +263,11 @@ class _Walk:
                 raise ValueError(f"{what} reads {item.input!r}, which is not an input")
             if isinstance(item, StateReference) and item.state not in self._state:
                 raise ValueError(f"{what} reads {item.state!r}, which is not in the state")
+
+
+def _items(operation: Operation) -> Iterator[Argument]:
+    for value in (*operation.arguments, *operation.keywords.values()):
+        yield from value if isinstance(value, tuple) else (value,)
 
 
 def _check_ends(graph: Graph) -> None:
