@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..capture.program import storage_key, tensors_of
 from ..core.profile import SavedStorage
+from .storages import Storage
 
 
 class SavedStorages:
@@ -65,13 +65,17 @@ class SavedStorages:
 class PeakMemory(TorchDispatchMode):
     """Follows the bytes of every tensor created inside, and their highest sum.
 
-    Counts what operators return, on any device; scratch memory inside a kernel is not seen.
+    Counts what operators return, on any device, and remembers which storages those were. On CUDA
+    the sums are the allocator's own, scratch memory inside kernels included; elsewhere that is
+    not seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.peak_bytes = 0
+        self._device = device if device is not None and device.type == "cuda" else None
+        self._live: dict[int, Storage] = {}
+        self._peak_bytes = 0
+        self._start_bytes = self._reset()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -81,17 +85,37 @@ class PeakMemory(TorchDispatchMode):
         for tensor in tensors_of(result):
             key = storage_key(tensor)
             if key not in given:
-                storage = tensor.untyped_storage()
-                self._live[key] = (StorageWeakRef(storage), storage.nbytes())
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes())
+                self._live[key] = Storage.of(tensor)
+        if self._device is None:
+            self._peak_bytes = max(self._peak_bytes, self.live_bytes())
         return result
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most alive at once since the beginning, or since `restart_peak`."""
+        if self._device is None:
+            return self._peak_bytes
+        return torch.cuda.max_memory_allocated(self._device) - self._start_bytes
+
+    def live(self) -> dict[int, Storage]:
+        """Storages created inside and still alive, by identity."""
+        self._live = {key: storage for key, storage in self._live.items() if storage.is_alive}
+        return self._live
 
     def live_bytes(self) -> int:
         """Bytes created inside and still alive."""
-        self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
-        return sum(size for _, size in self._live.values())
+        if self._device is None:
+            return sum(storage.size_bytes for storage in self.live().values())
+        return torch.cuda.memory_allocated(self._device) - self._start_bytes
 
     def restart_peak(self) -> int:
         """Forget the peak so far; returns the bytes alive now."""
-        self.peak_bytes = self.live_bytes()
-        return self.peak_bytes
+        self._peak_bytes = self.live_bytes()
+        self._reset()
+        return self._peak_bytes
+
+    def _reset(self) -> int:
+        if self._device is None:
+            return 0
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return torch.cuda.memory_allocated(self._device)
