@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
 
 from .. import __version__
+from ..core.errors import StagewrightError
 from ..core.units import format_bytes
+from ..profiler.host_memory import free_memory_bytes, host_memory_bytes
+from .doctor_devices import TorchReport, describe_torch, examine_torch
 from .extras import EXTRAS, MissingExtra, missing_packages
-from .output import JsonFlag, emit, say_next
+from .output import JsonFlag, emit, say, say_next
 
+if TYPE_CHECKING:
+    from ..profiler.link_records import LinkReport
 
-@dataclass(frozen=True)
-class CudaDevice:
-    """One CUDA device as torch sees it."""
-
-    index: int
-    name: str
-    memory_bytes: int
-
-
-@dataclass(frozen=True)
-class TorchReport:
-    """The torch found here; ``error`` says why it cannot be imported, if it cannot."""
-
-    version: str = ""
-    error: str = ""
-    cuda_version: str | None = None
-    cuda_devices: tuple[CudaDevice, ...] = ()
-    distributed_backends: tuple[str, ...] = ()
+LINKS_BUDGET_S = 2.0
+LINKS_LARGEST_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -45,6 +35,8 @@ class Report:
         memory_bytes: Physical memory, or the container's limit where that is lower.
         torch: `None` where torch is not installed.
         missing: For each extra, the packages of it that are not installed.
+        processor: Its own name.
+        free_memory_bytes: What new work may take; `None` if not known.
     """
 
     stagewright: str
@@ -54,14 +46,77 @@ class Report:
     memory_bytes: int
     torch: TorchReport | None
     missing: dict[str, tuple[str, ...]]
+    processor: str = ""
+    free_memory_bytes: int | None = None
 
 
-def command(as_json: JsonFlag = False) -> None:
-    """Show what this machine and this installation can do."""
+@dataclass(frozen=True)
+class Links:
+    """What was measured between devices; ``error`` says why nothing was, if so."""
+
+    report: LinkReport | None = None
+    error: str = ""
+
+
+def command(
+    with_links: Annotated[
+        bool,
+        Option("--links", help="Also measure the links between devices here, for some seconds."),
+    ] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show what this machine and this installation can do: devices, memory, links, extras."""
     report = examine()
-    emit(json.dumps(asdict(report), indent=2) if as_json else describe(report))
+    links = _measure_links(report, quiet=as_json) if with_links else None
+    emit(_as_json(report, links) if as_json else "\n".join(_lines(report, links)))
     follow = "stagewright profile --help" if report.torch else MissingExtra("torch", "").install
+    if report.torch and not with_links:
+        follow += "; stagewright doctor --links measures links too"
     say_next(follow, quiet=as_json)
+
+
+def _measure_links(report: Report, *, quiet: bool) -> Links:
+    """Between all CUDA devices, or between two CPU ranks where there are not two."""
+    if report.torch is None or report.torch.error:
+        return Links(error="without torch no links are measured")
+    from ..profiler.link_records import LinkOptions
+    from ..profiler.links import measure_links_here
+    from .progress import progress_bar
+
+    gpus = len(report.torch.cuda_devices)
+    device, count = ("cuda", gpus) if gpus > 1 else ("cpu", 2)
+    say(f"measuring links between {count} {device} ranks", quiet=quiet)
+    options = LinkOptions(device=device, budget_s=LINKS_BUDGET_S, largest_bytes=LINKS_LARGEST_BYTES)
+    try:
+        with progress_bar(quiet=quiet) as progress:
+            return Links(measure_links_here(count, options, progress))
+    except StagewrightError as error:  # the rest of the report is still worth having
+        return Links(error=str(error))
+
+
+def _as_json(report: Report, links: Links | None) -> str:
+    body = asdict(report)
+    if links is not None:
+        found = links.report
+        body["links"] = {
+            "report": None if found is None else found.model_dump(mode="json"),
+            "error": links.error,
+        }
+    return json.dumps(body, indent=2)
+
+
+def _lines(report: Report, links: Links | None) -> list[str]:
+    from .links_table import links_table
+
+    lines = [describe(report)]
+    if links is not None:
+        lines.append(
+            "links        "
+            + (links.error or "measured quickly; for plans: stagewright profile --links")
+        )
+        if links.report is not None:
+            lines += ["", links_table(links.report)]
+    return lines
 
 
 def examine() -> Report:
@@ -72,21 +127,25 @@ def examine() -> Report:
         python=platform.python_version(),
         system=platform.platform(),
         cores=_cores(),
-        memory_bytes=_memory_bytes(),
-        torch=None if "torch" in missing["torch"] else _examine_torch(),
+        memory_bytes=host_memory_bytes(),
+        torch=None if "torch" in missing["torch"] else examine_torch(),
         missing=missing,
+        processor=_processor(),
+        free_memory_bytes=free_memory_bytes(),
     )
 
 
 def describe(report: Report) -> str:
     """The report as lines for a person."""
+    available = report.free_memory_bytes
+    free = "" if available is None else f", {format_bytes(available)} free"
     lines = [
         f"stagewright  {report.stagewright}",
         f"python       {report.python}",
         f"system       {report.system}",
-        f"cores        {report.cores}",
-        f"memory       {format_bytes(report.memory_bytes)}",
-        *_describe_torch(report.torch),
+        f"cores        {report.cores}{f', {report.processor}' if report.processor else ''}",
+        f"memory       {format_bytes(report.memory_bytes)}{free}",
+        *describe_torch(report.torch),
     ]
     for extra, packages in report.missing.items():
         state = "installed"
@@ -97,55 +156,17 @@ def describe(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _describe_torch(torch: TorchReport | None) -> list[str]:
-    if torch is None:
-        return ["torch        not installed: planning works, measuring and running do not"]
-    if torch.error:
-        return [f"torch        installed, but importing it fails: {torch.error}"]
-    devices = [
-        f"cuda:{device.index}".ljust(13) + f"{device.name}, {format_bytes(device.memory_bytes)}"
-        for device in torch.cuda_devices
-    ]
-    return [
-        f"torch        {torch.version}",
-        f"backends     {', '.join(torch.distributed_backends) or 'none'}",
-        *(devices or ["cuda         no device"]),
-    ]
-
-
-def _examine_torch() -> TorchReport:
-    try:
-        torch: Any = importlib.import_module("torch")
-    except (ImportError, OSError) as error:  # OSError: a shared library is missing
-        return TorchReport(error=f"{type(error).__name__}: {error}")
-    backends = {"gloo": "is_gloo_available", "nccl": "is_nccl_available"}
-    distributed = torch.distributed
-    return TorchReport(
-        version=torch.__version__,
-        cuda_version=torch.version.cuda,
-        cuda_devices=tuple(
-            CudaDevice(index, properties.name, properties.total_memory)
-            for index in range(torch.cuda.device_count())
-            for properties in [torch.cuda.get_device_properties(index)]
-        ),
-        distributed_backends=tuple(
-            name
-            for name, available in backends.items()
-            if distributed.is_available() and getattr(distributed, available)()
-        ),
-    )
-
-
 def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _memory_bytes() -> int:
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def _processor() -> str:
+    """The processor's own name."""
     try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return physical
-    return min(physical, int(limit)) if limit.isdigit() else physical
+        return platform.processor()
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor()

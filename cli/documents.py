@@ -47,8 +47,8 @@ def read_devices(text: str) -> Cluster:
 
     if not text.strip():
         raise InvalidInput(
-            "the devices are empty; write '4x24GB', '8xH200', '2xcpu', '4x8x80GB' for 4 nodes of 8, or give "
-            "a cluster file (docs/clusters.md)",
+            "the devices are empty; write '4x24GB', '8xH200', '2xcpu', '4x8x80GB' for 4 nodes of "
+            "8, or give a cluster file (docs/clusters.md)",
             field="/devices",
         )
     path = Path(text)
