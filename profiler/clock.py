@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from statistics import quantiles
 
 import torch
 
 from ..core.profile import Timing
+
+SLEEP_CYCLES_PER_S = 2.0e9
+"""Clock cycles in a second of `Clock.head_start`; a slower GPU merely sleeps longer."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point in a device's work, and when the host had issued it.
+
+    Attributes:
+        host_s: The host's wall clock.
+        event: The point in the current CUDA stream; `None` where the host does the work itself.
+    """
+
+    host_s: float
+    event: torch.cuda.Event | None = None
 
 
 class Clock:
@@ -18,29 +35,36 @@ class Clock:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
+        self.cuda = device.type == "cuda"
 
-    def mark(self) -> torch.cuda.Event | float:
+    def mark(self) -> Mark:
         """A point in time, to be handed to `seconds`."""
-        if not self._cuda:
-            return time.perf_counter()
+        if not self.cuda:
+            return Mark(time.perf_counter())
         event = torch.cuda.Event(enable_timing=True)
         event.record()
-        return event
+        return Mark(time.perf_counter(), event)
 
-    def seconds(self, start: torch.cuda.Event | float, end: torch.cuda.Event | float) -> float:
+    def seconds(self, start: Mark, end: Mark) -> float:
         """Time between two marks, waiting for the device to have reached the second."""
-        if isinstance(start, float) or isinstance(end, float):
-            assert isinstance(start, float)
-            assert isinstance(end, float)
-            return end - start
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
+        if start.event is None or end.event is None:
+            return end.host_s - start.host_s
+        end.event.synchronize()
+        return float(start.event.elapsed_time(end.event)) / 1e3
 
     def settle(self) -> None:
         """Wait until the device is idle, so that no earlier work runs into the next mark."""
-        if self._cuda:
+        if self.cuda:
             torch.cuda.synchronize()
+
+    def head_start(self, seconds: float) -> None:
+        """Keep the device busy meanwhile, so that the host can issue what follows in advance.
+
+        Without it the time between two events is the host's wherever a kernel takes less time to
+        run than to launch.
+        """
+        if self.cuda and seconds > 0:
+            torch.cuda._sleep(int(seconds * SLEEP_CYCLES_PER_S))
 
 
 def timing(samples_s: list[float]) -> Timing:

@@ -1,8 +1,8 @@
-"""One layer with its real inputs, ready to be run alone, forwards and backwards."""
+"""One layer, ready to be run alone or in its turn, forwards and backwards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,12 @@ from torch import Tensor, fx
 
 from ..capture.capture import Captured
 from ..capture.cuts import differentiable_nodes
-from ..capture.program import value_of
-from ..capture.segment import make_segment
+from ..capture.in_place import mutated_inputs
+from ..capture.program import storage_key, tensors_of, value_of
+from ..capture.segment import Segment, make_segment
+
+Values = Mapping[fx.Node, Any]
+"""What nodes produced: tensors, or tuples of them."""
 
 
 @dataclass
@@ -23,33 +27,39 @@ class LayerRun:
         name: For progress and error messages.
         function: Flat tensors in, flat values out.
         reads: Nodes whose values it takes, in order.
-        writes: Nodes whose values it makes, in order.
+        writes: Nodes whose values it makes, in order; `None` for a value no layer reads.
         needs_grad: For each input, whether a gradient is to be computed for it.
-        in_place: Whether it may change its inputs, and so must be given copies.
+        changed: For each input, whether the layer may change it in place: it is given a copy.
         parameters: Trainable parameters it uses.
+        segment: What `function` runs, as a module; `None` for the loss.
+        parameter_bytes: Of all parameters it uses.
+        saved_bytes: What it keeps for its backward; `None` before its first run.
     """
 
     name: str
     function: Callable[..., tuple[Any, ...]]
     reads: list[fx.Node]
-    writes: list[fx.Node]
+    writes: list[fx.Node | None]
     needs_grad: list[bool]
-    in_place: bool
+    changed: list[bool]
     parameters: list[Tensor]
+    segment: Segment | None = None
+    parameter_bytes: int = 0
+    saved_bytes: int | None = None
 
-    def inputs(self, values: dict[fx.Node, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Leaves to differentiate for, and the tensors to call with (copies where needed)."""
-        leaves = [
-            values[node].detach().requires_grad_(needed)
+    def leaves(self, values: Values) -> list[Any]:
+        """Its inputs, cut from what made them."""
+        return [
+            detached(values[node], needed)
             for node, needed in zip(self.reads, self.needs_grad, strict=True)
         ]
-        if not self.in_place:
-            return leaves, leaves
-        return leaves, [leaf.clone() for leaf in leaves]
 
-    def targets(self, leaves: Sequence[Tensor]) -> list[Tensor]:
-        """What its backward pass computes gradients for."""
-        return [leaf for leaf in leaves if leaf.requires_grad] + self.parameters
+    def arguments(self, leaves: Sequence[Any]) -> list[Any]:
+        """What to call it with: the leaves, copied where it would change them."""
+        return [
+            mapped(torch.clone, leaf) if changed else leaf
+            for leaf, changed in zip(leaves, self.changed, strict=True)
+        ]
 
 
 def layer_runs(captured: Captured) -> list[LayerRun]:
@@ -76,21 +86,52 @@ def layer_runs(captured: Captured) -> list[LayerRun]:
                 name=layers.names[index],
                 function=segment,
                 reads=reads,
-                writes=writes,
-                needs_grad=[node in differentiable and _is_floating(node) for node in reads],
-                in_place=captured.mutates_inputs(index, index + 1),
+                writes=[*writes],
+                needs_grad=[node in differentiable for node in reads],
+                changed=_changed(captured, index, reads),
                 parameters=[p for p in segment.parameters() if p.requires_grad],
+                segment=segment,
+                parameter_bytes=sum(p.numel() * p.element_size() for p in segment.parameters()),
             )
         )
     return runs
 
 
-def _is_floating(node: fx.Node) -> bool:
-    value = value_of(node)
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """The function applied to a tensor, or to every one in a tuple or list."""
+    if isinstance(value, tuple | list):
+        return type(value)(mapped(function, item) for item in value)
+    return function(value) if isinstance(value, Tensor) else value
+
+
+def detached(value: Any, needs_grad: bool = False) -> Any:
+    """The same memory without its history; what can be differentiated for is, if asked."""
+    return mapped(
+        lambda tensor: tensor.detach().requires_grad_(needs_grad and _is_differentiable(tensor)),
+        value,
+    )
+
+
+def _is_differentiable(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _changed(captured: Captured, index: int, reads: Sequence[fx.Node]) -> list[bool]:
+    """Which inputs share memory with something that a layer changes in place."""
+    program = captured.program
+    touched = {
+        storage_key(tensor)
+        for node, layer in captured.layers.layer_of.items()
+        if layer == index
+        for source in mutated_inputs(node, program)
+        for tensor in tensors_of(value_of(source))
+    }
+    return [
+        any(storage_key(tensor) in touched for tensor in tensors_of(value_of(n))) for n in reads
+    ]
 
 
 def backward_pairs(outputs: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
     """Outputs that take part in the backward pass, and a gradient of ones for each."""
-    roots = [out for out in outputs if isinstance(out, Tensor) and out.requires_grad]
+    roots = [out for out in tensors_of(list(outputs)) if out.requires_grad]
     return roots, [torch.ones_like(out) for out in roots]
