@@ -99,19 +99,30 @@ def chosen(names: str | None) -> list[Architecture]:
     return [ZOO[name] for name in names.split(",")]
 
 
+def counted(found: Sequence[Row]) -> list[Row]:
+    """Those of which nine in ten must be equal: all but the hostile ones."""
+    return [row for row in found if row.kind != "hostile"]
+
+
 def summary(found: Sequence[Row]) -> str:
+    hostile = [row for row in found if row.kind == "hostile"]
+    parts = [_tally(counted(found), "architectures")] if counted(found) else []
+    return "; ".join([*parts, _tally(hostile, "hostile ones")] if hostile else parts)
+
+
+def _tally(found: Sequence[Row], what: str) -> str:
     count = Counter(row.verdict for row in found)
     equal = sum(row.is_equal for row in found)
-    parts = [f"{equal} of {len(found)} equal ({count['equal, with opaque layers']} of them with"]
-    parts[0] += " opaque layers)"
-    parts += [f"{count[verdict]} {verdict}" for verdict in LESS]
-    return ", ".join(parts)
+    opaque = count["equal, with opaque layers"]
+    rest = ", ".join(f"{count[verdict]} {verdict}" for verdict in LESS)
+    return f"{equal} of {len(found)} {what} equal ({opaque} of them with opaque layers), {rest}"
 
 
 def is_kept(found: Sequence[Row]) -> bool:
-    """None silently wrong, none crashed, and at least nine in ten equal."""
+    """None silently wrong, none crashed, and at least nine in ten of those counted equal."""
     loud = all(row.verdict not in ("WRONG", "failed") for row in found)
-    return loud and sum(row.is_equal for row in found) >= LEAST_SHARE_EQUAL * len(found)
+    judged = counted(found)
+    return loud and sum(row.is_equal for row in judged) >= LEAST_SHARE_EQUAL * len(judged)
 
 
 def main() -> int:

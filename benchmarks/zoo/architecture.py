@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-Kind = Literal["transformers", "vision", "recurrent", "composed", "trap"]
+Kind = Literal["transformers", "vision", "recurrent", "composed", "trap", "hostile"]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -54,8 +55,9 @@ def leaves(value: Any, path: str = "output") -> Iterator[tuple[str, Any]]:
 
 
 def seed_all(seed: int) -> None:
-    """Python's random numbers and torch's."""
+    """Python's random numbers, numpy's and torch's."""
     random.seed(seed)
+    numpy.random.seed(seed)
     torch.manual_seed(seed)
 
 
@@ -124,7 +126,7 @@ def differences(found: Behaviour, expected: Behaviour) -> dict[str, float]:
     A gradient that is `None` counts as zero: an optimizer's step is the same.
     """
     norms = [
-        float(value.double().norm())
+        float(_plain(value).norm())
         for what, value in expected.items()
         if what.startswith("gradient") and isinstance(value, Tensor)
     ]
@@ -156,7 +158,7 @@ def relative_difference(found: Any, expected: Any, floor: float = 0.0) -> float:
         return 0.0 if type(found) is type(expected) and found == expected else float("inf")
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return float("inf")
-    ours, theirs = found.detach().double(), expected.detach().double()
+    ours, theirs = _plain(found), _plain(expected)
     same = (ours == theirs) | (ours.isnan() & theirs.isnan())
     if bool(same.all()):
         return 0.0
@@ -164,3 +166,9 @@ def relative_difference(found: Any, expected: Any, floor: float = 0.0) -> float:
     norm = float(theirs[theirs.isfinite()].norm())
     relative = difference / max(norm, floor, 1e-30)
     return relative if relative == relative else float("inf")
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Dense, real, in double precision; no more than another view of the same numbers."""
+    tensor = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
+    return torch.view_as_real(tensor).double() if tensor.is_complex() else tensor.double()

@@ -204,7 +204,7 @@ class CutRun:
 
 def descend(model: nn.Module) -> None:
     """One step along the normalised gradient, so that no model runs away."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    gradients = [p.grad.to_dense() for p in model.parameters() if p.grad is not None]
     norm = torch.stack([gradient.norm() for gradient in gradients]).norm() if gradients else 0.0
     with torch.no_grad():
         for parameter in model.parameters():

@@ -28,7 +28,7 @@ def describe(
 ) -> Architecture:
     """An architecture named after its class; a trap is explained by the class's docstring."""
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", build.__name__).lower()
-    trap = (build.__doc__ or "").splitlines()[0].rstrip(".") if kind == "trap" else ""
+    trap = (build.__doc__ or "").splitlines()[0].rstrip(".") if kind in ("trap", "hostile") else ""
     return Architecture(name, kind, build, sample, seeds, trap)
 
 

@@ -19,6 +19,7 @@ TITLES = {
     "recurrent": "Recurrent",
     "composed": "Composed",
     "trap": "Traps",
+    "hostile": "Hostile",
 }
 
 

@@ -2,6 +2,7 @@
 
 from . import (
     composed,
+    hostile,
     images,
     language,
     perception,
@@ -10,6 +11,7 @@ from . import (
     traps_forms,
     traps_gradients,
     traps_state,
+    traps_wild,
 )
 
 ZOO = {
@@ -24,5 +26,7 @@ ZOO = {
         *traps_choices.ARCHITECTURES,
         *traps_state.ARCHITECTURES,
         *traps_forms.ARCHITECTURES,
+        *traps_wild.ARCHITECTURES,
+        *hostile.ARCHITECTURES,
     )
 }

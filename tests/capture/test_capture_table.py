@@ -185,5 +185,5 @@ def test_a_crash_costs_its_own_row_only(tmp_path):
     assert rows["plain-sequential"]["verdict"] == "equal"
     assert rows["dies"]["reason"] == "its process ended with 3"
     assert rows["hangs"]["reason"] == "still running when its time was up"
-    assert "1 of 3 equal" in document.read_text()
+    assert "1 of 3 architectures equal" in document.read_text()
     assert "| **failed** |" in document.read_text()
