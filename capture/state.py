@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .program import storage_key
 
@@ -28,9 +28,7 @@ _CONTAINERS = (list, dict, set)
 
 
 @contextmanager
-def preserved(
-    model: nn.Module, *, training: bool | None = None, parameters: bool = False
-) -> Iterator[None]:
+def preserved(model: nn.Module, *, training: bool | None = None) -> Iterator[None]:
     """Restore modes, buffers, attributes, hooks, gradients and random state, whatever happens.
 
     Buffers are restored as objects and as values: a forward may change one in place, or put
@@ -38,18 +36,13 @@ def preserved(
     of state is restored even where restoring another fails.
 
     Args:
-        model: The model.
+        model: The model; parameters must not be changed in place inside.
         training: Mode to put the whole model in meanwhile; `None` leaves each module's own.
-        parameters: Restore the parameters' values too, for models whose forward changes its own
-            weights (``nn.Embedding(max_norm=1)``); takes as much host memory as they take. Without
-            it nothing inside may change them in place.
     """
     with ExitStack() as restoring:
         restoring.enter_context(random_state_kept())
         for kind in (_gradients, _parameter_memory, _buffer_values, _containers, _attributes):
             restoring.callback(kind(model))
-        if parameters:
-            restoring.callback(_parameter_values(model))
         if training is not None:
             model.train(training)
         yield
@@ -127,22 +120,6 @@ def _parameter_memory(model: nn.Module) -> Restore:
     return restore
 
 
-def _parameter_values(model: nn.Module) -> Restore:
-    """Through ``data``: an unchanged parameter is not marked as changed for autograd."""
-    found = [(parameter, _host_copy(parameter)) for parameter in model.parameters()]
-
-    def restore() -> None:
-        for parameter, value in found:
-            parameter.data.copy_(value)
-
-    return restore
-
-
-def _host_copy(parameter: Tensor) -> Tensor:
-    value = parameter.detach()
-    return value.cpu() if value.device.type == "cuda" else value.clone()
-
-
 def _gradients(model: nn.Module) -> Restore:
     """As objects; where there was none there is none again."""
     found = [(parameter, parameter.grad) for parameter in model.parameters()]
@@ -171,6 +148,27 @@ def random_state_kept() -> Iterator[None]:
         torch.set_rng_state(cpu_state)
         if cuda_states:
             torch.cuda.set_rng_state_all(cuda_states)
+
+
+def random_state() -> tuple[Any, ...]:
+    """The generators' states as values that can be compared; those of CUDA apart."""
+    numpy = sys.modules.get("numpy")
+    torch_state = torch.get_rng_state().numpy().tobytes()
+    if numpy is None:
+        return torch_state, random.getstate()
+    name, keys, *rest = numpy.random.get_state()
+    return torch_state, random.getstate(), name, keys.tobytes(), *rest
+
+
+@contextmanager
+def modes_kept(module: nn.Module) -> Iterator[None]:
+    """Restore every submodule's mode."""
+    modes = [(child, child.training) for child in module.modules()]
+    try:
+        yield
+    finally:
+        for child, mode in modes:
+            child.training = mode
 
 
 def seed_everything(seed: int) -> None:
