@@ -89,8 +89,9 @@ def command(
         Option(
             "--microbatches",
             "-m",
-            help="Micro-batches per training step; 8 if not given. With --batch-size, which it has "
-            "to divide, the size of micro-batches follows.",
+            help="Micro-batches per training step; 8 if not given, for a model's name at least as "
+            "many as devices. With --batch-size, which it has to divide, the size of micro-batches "
+            "follows.",
             rich_help_panel=STEP,
         ),
     ] = None,
@@ -149,12 +150,13 @@ def command(
         ),
     ] = "1",
     recompute: Annotated[
-        str,
+        str | None,
         Option(
-            help="never, auto or always: keep a stage's inputs only and run its forward again.",
+            help="never, auto or always: keep a stage's inputs only and run its forward again. "
+            "never if not given, auto for a model's name.",
             rich_help_panel=GOAL,
         ),
-    ] = "never",
+    ] = None,
     order: Annotated[
         str,
         Option(
@@ -239,6 +241,9 @@ def command(
 
     if output is not None:
         check_writable(output)
+    name, cluster = model_named(profiles), devices_named(devices)
+    if name is not None and microbatches is None:
+        microbatches = max(8, len(cluster.devices))
     options = checked(
         PlanOptions,
         **({} if microbatches is None else {"num_microbatches": microbatches}),
@@ -250,7 +255,7 @@ def command(
         num_stages=stages,
         max_stages=max_stages,
         max_replicas=number_or_any(max_replicas),
-        recompute=recompute,
+        recompute=recompute or ("never" if name is None else "auto"),
         layer_order=order,
         together=tuple(map(pair, together or ())),
         no_cut_after=tuple(no_cut_after or ()),
@@ -260,8 +265,6 @@ def command(
         memory_fraction=memory_fraction,
         gap=gap,
     )
-    cluster = devices_named(devices)
-    name = model_named(profiles)
     given = {
         "--microbatch": microbatch,
         "--sequence": sequence,

@@ -155,9 +155,7 @@ GPT3_SOURCE = "Brown et al. 2020, table 2.1, with dense attention in every layer
 LLAMA_SOURCE = "Touvron et al. 2023, LLaMA, table 2"
 LLAMA2_SOURCE = "Touvron et al. 2023, Llama 2, table 1; config.json of meta-llama on Hugging Face"
 LLAMA3_SOURCE = "Grattafiori et al. 2024, The Llama 3 Herd of Models, table 3"
-T5_LARGE = T5Config(
-    d_model=1024, d_ff=4096, num_layers=24, num_decoder_layers=24, num_heads=16
-)
+T5_LARGE = T5Config(d_model=1024, d_ff=4096, num_layers=24, num_decoder_layers=24, num_heads=16)
 
 PRESETS: dict[str, Preset] = {
     "gpt2": _gpt2(768, 12, 12, 124_439_808, GPT2_SOURCE),

@@ -17,13 +17,15 @@ from ..core.accelerators import Accelerator, Precision, accelerator, by_driver_n
 from ..core.default_samples import default_sample
 from ..core.errors import InvalidInput
 from ..core.families import ModelSpec
+from ..core.graph import Layer
 from ..core.profile import LayerProfile, LossProfile, Profile, Provenance, Timing
 from ..core.sample import Sample
 from .estimate_calibration import Observation, calibrated, observation
 from .estimate_errors import error_band, error_note
 from .estimate_times import CostTable, Rates, default_rates
-from .estimate_work import LayerWork, LossFunction, ModelWork, model_work
+from .estimate_work import LayerWork, ModelWork, model_work
 from .families import build_loss, build_model
+from .loss import LossFunction
 
 META = torch.device("meta")
 
@@ -257,8 +259,10 @@ def document(
     graph, backend = work.captured.graph, wanted.device.backend
     is_calibrated = bool(calibrate_by)
     layers = tuple(
-        _layer(entry, part, *map(float, row))
-        for entry, part, row in zip(graph.layers, work.layers, times, strict=False)
+        _layer(entry.model_copy(update={"cost_class": name}), part, *map(float, row))
+        for entry, name, part, row in zip(
+            graph.layers, work.classes, work.layers, times, strict=False
+        )
     )
     loss = None
     if work.loss is not None:
@@ -298,7 +302,7 @@ def document(
 
 
 def _layer(
-    entry: Any, part: LayerWork, forward_s: float, backward_s: float, input_s: float
+    entry: Layer, part: LayerWork, forward_s: float, backward_s: float, input_s: float
 ) -> LayerProfile:
     input_s = min(input_s, backward_s)
     return LayerProfile(

@@ -1,31 +1,30 @@
 """What every layer of a model computes and keeps, found by running it on the meta device.
 
 Nothing is allocated: tensors there have shapes, not memory, so neither the model nor its sample
-need fit anywhere.
+need fit anywhere. What layers keep and need in passing is found by the same runs as in a
+measurement; of layers that do the same, one is looked at for its operations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..capture.capture import Captured, trace
 from ..capture.program import tensors_of
 from ..capture.sample import read_sample
 from ..core.accelerators import Backend
-from ..core.errors import InvalidInput
 from ..core.profile import SavedStorage
+from .cost_classes import cost_classes, members_of
 from .estimate_kernels import DeviceKernels
+from .first_run import first_run
 from .flops import Cost, cost_of
-from .layer_runs import backward_pairs, detached, layer_runs
-from .memory import PeakMemory, SavedStorages
-
-LossFunction = Callable[[Any, Tensor], Tensor]
+from .layer_runs import LayerRun, Values, backward_pairs, layer_runs
+from .loss import Loss, LossFunction
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class LayerWork:
         backward_input: Those of a backward that computes gradients of inputs alone.
         saved_bytes: Distinct storages kept for the backward.
         output_bytes: What later layers read.
-        workspace_bytes: Most memory in use beyond inputs, outputs, parameters and saved storages.
+        workspace_bytes: See `memory_run.MemoryRun`.
     """
 
     forward: tuple[Cost, ...] = ()
@@ -59,6 +58,7 @@ class ModelWork:
     """All layers of a captured model, the loss where it has one, and the storage table."""
 
     captured: Captured
+    classes: tuple[str, ...]
     layers: tuple[LayerWork, ...]
     loss: LayerWork | None
     storages: tuple[SavedStorage, ...]
@@ -90,16 +90,40 @@ def model_work(
         CaptureError: The model cannot be traced.
         InvalidInput: The sample does not fit, or there is a loss without a target.
     """
-    if loss_fn is not None and target is None:
-        raise InvalidInput("a loss needs a target; give target=")
     model.train()
     structure, flat = read_sample(model, sample)
+    loss = None if loss_fn is None else Loss(loss_fn, target, torch.device("meta"))
     captured = trace(model, structure.as_sample(flat), check=False)
-    with torch.device("meta"), DeviceKernels(backend):
-        run = _MetaRun(captured, flat)
-        layers = tuple(run.layer(index) for index in range(len(run.runs)))
-        loss = None if loss_fn is None or target is None else run.loss(loss_fn, target)
-    return ModelWork(captured, layers, loss, run.saved.records(len(layers)))
+    runs = layer_runs(captured)
+    classes = cost_classes(captured, runs)
+    groups = members_of(classes)
+    if loss is not None:
+        runs.append(loss.run(captured))
+        groups.append([len(runs) - 1])
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    inputs = dict(zip(captured.program.inputs, flat, strict=True))
+    first = first_run(model, runs, inputs, len(classes), lambda: DeviceKernels(backend))
+    parts = [LayerWork()] * len(runs)
+    for group in groups:
+        forward, whole, alone = _operations(runs[group[0]], first.values, backend)
+        for index in group:
+            parts[index] = LayerWork(
+                forward=forward,
+                backward=whole,
+                backward_input=alone,
+                saved_bytes=runs[index].saved_bytes or 0,
+                output_bytes=first.output_bytes[index],
+                workspace_bytes=first.workspace_bytes[index],
+            )
+    return ModelWork(
+        captured=captured,
+        classes=tuple(classes),
+        layers=tuple(parts[: len(classes)]),
+        loss=None if loss is None else parts[-1],
+        storages=first.storages,
+    )
 
 
 class _Recorder(TorchDispatchMode):
@@ -120,78 +144,24 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
-class _MetaRun:
-    """One pass over the layers, forwards and backwards."""
-
-    def __init__(self, captured: Captured, flat: tuple[Tensor, ...]) -> None:
-        self.captured = captured
-        self.runs = layer_runs(captured)
-        model = captured.program.model
-        self.saved = SavedStorages(model, flat)
-        self.values: dict[fx.Node, Any] = dict(zip(captured.program.inputs, flat, strict=True))
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.grad = torch.zeros_like(parameter)
-
-    def layer(self, index: int) -> LayerWork:
-        run = self.runs[index]
-        leaves = run.leaves(self.values)
-        given = run.arguments(leaves)
-        for copy, leaf in zip(tensors_of(given), tensors_of(leaves), strict=True):
-            if copy is not leaf:
-                self.saved.same_storage(copy, leaf)
-        peak, forward = PeakMemory(), _Recorder()
-        with peak, forward, self.saved.during(index):
-            outputs = run.function(*given)
-        workspace = peak.peak_bytes - peak.live_bytes()
-        output_bytes = 0
-        for node, value in zip(run.writes, outputs, strict=True):
-            output_bytes += sum(t.numel() * t.element_size() for t in tensors_of(value))
-            if node is not None:
-                self.values[node] = detached(value)
-        inputs = [leaf for leaf in tensors_of(leaves) if leaf.requires_grad]
-        inputs_alone, whole, backward_peak = _backward(peak, inputs, run.parameters, outputs)
-        return LayerWork(
-            forward=tuple(forward.costs),
-            backward=whole,
-            backward_input=inputs_alone,
-            saved_bytes=self.saved.bytes_of(index),
-            output_bytes=output_bytes,
-            workspace_bytes=max(workspace, backward_peak),
-        )
-
-    def loss(self, loss_fn: LossFunction, target: Tensor) -> LayerWork:
-        leaves = [
-            detached(self.values[node], True) if isinstance(node, fx.Node) else node
-            for node in self.captured.program.flat_outputs
-        ]
-        number = len(self.runs)
-        forward, backward = _Recorder(), _Recorder()
-        with forward, self.saved.during(number):
-            loss = loss_fn(self.captured.unflatten_output(leaves), target)
-        inputs = [leaf for leaf in tensors_of(leaves) if leaf.requires_grad]
-        with backward:
-            torch.autograd.backward([loss], inputs=inputs)
-        return LayerWork(
-            forward=tuple(forward.costs),
-            backward=tuple(backward.costs),
-            backward_input=tuple(backward.costs),
-            saved_bytes=self.saved.bytes_of(number),
-        )
+Operations = tuple[Cost, ...]
 
 
-def _backward(
-    peak: PeakMemory, inputs: list[Tensor], parameters: list[Tensor], outputs: tuple[Any, ...]
-) -> tuple[tuple[Cost, ...], tuple[Cost, ...], int]:
-    """Operations for the inputs' gradients alone, for all gradients, and the memory beyond."""
+def _operations(
+    run: LayerRun, values: Values, backend: Backend
+) -> tuple[Operations, Operations, Operations]:
+    """Of the forward, of the backward, and of a backward for the inputs' gradients alone."""
+    forward, whole, alone = _Recorder(), _Recorder(), _Recorder()
+    leaves = run.leaves(values)
+    arguments = run.arguments(leaves)
+    with DeviceKernels(backend), forward:
+        outputs = run.function(*arguments)
     roots, gradients = backward_pairs(outputs)
-    alone, whole = _Recorder(), _Recorder()
-    if not roots or not (inputs or parameters):
-        return (), (), 0
-    if inputs:
+    inputs = [leaf for leaf in tensors_of(leaves) if leaf.requires_grad]
+    if roots and inputs:
         with alone:
             torch.autograd.grad(roots, inputs, gradients, retain_graph=True, allow_unused=True)
-    before = peak.restart_peak()
-    with peak, whole:
-        torch.autograd.backward(roots, gradients, inputs=[*inputs, *parameters])
-    return tuple(alone.costs), tuple(whole.costs), peak.peak_bytes - before
+    if roots and (inputs or run.parameters):
+        with whole:
+            torch.autograd.backward(roots, gradients, inputs=[*inputs, *run.parameters])
+    return tuple(forward.costs), tuple(whole.costs), tuple(alone.costs)
