@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -19,13 +20,22 @@ from .cuts import Cut, find_cuts
 from .dataless import erase_copies_behind_attention
 from .document import graph_document
 from .exporting import export_program
-from .gate import Behaviour, compare, eager_behaviour, follows_mode, pieces_behaviour
+from .frontier import outermost, trace_around
+from .gate import (
+    Expected,
+    compare_pieces,
+    eager_steps,
+    follows_mode,
+    observe,
+)
 from .layers import Layers, assign_layers
 from .leaves import restore_leaves
 from .masks import restore_causal_attention
 from .modes import follow_mode
+from .nested import put
+from .observe import Observation, function_owners
 from .program import Program
-from .sample import CallStructure, read_sample
+from .sample import CallStructure, read_sample, sample_ranges
 from .segment import Segment, make_segment, mutates_inputs
 from .state import preserved
 from .tracing import sequential_program, traced_program
@@ -38,13 +48,15 @@ WAYS_OUT = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Captured:
     """A traced model: its `Graph` as data, and the means to run any interval of its layers."""
 
     program: Program
     layers: Layers
     cuts: list[Cut]
+    attempts: list[tuple[str, CaptureError]] = field(default_factory=list)
+    checked: str = "not compared with the model"
 
     @functools.cached_property
     def graph(self) -> Graph:
@@ -89,6 +101,8 @@ class Captured:
 
     def unflatten_output(self, flat: Sequence[Any]) -> Any:
         """The model's own output structure."""
+        if self.program.output is not None:
+            return put(self.program.output, list(flat))
         return pytree.tree_unflatten(list(flat), self.program.out_spec)
 
 
@@ -119,23 +133,30 @@ def trace(model: nn.Module, sample: Any, *, mode: Mode = "auto", check: bool = T
             module, the operation and the ways out.
     """
     structure, flat = read_sample(model, sample)
-    refusals: list[CaptureError] = []
+    attempts: list[tuple[str, CaptureError]] = []
     with preserved(model, training=None if model.training else True):
         try:
-            expected = eager_behaviour(model, structure, flat) if check else None
+            expected = eager_steps(model, structure, flat) if check else None
+            seen = expected.seen if expected else observe(model, structure, flat)
         except CaptureError as error:
             raise _could_not(model, [error]) from error
-        for tracer in _tracers(model, flat, mode):
+        for name, tracer in _tracers(model, flat, mode):
             try:
-                with _as_capture_error():
-                    captured = _finish(tracer(model, structure, flat))
+                with _as_capture_error(), preserved(model):
+                    captured = _finish(
+                        trace_around(model, seen, partial(tracer, model, structure, flat, seen))
+                    )
                 if expected is not None:
-                    _check(captured, flat, expected)
+                    _check(captured, expected)
             except CaptureError as refusal:
-                refusals.append(refusal)
+                attempts.append((name, refusal))
             else:
+                captured.program.sample_ranges = sample_ranges(flat)
+                captured.program.notes += seen.remarks
+                captured.attempts += attempts
+                captured.checked = checked_how(expected)
                 return captured
-    raise _could_not(model, refusals) from refusals[0]
+    raise _could_not(model, [refusal for _, refusal in attempts]) from attempts[0][1]
 
 
 @contextmanager
@@ -152,22 +173,53 @@ def _as_capture_error() -> Iterator[None]:
         ) from error
 
 
-Tracer = Callable[[nn.Module, CallStructure, tuple[Tensor, ...]], Program]
+Tracer = Callable[
+    [nn.Module, CallStructure, tuple[Tensor, ...], Observation, Mapping[str, str]], Program
+]
 
 
-def _tracers(model: nn.Module, flat: tuple[Tensor, ...], mode: Mode) -> list[Tracer]:
+def _tracers(model: nn.Module, flat: tuple[Tensor, ...], mode: Mode) -> list[tuple[str, Tracer]]:
     if type(model) is nn.Sequential and len(model) and len(flat) == 1 and mode == "auto":
-        return [sequential_program]
-    tracers: dict[Mode, list[Tracer]] = {
-        "auto": [_export, traced_program],
-        "export": [_export],
-        "trace": [traced_program],
+        return [("sequential", _sequential)]
+    tracers: dict[Mode, list[tuple[str, Tracer]]] = {
+        "auto": [("export", _export), ("trace", _trace)],
+        "export": [("export", _export)],
+        "trace": [("trace", _trace)],
     }
     return tracers[mode]
 
 
-def _export(model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...]) -> Program:
-    program = export_program(model, structure, flat)
+def _sequential(
+    model: nn.Module,
+    structure: CallStructure,
+    flat: tuple[Tensor, ...],
+    seen: Observation,
+    opaque: Mapping[str, str],
+) -> Program:
+    return sequential_program(model, structure, flat, {**function_owners(seen), **opaque})
+
+
+def _trace(
+    model: nn.Module,
+    structure: CallStructure,
+    flat: tuple[Tensor, ...],
+    seen: Observation,
+    opaque: Mapping[str, str],
+) -> Program:
+    owners = function_owners(seen)
+    if "" in owners:
+        raise CaptureError(f"torch.fx: forward of the model itself {owners['']}")
+    return traced_program(model, structure, flat, outermost({**owners, **opaque}))
+
+
+def _export(
+    model: nn.Module,
+    structure: CallStructure,
+    flat: tuple[Tensor, ...],
+    seen: Observation,
+    opaque: Mapping[str, str],
+) -> Program:
+    program = export_program(model, structure, flat, seen, opaque)
     restore_leaves(program)
     restore_causal_attention(program)
     erase_copies_behind_attention(program)
@@ -181,24 +233,23 @@ def _finish(program: Program) -> Captured:
     return Captured(program, layers, find_cuts(program, layers))
 
 
-def _check(captured: Captured, flat: tuple[Tensor, ...], expected: Behaviour) -> None:
+def _check(captured: Captured, expected: Expected) -> None:
     """The gate: the traced model, in as many pieces as it can be cut into, is the model."""
     program = captured.program
     legal = [cut.boundary.after + 1 for cut in captured.cuts if cut.boundary.legal]
     edges = [0, *legal, len(captured.layers)]
     pieces = [captured.segment(first, last) for first, last in pairwise(edges)]
     boundaries = [captured.cuts[position - 1].boundary for position in legal]
-    try:
-        found = pieces_behaviour(program.model, pieces, boundaries, flat)
-    except Exception as error:
-        raise CaptureError(
-            f"the traced model fails where the model does not: {type(error).__name__}: "
-            f"{str(error).splitlines()[0] if str(error) else ''}"
-        ) from error
-    compare(found, expected)
+    compare_pieces(program.model, pieces, boundaries, captured.unflatten_output, expected)
     if not program.fixed_mode:
         whole = captured.segment(0, len(captured.layers))
-        if not follows_mode(program.model, captured.structure, whole, flat):
+        if not follows_mode(
+            program.model,
+            captured.structure,
+            whole,
+            captured.unflatten_output,
+            expected.inputs[0],
+        ):
             program.fixed_mode = ("Python code that looks at self.training",)
 
 
@@ -214,6 +265,13 @@ def _could_not(model: nn.Module, refusals: list[CaptureError]) -> CaptureError:
         module=blame,
         operation=operation,
     )
+
+
+def checked_how(expected: Expected | None) -> str:
+    if expected is None:
+        return "not compared with the model"
+    inputs = "different inputs" if expected.varied else "the same inputs"
+    return f"equal to the model in two steps of training on {inputs}, and in evaluation"
 
 
 def default_device(model: nn.Module) -> torch.device:

@@ -14,7 +14,7 @@ from ..core.graph import Boundary
 from ..core.tensors import DIFFERENTIABLE
 from .in_place import mutated_inputs
 from .layers import Layers
-from .program import Program, storage_key, tensors_of, value_of
+from .program import GRAD, Program, modules_called, storage_key, tensors_of, value_of
 from .sample import dtype_name, tensor_spec
 
 
@@ -100,8 +100,7 @@ def _buffer_spans(program: Program, layers: Layers) -> dict[str, tuple[int, int]
     touched: dict[int, set[int]] = {}
     changed: set[int] = set()
     for node, layer in layers.layer_of.items():
-        if node.op == "call_module":
-            module = program.attribute(str(node.target))
+        for module in modules_called(node, program):
             for buffer in module.buffers():
                 touched.setdefault(storage_key(buffer), set()).add(layer)
                 changed.add(storage_key(buffer))  # batch statistics, counters: assume the worst
@@ -136,6 +135,8 @@ def differentiable_nodes(program: Program) -> set[fx.Node]:
         value = value_of(node)
         if node.op == "get_attr":
             flows = str(node.target) in trainable
+        elif GRAD in node.meta:
+            flows = bool(node.meta[GRAD])
         elif node.op == "call_module":
             module = program.attribute(str(node.target))
             own = any(parameter.requires_grad for parameter in module.parameters())

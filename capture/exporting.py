@@ -2,37 +2,63 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from ..core.errors import CaptureError
-from .program import CALL, PATH, Program
+from .nested import take_tensors
+from .observe import Observation
+from .program import CALL, PATH, Program, is_inside
 from .quiet import quiet_loggers
 from .sample import CallStructure
+from .standins import call_as_written, stand_ins
 
 _CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range")
 
 
-def export_program(model: nn.Module, structure: CallStructure, flat: Sequence[Tensor]) -> Program:
+def export_program(
+    model: nn.Module,
+    structure: CallStructure,
+    flat: Sequence[Tensor],
+    seen: Observation | None = None,
+    opaque: Mapping[str, str] | None = None,
+) -> Program:
     """Export in the mode the model is in, at exactly this input shape.
+
+    Args:
+        model: The model.
+        structure: How it is called.
+        flat: Its inputs.
+        seen: What an eager forward showed; its custom autograd functions are called as written.
+        opaque: Modules that are called as their author wrote them, and why.
 
     Raises:
         CaptureError: Export refused the model; the message names the module and operation.
     """
     args, kwargs = structure.unflatten(flat)
+    seen, opaque = seen or Observation(), opaque or {}
+    functions = [cls for cls, paths in seen.functions.items() if not _all_inside(paths, opaque)]
     try:
-        with warnings.catch_warnings(), quiet_loggers("torch"):
+        with (
+            warnings.catch_warnings(),
+            quiet_loggers("torch"),
+            stand_ins(model, seen, opaque, functions) as active,
+            flat_output(model) as outputs,
+        ):
             warnings.simplefilter("ignore")
             exported = torch.export.export(model, args, kwargs, strict=False)
             module = exported.module()
     except Exception as error:
-        raise _refusal(error) from error
+        raise _refusal(error, model) from error
     for node in list(module.graph.nodes):
         if _is_check(node):
             module.graph.erase_node(node)
@@ -45,7 +71,7 @@ def export_program(model: nn.Module, structure: CallStructure, flat: Sequence[Te
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     by_position, by_keyword = pytree.tree_unflatten(nodes, exported.call_spec.in_spec)
     placeholders = {**dict(zip(structure.positional, by_position, strict=True)), **by_keyword}
-    return Program(
+    program = Program(
         model=model,
         holder=module,
         graph=graph,
@@ -54,8 +80,41 @@ def export_program(model: nn.Module, structure: CallStructure, flat: Sequence[Te
         inputs=[placeholders[name] for name in structure.names],
         out_spec=exported.call_spec.out_spec,
         training=model.training,
+        output=outputs[-1],
+        opaque=dict(opaque),
         notes=["captured at one batch size; run it at that micro-batch size"],
     )
+    call_as_written(program, active, opaque, seen)
+    return program
+
+
+@contextmanager
+def flat_output(model: nn.Module) -> Iterator[list[Any]]:
+    """Make the model return a tuple of its output's tensors for a while, whatever holds them.
+
+    Yields the list that each call's output is appended to, with places for the tensors.
+    """
+    written, had_own = model.forward, "forward" in vars(model)
+    forms: list[Any] = []
+
+    @functools.wraps(written)
+    def forward(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        found: list[Tensor] = []
+        forms.append(take_tensors(written(*args, **kwargs), found))
+        return tuple(found)
+
+    try:
+        model.forward = forward
+        yield forms
+    finally:
+        if had_own:
+            model.forward = written
+        else:
+            del model.forward
+
+
+def _all_inside(paths: set[str], opaque: Mapping[str, str]) -> bool:
+    return all(any(is_inside(path, module) for module in opaque) for path in paths)
 
 
 def _is_check(node: fx.Node) -> bool:
@@ -65,21 +124,13 @@ def _is_check(node: fx.Node) -> bool:
     return node.op == "call_function" and not node.users and name.split(".")[0] in _CHECKS
 
 
-def _refusal(error: Exception) -> CaptureError:
+def _refusal(error: Exception, model: nn.Module) -> CaptureError:
     """Say which line of which module was refused, in a few words."""
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     headline = lines[0] if lines else type(error).__name__
-    module = None
-    for frame in _frames(error):
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and not type(owner).__module__.startswith("torch."):
-            module = type(owner).__name__
-            operation = f"{frame.f_code.co_name}, line {frame.f_lineno}"
-            break
-    else:
-        operation = None
     where = re.search(r"(\S+\.py:\d+ in \w+)", text)
+    module, operation = _blamed(error, model)
     return CaptureError(
         f"torch.export: {type(error).__name__}: {headline}",
         module=module,
@@ -87,10 +138,26 @@ def _refusal(error: Exception) -> CaptureError:
     )
 
 
-def _frames(error: BaseException) -> list[FrameType]:
+def _blamed(error: BaseException, model: nn.Module) -> tuple[str | None, str | None]:
+    """The innermost module of the model in whose code the error arose, and the line there."""
+    paths = {id(module): name for name, module in reversed(list(model.named_modules()))}
+    cause: BaseException | None = error
+    while cause is not None:
+        for frame, line in _frames(cause):
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, nn.Module) and id(owner) in paths:
+                name = paths[id(owner)] or type(model).__name__
+                return name, f"{frame.f_code.co_name}, line {line}"
+        if isinstance(cause, CaptureError) and cause.module:
+            return cause.module, cause.operation
+        cause = cause.__cause__ or cause.__context__
+    return None, None
+
+
+def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
     frames = []
     trace = error.__traceback__
     while trace is not None:
-        frames.append(trace.tb_frame)
+        frames.append((trace.tb_frame, trace.tb_lineno))
         trace = trace.tb_next
     return frames[::-1]

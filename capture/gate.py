@@ -8,14 +8,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..core.errors import CaptureError, InvalidInput
 from ..core.graph import Boundary
 from .difference import relative_difference
+from .guard import ParameterGuard, changes_parameter
+from .nested import constants, take_tensors
+from .observe import Observation, observed
 from .pieces import PieceRun
 from .sample import CallStructure
-from .state import preserved
+from .state import modes_kept, preserved, seed_everything
+from .variation import variations
 
 RELATIVE_TOLERANCE = 1e-3
 """A wrong graph is off by far more; another kernel for the same operation (flash instead of math
@@ -26,29 +29,110 @@ GRADIENT_FLOOR = 1e-5
 before a normalisation."""
 
 
+SEEDS = (0, 1)
+"""Of the random generators at the start of each step."""
+
+
 @dataclass(frozen=True)
 class Behaviour:
-    """What a model did on a sample: flat outputs, gradients by name, buffers by name."""
+    """What a model did on a sample.
 
-    outputs: list[Any]
+    Attributes:
+        outputs: The tensors it returned.
+        form: What it returned, with places for the tensors.
+        gradients: By the parameters' names.
+        buffers: By name.
+    """
+
+    outputs: list[Tensor]
+    form: Any
     gradients: dict[str, Tensor]
     buffers: dict[str, Tensor]
 
 
-def eager_behaviour(
-    model: nn.Module, structure: CallStructure, flat: Sequence[Tensor]
-) -> Behaviour:
-    """The model itself, forwards and backwards, from the current random state.
+@dataclass(frozen=True)
+class Expected:
+    """What the model itself did: two steps, one after the other, on different inputs.
+
+    Attributes:
+        seen: What the first forward showed.
+        inputs: The inputs of each step.
+        behaviours: What each step did.
+    """
+
+    seen: Observation
+    inputs: list[tuple[Tensor, ...]]
+    behaviours: list[Behaviour]
+
+    @property
+    def varied(self) -> bool:
+        """Whether the second step had inputs of its own."""
+        return self.inputs[0] is not self.inputs[1]
+
+
+def eager_steps(model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...]) -> Expected:
+    """The model itself, two steps forwards and backwards.
+
+    What one step leaves behind on the model the next one finds, as in training; inputs and random
+    numbers of the second differ, so that a graph that took over values of the sample shows.
 
     Raises:
         InvalidInput: The model fails on this sample by itself.
-        CaptureError: It changes its own parameters, or holds a custom autograd function.
+        CaptureError: It would change its own parameters; it was stopped before.
     """
-    versions = {name: p._version for name, p in model.named_parameters()}
     with preserved(model), torch.enable_grad():
-        args, kwargs = structure.unflatten([tensor.clone() for tensor in flat])
+        seed_everything(SEEDS[0])
+        seen, output = _watched_forward(model, structure, flat)
+        try:
+            with ParameterGuard(model):
+                first = _behaviour(model, output, lambda: None)
+        except RuntimeError as error:
+            raise InvalidInput(
+                f"{type(model).__name__} itself fails in its backward pass: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+        del output
+        for other in variations(flat):
+            try:
+                with preserved(model), ParameterGuard(model):
+                    second = _step(model, structure, other)
+            except CaptureError:
+                raise
+            except Exception:  # noqa: BLE001 - these made-up inputs do not suit the model
+                continue
+            if _as_finite(second, first):
+                same = all(ours is theirs for ours, theirs in zip(other, flat, strict=True))
+                return Expected(seen, [flat, flat if same else other], [first, second])
+    raise CaptureError("the model ran once and then failed on the same sample")
+
+
+def observe(model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...]) -> Observation:
+    """One forward of the model itself, watched.
+
+    A model that fails on this sample is not refused here: made-up inputs may not suit it.
+
+    Raises:
+        CaptureError: It would change its own parameters; it was stopped before.
+    """
+    with preserved(model), torch.enable_grad():
+        seed_everything(SEEDS[0])
+        try:
+            return _watched_forward(model, structure, flat)[0]
+        except InvalidInput:
+            return Observation()
+
+
+def _watched_forward(
+    model: nn.Module, structure: CallStructure, flat: Sequence[Tensor]
+) -> tuple[Observation, Any]:
+    args, kwargs = structure.unflatten([tensor.clone() for tensor in flat])
+    parameters = dict(model.named_parameters())
+    versions = {name: parameter._version for name, parameter in parameters.items()}
+    with observed(model) as (seen, watch):
         try:
             output = model(*args, **kwargs)
+        except CaptureError:
+            raise
         except Exception as error:
             reason = str(error).strip().splitlines()
             raise InvalidInput(
@@ -56,48 +140,68 @@ def eager_behaviour(
                 f"{type(error).__name__}: {reason[0] if reason else ''}",
                 field="/sample/inputs",
             ) from error
-        leaves = pytree.tree_flatten(output)[0]
-        if type(model) is not nn.Sequential:
-            _refuse_custom_functions(leaves)
-        for name, parameter in model.named_parameters():
-            if parameter._version != versions[name]:
-                raise CaptureError(
-                    f"forward changes its own parameter {name!r} in place; do that after the "
-                    "optimizer's step instead",
-                    operation=name,
-                )
-        try:
-            return _behaviour(model, leaves, lambda: None)
-        except RuntimeError as error:
-            raise InvalidInput(
-                f"{type(model).__name__} itself fails in its backward pass: "
-                f"{str(error).splitlines()[0]}"
-            ) from error
+        watch.settle("", output)
+    for name, parameter in model.named_parameters():
+        if parameter is not parameters.get(name) or parameter._version != versions[name]:
+            raise changes_parameter(name)
+    return seen, output
 
 
-def pieces_behaviour(
+def _step(model: nn.Module, structure: CallStructure, flat: Sequence[Tensor]) -> Behaviour:
+    seed_everything(SEEDS[1])
+    args, kwargs = structure.unflatten([tensor.clone() for tensor in flat])
+    return _behaviour(model, model(*args, **kwargs), lambda: None)
+
+
+def _as_finite(second: Behaviour, first: Behaviour) -> bool:
+    """Whether outputs are numbers wherever they were in the first step."""
+    pairs = zip(second.outputs, first.outputs, strict=False)
+    return len(second.outputs) == len(first.outputs) and all(
+        bool(ours.isfinite().all()) or not theirs.isfinite().all() for ours, theirs in pairs
+    )
+
+
+def compare_pieces(
     model: nn.Module,
     pieces: Sequence[nn.Module],
     boundaries: Sequence[Boundary],
-    flat: Sequence[Tensor],
-) -> Behaviour:
-    """The same for the traced model, cut wherever it may be, from the current random state."""
+    unflatten: Callable[[Sequence[Any]], Any],
+    expected: Expected,
+) -> None:
+    """Take the same steps with the traced model, cut wherever it may be, and compare.
+
+    Raises:
+        CaptureError: It does something else; the message says what differs and by how much.
+    """
     with preserved(model), torch.enable_grad():
-        run = PieceRun(pieces, boundaries, [tensor.clone() for tensor in flat], copy=True)
-        return _behaviour(model, list(run.outputs), run.hand_back)
+        steps = zip(SEEDS, expected.inputs, expected.behaviours, strict=True)
+        for seed, flat, wanted in steps:
+            seed_everything(seed)
+            try:
+                run = PieceRun(pieces, boundaries, [tensor.clone() for tensor in flat], copy=True)
+                found = _behaviour(model, unflatten(run.outputs), run.hand_back)
+            except Exception as error:
+                raise CaptureError(
+                    f"the traced model fails where the model does not: {type(error).__name__}: "
+                    f"{str(error).splitlines()[0] if str(error) else ''}"
+                ) from error
+            compare(found, wanted)
 
 
-def _behaviour(model: nn.Module, leaves: list[Any], rest: Callable[[], None]) -> Behaviour:
+def _behaviour(model: nn.Module, output: Any, rest: Callable[[], None]) -> Behaviour:
     """Differentiate outputs for fixed pseudo-random cotangents, and copy what there is to see."""
+    leaves: list[Tensor] = []
+    form = take_tensors(output, leaves)
     for parameter in model.parameters():
         parameter.grad = None
-    roots = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    roots = [leaf for leaf in leaves if leaf.requires_grad]
     if roots:
         torch.autograd.backward(roots, [_cotangent(root) for root in roots])
         rest()
     named = model.named_parameters()
     return Behaviour(
-        outputs=[leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves],
+        outputs=[leaf.detach().clone() for leaf in leaves],
+        form=form,
         gradients={name: p.grad for name, p in named if p.grad is not None},
         buffers={name: buffer.detach().clone() for name, buffer in model.named_buffers()},
     )
@@ -116,9 +220,13 @@ def compare(found: Behaviour, expected: Behaviour) -> None:
         CaptureError: It does not; the message says what differs and by how much.
     """
     tolerance = _tolerance(expected)
-    for position, (ours, theirs) in enumerate(zip(found.outputs, expected.outputs, strict=True)):
-        if isinstance(theirs, Tensor):
-            _insist(relative_difference(ours, theirs), tolerance, f"output {position}")
+    if constants(found.form) != constants(expected.form):
+        raise CaptureError(
+            "the traced model is not the model: it returns other numbers, or in another order "
+            f"({found.form} instead of {expected.form}); return tensors instead of Python numbers"
+        )
+    for position, pair in enumerate(zip(found.outputs, expected.outputs, strict=True)):
+        _insist(relative_difference(*pair), tolerance, f"output {position}")
     norms = [float(gradient.norm()) for gradient in expected.gradients.values()]
     floor = GRADIENT_FLOOR * max(norms, default=0.0)
     for name in sorted({*found.gradients, *expected.gradients}):
@@ -148,45 +256,36 @@ def _tolerance(behaviour: Behaviour) -> float:
     floating = [
         leaf.dtype
         for leaf in (*behaviour.outputs, *behaviour.gradients.values())
-        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+        if leaf.is_floating_point()
     ]
     return max([RELATIVE_TOLERANCE, *(20 * float(torch.finfo(dtype).eps) for dtype in floating)])
 
 
 def follows_mode(
-    model: nn.Module, structure: CallStructure, piece: nn.Module, flat: Sequence[Tensor]
+    model: nn.Module,
+    structure: CallStructure,
+    piece: nn.Module,
+    unflatten: Callable[[Sequence[Any]], Any],
+    flat: Sequence[Tensor],
 ) -> bool:
     """Whether the traced model, switched to evaluation, still does what the model does then."""
-    with preserved(model, training=False), torch.no_grad():
+    with preserved(model, training=False), modes_kept(piece), torch.no_grad():
         args, kwargs = structure.unflatten([tensor.clone() for tensor in flat])
-        expected = pytree.tree_flatten(model(*args, **kwargs))[0]
+        with preserved(model):
+            seed_everything(SEEDS[0])
+            expected = _evaluated(model, model(*args, **kwargs))
+        seed_everything(SEEDS[0])
         piece.train(False)
-        found = piece(*[tensor.clone() for tensor in flat])
-    if len(found) != len(expected):
-        return False
-    return all(
-        relative_difference(ours, theirs) <= RELATIVE_TOLERANCE
-        for ours, theirs in zip(found, expected, strict=True)
-        if isinstance(theirs, Tensor) and isinstance(ours, Tensor)
-    )
+        try:
+            found = _evaluated(model, unflatten(piece(*[tensor.clone() for tensor in flat])))
+            compare(found, expected)
+        except Exception:  # noqa: BLE001 - whatever it is, evaluation is not what it should be
+            return False
+    return True
 
 
-def _refuse_custom_functions(outputs: list[Any]) -> None:
-    """Refuse models whose autograd graph holds a Python ``autograd.Function``.
-
-    Tracers replace such a function by the derivative of its forward, silently.
-    """
-    pending = [leaf.grad_fn for leaf in outputs if isinstance(leaf, Tensor) and leaf.grad_fn]
-    seen = set()
-    while pending:
-        node = pending.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            name = type(node).__name__.removesuffix("Backward")
-            raise CaptureError(
-                f"the custom autograd function {name!r} would lose its own backward when traced",
-                operation=name,
-            )
-        pending += [parent for parent, _ in node.next_functions if parent is not None]
+def _evaluated(model: nn.Module, output: Any) -> Behaviour:
+    leaves: list[Tensor] = []
+    form = take_tensors(output, leaves)
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    return Behaviour([leaf.clone() for leaf in leaves], form, {}, buffers)

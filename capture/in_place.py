@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
-from .program import Program
+from .program import OPAQUE, WRITTEN, Program, modules_called
 
 _UPDATED_WITHOUT_SAYING = ("running_mean", "running_var")
 """Arguments that normalisations change in training, though their schemas do not declare it."""
@@ -31,6 +31,8 @@ def mutated_inputs(node: fx.Node, program: Program) -> list[fx.Node]:
     Of a module that is not torch's own, its first input is assumed to be changed: what its Python
     does is not looked into.
     """
+    if OPAQUE in node.meta:
+        return _written_by_opaque(node, program)
     if node.op == "call_module":
         module = program.attribute(str(node.target))
         opaque = not type(module).__module__.startswith(("torch.nn.", "stagewright."))
@@ -50,6 +52,22 @@ def mutated_inputs(node: fx.Node, program: Program) -> list[fx.Node]:
             )
         )
     return list(node.all_input_nodes[:1]) if in_place else []
+
+
+def _written_by_opaque(node: fx.Node, program: Program) -> list[fx.Node]:
+    """The first tensor, and those that were seen to be changed."""
+    given: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), given.append)
+    called = modules_called(node, program)
+    tensors = [
+        source
+        for source in given
+        if source.op != "get_attr" or program.attribute(str(source.target)) not in called
+    ]
+    written = {0, *node.meta.get(WRITTEN, ())}
+    return list(
+        dict.fromkeys(source for position, source in enumerate(tensors) if position in written)
+    )
 
 
 def region_of(node: fx.Node, program: Program) -> tuple[fx.Graph, list[Any]] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from torch import fx, nn
@@ -56,7 +57,7 @@ def assign_layers(program: Program) -> Layers:
     nodes = [
         node for node in program.graph.nodes if node.op.startswith("call_") and node not in constant
     ]
-    blocks = block_paths(program.model, nodes)
+    blocks = block_paths(program.model, nodes, program.opaque)
     layers = Layers(constant=constant)
     seen: Counter[str] = Counter()
     previous: tuple[str, str] | None = None
@@ -105,12 +106,12 @@ def assign_layers(program: Program) -> Layers:
     return layers
 
 
-def block_paths(model: nn.Module, nodes: list[fx.Node]) -> set[str]:
+def block_paths(model: nn.Module, nodes: list[fx.Node], opaque: Collection[str] = ()) -> set[str]:
     """Paths of the modules that become layers.
 
     Elements of an ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict`` are layers, however
     deep their container lies; around the containers, every child is. An `nn.Sequential` model
-    is cut into its direct children, as torchgpipe does.
+    is cut into its direct children, as torchgpipe does. An opaque module is not opened.
     """
     if type(model) is nn.Sequential:
         return set(model._modules)
@@ -120,7 +121,7 @@ def block_paths(model: nn.Module, nodes: list[fx.Node]) -> set[str]:
     def visit(path: str, module: nn.Module, *, element: bool) -> None:
         children = list(module.named_children())
         container = isinstance(module, CONTAINERS)
-        if not children or (element and not container):
+        if not children or path in opaque or (element and not container):
             blocks.add(path)
         elif container or path in opened or _holds_composites(module):
             for name, child in children:
@@ -137,6 +138,7 @@ def block_paths(model: nn.Module, nodes: list[fx.Node]) -> set[str]:
             for path in blocks - opened
             if counts[path] > LARGEST_SHARE * len(nodes)
             and path
+            and path not in opaque
             and not _is_element(model, path)
             and any(True for _ in resolve(model, path).children())
         }

@@ -20,6 +20,15 @@ CALL = "stagewright_call"
 VALUE = "val"
 """Key of ``node.meta`` for the fake tensor a node produces (torch's own key)."""
 
+OPAQUE = "stagewright_opaque"
+"""Key of ``node.meta`` that says why a module is called as its author wrote it."""
+
+WRITTEN = "stagewright_written"
+"""Key of ``node.meta``: which tensor arguments of an opaque call it was seen to change in place."""
+
+GRAD = "stagewright_grad"
+"""Key of ``node.meta``: whether the value of an opaque call was seen to need a gradient."""
+
 
 @dataclass
 class Program:
@@ -32,7 +41,11 @@ class Program:
         structure: Names of the inputs, in order.
         inputs: Their placeholders, in the same order.
         out_spec: Rebuilds the model's output from the flat list.
+        output: Does so instead, if given: the output with a `Place` for every tensor.
         fixed_mode: Operations whose training or evaluation behaviour is frozen in the graph.
+        opaque: Why modules are called as their author wrote them, by path.
+        sample_ranges: Least and largest value of every integer or boolean input, in order;
+            `None` for other inputs and for inputs without data.
         notes: What a reader should know.
     """
 
@@ -44,7 +57,10 @@ class Program:
     inputs: list[fx.Node]
     out_spec: Any
     training: bool
+    output: Any = None
     fixed_mode: tuple[str, ...] = ()
+    opaque: dict[str, str] = field(default_factory=dict)
+    sample_ranges: tuple[tuple[int, int] | None, ...] = ()
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -54,7 +70,7 @@ class Program:
 
     @property
     def flat_outputs(self) -> list[Any]:
-        """Nodes or constants, one per leaf of ``out_spec``."""
+        """Nodes or constants, one per leaf of the output."""
         return list(self.output_node.args[0])  # type: ignore[arg-type]
 
     def attribute(self, target: str) -> Any:
@@ -67,12 +83,27 @@ class Program:
         raise AttributeError(target)
 
 
+def modules_called(node: fx.Node, program: Program) -> list[nn.Module]:
+    """The modules a node runs: the one it calls, or those it is given to call."""
+    if node.op == "call_module":
+        return [program.attribute(str(node.target))]
+    if OPAQUE not in node.meta:
+        return []
+    given = [program.attribute(str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
+    return [value for value in given if isinstance(value, nn.Module)]
+
+
 def resolve(root: nn.Module, target: str) -> Any:
     """``resolve(model, "layer1.0.conv1")`` follows the dots."""
     value: Any = root
     for part in target.split("."):
         value = getattr(value, part)
     return value
+
+
+def is_inside(path: str, module: str) -> bool:
+    """Whether a path names the module or something below it."""
+    return path == module or not module or path.startswith(f"{module}.")
 
 
 def path_of(node: fx.Node) -> str:

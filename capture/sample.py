@@ -122,6 +122,16 @@ def read_sample(model: nn.Module, sample: Any) -> tuple[CallStructure, tuple[Ten
     return structure, tuple(flat)
 
 
+def sample_ranges(flat: Iterable[Tensor]) -> tuple[tuple[int, int] | None, ...]:
+    """Least and largest value of each integer or boolean tensor; `None` for any other."""
+    return tuple(
+        None
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.is_meta or not tensor.numel()
+        else (int(tensor.min()), int(tensor.max()))
+        for tensor in flat
+    )
+
+
 def _positional_names(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[str, ...]:

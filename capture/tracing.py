@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,32 +14,60 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from ..core.errors import CaptureError
-from .program import CALL, PATH, VALUE, Program, path_of
+from .program import CALL, OPAQUE, PATH, VALUE, Program, is_inside, path_of
 from .quiet import quiet_loggers
 from .sample import CallStructure
-from .state import preserved
+from .state import preserved, random_state
 
 
 def sequential_program(
-    model: nn.Module, structure: CallStructure, flat: Sequence[Tensor]
+    model: nn.Module,
+    structure: CallStructure,
+    flat: Sequence[Tensor],
+    opaque: Mapping[str, str] | None = None,
 ) -> Program:
-    """Every child of an ``nn.Sequential`` is one node, called as it is, whatever it does inside."""
+    """Every child of an ``nn.Sequential`` is one node, called as it is, whatever it does inside.
+
+    Args:
+        model: The ``nn.Sequential``.
+        structure: How it is called.
+        flat: Its input.
+        opaque: What tracers would lose, by path of the module that does it.
+    """
     graph = fx.Graph()
     value = graph.placeholder(structure.names[0])
     for name in model._modules:
         value = graph.call_module(name, (value,))
         value.meta[PATH], value.meta[CALL] = name, name
+        for path, reason in (opaque or {}).items():
+            if is_inside(path, name):
+                value.meta[OPAQUE] = reason if path == name else f"{path} {reason}"
     graph.output(value)
-    return _finish(model, graph, structure, flat, "sequential")
+    program = _finish(model, graph, structure, flat, "sequential")
+    program.opaque = dict(opaque or {})
+    return program
 
 
-def traced_program(model: nn.Module, structure: CallStructure, flat: Sequence[Tensor]) -> Program:
+def traced_program(
+    model: nn.Module,
+    structure: CallStructure,
+    flat: Sequence[Tensor],
+    opaque: Mapping[str, str] | None = None,
+) -> Program:
     """Symbolic tracing with ``torch.nn`` modules as leaves.
+
+    Args:
+        model: The model.
+        structure: How it is called.
+        flat: Its inputs.
+        opaque: Modules that are leaves too, called as their author wrote them, and why.
 
     Raises:
         CaptureError: The model's Python depends on its data, or calls what cannot be traced.
     """
+    leaves = opaque or {}
     tracer = _Tracer()
+    tracer.leaves = {id(model.get_submodule(path)) for path in leaves}
     given = set(structure.names)
     parameters = inspect.signature(model.forward).parameters.values()
     if any(entry.kind is entry.VAR_POSITIONAL for entry in parameters):
@@ -49,6 +77,7 @@ def traced_program(model: nn.Module, structure: CallStructure, flat: Sequence[Te
         for entry in parameters
         if entry.default is not entry.empty and entry.name not in given
     }
+    before = random_state()
     try:
         graph = tracer.trace(model, concrete_args=defaults or None)
     except Exception as error:
@@ -57,6 +86,8 @@ def traced_program(model: nn.Module, structure: CallStructure, flat: Sequence[Te
             f"torch.fx: {type(error).__name__} in {where}: {str(error).splitlines()[0]}",
             module=tracer.current_path,
         ) from error
+    if random_state() != before:
+        raise CaptureError("torch.fx: a random number was drawn while tracing and would be frozen")
     for node in list(graph.nodes):
         if node.op == "placeholder" and node.target not in given:
             _erase(graph, node)  # with the check that the default was not changed
@@ -66,7 +97,11 @@ def traced_program(model: nn.Module, structure: CallStructure, flat: Sequence[Te
             node.meta[PATH], node.meta[CALL] = path, key
         if node.op == "call_module":
             node.meta[PATH] = str(node.target)
-    return _finish(model, graph, structure, flat, "trace")
+            if str(node.target) in leaves:
+                node.meta[OPAQUE] = leaves[str(node.target)]
+    program = _finish(model, graph, structure, flat, "trace")
+    program.opaque = dict(leaves)
+    return program
 
 
 def _erase(graph: fx.Graph, node: fx.Node) -> None:
@@ -80,6 +115,10 @@ class _Tracer(fx.Tracer):
     """Remembers which module it was in, for error messages."""
 
     current_path: str | None = None
+    leaves: Collection[int] = ()
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return id(m) in self.leaves or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         self.current_path = self.path_of_module(m)

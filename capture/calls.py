@@ -1,0 +1,74 @@
+"""Every call of a module of the model, seen from outside while the model runs eagerly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+
+@dataclass
+class Frame:
+    """A call in progress.
+
+    Attributes:
+        module: The module called.
+        path: Its first name in the model.
+        at_base: Whether ``nn.Module.__call__`` was reached; classes may put code around it.
+    """
+
+    module: nn.Module
+    path: str
+    at_base: bool = False
+
+
+Observer = Callable[[Frame, Callable[[], Any], tuple[Any, ...], dict[str, Any]], Any]
+"""Given the call, the means to make it, and its arguments; returns the call's value."""
+
+
+@contextmanager
+def observed_calls(model: nn.Module, observer: Observer) -> Iterator[list[Frame]]:
+    """Send every module call through ``observer`` for a while; yields the stack of calls.
+
+    The class attribute ``__call__`` is replaced, of ``nn.Module`` and of every class of the
+    model that has its own; the model's modules are not touched.
+    """
+    paths: dict[int, str] = {}
+    for path, module in model.named_modules():
+        paths.setdefault(id(module), path)
+    stack: list[Frame] = []
+
+    def wrapped(owner: type, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            base = owner is nn.Module
+            if id(module) not in paths:
+                return original(module, *args, **kwargs)
+            if stack and stack[-1].module is module and not stack[-1].at_base:
+                stack[-1].at_base = base
+                return original(module, *args, **kwargs)
+            frame = Frame(module, paths[id(module)], base)
+            stack.append(frame)
+            try:
+                return observer(frame, lambda: original(module, *args, **kwargs), args, kwargs)
+            finally:
+                stack.remove(frame)
+
+        return call
+
+    owners = {
+        owner
+        for module in model.modules()
+        for owner in type(module).__mro__
+        if "__call__" in vars(owner) and issubclass(owner, nn.Module)
+    } | {nn.Module}
+    originals = {owner: vars(owner)["__call__"] for owner in owners}
+    try:
+        for owner, original in originals.items():
+            owner.__call__ = wrapped(owner, original)  # type: ignore[method-assign]
+        yield stack
+    finally:
+        for owner, original in originals.items():
+            owner.__call__ = original  # type: ignore[method-assign]
