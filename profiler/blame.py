@@ -29,16 +29,30 @@ def blamed(*runs: LayerRun) -> Iterator[None]:
     except StagewrightError:
         raise
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        name = runs[0].name if len(runs) == 1 else "the whole model"
         if is_out_of_memory(error):
-            raise MeasurementError(
-                f"out of memory in {name}: {reason}; {need(*runs)}; use a smaller micro-batch, or "
-                "a device with more memory"
-            ) from error
+            raise MeasurementError(out_of_memory(error, *runs)) from error
         raise MeasurementError(
-            f"{name} failed while being measured: {type(error).__name__}: {reason}"
+            f"{_name(*runs)} failed while being measured: {type(error).__name__}: "
+            f"{first_line(error)}"
         ) from error
+
+
+def out_of_memory(error: BaseException, *runs: LayerRun) -> str:
+    """A message for memory that ran out in one layer, or in the whole model if several."""
+    return (
+        f"out of memory in {_name(*runs)}: {first_line(error)}; {need(*runs)}; use a smaller "
+        "micro-batch, or a device with more memory"
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """Of its message; torch's go on for pages."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else ""
+
+
+def _name(*runs: LayerRun) -> str:
+    return runs[0].name if len(runs) == 1 else "the whole model"
 
 
 def need(*runs: LayerRun) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..capture.capture import Captured, default_device, trace
+from ..capture.capture import Captured, default_device
 from ..capture.sample import read_sample
 from ..capture.state import preserved
 from ..core.errors import InvalidInput
@@ -26,10 +26,11 @@ from .measuring import Measuring
 from .measuring import Progress as Progress
 from .neighbours import busy_neighbours
 from .passes import Passes, Samples
-from .precision import forward_context
+from .precision import Context, forward_context
 from .profile_document import Measured, profile_document
 from .provenance import provenance
 from .throttling import watched_clocks
+from .traced import make_gradients, traced
 from .whole_model import WholeModel, eager_call
 
 
@@ -54,7 +55,7 @@ def profile(
     the sum of the layers and the whole model is the profile's own error; nothing is rescaled.
 
     The model, its parameters, gradients, buffers, hooks and modes, and the random generators are
-    left as they were found, whatever happens; this takes the parameters' memory once more.
+    left as they were found, whatever happens.
 
     Args:
         model: Any module `capture.capture.trace` accepts.
@@ -100,11 +101,12 @@ def timed_profile(
     structure, flat = read_sample(model, sample)
     flat = tuple(tensor.detach().to(device) for tensor in flat)
     training = None if model.training else True
-    with _threads(options.num_threads), preserved(model, training=training, parameters=True):
-        captured = trace(model, structure.as_sample(flat))
+    context = forward_context(options, device)
+    with _threads(options.num_threads), preserved(model, training=training):
+        captured = traced(model, structure, flat, context)
         loss = None if loss_fn is None else Loss(loss_fn, target, device)
         with busy_neighbours(options.busy_neighbours), watched_clocks(device) as clocks:
-            found, layers_s = _measure(captured, flat, loss, options, progress)
+            found, layers_s = _measure(captured, flat, loss, options, context, progress)
     return TimedProfile(
         profile_document(found, spec, provenance(device, options, clocks.clocks())), layers_s
     )
@@ -115,20 +117,18 @@ def _measure(
     flat: tuple[Tensor, ...],
     loss: Loss | None,
     options: ProfilingOptions,
+    context: Context,
     progress: Progress | None,
 ) -> tuple[Measured, float]:
     """Run everything there is to run; the loss is one more layer behind the model's."""
     model, clock = captured.program.model, Clock(flat[0].device)
-    context = forward_context(options, flat[0].device)
     runs = layer_runs(captured)
     classes = cost_classes(captured, runs)
     groups = members_of(classes) if options.deduplicate else [[i] for i in range(len(runs))]
     if loss is not None:
         runs.append(loss.run(captured))
         groups.append([len(runs) - 1])
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
+    make_gradients(runs)
     inputs = dict(zip(captured.program.inputs, flat, strict=True))
     first = first_run(model, runs, inputs, len(classes), context)
     call = eager_call(captured, loss)
