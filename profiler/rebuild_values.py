@@ -88,14 +88,11 @@ def materialised(
     state: Mapping[int, StateTensor],
     device: torch.device,
     generator: torch.Generator,
-) -> Iterator[dict[int, Tensor]]:
-    """Give a segment memory and made-up values for a while.
-
-    Yields:
-        The real tensors, by the identity of the meta tensors they stand for.
-    """
+) -> Iterator[None]:
+    """Give a segment memory and made-up values for a while."""
     real: dict[int, Tensor] = {}
     places: list[tuple[nn.Module, str, Tensor]] = []
+    constants = dict(segment._constants)
 
     def value(meta: Tensor) -> Tensor:
         if id(meta) not in real:
@@ -110,7 +107,9 @@ def materialised(
         for module, name, tensor in places:
             setattr(module, name, value(tensor))
         segment.apply_to_constants(value)
-        yield real
+        yield
     finally:
         for module, name, tensor in places:
             setattr(module, name, tensor)
+        restored = iter(constants.values())
+        segment.apply_to_constants(lambda _: next(restored))
