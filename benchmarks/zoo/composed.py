@@ -91,7 +91,7 @@ class TiedLanguageModel(nn.Module):
         self.blocks = nn.Sequential(MLP(), MLP(), MLP())
         self.head = nn.Linear(WIDTH, 32, bias=False)
         self.head.weight = self.embedding.weight
-        self.blocks[2].rise.weight = self.blocks[0].rise.weight
+        self.blocks.get_submodule("2.rise").weight = self.blocks.get_submodule("0.rise").weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         scores: Tensor = self.head(self.blocks(self.embedding(tokens)))
@@ -167,7 +167,7 @@ class NormalizingFlow(nn.Module):
         return x, determinant
 
 
-class WaveNet(nn.Module):
+class Wavenet(nn.Module):
     """Gated dilated convolutions whose skips are summed up (van den Oord et al. 2016)."""
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ class WaveNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
-        total: Tensor | int = 0
+        total = torch.zeros(())
         for depth, (gate, skip) in enumerate(zip(self.gates, self.skips, strict=True)):
             value, opened = gate(functional.pad(x, (2**depth, 0))).chunk(2, 1)
             kept = skip(torch.tanh(value) * torch.sigmoid(opened))
@@ -219,5 +219,5 @@ ARCHITECTURES = (
     ),
     describe("composed", GraphNet, lambda: (torch.randn(6, WIDTH), torch.randint(0, 6, (10, 2)))),
     describe("composed", NormalizingFlow, rows(4, 8)),
-    describe("composed", WaveNet, rows(2, 1, 12)),
+    describe("composed", Wavenet, rows(2, 1, 12)),
 )

@@ -30,7 +30,7 @@ class Bottleneck(nn.Module):
         return out
 
 
-class ResNet50(nn.Module):
+class Resnet50(nn.Module):
     """Three, four, six and three blocks, an eighth as wide."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class Inception(nn.Module):
         return {"early": early, "scores": self.head(self.second(x).mean((2, 3)))}
 
 
-class DenseNet(nn.Module):
+class Densenet(nn.Module):
     """Every layer reads all before it."""
 
     def __init__(self, growth: int = 4, count: int = 5) -> None:
@@ -235,11 +235,11 @@ IMAGES = rows(4, 3, 32, 32)
 SMALL = rows(4, 3, 16, 16)
 
 ARCHITECTURES = (
-    describe("vision", ResNet50, rows(4, 3, 64, 64)),
+    describe("vision", Resnet50, rows(4, 3, 64, 64)),
     describe("vision", VGG, IMAGES),
     describe("vision", UNet, SMALL),
     describe("vision", Inception, IMAGES),
-    describe("vision", DenseNet, SMALL),
+    describe("vision", Densenet, SMALL),
     describe("vision", SqueezeExcite, SMALL),
     describe("vision", Autoencoder, SMALL),
     describe("vision", Mixer, SMALL),

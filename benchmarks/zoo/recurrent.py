@@ -65,7 +65,7 @@ class RNN(nn.Module):
         return self.head(outputs), last
 
 
-class LSTMCells(nn.Module):
+class LstmCells(nn.Module):
     """A cell called once a time step, in a Python loop."""
 
     def __init__(self) -> None:
@@ -109,6 +109,6 @@ ARCHITECTURES = (
     describe("recurrent", GRU, rows(2, 6, 8)),
     describe("recurrent", BiLSTM, texts()),
     describe("recurrent", RNN, lambda: (torch.randn(2, 6, 8), torch.randn(2, 1, 16))),
-    describe("recurrent", LSTMCells, rows(2, 6, 8)),
+    describe("recurrent", LstmCells, rows(2, 6, 8)),
     describe("recurrent", Translator, _pair_of_texts),
 )

@@ -19,7 +19,7 @@ class RoundStraightThrough(torch.autograd.Function):
         return torch.round(x * 4) / 4
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
 
 
@@ -31,7 +31,7 @@ class Reverse(torch.autograd.Function):
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return -0.5 * gradient
 
 
