@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..core.errors import CaptureError, StagewrightError
 from ..core.graph import Graph
-from .cuts import Cut, find_cuts
-from .dataless import erase_copies_behind_attention
-from .document import graph_document
-from .exporting import export_program
-from .frontier import outermost, trace_around
-from .gate import (
-    Expected,
-    compare_pieces,
-    eager_steps,
-    follows_mode,
-    observe,
-)
-from .layers import Layers, assign_layers
-from .leaves import restore_leaves
-from .masks import restore_causal_attention
-from .modes import follow_mode
-from .nested import put
-from .observe import Observation, function_owners
-from .program import Program
+from .captured import Captured
+from .frontier import mode_suspects, trace_around
+from .gate import Expected, compare_pieces, eager_steps, follows_mode, observe
+from .observe import Observation
+from .recipe import Recipe
 from .sample import CallStructure, read_sample, sample_ranges
-from .segment import Segment, make_segment, mutates_inputs
 from .state import preserved
-from .tracing import sequential_program, traced_program
-
-Mode = Literal["auto", "export", "trace"]
+from .tracers import Mode, Tracer, tracers_for, with_layers
 
 WAYS_OUT = (
     "Ways out: make the module to blame a child of an nn.Sequential (children are called whole, "
@@ -48,84 +29,37 @@ WAYS_OUT = (
 )
 
 
-@dataclass
-class Captured:
-    """A traced model: its `Graph` as data, and the means to run any interval of its layers."""
-
-    program: Program
-    layers: Layers
-    cuts: list[Cut]
-    attempts: list[tuple[str, CaptureError]] = field(default_factory=list)
-    checked: str = "not compared with the model"
-
-    @functools.cached_property
-    def graph(self) -> Graph:
-        return graph_document(self.program, self.layers, self.cuts)
-
-    @property
-    def structure(self) -> CallStructure:
-        """Names of the model's inputs, in flat order."""
-        return self.program.structure
-
-    def segment(
-        self,
-        first: int,
-        last: int,
-        *,
-        enter: Callable[[Any], Any] | None = None,
-        leave: Callable[[Any], Any] | None = None,
-    ) -> Segment:
-        """Layers ``first`` up to, not including, ``last`` with exactly the previous cut as inputs.
-
-        The first segment takes the model's flat inputs; each returns what is live behind it, the
-        last one the model's flat outputs. ``enter`` is applied to what comes over a cut, ``leave``
-        to what goes over one.
-        """
-        inputs: Sequence[Any] = self.program.inputs if first == 0 else self.cuts[first - 1].nodes
-        end = last == len(self.layers)
-        outputs = self.program.flat_outputs if end else self.cuts[last - 1].nodes
-        return make_segment(
-            self.program,
-            self.layers,
-            first,
-            last,
-            inputs,
-            outputs,
-            enter=enter if first else None,
-            leave=None if end else leave,
-        )
-
-    def mutates_inputs(self, first: int, last: int) -> bool:
-        """Whether operations of these layers work in place."""
-        return mutates_inputs(self.program, self.layers, first, last)
-
-    def unflatten_output(self, flat: Sequence[Any]) -> Any:
-        """The model's own output structure."""
-        if self.program.output is not None:
-            return put(self.program.output, list(flat))
-        return pytree.tree_unflatten(list(flat), self.program.out_spec)
-
-
 def capture(model: nn.Module, sample: Any, *, mode: Mode = "auto") -> Graph:
     """The model as a `Graph`; see `trace`."""
     return trace(model, sample, mode=mode).graph
 
 
-def trace(model: nn.Module, sample: Any, *, mode: Mode = "auto", check: bool = True) -> Captured:
+def trace(
+    model: nn.Module,
+    sample: Any,
+    *,
+    mode: Mode = "auto",
+    check: bool = True,
+    recipe: str = "",
+) -> Captured:
     """Trace a model at one input shape, in training mode.
 
     An ``nn.Sequential`` becomes its children. Anything else goes through ``torch.export``, and
-    where that refuses or would be wrong, through ``torch.fx`` symbolic tracing. A model whose root
-    is in training mode is traced as it stands (frozen submodules stay frozen); one in evaluation
-    mode is put in training mode meanwhile. Nothing of the model is changed.
+    where that refuses or would be wrong, through ``torch.fx`` symbolic tracing. What a tracer
+    would lose, freeze or refuse (Python's random numbers, branches on data, checkpointing, hooks)
+    is left to the smallest module around it, which is called as its author wrote it.
+
+    A model whose root is in training mode is traced as it stands (frozen submodules stay frozen);
+    one in evaluation mode is put in training mode meanwhile. Nothing of the model is changed.
 
     Args:
         model: Any module whose inputs and outputs are tensors (outputs may be nested).
         sample: One micro-batch: a tensor, a tuple (positional) or a dict (keywords).
         mode: ``auto``, or one of the tracers alone.
-        check: Run the model and the traced model, cut wherever it may be, once each, forwards and
-            backwards, and compare outputs, gradients and buffers; and their outputs in evaluation
-            mode.
+        check: Take two steps with the model and with the traced model, cut wherever it may be,
+            and compare outputs, gradients and buffers; and both in evaluation mode. Without it
+            the model runs forwards once, to be watched.
+        recipe: How it was captured before (``structure.recipe``), to capture it the same way.
 
     Raises:
         InvalidInput: The model does not take this sample, or fails on it by itself.
@@ -140,23 +74,73 @@ def trace(model: nn.Module, sample: Any, *, mode: Mode = "auto", check: bool = T
             seen = expected.seen if expected else observe(model, structure, flat)
         except CaptureError as error:
             raise _could_not(model, [error]) from error
-        for name, tracer in _tracers(model, flat, mode):
+        wanted = Recipe.from_json(recipe) if recipe else None
+        case = _Case(model, structure, flat, seen, expected, wanted)
+        for name, tracer in tracers_for(model, flat, wanted.tracer if wanted else mode):
             try:
-                with _as_capture_error(), preserved(model):
-                    captured = _finish(
-                        trace_around(model, seen, partial(tracer, model, structure, flat, seen))
-                    )
-                if expected is not None:
-                    _check(captured, expected)
+                captured = _refined(case, tracer)
             except CaptureError as refusal:
                 attempts.append((name, refusal))
             else:
+                used = Recipe(name, captured.program.opaque)
+                captured.program.structure = replace(structure, recipe=used.to_json())
                 captured.program.sample_ranges = sample_ranges(flat)
                 captured.program.notes += seen.remarks
-                captured.attempts += attempts
-                captured.checked = checked_how(expected)
+                captured.attempts, captured.checked = attempts, checked_how(expected)
                 return captured
     raise _could_not(model, [refusal for _, refusal in attempts]) from attempts[0][1]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What is captured, what is known of it, and what it is held against."""
+
+    model: nn.Module
+    structure: CallStructure
+    flat: tuple[Tensor, ...]
+    seen: Observation
+    expected: Expected | None
+    recipe: Recipe | None
+
+
+def _refined(case: _Case, tracer: Tracer) -> Captured:
+    """Capture with what must stay as written; then with more of it, where that is not equal."""
+    if case.recipe is not None:
+        return _accepted(case, tracer, case.recipe.opaque)
+    try:
+        captured = _accepted(case, tracer, {})
+    except CaptureError:
+        if case.expected is None or not case.seen.suspects:
+            raise
+        captured = _accepted(case, tracer, case.seen.suspects)
+    if case.expected is None or not captured.program.fixed_mode:
+        return captured
+    for suspects in mode_suspects(case.model, case.seen, captured.program):
+        try:
+            better = _accepted(case, tracer, {**captured.program.opaque, **suspects})
+        except CaptureError:
+            continue
+        if not better.program.fixed_mode:
+            return better
+    return captured
+
+
+def _accepted(case: _Case, tracer: Tracer, opaque: Mapping[str, str]) -> Captured:
+    """Trace around these modules, and compare with the model if there is something to compare.
+
+    Raises:
+        CaptureError: It could not be traced, or is not equal.
+    """
+    given = (case.model, case.structure, case.flat, case.seen)
+    with _as_capture_error(), preserved(case.model):
+        if case.recipe is not None:
+            program = tracer(*given, opaque)
+        else:
+            program = trace_around(case.model, case.seen, partial(tracer, *given), opaque)
+        captured = with_layers(program)
+    if case.expected is not None:
+        _check(captured, case.expected)
+    return captured
 
 
 @contextmanager
@@ -171,66 +155,6 @@ def _as_capture_error() -> Iterator[None]:
         raise CaptureError(
             f"tracing failed: {type(error).__name__}: {reason[0] if reason else ''}"
         ) from error
-
-
-Tracer = Callable[
-    [nn.Module, CallStructure, tuple[Tensor, ...], Observation, Mapping[str, str]], Program
-]
-
-
-def _tracers(model: nn.Module, flat: tuple[Tensor, ...], mode: Mode) -> list[tuple[str, Tracer]]:
-    if type(model) is nn.Sequential and len(model) and len(flat) == 1 and mode == "auto":
-        return [("sequential", _sequential)]
-    tracers: dict[Mode, list[tuple[str, Tracer]]] = {
-        "auto": [("export", _export), ("trace", _trace)],
-        "export": [("export", _export)],
-        "trace": [("trace", _trace)],
-    }
-    return tracers[mode]
-
-
-def _sequential(
-    model: nn.Module,
-    structure: CallStructure,
-    flat: tuple[Tensor, ...],
-    seen: Observation,
-    opaque: Mapping[str, str],
-) -> Program:
-    return sequential_program(model, structure, flat, {**function_owners(seen), **opaque})
-
-
-def _trace(
-    model: nn.Module,
-    structure: CallStructure,
-    flat: tuple[Tensor, ...],
-    seen: Observation,
-    opaque: Mapping[str, str],
-) -> Program:
-    owners = function_owners(seen)
-    if "" in owners:
-        raise CaptureError(f"torch.fx: forward of the model itself {owners['']}")
-    return traced_program(model, structure, flat, outermost({**owners, **opaque}))
-
-
-def _export(
-    model: nn.Module,
-    structure: CallStructure,
-    flat: tuple[Tensor, ...],
-    seen: Observation,
-    opaque: Mapping[str, str],
-) -> Program:
-    program = export_program(model, structure, flat, seen, opaque)
-    restore_leaves(program)
-    restore_causal_attention(program)
-    erase_copies_behind_attention(program)
-    follow_mode(program)
-    return program
-
-
-def _finish(program: Program) -> Captured:
-    program.graph.lint()
-    layers = assign_layers(program)
-    return Captured(program, layers, find_cuts(program, layers))
 
 
 def _check(captured: Captured, expected: Expected) -> None:

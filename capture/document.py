@@ -7,9 +7,9 @@ from torch import Tensor, fx
 
 from ..core.graph import MODEL_INPUT, Edge, Graph, Layer, NotRebuildable, Parameter
 from .cuts import Cut, differentiable_nodes
-from .layers import Layers
+from .layers import Layers, why_opaque
 from .portable import Portable, portable
-from .program import Program, resolve, tensors_of, value_of
+from .program import Program, modules_called, resolve, tensors_of, value_of
 from .sample import tensor_spec
 
 
@@ -100,8 +100,7 @@ def _readers(program: Program, layers: Layers) -> dict[int, set[int]]:
     """Layers reading each parameter or buffer, by the tensor's identity."""
     readers: dict[int, set[int]] = {}
     for node, layer in layers.layer_of.items():
-        if node.op == "call_module":
-            module = program.attribute(str(node.target))
+        for module in modules_called(node, program):
             for tensor in (*module.parameters(), *module.buffers()):
                 readers.setdefault(id(tensor), set()).add(layer)
         for source in node.all_input_nodes:
@@ -127,6 +126,7 @@ def _layer(
         module_type=type(resolve(program.model, path) if path else program.model).__name__,
         module_fqns=tuple(sorted(fqns)),
         parameter_bytes=sum(record.size_bytes for record in used if record.kind == "parameter"),
+        opaque=why_opaque(program, layers, index),
     )
 
 

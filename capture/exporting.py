@@ -15,12 +15,12 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from ..core.errors import CaptureError
-from .nested import take_tensors
+from .nested import skeleton, take_tensors
 from .observe import Observation
 from .program import CALL, PATH, Program, is_inside
 from .quiet import quiet_loggers
 from .sample import CallStructure
-from .standins import call_as_written, stand_ins
+from .standins import call_as_written, recurrent, stand_ins
 
 _CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range")
 
@@ -51,7 +51,7 @@ def export_program(
         with (
             warnings.catch_warnings(),
             quiet_loggers("torch"),
-            stand_ins(model, seen, opaque, functions) as active,
+            stand_ins(model, seen, {*opaque, *recurrent(model, seen)}, functions) as active,
             flat_output(model) as outputs,
         ):
             warnings.simplefilter("ignore")
@@ -78,7 +78,7 @@ def export_program(
         mode="export",
         structure=structure,
         inputs=[placeholders[name] for name in structure.names],
-        out_spec=exported.call_spec.out_spec,
+        out_spec=pytree.tree_flatten(skeleton(outputs[-1]))[1],
         training=model.training,
         output=outputs[-1],
         opaque=dict(opaque),
@@ -144,7 +144,8 @@ def _blamed(error: BaseException, model: nn.Module) -> tuple[str | None, str | N
     cause: BaseException | None = error
     while cause is not None:
         for frame, line in _frames(cause):
-            owner = frame.f_locals.get("self")
+            names = frame.f_code.co_varnames
+            owner = frame.f_locals.get(names[0]) if names else None
             if isinstance(owner, nn.Module) and id(owner) in paths:
                 name = paths[id(owner)] or type(model).__name__
                 return name, f"{frame.f_code.co_name}, line {line}"

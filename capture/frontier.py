@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from torch import nn
 
@@ -13,9 +13,15 @@ from .program import Program, is_inside
 MAX_STEPS = 12
 """Times the frontier may grow before capture gives up; each step traces the model anew."""
 
+MAX_CLASSES = 4
+"""Classes tried one by one for code that looks at the mode, before all are taken together."""
+
 
 def trace_around(
-    model: nn.Module, seen: Observation, tracer: Callable[[Mapping[str, str]], Program]
+    model: nn.Module,
+    seen: Observation,
+    tracer: Callable[[Mapping[str, str]], Program],
+    more: Mapping[str, str],
 ) -> Program:
     """Trace with as few opaque modules as it takes.
 
@@ -26,6 +32,7 @@ def trace_around(
         model: The model.
         seen: What its eager forward showed.
         tracer: Traces around the modules given by path.
+        more: Modules that are to stay as written besides, and why.
 
     Raises:
         CaptureError: The model's own ``forward`` is to blame, or growing the frontier did not help.
@@ -34,7 +41,7 @@ def trace_around(
         raise CaptureError(
             f"forward of the model itself {seen.reasons['']}", module=type(model).__name__
         )
-    frontier = outermost(seen.reasons)
+    frontier = outermost({**more, **seen.reasons})
     for _ in range(MAX_STEPS):
         try:
             return tracer(frontier)
@@ -44,6 +51,30 @@ def trace_around(
                 raise
             frontier = grown
     return tracer(frontier)
+
+
+def mode_suspects(
+    model: nn.Module, seen: Observation, program: Program
+) -> Iterator[dict[str, str]]:
+    """Modules that may be why evaluation is not followed, the likeliest first.
+
+    First those whose operations are frozen, then every class of modules that looked at
+    ``self.training``, the smallest first, then all of them.
+    """
+    readers = {path for path in seen.mode_readers if _was_called(path, seen)} - {""}
+    frozen = {path for path in program.frozen_in if path and _was_called(path, seen)}
+    classes: dict[type, set[str]] = {}
+    for path in readers - set(program.opaque):
+        classes.setdefault(type(model.get_submodule(path)), set()).add(path)
+    by_size = sorted(
+        classes.values(),
+        key=lambda paths: max(len(list(model.get_submodule(p).modules())) for p in paths),
+    )
+    tried: list[set[str]] = []
+    for paths in (frozen, *(frozen | alike for alike in by_size[:MAX_CLASSES]), frozen | readers):
+        if paths and paths not in tried:
+            tried.append(paths)
+            yield {path: "looks at self.training" for path in sorted(paths)}
 
 
 def outermost(reasons: Mapping[str, str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ RELATIVE_TOLERANCE = 1e-3
 """A wrong graph is off by far more; another kernel for the same operation (flash instead of math
 attention) by far less. Precisions below single get more, see `_tolerance`."""
 
-GRADIENT_FLOOR = 1e-5
+GRADIENT_FLOOR = 1e-4
 """Gradients smaller than this share of the largest one are rounding, such as those of a bias
 before a normalisation."""
 

@@ -12,6 +12,7 @@ from .constants import constant_nodes
 from .in_place import is_random, mutated_inputs
 from .program import (
     CALL,
+    OPAQUE,
     Program,
     path_of,
     resolve,
@@ -104,6 +105,19 @@ def assign_layers(program: Program) -> Layers:
         layers.layer_of[node] = min(reading, default=0)
     _order_mutations(program, layers)
     return layers
+
+
+def why_opaque(program: Program, layers: Layers, index: int) -> str:
+    """Why a layer, or a module in it, is called as its author wrote it; empty if it is traced."""
+    reasons = {
+        path_of(node): str(node.meta[OPAQUE])
+        for node, layer in layers.layer_of.items()
+        if layer == index and OPAQUE in node.meta
+    }
+    path = layers.paths[index]
+    return "; ".join(
+        reason if inner == path else f"{inner} {reason}" for inner, reason in reasons.items()
+    )
 
 
 def block_paths(model: nn.Module, nodes: list[fx.Node], opaque: Collection[str] = ()) -> set[str]:

@@ -45,7 +45,7 @@ def follow_mode(program: Program) -> None:
     if not program.training:
         program.fixed_mode = ("captured in evaluation mode",)
         return
-    fixed = []
+    fixed, frozen_in = [], []
     for node in list(program.graph.nodes):
         if node.op != "call_function":
             continue
@@ -55,7 +55,8 @@ def follow_mode(program: Program) -> None:
             _attention(program, node)
         elif _reads_mode(node, program):
             fixed.append(f"{node.target} in {path_of(node) or 'the model itself'}")
-    program.fixed_mode = tuple(fixed)
+            frozen_in.append(path_of(node))
+    program.fixed_mode, program.frozen_in = tuple(fixed), tuple(dict.fromkeys(frozen_in))
 
 
 def argument(node: fx.Node, name: str) -> Any:

@@ -73,6 +73,13 @@ def places(value: Any) -> list[Place]:
     return [place for _, _, item in _items(value) for place in places(item)]
 
 
+def skeleton(value: Any) -> Any:
+    """The places alone, in nested dicts by position, key or field name."""
+    if isinstance(value, Place):
+        return value
+    return {key: skeleton(item) for _, key, item in _items(value) if places(item)}
+
+
 def constants(value: Any) -> list[Any]:
     """Everything inside that is no container, in order."""
     found = _items(value)

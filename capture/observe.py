@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from ..core.errors import CaptureError
 from .calls import Frame, observed_calls
 from .checkpoints import watched_checkpoints
+from .gradients import watched_gradients
 from .guard import ParameterGuard
-from .nested import take_tensors
+from .mode_reads import mode_readers
+from .nested import is_plain, take_tensors
 from .program import storage_key
 from .state import plain_attributes, random_state
 
@@ -52,6 +54,7 @@ class RecordedCall:
         output: Its value, with a `Place` for every tensor.
         forms: Those tensors.
         given: Number of tensors it was called with.
+        plain: Whether a graph can hold its other arguments.
         written: Positions of tensor arguments it changed in place.
         returned: Position of the argument whose memory each output shares, or `None`.
         problem: Why it cannot be replaced; empty if it can.
@@ -60,6 +63,7 @@ class RecordedCall:
     output: Any = None
     forms: tuple[TensorForm, ...] = ()
     given: int = 0
+    plain: bool = True
     written: tuple[int, ...] = ()
     returned: tuple[int | None, ...] = ()
     problem: str = ""
@@ -73,6 +77,8 @@ class Observation:
         calls: Every module call by path and number.
         reasons: Why a module must be called as its author wrote it, by path; the model itself
             has the empty path.
+        suspects: Modules that keep something from call to call, which need not matter.
+        mode_readers: Modules that looked at ``self.training``.
         functions: Custom autograd functions by class, with the modules that apply them.
         checkpointed: Arguments of ``torch.utils.checkpoint`` for modules that their parent
             checkpoints.
@@ -81,6 +87,8 @@ class Observation:
 
     calls: dict[tuple[str, int], RecordedCall] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    suspects: dict[str, str] = field(default_factory=dict)
+    mode_readers: set[str] = field(default_factory=set)
     functions: dict[type, set[str]] = field(default_factory=dict)
     checkpointed: dict[str, dict[str, Any]] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
@@ -106,7 +114,9 @@ def observed(model: nn.Module) -> Iterator[tuple[Observation, _Watch]]:
     with ExitStack() as stack:
         watch.stack = stack.enter_context(observed_calls(model, watch.call))
         stack.enter_context(watched_checkpoints(watch.checkpoint))
+        stack.enter_context(watched_gradients(watch.gradient))
         stack.enter_context(ParameterGuard(model))
+        found.mode_readers = stack.enter_context(mode_readers(model))
         yield found, watch
     _changed_attributes(model, before, found)
 
@@ -139,18 +149,17 @@ class _Watch:
         caller = self.stack[-2].path if len(self.stack) > 1 else ""
         self.settle(caller, (args, kwargs))
         given: list[Tensor] = []
+        problem, plain = "", False
         try:
-            take_tensors((args, kwargs), given)
+            plain = is_plain(take_tensors((args, kwargs), given))
         except CaptureError as error:
             problem = str(error)
-        else:
-            problem = ""
         versions = [_version(tensor) for tensor in given]
         result = run()
         self.settle(frame.path, result)
         number = self._numbers[frame.path]
         self._numbers[frame.path] += 1
-        self._found.calls[frame.path, number] = _record(given, versions, result, problem)
+        self._found.calls[frame.path, number] = _record(given, versions, result, plain, problem)
         return result
 
     def settle(self, path: str, values: Any) -> None:
@@ -161,6 +170,10 @@ class _Watch:
             self._found.blame(path, "draws Python's or numpy's random numbers")
         for function in _new_functions(values, self._seen):
             self._found.functions.setdefault(function, set()).add(path)
+
+    def gradient(self, what: str) -> None:
+        """A hook on a tensor, or a gradient taken inside forward."""
+        self._found.blame(self.stack[-1].path if self.stack else "", what)
 
     def checkpoint(self, function: Any, options: dict[str, Any]) -> None:
         target = checkpointed_module(function)
@@ -193,7 +206,9 @@ def checkpointed_module(function: Any) -> nn.Module | None:
     return owner if isinstance(owner, nn.Module) else None
 
 
-def _record(given: list[Tensor], versions: list[int], result: Any, problem: str) -> RecordedCall:
+def _record(
+    given: list[Tensor], versions: list[int], result: Any, plain: bool, problem: str
+) -> RecordedCall:
     made: list[Tensor] = []
     try:
         output = take_tensors(result, made)
@@ -204,6 +219,7 @@ def _record(given: list[Tensor], versions: list[int], result: Any, problem: str)
         output=output,
         forms=tuple(TensorForm.of(tensor) for tensor in made),
         given=len(given),
+        plain=plain,
         written=tuple(
             position
             for position, tensor in enumerate(given)
@@ -249,6 +265,11 @@ def _changed_attributes(model: nn.Module, before: Any, found: Observation) -> No
         old, new = before.get(id(module), {}), after.get(id(module), {})
         for name in sorted({*old, *new}):
             was, now = old.get(name), new.get(name)
-            numbers = isinstance(was, int | float) and isinstance(now, int | float)
-            if numbers and was != now:
-                found.blame(path, f"changes {name!r}, a number it keeps from call to call")
+            if was is now:
+                continue
+            reason = f"changes {name!r}, which it keeps from call to call"
+            if path and isinstance(was, int | float) and isinstance(now, int | float):
+                if was != now:
+                    found.blame(path, reason)
+            elif path:
+                found.suspects.setdefault(path, reason)

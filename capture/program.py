@@ -43,6 +43,7 @@ class Program:
         out_spec: Rebuilds the model's output from the flat list.
         output: Does so instead, if given: the output with a `Place` for every tensor.
         fixed_mode: Operations whose training or evaluation behaviour is frozen in the graph.
+        frozen_in: Modules whose operations those are.
         opaque: Why modules are called as their author wrote them, by path.
         sample_ranges: Least and largest value of every integer or boolean input, in order;
             `None` for other inputs and for inputs without data.
@@ -59,6 +60,7 @@ class Program:
     training: bool
     output: Any = None
     fixed_mode: tuple[str, ...] = ()
+    frozen_in: tuple[str, ...] = ()
     opaque: dict[str, str] = field(default_factory=dict)
     sample_ranges: tuple[tuple[int, int] | None, ...] = ()
     notes: list[str] = field(default_factory=list)

@@ -34,10 +34,17 @@ def tensor_spec(name: str, tensor: Tensor, *, requires_grad: bool = False) -> Te
 
 @dataclass(frozen=True)
 class CallStructure:
-    """Names of the positional and keyword inputs a model is called with."""
+    """Names of the positional and keyword inputs a model is called with.
+
+    Attributes:
+        positional: Inputs given by position.
+        keyword: Inputs given by name.
+        recipe: How the model was captured, see `Recipe`; empty before it was.
+    """
 
     positional: tuple[str, ...]
     keyword: tuple[str, ...]
+    recipe: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -45,12 +52,13 @@ class CallStructure:
         return self.positional + self.keyword
 
     def to_json(self) -> str:
-        return json.dumps({"positional": self.positional, "keyword": self.keyword})
+        data: dict[str, Any] = {"positional": self.positional, "keyword": self.keyword}
+        return json.dumps(data | ({"recipe": self.recipe} if self.recipe else {}))
 
     @classmethod
     def from_json(cls, text: str) -> CallStructure:
         data = json.loads(text)
-        return cls(tuple(data["positional"]), tuple(data["keyword"]))
+        return cls(tuple(data["positional"]), tuple(data["keyword"]), data.get("recipe", ""))
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
         """The tensors of a call in flat order, however the caller mixed positions and keywords.

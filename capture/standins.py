@@ -7,7 +7,7 @@ An opaque module's call, or a custom autograd function's, becomes a single node 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -81,7 +81,7 @@ def _operation() -> Any:
 
 @contextmanager
 def stand_ins(
-    model: nn.Module, seen: Observation, opaque: Mapping[str, str], functions: list[type]
+    model: nn.Module, seen: Observation, opaque: Collection[str], functions: list[type]
 ) -> Iterator[StandIns]:
     """Replace these modules' ``forward`` and these functions' for a while.
 
@@ -186,6 +186,21 @@ def _replaced_function(function: Any, active: StandIns) -> Iterator[None]:
             del function.forward
 
 
+def recurrent(model: nn.Module, seen: Observation) -> set[str]:
+    """Recurrent modules of torch's own: called whole, their dropout follows the mode."""
+    return {
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.RNNBase)
+        and (path, 0) in seen.calls
+        and all(
+            call.plain and not call.problem
+            for (name, _), call in seen.calls.items()
+            if name == path
+        )
+    }
+
+
 def call_as_written(
     program: Program, active: StandIns, opaque: Mapping[str, str], seen: Observation
 ) -> None:
@@ -241,7 +256,8 @@ def _replace(
         call.meta = {**node.meta, VALUE: put(_as_tuple(entry.outputs), values)}
         if entry.recorded is not None:
             call.meta[PATH] = entry.module
-            call.meta[OPAQUE] = opaque[entry.module]
+            if entry.module in opaque:
+                call.meta[OPAQUE] = opaque[entry.module]
             call.meta[WRITTEN] = entry.recorded.written
             call.meta[GRAD] = any(form.requires_grad for form in entry.recorded.forms)
             _share_memory(entry.recorded, tensors, values)

@@ -1,0 +1,92 @@
+"""A traced model: what capture hands to the profiler and the runtime."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from ..core.errors import CaptureError
+from ..core.graph import Graph
+from .cuts import Cut
+from .document import graph_document
+from .layers import Layers
+from .nested import put
+from .program import Program
+from .report import CaptureReport, capture_report
+from .sample import CallStructure
+from .segment import Segment, make_segment, mutates_inputs
+
+
+@dataclass
+class Captured:
+    """A traced model: its `Graph` as data, and the means to run any interval of its layers.
+
+    Attributes:
+        program: The operations.
+        layers: The layer of each.
+        cuts: What is live between layers.
+        attempts: Tracers that were tried before, each with why it was refused.
+        checked: How it was compared with the model, in words.
+    """
+
+    program: Program
+    layers: Layers
+    cuts: list[Cut]
+    attempts: list[tuple[str, CaptureError]] = field(default_factory=list)
+    checked: str = "not compared with the model"
+
+    @functools.cached_property
+    def graph(self) -> Graph:
+        return graph_document(self.program, self.layers, self.cuts)
+
+    @property
+    def structure(self) -> CallStructure:
+        """Names of the model's inputs, in flat order."""
+        return self.program.structure
+
+    def report(self) -> CaptureReport:
+        """How the model was captured, layer by layer, and what was tried before."""
+        refused = [(tracer, str(refusal)) for tracer, refusal in self.attempts]
+        return capture_report(self.graph, refused, self.checked)
+
+    def segment(
+        self,
+        first: int,
+        last: int,
+        *,
+        enter: Callable[[Any], Any] | None = None,
+        leave: Callable[[Any], Any] | None = None,
+    ) -> Segment:
+        """Layers ``first`` up to, not including, ``last`` with exactly the previous cut as inputs.
+
+        The first segment takes the model's flat inputs; each returns what is live behind it, the
+        last one the model's flat outputs. ``enter`` is applied to what comes over a cut, ``leave``
+        to what goes over one.
+        """
+        inputs: Sequence[Any] = self.program.inputs if first == 0 else self.cuts[first - 1].nodes
+        end = last == len(self.layers)
+        outputs = self.program.flat_outputs if end else self.cuts[last - 1].nodes
+        return make_segment(
+            self.program,
+            self.layers,
+            first,
+            last,
+            inputs,
+            outputs,
+            enter=enter if first else None,
+            leave=None if end else leave,
+        )
+
+    def mutates_inputs(self, first: int, last: int) -> bool:
+        """Whether operations of these layers work in place."""
+        return mutates_inputs(self.program, self.layers, first, last)
+
+    def unflatten_output(self, flat: Sequence[Any]) -> Any:
+        """The model's own output structure."""
+        if self.program.output is not None:
+            return put(self.program.output, list(flat))
+        return pytree.tree_unflatten(list(flat), self.program.out_spec)

@@ -1,0 +1,33 @@
+"""Hooks on tensors, and gradients taken inside a forward: seen, since tracers lose them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@contextmanager
+def watched_gradients(seen: Callable[[str], None]) -> Iterator[None]:
+    """Call ``seen`` with a few words whenever either happens, which then goes its way."""
+    hook: Any = Tensor.register_hook
+    run: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+    def register_hook(tensor: Tensor, function: Any) -> Any:
+        seen("hooks a tensor's gradient")
+        return hook(tensor, function)
+
+    def run_backward(*args: Any, **kwargs: Any) -> Any:
+        seen("takes a gradient inside its forward")
+        return run(*args, **kwargs)
+
+    try:
+        Tensor.register_hook = register_hook  # type: ignore[method-assign]
+        torch.autograd._engine_run_backward = run_backward  # type: ignore[attr-defined]
+        yield
+    finally:
+        Tensor.register_hook = hook  # type: ignore[method-assign]
+        torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]

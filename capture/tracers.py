@@ -1,0 +1,88 @@
+"""The tracers by name, each from a model and its frontier to a traced model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from torch import Tensor, nn
+
+from ..core.errors import CaptureError, InvalidInput
+from .captured import Captured
+from .cuts import find_cuts
+from .dataless import erase_copies_behind_attention
+from .exporting import export_program
+from .frontier import outermost
+from .layers import assign_layers
+from .leaves import restore_leaves
+from .masks import restore_causal_attention
+from .modes import follow_mode
+from .observe import Observation, function_owners
+from .program import Program
+from .sample import CallStructure
+from .tracing import sequential_program, traced_program
+
+Mode = Literal["auto", "export", "trace"]
+
+Tracer = Callable[
+    [nn.Module, CallStructure, tuple[Tensor, ...], Observation, Mapping[str, str]], Program
+]
+
+
+def tracers_for(model: nn.Module, flat: tuple[Tensor, ...], mode: str) -> list[tuple[str, Tracer]]:
+    if type(model) is nn.Sequential and len(model) and len(flat) == 1 and mode == "auto":
+        return [("sequential", _sequential)]
+    both: list[tuple[str, Tracer]] = [("export", _export), ("trace", _trace)]
+    named: dict[str, list[tuple[str, Tracer]]] = {
+        "auto": both,
+        "export": both[:1],
+        "trace": both[1:],
+        "sequential": [("sequential", _sequential)],
+    }
+    if mode not in named:
+        raise InvalidInput(f"there is no tracer {mode!r}; there are {', '.join(named)}")
+    return named[mode]
+
+
+def _sequential(
+    model: nn.Module,
+    structure: CallStructure,
+    flat: tuple[Tensor, ...],
+    seen: Observation,
+    opaque: Mapping[str, str],
+) -> Program:
+    return sequential_program(model, structure, flat, {**function_owners(seen), **opaque})
+
+
+def _trace(
+    model: nn.Module,
+    structure: CallStructure,
+    flat: tuple[Tensor, ...],
+    seen: Observation,
+    opaque: Mapping[str, str],
+) -> Program:
+    owners = function_owners(seen)
+    if "" in owners:
+        raise CaptureError(f"torch.fx: forward of the model itself {owners['']}")
+    return traced_program(model, structure, flat, outermost({**owners, **opaque}))
+
+
+def _export(
+    model: nn.Module,
+    structure: CallStructure,
+    flat: tuple[Tensor, ...],
+    seen: Observation,
+    opaque: Mapping[str, str],
+) -> Program:
+    program = export_program(model, structure, flat, seen, opaque)
+    restore_leaves(program)
+    restore_causal_attention(program)
+    erase_copies_behind_attention(program)
+    follow_mode(program)
+    return program
+
+
+def with_layers(program: Program) -> Captured:
+    program.graph.lint()
+    layers = assign_layers(program)
+    return Captured(program, layers, find_cuts(program, layers))
