@@ -14,7 +14,7 @@ from ..core.graph import Boundary
 from ..core.tensors import DIFFERENTIABLE
 from .in_place import mutated_inputs
 from .layers import Layers
-from .program import GRAD, Program, modules_called, storage_key, tensors_of, value_of
+from .program import Program, modules_called, storage_key, tensors_of, value_of
 from .sample import dtype_name, tensor_spec
 
 
@@ -135,11 +135,12 @@ def differentiable_nodes(program: Program) -> set[fx.Node]:
         value = value_of(node)
         if node.op == "get_attr":
             flows = str(node.target) in trainable
-        elif GRAD in node.meta:
-            flows = bool(node.meta[GRAD])
-        elif node.op == "call_module":
-            module = program.attribute(str(node.target))
-            own = any(parameter.requires_grad for parameter in module.parameters())
+        elif modules_called(node, program):
+            own = any(
+                parameter.requires_grad
+                for module in modules_called(node, program)
+                for parameter in module.parameters()
+            )
             flows = own or any(source in found for source in node.all_input_nodes)
         elif node.op in ("call_function", "call_method"):
             flows = not _stops_gradient(node) and any(

@@ -26,9 +26,6 @@ OPAQUE = "stagewright_opaque"
 WRITTEN = "stagewright_written"
 """Key of ``node.meta``: which tensor arguments of an opaque call it was seen to change in place."""
 
-GRAD = "stagewright_grad"
-"""Key of ``node.meta``: whether the value of an opaque call was seen to need a gradient."""
-
 
 @dataclass
 class Program:

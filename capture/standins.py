@@ -23,7 +23,7 @@ from .checkpoints import without_checkpoints
 from .in_place import is_region, region_of
 from .nested import is_plain, places, put, reach, take_tensors
 from .observe import HOOKS, Observation, RecordedCall
-from .program import GRAD, OPAQUE, PATH, VALUE, WRITTEN, Program, path_of
+from .program import OPAQUE, PATH, VALUE, WRITTEN, Program, path_of
 
 
 @dataclass
@@ -259,7 +259,6 @@ def _replace(
             if entry.module in opaque:
                 call.meta[OPAQUE] = opaque[entry.module]
             call.meta[WRITTEN] = entry.recorded.written
-            call.meta[GRAD] = any(form.requires_grad for form in entry.recorded.forms)
             _share_memory(entry.recorded, tensors, values)
     for index, user in elements.items():
         with graph.inserting_before(user):
@@ -268,8 +267,6 @@ def _replace(
         _describe(found, call, values[index])
         if found is call:
             call.meta[VALUE] = values[index]
-        if entry.recorded is not None:
-            found.meta[GRAD] = entry.recorded.forms[index].requires_grad
         user.replace_all_uses_with(found)
         graph.erase_node(user)
     graph.erase_node(node)
