@@ -28,6 +28,12 @@ def command(
         Path | None,
         Option(help="Write the plan's timeline for Perfetto or chrome://tracing (plans only)."),
     ] = None,
+    tree: Annotated[
+        bool, Option("--tree/--flat", help="Fold a profile's layers by module, or not.")
+    ] = True,
+    depth: Annotated[
+        int | None, Option(min=1, help="Levels of modules to show (profiles, with --tree).")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Print a profile, a plan or a cluster; draw a plan."""
@@ -46,7 +52,8 @@ def command(
     elif svg is not None or trace is not None:
         raise InvalidInput(f"--svg and --trace draw plans; {file} is {document.SCHEMA}")
     elif isinstance(document, Profile):
-        text, follow = profile_table(document), f"stagewright plan {file} --devices 4x24GB"
+        text = profile_table(document, tree=tree, depth=depth)
+        follow = f"stagewright plan {file} --devices 4x24GB"
     else:
         assert isinstance(document, Cluster)
         text, follow = cluster_table(document), f"stagewright plan profile.json --devices {file}"

@@ -21,10 +21,13 @@ def test_profile_is_a_row_per_layer(run, profile_file):
     ran = run("show", profile_file)
     assert ran.code == 0
     lines = ran.stdout.splitlines()
-    assert lines[0].split() == ["layer", "forward", "backward", "parameters", "activations"]
-    assert " ".join(lines[2].split()) == "rung.0 1 ms 2 ms 1.0 MiB 1.0 MiB"
-    assert " ".join(lines[6].split()) == "4 layers 10 ms 20 ms 4.0 MiB 4.0 MiB"
+    assert " ".join(lines[2].split()).startswith("rung 10 ms 20 ms 100.0% ##########")
+    assert " ".join(lines[3].split()) == "0 1 ms 2 ms 10.0% # 1.0 MiB 1.0 MiB 25.0% ##"
+    assert " ".join(lines[7].split()) == "4 layers 10 ms 20 ms 100.0% 4.0 MiB 4.0 MiB 100.0%"
     assert "next: stagewright plan" in ran.stderr
+    flat = run("show", profile_file, "--flat").stdout.splitlines()
+    assert flat[2].startswith("rung.0 ")
+    assert len(run("show", profile_file, "--depth", "1").stdout.splitlines()) == len(flat) - 3
 
 
 def test_cluster_lists_devices_and_links(run, cluster_file):

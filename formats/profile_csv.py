@@ -1,0 +1,62 @@
+"""A profile as comma-separated values: a row a layer, the unit in every column's name."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from ..core.graph import Boundary
+from ..core.profile import LayerProfile, Profile, Timing
+
+Cell = str | int | float | bool | None
+
+TIMINGS = (
+    "forward", "backward", "backward_input", "backward_weight", "recompute",
+    "dispatch_forward", "dispatch_backward",
+)  # fmt: skip
+SIZES = ("saved_activation_bytes", "output_bytes", "workspace_bytes")
+
+
+def profile_csv(profile: Profile) -> str:
+    """CSV with a header row (RFC 4180); an empty cell is something that was not measured.
+
+    Figures are those of the profile, unrounded. What a cut behind a layer sends stands in the
+    layer's row; the last layer has none.
+    """
+    rows = profile_rows(profile)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def profile_rows(profile: Profile) -> list[dict[str, Cell]]:
+    """The rows of `profile_csv`, with values in place of text."""
+    cuts: list[Boundary | None] = [*profile.boundaries, None]
+    return [
+        _row(index, entry, cut)
+        for index, (entry, cut) in enumerate(zip(profile.layers, cuts, strict=True))
+    ]
+
+
+def _row(index: int, entry: LayerProfile, cut: Boundary | None) -> dict[str, Cell]:
+    layer = entry.layer
+    row: dict[str, Cell] = {
+        "index": index,
+        "layer": layer.name,
+        "module_type": layer.module_type,
+        "cost_class": layer.cost_class,
+        "opaque": layer.opaque,
+        "parameter_bytes": layer.parameter_bytes,
+    }
+    for name in TIMINGS:
+        timing: Timing | None = getattr(entry, name)
+        row[f"{name}_s"] = None if timing is None else timing.median_s
+        row[f"{name}_spread_s"] = None if timing is None else timing.spread_s
+        row[f"{name}_repeats"] = None if timing is None else timing.repeats
+    row |= {name: getattr(entry, name) for name in SIZES}
+    row["cut_legal"] = None if cut is None else cut.legal
+    row["cut_forward_bytes"] = None if cut is None else cut.forward_bytes
+    row["cut_backward_bytes"] = None if cut is None else cut.backward_bytes
+    return row
