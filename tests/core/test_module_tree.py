@@ -71,7 +71,7 @@ def test_unknown_classes_are_never_equal():
 
 def test_neighbours_of_other_parts_are_not_equal_for_equal_costs():
     names = ["h.0.a", "h.0.b", "h.1.a", "h.1.c"]
-    tree = module_tree(names, ["x"] * 4)
+    tree = module_tree(names, ["x", "y"] * 2)
     assert [node.name for node in tree[0].children] == ["0", "1"]
 
 
