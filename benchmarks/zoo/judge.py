@@ -59,8 +59,10 @@ class Trial:
         self.model, self.eager = self.fresh(), self.fresh()
         self.sample = self.inputs(TRACING_SEED)
         start = time.perf_counter()
-        self.captured = trace(self.model, self.sample)
-        row.capture_s = time.perf_counter() - start
+        try:
+            self.captured = trace(self.model, self.sample)
+        finally:
+            row.capture_s = time.perf_counter() - start
         graph = self.captured.graph
         row.mode, row.layers, row.notes = graph.mode, len(graph.layers), graph.notes
         row.opaque = {layer.name: layer.opaque for layer in graph.layers if layer.opaque}

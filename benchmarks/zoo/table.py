@@ -55,9 +55,14 @@ def _equal(difference: float | None) -> str:
 
 
 def _remarks(row: Row) -> list[str]:
+    """Why modules are opaque, those with the same reason together; and what is not equal."""
+    names: dict[str, list[str]] = {}
+    for name, why in row.opaque.items():
+        names.setdefault(why, []).append(f"`{name or 'the whole model'}`")
+    found = [f"- {row.name}, opaque {', '.join(those)}: {_plain(w)}" for w, those in names.items()]
     if row.verdict not in ("equal", "equal, with opaque layers"):
-        return [f"- {row.name}: {_plain(row.reason)}"]
-    return [f"- {row.name}: `{name}` is opaque: {_plain(why)}" for name, why in row.opaque.items()]
+        found.append(f"- {row.name}, {row.verdict}: {_plain(row.reason)}")
+    return found
 
 
 def _plain(text: str) -> str:
