@@ -49,6 +49,8 @@ def profile_table(profile: Profile, *, tree: bool = True, depth: int | None = No
         costs = Costs(loss.forward.median_s, loss.backward.median_s, 0, loss.saved_activation_bytes)
         lines.append(_Line("(loss)", costs))
     rows = [HEADINGS, *_rows(lines, sums), _total(profile, sums)]
+    if not any(line.marks for line in lines):
+        rows = [row[:-1] for row in rows]
     return "\n".join([text_table(rows), "", *_summary(profile)])
 
 
