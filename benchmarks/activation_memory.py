@@ -15,6 +15,7 @@ import json
 import random
 import statistics
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from stagewright.capture.sample import read_sample  # noqa: E402
 from stagewright.core.cluster import Cluster  # noqa: E402
 from stagewright.core.options import ProfilingOptions  # noqa: E402
 from stagewright.core.plan import PlanOptions  # noqa: E402
-from stagewright.core.profile import Profile  # noqa: E402
+from stagewright.core.schedule import ScheduleName  # noqa: E402
 from stagewright.planner.from_balance import plan_from_balance  # noqa: E402
 from stagewright.planner.recount import saved_bytes  # noqa: E402
 from stagewright.profiler.profile import profile  # noqa: E402
@@ -40,7 +41,12 @@ from stagewright.profiler.profile import profile  # noqa: E402
 LIMITS = {"interval": 0.03, "whole": 0.01, "median_peak": 0.05}
 """Largest relative errors: of any interval, of a whole model, and the median of peaks."""
 
-SCHEDULES = (("gpipe", 2, 4), ("1f1b", 2, 4), ("1f1b", 3, 6), ("1f1b", 4, 4))
+SCHEDULES: tuple[tuple[ScheduleName, int, int], ...] = (
+    ("gpipe", 2, 4),
+    ("1f1b", 2, 4),
+    ("1f1b", 3, 6),
+    ("1f1b", 4, 4),
+)
 """Schedule, stages and micro-batches of the peaks."""
 
 
@@ -59,7 +65,7 @@ class _Arrived(torch.autograd.Function):
 class Study:
     """One model: captured, profiled, and ready to be measured."""
 
-    def __init__(self, name: str, device: str, break_table: bool = False) -> None:
+    def __init__(self, name: str, device: str) -> None:
         torch.manual_seed(0)
         self.name, self.device = name, torch.device(device)
         subject = _moved(MODELS[name](), self.device)
@@ -71,9 +77,6 @@ class Study:
             loss_fn=subject.loss_fn,
             target=subject.target,
         )
-        if break_table:
-            halves = self.profile.storages[::2]
-            self.profile = self.profile.model_copy(update={"storages": halves})
         captured = trace(subject.model, subject.sample, check=False)
         _, flat = read_sample(subject.model, subject.sample)
         self.run = ModelRun(captured, flat, subject.target, subject.loss_fn)
@@ -130,10 +133,10 @@ class Study:
             )
         return rows
 
-    def peaks(self) -> list[dict[str, Any]]:
+    def peaks(self, schedules: Iterable[tuple[ScheduleName, int, int]]) -> list[dict[str, Any]]:
         """Peaks of every stage of some plans, predicted and measured."""
         rows = []
-        for schedule, num_stages, microbatches in SCHEDULES:
+        for schedule, num_stages, microbatches in schedules:
             balance = self._balance(num_stages)
             options = PlanOptions(
                 schedule=schedule, num_microbatches=microbatches, optimizer="adam"
@@ -170,8 +173,8 @@ class Study:
         return [b - a for a, b in zip(edges, [*edges[1:], count], strict=True)]
 
 
-def measured_peak(stage: StageRun, device: torch.device) -> int:
-    """Most a stage's rank holds in a step, optimizer state and gradients in place.
+def measured_peak(stage: StageRun, device: torch.device, *, optimizer: bool = True) -> int:
+    """Most a stage's rank holds in a step, gradients and Adam's state in place.
 
     The optimizer's update, which comes after, is not counted.
     """
@@ -181,25 +184,25 @@ def measured_peak(stage: StageRun, device: torch.device) -> int:
     with Allocations(device) as before:
         for parameter in learned:
             parameter.grad = torch.zeros_like(parameter)
-        optimizer = torch.optim.Adam(learned) if learned else None
-        if optimizer is not None:
-            optimizer.step()
+        adam = torch.optim.Adam(learned) if learned and optimizer else None
+        if adam is not None:
+            adam.step()
     with Allocations(device) as during:
         stage.step()
-    del optimizer
+    del adam
     return stage.weights_bytes + before.kept_bytes + during.peak_bytes
 
 
-def measure(names: list[str], count: int, device: str, *, break_table: bool) -> dict[str, Any]:
+def measure(names: list[str], count: int, device: str) -> dict[str, Any]:
     """All comparisons; ``count`` intervals over all models."""
     intervals: list[dict[str, Any]] = []
     peaks: list[dict[str, Any]] = []
     for index, name in enumerate(names):
         share = count // len(names) + (index < count % len(names))
-        study = Study(name, device, break_table)
+        study = Study(name, device)
         sys.stderr.write(f"{name}: {study.run.num_layers} layers, {share} intervals\n")
         intervals += study.intervals(share)
-        peaks += study.peaks()
+        peaks += study.peaks(SCHEDULES)
     wholes = [row for row in intervals if row["first"] == 0 and _is_whole(row, intervals)]
     runs = [row for row in intervals if row not in wholes]
     return {
@@ -257,12 +260,9 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--write", type=Path, help="a Markdown file")
-    parser.add_argument("--break-table", action="store_true", help="drop every other storage")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    result = measure(
-        given.models.split(","), given.intervals, given.device, break_table=given.break_table
-    )
+    result = measure(given.models.split(","), given.intervals, given.device)
     if given.write:
         from benchmarks.activation_memory_page import page
 
