@@ -246,7 +246,7 @@ def _plain_key(key: Any) -> str | int:
 def _sample(program: Program) -> Sample:
     """Random inputs, integers within the range of the sample that was captured with."""
     names = program.structure.names
-    ranges = getattr(program, "sample_ranges", ()) or (None,) * len(names)
+    ranges = program.sample_ranges or (None,) * len(names)
     return Sample(
         inputs={
             name: _sample_tensor(value_of(node), limits)

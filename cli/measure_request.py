@@ -7,23 +7,35 @@ from pathlib import Path
 
 from ..core.errors import InvalidInput
 from ..core.families import ModelSpec
+from ..core.graph import Graph
 from ..core.options import MeasureRequest, ProfilingOptions
 from ..core.sample import Sample, SampleTensor
 from .checked import checked, checked_json
 
 
 def read_request(path: Path) -> MeasureRequest:
-    """Read a request from a JSON file.
+    """Read a request, or a graph to be measured, from a JSON file.
 
     Raises:
-        InvalidInput: The file is missing, or no such request.
+        InvalidInput: The file is missing, or neither.
     """
     try:
         text = path.read_bytes()
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
+    if _is_graph(text):
+        return MeasureRequest(graph=Graph.from_json(text))
     request: MeasureRequest = checked_json(MeasureRequest, text, f"request to measure ({path})")
     return request
+
+
+def _is_graph(text: bytes) -> bool:
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    schema = document.get("schema_version", "") if isinstance(document, dict) else ""
+    return str(schema).startswith("stagewright.graph/")
 
 
 def family_request(

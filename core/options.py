@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from .document import Record
 from .families import ModelSpec
+from .graph import Graph
 from .sample import Sample
 
 
@@ -35,8 +36,23 @@ class ProfilingOptions(Record):
 
 
 class MeasureRequest(Record):
-    """A model and a sample as data, to be built and measured in a process of its own."""
+    """What to measure, in a process of its own: a model and a sample as data, or a graph.
 
-    model: ModelSpec
-    sample: Sample
+    Attributes:
+        model: Family and configuration of a model to be built.
+        sample: Its inputs.
+        graph: Instead of both, a captured model that can be rebuilt; it carries its own sample.
+    """
+
+    model: ModelSpec | None = None
+    sample: Sample | None = None
+    graph: Graph | None = None
     profiling: ProfilingOptions = ProfilingOptions()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.graph is not None and (self.model is not None or self.sample is not None):
+            raise ValueError("give a graph alone, or a model and its sample")
+        if self.graph is None and (self.model is None or self.sample is None):
+            raise ValueError("give a model and its sample, or a graph")
+        return self

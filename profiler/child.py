@@ -20,6 +20,7 @@ from ..core.document import invalid_input
 from ..core.errors import InvalidInput, MeasurementError, StagewrightError
 from ..core.options import MeasureRequest
 from ..core.profile import Profile
+from .child_process import measure_apart
 from .expected_sample import expected_inputs, expected_target
 from .out_of_memory import is_out_of_memory
 
@@ -27,9 +28,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from ..core.families import ModelSpec
+    from ..core.graph import Graph
+    from ..core.options import ProfilingOptions
+    from ..core.sample import Sample
     from .families import LossFunction
     from .profile import Progress
 
+DEVICE = "/profiling/device"
 INPUTS = "/sample/inputs"
 """Where a request names its inputs, as a JSON pointer."""
 
@@ -37,7 +42,7 @@ INPUTS = "/sample/inputs"
 def main() -> int:
     """Exit code 0 with a profile on standard output, 1 with an error on standard error."""
     try:
-        profile = measure(
+        profile = measure_here(
             read_request(sys.stdin.read()),
             lambda done, total, layer: _tell({"done": done, "total": total, "layer": layer}),
         )
@@ -63,19 +68,49 @@ def read_request(text: str) -> MeasureRequest:
 
 
 def measure(request: MeasureRequest, progress: Progress | None = None) -> Profile:
-    """Build the model and the sample a request describes, and measure them.
+    """Measure the graph of a request, or build its model and sample and measure them.
 
-    Seeds torch's random generator, and sets the allocator of the process.
+    Models are measured here: that seeds torch's random generator, and sets the allocator of the
+    process. Graphs are measured in a process of their own, see `child_process.measure_apart`.
 
     Args:
         request: What to measure, on the CPU unless it names a device.
         progress: Called with layers done, layers in all, and the layer's name.
 
     Raises:
-        InvalidInput: The device is not here, or the model does not take the sample; ``field``
-            points at what to change.
-        StagewrightError: See `profiler.profile.profile`.
+        InvalidInput: The device is not here, the model does not take the sample, or the graph
+            cannot be run; ``field`` points at what to change.
+        StagewrightError: See `profiler.profile.profile` and `profiler.profile_graph`.
     """
+    if request.graph is not None:
+        return measure_apart(request, progress)
+    return measure_here(request, progress)
+
+
+def measure_here(request: MeasureRequest, progress: Progress | None = None) -> Profile:
+    """The same in this very process; a graph may make operators end it."""
+    if request.graph is not None:
+        return _measure_graph(request.graph, request.profiling, progress)
+    assert request.model is not None, "a request checks that"
+    assert request.sample is not None, "a request checks that"
+    return _measure_model(request.model, request.sample, request.profiling, progress)
+
+
+def _measure_graph(graph: Graph, options: ProfilingOptions, progress: Progress | None) -> Profile:
+    from .allocator import keep_freed_memory
+    from .profile_graph import profile_graph
+
+    keep_freed_memory()
+    try:
+        return profile_graph(graph, options=options, progress=progress)
+    except InvalidInput as error:
+        field = error.field if error.field == DEVICE else f"/graph{error.field or ''}"
+        raise InvalidInput(str(error), field=field) from error
+
+
+def _measure_model(
+    spec: ModelSpec, sample: Sample, options: ProfilingOptions, progress: Progress | None
+) -> Profile:
     import torch
 
     from .allocator import keep_freed_memory
@@ -83,18 +118,17 @@ def measure(request: MeasureRequest, progress: Progress | None = None) -> Profil
     from .families import build_loss
     from .profile import profile
 
-    spec = request.model
-    device = check_device(request.profiling.device or "cpu")
+    device = check_device(options.device or "cpu")
     keep_freed_memory()
-    torch.manual_seed(request.sample.seed)
-    model, inputs, target = _build(request, device)
+    torch.manual_seed(sample.seed)
+    model, inputs, target = _build(spec, sample, device)
     _check_names(model, inputs, spec)
     loss_fn = None if target is None else _blaming_target(build_loss(spec), spec)
     try:
         return profile(
             model,
             inputs,
-            options=request.profiling,
+            options=options,
             loss_fn=loss_fn,
             target=target,
             spec=spec,
@@ -109,15 +143,15 @@ def measure(request: MeasureRequest, progress: Progress | None = None) -> Profil
 
 
 def _build(
-    request: MeasureRequest, device: str
+    spec: ModelSpec, sample: Sample, device: str
 ) -> tuple[nn.Module, dict[str, Tensor], Tensor | None]:
     """Model, inputs and target, on the device."""
     from .families import build_model, make_sample
 
     try:
-        model = build_model(request.model).to(device)
+        model = build_model(spec).to(device)
         try:
-            return model, *make_sample(request.sample, device)
+            return model, *make_sample(sample, device)
         except (ValueError, OverflowError) as error:
             raise InvalidInput(
                 f"the sample cannot be made up: {error}; low and high are 64-bit numbers",

@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from ..capture.capture import Captured
+from ..capture.captured import Captured
 from ..capture.constants import constant_nodes
 from ..capture.cuts import find_cuts
 from ..capture.document import parameter_records
