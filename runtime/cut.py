@@ -106,15 +106,18 @@ def cut_for_plan(model: nn.Module, plan: Plan, sample: Any = None) -> CutModel:
     """
     if sample is None and not plan.inputs:
         raise InvalidInput("this plan records no inputs; give a sample of one micro-batch")
-    if sample is None:
+    recipe = ""
+    if sample is None or plan.input_structure:
         structure = CallStructure.from_json(plan.input_structure)
-        sample = structure.as_sample(synthetic_inputs(plan.inputs, default_device(model)))
+        recipe = structure.recipe
+        if sample is None:
+            sample = structure.as_sample(synthetic_inputs(plan.inputs, default_device(model)))
     if plan.model and type(model).__name__ != plan.model:
         raise PlanMismatch(
             f"the plan was made for a {plan.model}, this is a {type(model).__name__}; "
             "profile and plan this model"
         )
-    captured = trace(model, sample, check=False)
+    captured = trace(model, sample, check=False, recipe=recipe)
     captured.program.fixed_mode = plan.fixed_mode or captured.program.fixed_mode
     found, planned = tuple(captured.layers.names), plan.layer_names
     if found != planned:
