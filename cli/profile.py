@@ -54,6 +54,20 @@ def command(
         int | None, Option(help="Processes kept busy alike on other cores meanwhile.")
     ] = None,
     budget: Annotated[float | None, Option(help="Seconds to spend on repeats.")] = None,
+    autocast: Annotated[
+        str | None, Option(help="Run under torch.autocast: bfloat16 or float16.")
+    ] = None,
+    compiled: Annotated[
+        bool | None,
+        Option("--compile/--no-compile", help="Compile every layer with torch.compile first."),
+    ] = None,
+    deduplicate: Annotated[
+        bool | None,
+        Option(
+            "--deduplicate/--no-deduplicate",
+            help="Measure one of the layers that do the same, or each.",
+        ),
+    ] = None,
     links: Annotated[
         bool,
         Option(
@@ -95,7 +109,8 @@ def command(
         of_models: dict[str, object] = {
             "MODEL": model, "--sample": sample, "--loss": loss, "--target": target,
             "--family": family, "--config": config, "--input": inputs, "--threads": threads,
-            "--neighbours": neighbours,
+            "--neighbours": neighbours, "--autocast": autocast, "--compile": compiled,
+            "--deduplicate": deduplicate,
         }  # fmt: skip
         _refuse("--links", of_models)
         profile_links(
@@ -121,6 +136,9 @@ def command(
         "num_threads": threads,
         "busy_neighbours": neighbours,
         "budget_s": budget,
+        "autocast": autocast,
+        "compile": compiled,
+        "deduplicate": deduplicate,
     }
     request: MeasureRequest | None = None
     if family is not None:
@@ -170,9 +188,11 @@ def _measure_objects(
         )
     if (loss is None) != (target is None):
         raise InvalidInput("--loss and --target go together")
+    from ..profiler.allocator import keep_freed_memory
     from ..profiler.devices import check_device
     from ..profiler.profile import profile
 
+    keep_freed_memory()
     device = check_device(options.device) if options.device else None
     module = call_target(model)
     if not hasattr(module, "named_parameters"):

@@ -81,6 +81,16 @@ def test_request_in_a_file(run, tmp_path):
     assert len(Profile.from_json(ran.stdout).layers) == 1
 
 
+def test_precision_and_deduplication_are_recorded(run, theirs):
+    words = ["--autocast", "bfloat16", "--no-deduplicate", *QUICK, "--json"]
+    ran = run("profile", "--family", "mlp", "--input", "input=2x64", *words)
+    assert (ran.code, ran.stderr) == (0, "")
+    assert Profile.from_json(ran.stdout).provenance.autocast == "bfloat16"
+    own = run("profile", f"{theirs}:model", "--sample", f"{theirs}:sample", *words)
+    assert Profile.from_json(own.stdout).provenance.autocast == "bfloat16"
+    assert not Profile.from_json(own.stdout).provenance.compiled
+
+
 def test_own_model_with_a_loss(run, theirs):
     words = ["--sample", f"{theirs}:sample", "--loss", f"{theirs}:loss"]
     ran = run("profile", f"{theirs}:model", *words, "--target", f"{theirs}:target", *QUICK)
@@ -116,6 +126,7 @@ def test_own_model_with_a_loss(run, theirs):
         (["--input", "input=2x64"], "--input does not go together with"),
         (["request.json", "--config", "{}"], "--config does not go together with a request"),
         ([*OWN, "--device", "cuda:999"], "cuda:999"),
+        ([*OWN, "--autocast", "int8"], "autocast"),
         (["--family", "mlp", "--input", "input=2x64", "--device", "cuda:999"], "cuda:999"),
     ],
 )
