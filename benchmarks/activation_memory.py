@@ -33,7 +33,7 @@ from stagewright.capture.sample import read_sample  # noqa: E402
 from stagewright.core.cluster import Cluster  # noqa: E402
 from stagewright.core.options import ProfilingOptions  # noqa: E402
 from stagewright.core.plan import PlanOptions  # noqa: E402
-from stagewright.core.schedule import ScheduleName  # noqa: E402
+from stagewright.core.schedule import TrainingSchedule  # noqa: E402
 from stagewright.planner.from_balance import plan_from_balance  # noqa: E402
 from stagewright.planner.recount import saved_bytes  # noqa: E402
 from stagewright.profiler.profile import profile  # noqa: E402
@@ -41,7 +41,7 @@ from stagewright.profiler.profile import profile  # noqa: E402
 LIMITS = {"interval": 0.03, "whole": 0.01, "median_peak": 0.05}
 """Largest relative errors: of any interval, of a whole model, and the median of peaks."""
 
-SCHEDULES: tuple[tuple[ScheduleName, int, int], ...] = (
+SCHEDULES: tuple[tuple[TrainingSchedule, int, int], ...] = (
     ("gpipe", 2, 4),
     ("1f1b", 2, 4),
     ("1f1b", 3, 6),
@@ -133,7 +133,7 @@ class Study:
             )
         return rows
 
-    def peaks(self, schedules: Iterable[tuple[ScheduleName, int, int]]) -> list[dict[str, Any]]:
+    def peaks(self, schedules: Iterable[tuple[TrainingSchedule, int, int]]) -> list[dict[str, Any]]:
         """Peaks of every stage of some plans, predicted and measured."""
         rows = []
         for schedule, num_stages, microbatches in schedules:

@@ -39,7 +39,7 @@ from stagewright.profiler.profile import profile as make_profile  # noqa: E402
 
 STAGES = (2, 4)
 MICROBATCHES = 8
-WARM_UP_RUNS, RUNS, SMALL_RUNS = 3, 15, 5
+WARM_UP_RUNS, RUNS, SMALL_RUNS = 3, 15, 3
 
 DTYPE = torch.bfloat16
 """Of weights and activations; gradients as well."""
@@ -188,6 +188,7 @@ def main() -> int:
     given = parser.parse_args()
     if given.device == "cpu":
         keep_freed_memory()
+        torch.set_num_threads(1)
     found = study(given.model, torch.device(given.device), given.budget, small=given.small)
     given.output.write_text(json.dumps(found), encoding="utf-8")
     return 0
