@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -68,7 +69,8 @@ def trace(
     """
     structure, flat = read_sample(model, sample)
     attempts: list[tuple[str, CaptureError]] = []
-    with preserved(model, training=None if model.training else True):
+    with preserved(model, training=None if model.training else True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the model gives its own when it is trained
         try:
             expected = eager_steps(model, structure, flat) if check else None
             seen = expected.seen if expected else observe(model, structure, flat)
@@ -139,7 +141,8 @@ def _accepted(case: _Case, tracer: Tracer, opaque: Mapping[str, str]) -> Capture
             program = trace_around(case.model, case.seen, partial(tracer, *given), opaque)
         captured = with_layers(program)
     if case.expected is not None:
-        _check(captured, case.expected)
+        with _as_capture_error():
+            _check(captured, case.expected)
     return captured
 
 

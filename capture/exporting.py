@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import io
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from types import FrameType
 from typing import Any
 
@@ -51,6 +52,7 @@ def export_program(
         with (
             warnings.catch_warnings(),
             quiet_loggers("torch"),
+            redirect_stderr(io.StringIO()),  # export prints the graph it gave up on
             stand_ins(model, seen, {*opaque, *recurrent(model, seen)}, functions) as active,
             flat_output(model) as outputs,
         ):

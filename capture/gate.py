@@ -202,7 +202,7 @@ def _behaviour(model: nn.Module, output: Any, rest: Callable[[], None]) -> Behav
     return Behaviour(
         outputs=[leaf.detach().clone() for leaf in leaves],
         form=form,
-        gradients={name: p.grad for name, p in named if p.grad is not None},
+        gradients={name: p.grad.to_dense() for name, p in named if p.grad is not None},
         buffers={name: buffer.detach().clone() for name, buffer in model.named_buffers()},
     )
 
@@ -271,12 +271,12 @@ def follows_mode(
     """Whether the traced model, switched to evaluation, still does what the model does then."""
     with preserved(model, training=False), modes_kept(piece), torch.no_grad():
         args, kwargs = structure.unflatten([tensor.clone() for tensor in flat])
-        with preserved(model):
-            seed_everything(SEEDS[0])
-            expected = _evaluated(model, model(*args, **kwargs))
-        seed_everything(SEEDS[0])
-        piece.train(False)
         try:
+            with preserved(model):
+                seed_everything(SEEDS[0])
+                expected = _evaluated(model, model(*args, **kwargs))
+            seed_everything(SEEDS[0])
+            piece.train(False)
             found = _evaluated(model, unflatten(piece(*[tensor.clone() for tensor in flat])))
             compare(found, expected)
         except Exception:  # noqa: BLE001 - whatever it is, evaluation is not what it should be

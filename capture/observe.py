@@ -249,9 +249,16 @@ def _new_functions(values: Any, seen: set[Any]) -> Iterator[type]:
         seen.add(node)
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             function = type(node)._forward_cls
-            if not issubclass(function, torch.utils.checkpoint.CheckpointFunction):
+            if not _is_torchs_own(function):
                 yield function
         pending += [parent for parent, _ in node.next_functions if parent is not None]
+
+
+def _is_torchs_own(function: type) -> bool:
+    """Checkpointing, seen otherwise, and the derivatives of registered operators."""
+    return function.__module__.startswith("torch._library") or issubclass(
+        function, torch.utils.checkpoint.CheckpointFunction
+    )
 
 
 def _tensors_anywhere(values: Any) -> list[Tensor]:

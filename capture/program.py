@@ -41,6 +41,7 @@ class Program:
         output: Does so instead, if given: the output with a `Place` for every tensor.
         fixed_mode: Operations whose training or evaluation behaviour is frozen in the graph.
         frozen_in: Modules whose operations those are.
+        frozen_modules: Modules in evaluation mode while the model was captured in training mode.
         opaque: Why modules are called as their author wrote them, by path.
         sample_ranges: Least and largest value of every integer or boolean input, in order;
             `None` for other inputs and for inputs without data.
@@ -58,6 +59,7 @@ class Program:
     output: Any = None
     fixed_mode: tuple[str, ...] = ()
     frozen_in: tuple[str, ...] = ()
+    frozen_modules: frozenset[nn.Module] = frozenset()
     opaque: dict[str, str] = field(default_factory=dict)
     sample_ranges: tuple[tuple[int, int] | None, ...] = ()
     notes: list[str] = field(default_factory=list)

@@ -25,6 +25,7 @@ class Segment(nn.Module):
         self._captured_training = training
         self._constants: dict[str, Tensor] = {}
         self._code: Callable[..., tuple[Any, ...]] | None = None
+        self._kept_in_evaluation: tuple[nn.Module, ...] = ()
         self.training = training
 
     def forward(self, *inputs: Tensor) -> tuple[Any, ...]:
@@ -34,11 +35,16 @@ class Segment(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Switch training or evaluation mode.
 
+        Modules that were in evaluation mode while the model was trained stay in it.
+
         Raises:
             PlanMismatch: Operations in this segment were frozen in the other mode by capture.
         """
         self.check_mode(mode)
-        return super().train(mode)
+        super().train(mode)
+        for module in self._kept_in_evaluation:
+            module.training = False
+        return self
 
     def check_mode(self, mode: bool) -> None:
         """Refuse a mode in which the traced model would not do what the model does.
@@ -180,6 +186,9 @@ def _assemble(program: Program, graph: fx.Graph, attributes: dict[str, Any]) -> 
     # Of the GraphModule only the generated function is wanted: it would register every plain
     # tensor as a persistent buffer, and so change the model's names.
     segment._code = type(fx.GraphModule(segment, graph)).forward
+    if program.training:
+        frozen = program.frozen_modules
+        segment._kept_in_evaluation = tuple(m for m in segment.modules() if m in frozen)
     return segment
 
 

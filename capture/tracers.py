@@ -84,5 +84,6 @@ def _export(
 
 def with_layers(program: Program) -> Captured:
     program.graph.lint()
+    program.frozen_modules = frozenset(m for m in program.model.modules() if not m.training)
     layers = assign_layers(program)
     return Captured(program, layers, find_cuts(program, layers))

@@ -108,20 +108,75 @@ def test_dropout_follows_the_mode():
     torch.testing.assert_close(segment(x)[0], model(x))
 
 
-def test_what_cannot_follow_the_mode_says_so():
+def test_a_recurrent_net_is_called_whole_and_follows_the_mode():
     class Recurrent(nn.Module):
         def __init__(self):
             super().__init__()
-            self.lstm = nn.LSTM(4, 4, 2, dropout=0.5)
+            self.lstm, self.fc = nn.LSTM(4, 4, 2, dropout=0.5), nn.Linear(4, 4)
 
         def forward(self, x):
-            return self.lstm(x)[0]
+            return self.fc(self.lstm(x)[0])
 
-    captured = trace(Recurrent(), torch.randn(3, 2, 4))
+    torch.manual_seed(0)
+    model, x = Recurrent(), torch.randn(3, 2, 4)
+    captured = trace(model, x)
     segment = captured.segment(0, len(captured.layers))
-    with pytest.raises(PlanMismatch, match=r"aten\.lstm"):
+    assert not torch.equal(segment(x)[0], segment(x)[0])
+    segment.eval()
+    torch.testing.assert_close(segment(x)[0], model.eval()(x))
+
+
+def test_what_cannot_follow_the_mode_says_so():
+    class Dropping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return nn.functional.alpha_dropout(self.fc(x), 0.5, self.training)
+
+    captured = trace(Dropping(), torch.randn(3, 4))
+    segment = captured.segment(0, len(captured.layers))
+    with pytest.raises(PlanMismatch, match="alpha_dropout"):
         segment.eval()
-    assert any("lstm" in note for note in captured.graph.notes)
+    assert any("alpha_dropout" in note for note in captured.graph.notes)
+
+
+def test_a_module_frozen_while_the_model_trains_stays_frozen():
+    class Detector(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            return self.norm(self.fc(x))
+
+        def train(self, mode=True):
+            super().train(mode)
+            self.norm.eval()
+            return self
+
+    captured = trace(Detector().train(), torch.randn(3, 4))
+    segment = captured.segment(0, len(captured.layers))
+    segment.eval()
+    segment.train()
+    assert segment.fc.training
+    assert not segment.norm.training
+
+
+def test_modules_made_for_a_segment_keep_the_captured_mode():
+    """The gate switches a segment to evaluation, and shares its dropout with every other."""
+
+    class Dropping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return nn.functional.dropout(self.fc(x), 0.5, self.training)
+
+    captured = trace(Dropping(), torch.randn(3, 4))
+    assert all(module.training for module in captured.segment(0, 1).modules())
 
 
 def test_a_causal_mask_becomes_the_fast_path_and_others_stay():

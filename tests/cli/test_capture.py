@@ -1,0 +1,79 @@
+"""`capture` of families, of requests in files, and of people's own models."""
+
+import json
+import sys
+
+import pytest
+
+from stagewright.cli.main import main
+from stagewright.core.graph import Graph
+
+THEIRS = """
+import random
+import torch
+
+class Lucky(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.fc(x) if random.random() < 0.5 else x
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.chance = torch.nn.Linear(4, 4), Lucky()
+
+    def forward(self, x):
+        return self.chance(self.first(x))
+
+def sample():
+    return torch.randn(3, 4)
+
+def one():
+    return Lucky()
+"""
+
+
+@pytest.fixture
+def theirs(tmp_path, monkeypatch):
+    (tmp_path / "theirs_captured.py").write_text(THEIRS)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("theirs_captured", None)
+
+
+def test_the_report_says_what_is_opaque_and_why(theirs, capsys):
+    words = ("capture", "theirs_captured:Model", "--sample", "theirs_captured:sample")
+    assert main([*words, "-o", "graph.json"]) == 0
+    text = capsys.readouterr().out
+    assert "captured by torch.export" in text
+    assert "random numbers" in text
+    graph = Graph.from_json((theirs / "graph.json").read_text())
+    assert [bool(layer.opaque) for layer in graph.layers] == [False, True]
+
+
+def test_json_is_one_document(theirs, capsys):
+    words = ("capture", "theirs_captured:Model", "--sample", "theirs_captured:sample")
+    assert main([*words, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [layer["how"] for layer in report["layers"]] == ["traced", "opaque"]
+    assert report["mode"] == "export"
+
+
+def test_a_model_that_cannot_be_captured_has_to_change(theirs, capsys):
+    words = ("capture", "theirs_captured:one", "--sample", "theirs_captured:sample")
+    assert main(words) == 2
+    assert "Ways out" in capsys.readouterr().err
+
+
+def test_a_family_is_captured(capsys):
+    words = ("capture", "--family", "mlp", "--config", '{"num_layers": 2}', "--input")
+    assert main([*words, "input=2x64"]) == 0
+    assert "nn.Sequential" in capsys.readouterr().out
+
+
+def test_options_that_would_be_ignored_are_refused(capsys):
+    assert main(["capture", "--family", "mlp", "--sample", "a:b"]) == 2
+    assert main(["capture"]) == 2
