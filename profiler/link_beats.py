@@ -13,8 +13,8 @@ import time
 from typing import Any
 
 INTERVAL_S = 0.25
-SILENCE_S = 2.0
-"""Eight heartbeats missed: far beyond what a busy machine delays a thread."""
+SILENCE_S = 3.0
+"""Twelve heartbeats missed: far beyond what a busy machine delays a thread."""
 
 VERDICT = "verdict"
 

@@ -319,25 +319,31 @@ def test_two_hosts_become_two_levels():
 
 
 @pytest.mark.distributed
-def test_a_rank_that_never_comes_is_named():
-    with Launched([0, 2], size=3, timeout_s=4.0) as processes:
-        ended = [process.communicate(timeout=200) for process in processes]
-    assert [process.returncode for process in processes] == [5] * 2
-    assert "rank 0 waited for rank 1 to join: not there in 4 s" in ended[0][1]
-    assert all("waited for" in stderr for _, stderr in ended)
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        (0, "rank 0 waited for ranks 1 and 2 to join: not there in 2 s"),
+        (1, "rank 1 waited for rank 0 to open the store that all ranks meet at: no answer in 2 s"),
+    ],
+)
+def test_ranks_that_never_come_are_named(there, said):
+    with Launched([there], size=3, timeout_s=2.0) as (process,):
+        _, stderr = process.communicate(timeout=200)
+    assert process.returncode == 5
+    assert said in last_line(stderr)["message"]
 
 
 @pytest.mark.distributed
 def test_a_rank_that_dies_ends_the_others_and_is_named():
     with Launched(
-        range(3), 3, budget_s=60.0, timeout_s=20.0, largest_bytes=64 * 2**20
+        range(3), 3, budget_s=60.0, timeout_s=60.0, largest_bytes=64 * 2**20
     ) as processes:
         first = processes[0].stdout.readline()
         assert "done" in first  # they have joined and are measuring
         processes[2].send_signal(signal.SIGKILL)
         started = time.monotonic()
         ended = {rank: processes[rank].communicate(timeout=200) for rank in (0, 1)}
-        assert time.monotonic() - started < 60
+        assert time.monotonic() - started < 60  # by their connections, not by the timeout
     assert [processes[rank].returncode for rank in (0, 1)] == [5, 5]
     for rank, (_, stderr) in ended.items():
         assert f"rank 2 stopped answering; rank {rank} waited for" in stderr
@@ -355,4 +361,4 @@ def test_ranks_with_different_options_are_refused_by_all():
 def test_ranks_that_fail_here_are_one_error(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "absent0")
     with pytest.raises(RankFailed, match=r"rank [01] waited for rank [01] to connect"):
-        measure_links_here(2, LinkOptions(device="cpu", timeout_s=10))
+        measure_links_here(2, LinkOptions(device="cpu"))
