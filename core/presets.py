@@ -1,6 +1,6 @@
 """Published models by name: their families and configurations.
 
-`tests/core/test_presets.py` compares what they build with the published numbers of parameters.
+`tests/profiler/test_presets.py` compares what they build with the published numbers of parameters.
 """
 
 from __future__ import annotations

@@ -51,6 +51,11 @@ class Target:
     precision: Precision
     num_threads: int = 1
 
+    @property
+    def winograd(self) -> bool:
+        """See `flops.cost_of`."""
+        return self.device.backend == "cuda" and self.precision == "float32"
+
 
 def target(
     device: str | Accelerator, precision: Precision | None = None, num_threads: int | None = None
@@ -106,6 +111,7 @@ def estimate(
         _without_values(model).to(dtype),
         _on_meta(sample, dtype),
         backend=wanted.device.backend,
+        winograd=wanted.winograd,
         loss_fn=loss_fn,
         target=None if target_tensor is None else _on_meta(target_tensor, dtype),
     )
@@ -158,6 +164,7 @@ def spec_work(spec: ModelSpec, sample: Sample, wanted: Target) -> ModelWork:
         model,
         _on_meta(inputs, dtype),
         backend=wanted.device.backend,
+        winograd=wanted.winograd,
         loss_fn=None if goal is None else build_loss(spec),
         target=goal,
     )
@@ -231,6 +238,7 @@ def profile_work(profile: Profile, wanted: Target) -> ModelWork:
         model,
         structure.as_sample(flat),
         backend=wanted.device.backend,
+        winograd=wanted.winograd,
         loss_fn=None if goal is None else build_loss(profile.spec),
         target=goal,
     )

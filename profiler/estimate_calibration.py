@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.profile import Profile
-from .estimate_times import CostTable, Rates
+from .estimate_times import RATES, CostTable, Rates
 from .estimate_work import ModelWork
-from .flops import OPERATION_CLASSES, Cost
+from .flops import Cost
 
 PULL = 0.01
 """Weight of a factor e on an efficiency, against the same factor on a whole model's time."""
@@ -73,8 +73,7 @@ class _Errors:
 def calibrated(start: Rates, observations: Sequence[Observation]) -> Rates:
     """The rates at which the observations are estimated best."""
     errors = _Errors(observations)
-    names = (*OPERATION_CLASSES, None)
-    moved = dict.fromkeys(names, 0.0)  # logarithm of each one's change so far
+    moved = dict.fromkeys(RATES, 0.0)  # logarithm of each one's change so far
 
     def price(rates: Rates) -> float:
         return errors(rates) + PULL * sum(change**2 for change in moved.values())
@@ -83,7 +82,7 @@ def calibrated(start: Rates, observations: Sequence[Observation]) -> Rates:
     best = price(rates)
     while step > FINEST_STEP:
         improved = False
-        for name in names:
+        for name in RATES:
             for factor in (step, 1 / step):
                 change = float(np.log(factor))
                 if abs(moved[name] + change) > np.log(LARGEST_CHANGE):

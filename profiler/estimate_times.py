@@ -5,7 +5,7 @@ An operation takes the longer of its arithmetic and its traffic, and something f
     time = max(flops / (peak * e), bytes / (bandwidth * b)) + overhead
 
 e is the share of the peak rate that products of its class reach, b the share of the memory's
-bandwidth that its class reaches (for products: that of elementwise operations).
+bandwidth that its class reaches; products share one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,12 @@ PRODUCTS: tuple[OperationClass, ...] = ("matmul", "attention", "convolution")
 """Classes whose efficiency is of the peak rate; the others' is of the bandwidth."""
 
 
+Rate = OperationClass | Literal["traffic", "overhead"]
+"""What calibration may change."""
+
+RATES: tuple[Rate, ...] = (*OPERATION_CLASSES, "traffic", "overhead")
+
+
 @dataclass(frozen=True)
 class Rates:
     """How much of a device's peak rates operations reach.
@@ -31,20 +38,24 @@ class Rates:
     Attributes:
         peak_flops_per_s: Of the device, at the precision used.
         bandwidth_bytes_per_s: Of its memory.
-        efficiency: By class; may exceed 1 where the peak is that of a weaker device, or caches
-            help.
+        efficiency: By class: of the peak for products, of the bandwidth for the others. May
+            exceed 1 where the peak is that of a weaker device, or caches help.
+        traffic: Share of the bandwidth that products reach.
         overhead_s: Per operation.
     """
 
     peak_flops_per_s: float
     bandwidth_bytes_per_s: float
     efficiency: dict[OperationClass, float]
+    traffic: float
     overhead_s: float
 
-    def scaled(self, name: OperationClass | None, factor: float) -> Rates:
-        """With one class's efficiency (the overhead for `None`) multiplied."""
-        if name is None:
+    def scaled(self, name: Rate, factor: float) -> Rates:
+        """With one of them multiplied."""
+        if name == "overhead":
             return replace(self, overhead_s=self.overhead_s * factor)
+        if name == "traffic":
+            return replace(self, traffic=self.traffic * factor)
         changed = {**self.efficiency, name: self.efficiency[name] * factor}
         return replace(self, efficiency=changed)
 
@@ -66,6 +77,8 @@ CPU_EFFICIENCY: dict[OperationClass, float] = {
     "reduction": 0.5,
     "embedding": 0.4,
 }
+GPU_TRAFFIC = 0.75  # as copies
+CPU_TRAFFIC = 0.7
 GPU_OVERHEAD_S = 5e-6  # from one kernel's start to the next, issued by eager PyTorch
 CPU_OVERHEAD_S = 5e-6  # PyTorch's dispatcher and autograd, per operation
 
@@ -78,6 +91,7 @@ def default_rates(device: Accelerator, precision: Precision, num_threads: int = 
         peak_flops_per_s=device.peak_flops_per_s(precision) * cores,
         bandwidth_bytes_per_s=device.bandwidth_bytes_per_s * cores,
         efficiency=dict(CPU_EFFICIENCY if is_cpu else GPU_EFFICIENCY),
+        traffic=CPU_TRAFFIC if is_cpu else GPU_TRAFFIC,
         overhead_s=overhead_s(device.backend),
     )
 
@@ -119,8 +133,5 @@ class CostTable:
     def _traffic(rates: Rates) -> NDArray[np.float64]:
         shares = rates.efficiency
         return np.array(
-            [
-                shares["elementwise"] if name in PRODUCTS else shares[name]
-                for name in OPERATION_CLASSES
-            ]
+            [rates.traffic if name in PRODUCTS else shares[name] for name in OPERATION_CLASSES]
         )

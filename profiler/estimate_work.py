@@ -7,6 +7,7 @@ measurement; of layers that do the same, one is looked at for its operations.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,9 @@ from .first_run import first_run
 from .flops import Cost, cost_of
 from .layer_runs import LayerRun, Values, backward_pairs, layer_runs
 from .loss import Loss, LossFunction
+
+
+Operations = tuple[Cost, ...]
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ def model_work(
     sample: Any,
     *,
     backend: Backend,
+    winograd: bool = False,
     loss_fn: LossFunction | None = None,
     target: Tensor | None = None,
 ) -> ModelWork:
@@ -83,6 +88,7 @@ def model_work(
         model: All its parameters and buffers on the meta device; gradients are put on it.
         sample: One micro-batch, likewise.
         backend: Whose kernels the operations are.
+        winograd: See `flops.cost_of`.
         loss_fn: ``loss_fn(output, target)``, if its cost is wanted.
         target: What the loss is taken against, on the meta device.
 
@@ -107,7 +113,7 @@ def model_work(
     first = first_run(model, runs, inputs, len(classes), lambda: DeviceKernels(backend))
     parts = [LayerWork()] * len(runs)
     for group in groups:
-        forward, whole, alone = _operations(runs[group[0]], first.values, backend)
+        forward, whole, alone = _operations(runs[group[0]], first.values, backend, winograd)
         for index in group:
             parts[index] = LayerWork(
                 forward=forward,
@@ -129,29 +135,42 @@ def model_work(
 class _Recorder(TorchDispatchMode):
     """Lists what every operation inside costs."""
 
-    def __init__(self) -> None:
+    def __init__(self, winograd: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.costs: list[Cost] = []
+        self._winograd = winograd
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        cost = cost_of(func, args, kwargs, result)
+        cost = cost_of(func, args, kwargs, result, winograd=self._winograd)
         if cost is not None:
             self.costs.append(cost)
         return result
 
 
-Operations = tuple[Cost, ...]
+def recorded(
+    module: nn.Module, inputs: Sequence[Tensor], backend: Backend, *, winograd: bool = False
+) -> tuple[Operations, Operations, Tensor]:
+    """Operations of one module's forward and backward on the meta device, and its output."""
+    forward, backward = _Recorder(winograd), _Recorder(winograd)
+    with DeviceKernels(backend), forward:
+        output: Tensor = module(*inputs)
+    gradient = torch.ones_like(output)
+    wanted = [t for t in (*inputs, *module.parameters()) if t.requires_grad]
+    if wanted and output.requires_grad:
+        with backward:
+            torch.autograd.grad([output], wanted, [gradient])
+    return tuple(forward.costs), tuple(backward.costs), output.detach()
 
 
 def _operations(
-    run: LayerRun, values: Values, backend: Backend
+    run: LayerRun, values: Values, backend: Backend, winograd: bool
 ) -> tuple[Operations, Operations, Operations]:
     """Of the forward, of the backward, and of a backward for the inputs' gradients alone."""
-    forward, whole, alone = _Recorder(), _Recorder(), _Recorder()
+    forward, whole, alone = (_Recorder(winograd) for _ in range(3))
     leaves = run.leaves(values)
     arguments = run.arguments(leaves)
     with DeviceKernels(backend), forward:

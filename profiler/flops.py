@@ -84,16 +84,36 @@ _SCATTERS = frozenset(
 """Write as many elements of a table as they are given; the rest of it once at most."""
 
 
+WINOGRAD = 2.25
+"""Multiplications of a 3 x 3 filter saved by tiles of 2 x 2 outputs (Lavin and Gray 2016)."""
+
+
 def cost_of(
-    operation: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    operation: torch._ops.OpOverload,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: Any,
+    *,
+    winograd: bool = False,
 ) -> Cost | None:
-    """What a call of an operation took; `None` if nothing is computed."""
+    """What a call of an operation took; `None` if nothing is computed.
+
+    Args:
+        operation: An ATen operator, as a dispatch mode sees it.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        result: What it returned.
+        winograd: Whether 3 x 3 filters are applied by Winograd's algorithm, as cuDNN does with
+            float32 products outside tensor cores.
+    """
     name = operation._schema.name.rpartition("::")[2]
     if name in FREE or _is_view(operation):
         return None
     given = (*args, *kwargs.values())
     if name in _PRODUCTS:
         flops = product_flops(name, operation, args, kwargs, result)
+        if winograd and _suits_winograd(name, args):
+            flops = int(flops / WINOGRAD)
         return Cost(_PRODUCTS[name], flops, _moved(given) + _moved((result,)))
     if name in _GATHERS:
         return Cost("embedding", 0, 2 * _moved((result,)) + _indices(given))
@@ -120,8 +140,36 @@ def product_flops(
         return 2 * max(tensor.numel() for tensor in tensors_of(args))
     if name == "mkldnn_linear":
         return 2 * args[0].numel() * args[1].shape[0]
+    if name == "convolution":
+        return _convolution_flops(args[0], args[1], result, transposed=args[6])
+    if name == "convolution_backward":
+        gradient, values, weight, mask = args[0], args[1], args[2], args[10]
+        one = _convolution_flops(values, weight, gradient, transposed=args[7])
+        return one * (bool(mask[0]) + bool(mask[1]))
     formula: Callable[..., int] = flop_registry[operation.overloadpacket]
     return int(formula(*args, **kwargs, out_val=result))
+
+
+def _convolution_flops(values: Tensor, weight: Tensor, result: Tensor, *, transposed: bool) -> int:
+    """Every filter meets every position: of the output, of the input if transposed.
+
+    Of the weight's shape (out, in / groups, *kernel), or (in, out / groups, *kernel) if
+    transposed, all but the first belong to one position. Each gradient takes as many
+    (`torch.utils.flop_counter` counts that of a grouped weight more than once).
+    """
+    positions = values if transposed else result
+    return 2 * positions.numel() * prod(weight.shape[1:])
+
+
+def _suits_winograd(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether it is a dense 3 x 3 convolution that moves by one pixel, or the gradient of one."""
+    if name == "convolution":
+        weight, stride, dilation, groups = args[1], args[3], args[5], args[8]
+    elif name == "convolution_backward":
+        weight, stride, dilation, groups = args[2], args[4], args[6], args[9]
+    else:
+        return False
+    return tuple(weight.shape[2:]) == (3, 3) and {*stride, *dilation, groups} == {1}
 
 
 def _grouped_mm_flops(left: Tensor, right: Tensor) -> int:

@@ -1,0 +1,69 @@
+"""The catalogue of devices: found by name, by what drivers say, and by memory."""
+
+import pytest
+
+from stagewright.core.accelerators import CATALOGUE, accelerator, by_driver_name, with_memory
+from stagewright.core.errors import InvalidInput
+
+
+@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
+def test_found_under_every_name(entry):
+    for name in (entry.name, entry.name.lower(), *entry.aliases):
+        assert accelerator(name) is entry
+
+
+@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
+def test_figures_are_ordered_as_hardware_is(entry):
+    """Sparse rates, or both directions of a link, taken by mistake would break one of these."""
+    rates = entry.flops_per_s
+    if entry.backend != "cpu":
+        assert rates["float32"] <= rates["tf32"] <= rates["bfloat16"] == rates["float16"]
+    assert entry.link_bandwidth_bytes_per_s < entry.bandwidth_bytes_per_s
+    assert len(entry.source) > 20
+
+
+def test_dense_rates_of_data_sheets():
+    assert accelerator("A100").flops_per_s["bfloat16"] == 312e12
+    assert accelerator("h100").flops_per_s["bfloat16"] == 989.5e12  # the sheet prints 1,979 sparse
+    assert accelerator("L4").flops_per_s["bfloat16"] == 121e12  # 242 sparse
+    assert accelerator("MI300X").memory_bytes == 192 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("device_name", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-PCIe"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA GeForce RTX 4090", "RTX4090"),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("AMD Instinct MI300X", "MI300X"),
+    ],
+)
+def test_found_by_what_drivers_report(device_name, name):
+    found = by_driver_name(device_name)
+    assert found is not None
+    assert found.name == name
+
+
+def test_a_processor_is_no_gpu():
+    assert by_driver_name("AMD EPYC") is None
+
+
+def test_unknown_device_lists_the_catalogue():
+    with pytest.raises(InvalidInput) as caught:
+        accelerator("H900")
+    assert all(entry.name in str(caught.value) for entry in CATALOGUE)
+    assert "did you mean" in str(caught.value)
+
+
+def test_found_by_memory():
+    assert [entry.name for entry in with_memory(24 * 10**9)] == ["RTX4090", "L4"]
+    assert with_memory(80 * 10**9)[0].name == "A100-80GB"
+    assert with_memory(141 * 10**9)[0].name == "H200"
+    assert with_memory(7 * 10**9) == ()

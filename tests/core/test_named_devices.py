@@ -1,0 +1,47 @@
+"""Clusters of devices by name."""
+
+import pytest
+
+from stagewright.core.cluster import Cluster
+from stagewright.core.errors import InvalidInput
+from stagewright.core.named_devices import parse_devices
+
+
+def test_one_kind_on_one_link():
+    cluster = parse_devices("8xH200")
+    assert {device.kind for device in cluster.devices} == {"H200"}
+    assert cluster.devices[7].memory_bytes == 141 * 10**9
+    assert [level.bandwidth_bytes_per_s for level in cluster.levels] == [450e9]
+
+
+def test_nodes_have_two_levels():
+    cluster = parse_devices("2x8xh100")
+    assert [level.group_size for level in cluster.levels] == [8, 16]
+    assert cluster.levels[0].bandwidth_bytes_per_s == 450e9
+
+
+def test_several_kinds_are_joined_by_the_slowest_link():
+    cluster = parse_devices("2xH200, 4xL40S")
+    assert [device.kind for device in cluster.devices] == ["H200"] * 2 + ["L40S"] * 4
+    assert cluster.levels[0].bandwidth_bytes_per_s == 32e9
+
+
+@pytest.mark.parametrize("text", ["4x24GB", "2xcpu", "4x8x80GB", "2x80GB,4x24GB"])
+def test_shorthand_without_names_is_as_before(text):
+    assert parse_devices(text) == Cluster.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("4xH900", "the catalogue has no device 'H900'"),
+        ("2xH200,4x24GB", "name every kind"),
+        ("0xH200", "says 0 devices"),
+        ("4x8xH100,2xH200", "nodes of different sizes"),
+        ("H200", "cannot read devices"),
+        ("9999999xH200", "1048576 in all"),
+    ],
+)
+def test_refused_with_a_way_out(text, said):
+    with pytest.raises(InvalidInput, match=said):
+        parse_devices(text)
