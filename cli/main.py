@@ -19,6 +19,7 @@ from .grouped import GroupedCommand
 
 COMMANDS = (
     "doctor",
+    "capture",
     "profile",
     "estimate",
     "plan",

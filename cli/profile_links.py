@@ -93,9 +93,9 @@ def _here(ranks: int | None, options: LinkOptions, *, quiet: bool) -> LinkReport
 
 
 def _cuda_devices() -> int:
-    import torch
+    from ..profiler.link_group import cuda_devices
 
-    return torch.cuda.device_count()
+    return cuda_devices()
 
 
 def _as_rank(options: LinkOptions, output: Path, *, as_json: bool) -> None:

@@ -226,6 +226,11 @@ class RankGroup:
                 time.sleep(JOINING_S)
 
 
+def cuda_devices() -> int:
+    """How many this torch sees on this machine."""
+    return torch.cuda.device_count()
+
+
 def _device(wanted: str | None) -> torch.device:
     """This rank's own device.
 
