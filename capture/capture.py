@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -48,7 +48,8 @@ def trace(
     An ``nn.Sequential`` becomes its children. Anything else goes through ``torch.export``, and
     where that refuses or would be wrong, through ``torch.fx`` symbolic tracing. What a tracer
     would lose, freeze or refuse (Python's random numbers, branches on data, checkpointing, hooks)
-    is left to the smallest module around it, which is called as its author wrote it.
+    is left to the smallest module around it, which is called as its author wrote it; if that is
+    the model itself, it becomes one opaque layer that cannot be cut.
 
     A model whose root is in training mode is traced as it stands (frozen submodules stay frozen);
     one in evaluation mode is put in training mode meanwhile. Nothing of the model is changed.
@@ -84,13 +85,29 @@ def trace(
             except CaptureError as refusal:
                 attempts.append((name, refusal))
             else:
-                used = Recipe(name, captured.program.opaque)
-                captured.program.structure = replace(structure, recipe=used.to_json())
-                captured.program.sample_ranges = sample_ranges(flat)
-                captured.program.notes += seen.remarks
-                captured.attempts, captured.checked = attempts, checked_how(expected)
-                return captured
-    raise _could_not(model, [refusal for _, refusal in attempts]) from attempts[0][1]
+                return _described(case, name, captured, attempts)
+        refused = _could_not(model, [refusal for _, refusal in attempts])
+        if mode == "auto" and wanted is None:
+            reason = f"could not be taken apart: {'; '.join(str(why) for _, why in attempts)}"
+            ((name, tracer),) = tracers_for(model, flat, "modules")
+            with suppress(CaptureError):
+                captured = _refined(replace(case, recipe=Recipe(name, {"": reason})), tracer)
+                captured.program.notes.append(WAYS_OUT)
+                return _described(case, name, captured, attempts)
+    raise refused from attempts[0][1]
+
+
+def _described(
+    case: _Case, tracer: str, captured: Captured, attempts: list[tuple[str, CaptureError]]
+) -> Captured:
+    """Add what only the whole story of the capture tells."""
+    program = captured.program
+    recipe = Recipe(tracer, program.opaque).to_json()
+    program.structure = replace(case.structure, recipe=recipe)
+    program.sample_ranges = sample_ranges(case.flat)
+    program.notes += case.seen.remarks
+    captured.attempts, captured.checked = attempts, checked_how(case.expected)
+    return captured
 
 
 @dataclass(frozen=True)

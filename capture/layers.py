@@ -135,7 +135,7 @@ def block_paths(model: nn.Module, nodes: list[fx.Node], opaque: Collection[str] 
     def visit(path: str, module: nn.Module, *, element: bool) -> None:
         children = list(module.named_children())
         container = isinstance(module, CONTAINERS)
-        if not children or path in opaque or (element and not container):
+        if not children or (path and path in opaque) or (element and not container):
             blocks.add(path)
         elif container or path in opened or _holds_composites(module):
             for name, child in children:

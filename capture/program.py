@@ -23,6 +23,9 @@ VALUE = "val"
 OPAQUE = "stagewright_opaque"
 """Key of ``node.meta`` that says why a module is called as its author wrote it."""
 
+WHOLE = "stagewright_whole"
+"""Key of ``node.meta`` of the one call of the whole model, where it could not be taken apart."""
+
 WRITTEN = "stagewright_written"
 """Key of ``node.meta``: which tensor arguments of an opaque call it was seen to change in place."""
 
@@ -88,6 +91,8 @@ def modules_called(node: fx.Node, program: Program) -> list[nn.Module]:
     """The modules a node runs: the one it calls, or those it is given to call."""
     if node.op == "call_module":
         return [program.attribute(str(node.target))]
+    if WHOLE in node.meta:
+        return [program.model]
     if OPAQUE not in node.meta:
         return []
     given = [program.attribute(str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]

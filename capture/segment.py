@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from ..core.errors import PlanMismatch
 from .in_place import mutated_inputs
 from .layers import Layers
-from .program import Program, path_of
+from .program import WHOLE, Program, path_of
 
 
 class Segment(nn.Module):
@@ -26,6 +26,7 @@ class Segment(nn.Module):
         self._constants: dict[str, Tensor] = {}
         self._code: Callable[..., tuple[Any, ...]] | None = None
         self._kept_in_evaluation: tuple[nn.Module, ...] = ()
+        self._whole: tuple[nn.Module, ...] = ()
         self.training = training
 
     def forward(self, *inputs: Tensor) -> tuple[Any, ...]:
@@ -42,9 +43,17 @@ class Segment(nn.Module):
         """
         self.check_mode(mode)
         super().train(mode)
+        for model in self._whole:
+            model.train(mode)
         for module in self._kept_in_evaluation:
             module.training = False
         return self
+
+    def become(self, model: nn.Module) -> None:
+        """Hold everything the model holds, in the same tables: this segment calls it whole."""
+        self._whole = (model,)
+        for table in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            vars(self)[table] = vars(model)[table]
 
     def check_mode(self, mode: bool) -> None:
         """Refuse a mode in which the traced model would not do what the model does.
@@ -186,6 +195,8 @@ def _assemble(program: Program, graph: fx.Graph, attributes: dict[str, Any]) -> 
     # Of the GraphModule only the generated function is wanted: it would register every plain
     # tensor as a persistent buffer, and so change the model's names.
     segment._code = type(fx.GraphModule(segment, graph)).forward
+    if any(WHOLE in node.meta for node in graph.nodes):
+        segment.become(program.model)
     if program.training:
         frozen = program.frozen_modules
         segment._kept_in_evaluation = tuple(m for m in segment.modules() if m in frozen)

@@ -21,6 +21,7 @@ from .observe import Observation, function_owners
 from .program import Program
 from .sample import CallStructure
 from .tracing import sequential_program, traced_program
+from .whole import whole_program
 
 Mode = Literal["auto", "export", "trace"]
 
@@ -38,6 +39,7 @@ def tracers_for(model: nn.Module, flat: tuple[Tensor, ...], mode: str) -> list[t
         "export": both[:1],
         "trace": both[1:],
         "sequential": [("sequential", _sequential)],
+        "modules": [("modules", _whole)],
     }
     if mode not in named:
         raise InvalidInput(f"there is no tracer {mode!r}; there are {', '.join(named)}")
@@ -65,6 +67,16 @@ def _trace(
     if "" in owners:
         raise CaptureError(f"torch.fx: forward of the model itself {owners['']}")
     return traced_program(model, structure, flat, outermost({**owners, **opaque}))
+
+
+def _whole(
+    model: nn.Module,
+    structure: CallStructure,
+    flat: tuple[Tensor, ...],
+    seen: Observation,
+    opaque: Mapping[str, str],
+) -> Program:
+    return whole_program(model, structure, flat, seen, opaque[""])
 
 
 def _export(

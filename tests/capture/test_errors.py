@@ -21,7 +21,7 @@ class Branching(nn.Module):
 
 def test_a_branch_on_data_is_refused_by_name():
     with pytest.raises(CaptureError, match="Ways out") as caught:
-        trace(nn.ModuleDict({"inner": Branching()})["inner"], torch.randn(2, 3))
+        trace(Branching(), torch.randn(2, 3), mode="export")
     assert caught.value.module == "Branching"
     assert "forward" in str(caught.value.operation)
 
@@ -34,18 +34,34 @@ def test_the_way_out_works():
     torch.testing.assert_close(captured.segment(0, 2)(x)[0], model(x))
 
 
+class Lucky(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.count = nn.Linear(3, 3), 0
+
+    def forward(self, x):
+        self.count += 1  # not part of any state that can be restored
+        return self.fc(x) * self.count * random.uniform(1, 2)
+
+
 def test_python_randomness_is_noticed():
-    class Lucky(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc, self.count = nn.Linear(3, 3), 0
-
-        def forward(self, x):
-            self.count += 1  # not part of any state that can be restored
-            return self.fc(x) * self.count * random.uniform(1, 2)
-
     with pytest.raises(CaptureError, match="draws Python's or numpy's random numbers"):
-        trace(Lucky(), torch.randn(2, 3))
+        trace(Lucky(), torch.randn(2, 3), mode="export")
+
+
+@pytest.mark.parametrize("kind", [Lucky, Branching])
+def test_a_model_that_cannot_be_taken_apart_is_one_opaque_layer(kind):
+    torch.manual_seed(0)
+    model, x = kind(), torch.randn(2, 3)
+    captured = trace(model, x)
+    (layer,) = captured.graph.layers
+    assert layer.opaque.startswith("could not be taken apart")
+    assert captured.graph.mode == "modules"
+    assert [attempt.tracer for attempt in captured.report().attempts] == ["export", "trace"]
+    segment = captured.segment(0, 1)
+    assert set(segment.state_dict()) == {"fc.weight", "fc.bias"}
+    again = trace(model, x, check=False, recipe=captured.structure.recipe)
+    assert again.graph.layers == captured.graph.layers
 
 
 @pytest.mark.parametrize(

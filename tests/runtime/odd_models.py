@@ -213,5 +213,8 @@ class Counting(Base):
         return self.a(x) * self.count
 
 
-REFUSED = [Hooked, Clamped, Counting]
-"""What these do escapes a tracer; a wrong answer would be silent."""
+WHOLE = [Hooked, Counting]
+"""What these do escapes a tracer; they are called whole, and cannot be cut."""
+
+REFUSED = [Clamped]
+"""Tracing would change these."""

@@ -84,8 +84,25 @@ def test_what_depends_on_the_mode_says_so(build):
         Pipeline(model.eval(), plan)
 
 
+@pytest.mark.parametrize("build", odd_models.WHOLE, ids=lambda build: build.__name__)
+def test_what_escapes_the_tracer_is_called_whole(build):
+    torch.manual_seed(0)
+    model, sample = build(), torch.randn(4, 4)
+    graph = trace(model, sample).graph
+    (layer,) = graph.layers
+    assert layer.opaque
+    assert any("Ways out" in note for note in graph.notes)
+    plan = plan_with_every_cut(model, sample)
+    found = verify(model, plan, torch.randn(8, 4), torch.randn(8, 4), loss_of_anything)
+    assert found.equal(1e-5), found
+    pipeline = Pipeline(model, plan)
+    assert set(pipeline.state_dict()) == set(model.state_dict())
+    pipeline.eval()
+    assert not model.training
+
+
 @pytest.mark.parametrize("build", odd_models.REFUSED, ids=lambda build: build.__name__)
-def test_what_escapes_the_tracer_is_refused(build):
+def test_what_capture_would_change_is_refused(build):
     torch.manual_seed(0)
     with pytest.raises(CaptureError, match="Ways out"):
         trace(build(), torch.randn(4, 4))
