@@ -39,6 +39,7 @@ from stagewright.core.units import format_time
 from stagewright.planner.balance import balance
 from stagewright.profiler.allocator import keep_freed_memory
 from stagewright.profiler.families import build_loss, build_model
+from stagewright.profiler.layer_runs import layer_runs
 from stagewright.profiler.profile import TimedProfile, timed_profile
 
 ERROR_LIMIT = 0.05
@@ -259,8 +260,10 @@ def torchgpipe_balances(
     except ImportError:
         return []
     captured = trace(model, subject.sample)
-    count = len(captured.layers)
-    layers = nn.Sequential(*(Piece(captured.segment(i, i + 1)) for i in range(count)))
+    changed = [any(run.changed) for run in layer_runs(captured)]
+    layers = nn.Sequential(
+        *(Piece(captured.segment(i, i + 1), copies) for i, copies in enumerate(changed))
+    )
     sample = next(iter(subject.sample.values()))
     threads = torch.get_num_threads()
     torch.set_num_threads(options.num_threads or threads)
@@ -274,14 +277,18 @@ def torchgpipe_balances(
 
 
 class Piece(nn.Module):
-    """A layer as torchgpipe calls it: a tensor or a tuple in, a tensor or a tuple out."""
+    """A layer as torchgpipe calls it: a tensor or a tuple in, a tensor or a tuple out.
 
-    def __init__(self, segment: nn.Module) -> None:
+    torchgpipe fails on a layer that changes its input in place; that one gets a copy.
+    """
+
+    def __init__(self, segment: nn.Module, copies: bool) -> None:
         super().__init__()
-        self.segment = segment
+        self.segment, self.copies = segment, copies
 
     def forward(self, given: Any) -> Any:
-        made = self.segment(*(given if isinstance(given, tuple) else (given,)))
+        tensors = given if isinstance(given, tuple) else (given,)
+        made = self.segment(*(t.clone() if self.copies else t for t in tensors))
         return made[0] if len(made) == 1 else made
 
 

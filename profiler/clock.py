@@ -21,26 +21,35 @@ class Mark:
     Attributes:
         host_s: The host's wall clock.
         event: The point in the current CUDA stream; `None` where the host does the work itself.
+        worked_s: Processor time of this process up to then; `None` where waiting counts too.
     """
 
     host_s: float
     event: torch.cuda.Event | None = None
+    worked_s: float | None = None
 
 
 class Clock:
     """Marks points in a device's work and measures between them.
 
     On CUDA a mark is an event in the current stream: nothing is synchronised until `seconds`
-    is asked for. On the CPU it is the wall clock.
+    is asked for. On the CPU it is the wall clock, but no more than the processor time this process
+    used: slices of time that other programs took are not the model's. (Several threads use more
+    processor time than the wall clock shows, so theirs is the wall clock alone.)
+
+    Args:
+        device: Where the work is done.
+        shared: Whether cores are shared on purpose, so that waiting for one counts.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
+    def __init__(self, device: torch.device, *, shared: bool = False) -> None:
+        self.cuda, self._shared = device.type == "cuda", shared
 
     def mark(self) -> Mark:
         """A point in time, to be handed to `seconds`."""
         if not self.cuda:
-            return Mark(time.perf_counter())
+            worked_s = None if self._shared else time.process_time()
+            return Mark(time.perf_counter(), worked_s=worked_s)
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return Mark(time.perf_counter(), event)
@@ -48,7 +57,10 @@ class Clock:
     def seconds(self, start: Mark, end: Mark) -> float:
         """Time between two marks, waiting for the device to have reached the second."""
         if start.event is None or end.event is None:
-            return end.host_s - start.host_s
+            wall_s = end.host_s - start.host_s
+            if start.worked_s is None or end.worked_s is None:
+                return wall_s
+            return min(wall_s, end.worked_s - start.worked_s)
         end.event.synchronize()
         return float(start.event.elapsed_time(end.event)) / 1e3
 

@@ -30,7 +30,7 @@ class Samples:
 
     Attributes:
         device_s: On the device.
-        dispatch_s: Until the host had issued it; the same where the host does the work.
+        dispatch_s: By the wall clock, until the host had issued it.
     """
 
     device_s: dict[Phase, list[float]] = field(default_factory=lambda: defaultdict(list))

@@ -121,7 +121,7 @@ def _measure(
     progress: Progress | None,
 ) -> tuple[Measured, float]:
     """Run everything there is to run; the loss is one more layer behind the model's."""
-    model, clock = captured.program.model, Clock(flat[0].device)
+    model, clock = captured.program.model, Clock(flat[0].device, shared=options.busy_neighbours > 0)
     runs = layer_runs(captured)
     classes = cost_classes(captured, runs)
     groups = members_of(classes) if options.deduplicate else [[i] for i in range(len(runs))]

@@ -69,7 +69,7 @@ def profile_document(found: Measured, spec: ModelSpec | None, provenance: Proven
         parameters=graph.parameters,
         storages=found.first.storages,
         loss=loss,
-        reconciliation=reconciliation(found.samples, found.whole),
+        reconciliation=reconciliation(found),
         provenance=provenance,
         fixed_mode=graph.fixed_mode,
         notes=graph.notes,
@@ -98,13 +98,15 @@ def _if_measured(samples_s: list[float]) -> Timing | None:
     return timing(samples_s) if samples_s else None
 
 
-def reconciliation(samples: Sequence[Samples], whole: WholeModel) -> Reconciliation:
+def reconciliation(found: Measured) -> Reconciliation:
     """The sum of the layers against the whole model.
 
-    What takes longer counts, the device's work or the host's issuing it.
+    Of a device that works on its own what takes longer counts, its work or the issuing of it.
     """
-    device_s, dispatch_s = [s.device_s for s in samples], [s.dispatch_s for s in samples]
-    total_s = max(_total_s(device_s), _total_s(dispatch_s))
+    total_s = _total_s([layer.device_s for layer in found.samples])
+    if found.on_its_own:
+        total_s = max(total_s, _total_s([layer.dispatch_s for layer in found.samples]))
+    whole = found.whole
     forward, backward = timing(whole.forward_s), timing(whole.backward_s)
     whole_s = forward.median_s + backward.median_s
     return Reconciliation(
