@@ -22,6 +22,9 @@ HUBER = 1.345
 DEVIATION = 1.4826
 """Standard deviation of normal errors over their median absolute value."""
 
+EXACT = 1e-9
+"""Residuals below are rounding."""
+
 SHARED_FROM = 1.5
 """A level is shared if messages sent at once take so many times longer than one alone."""
 
@@ -197,5 +200,5 @@ def _weighted_line(
 
 def _weights(residuals: Sequence[float]) -> list[float]:
     """Huber's: 1 up to a limit, then falling with the residual."""
-    limit = HUBER * DEVIATION * median(map(abs, residuals))
+    limit = max(HUBER * DEVIATION * median(map(abs, residuals)), EXACT)
     return [1.0 if abs(one) <= limit else limit / abs(one) for one in residuals]

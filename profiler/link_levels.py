@@ -30,9 +30,8 @@ class Level:
 def hosts_of(ranks: Sequence[RankDevice]) -> list[int]:
     """The number of the host of each rank, counted from 0 in the order of ranks.
 
-    Ranks are on one host if the launcher gives them one group rank. Launchers that start one
-    process at a time, each a group of its own, are told by ranks alone on their "host": then the
-    machine's name decides.
+    Ranks are on one host if their launcher, one a host, gave them its number. Where every launcher
+    started a single rank, or gave no number, the machine's name decides.
     """
     launched = any((rank.local_ranks or 1) > 1 for rank in ranks)
     found = [

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import mean, median
+from statistics import mean
+from typing import Literal
 
-from ..core.cluster import Cluster, Device
+from ..core.cluster import Cluster
 from ..core.errors import InvalidInput
+from .link_cluster import devices_of, remarks, scatter
 from .link_fit import fit_levels
 from .link_group import RankGroup
 from .link_levels import Level, Pair, find_levels, host_size, hosts_of, probes
@@ -25,9 +26,6 @@ PROBING_SHARE = 0.2
 CROWD_BYTES = 4 * 2**20
 MOST_CROWDED = 8
 """Pairs that send at once when a shared level is looked for."""
-
-SCATTERED = 1.5
-"""Medians so many times above the fastest run are remarked upon."""
 
 Progress = Callable[[int, int, str], None]
 
@@ -58,21 +56,21 @@ class LinkSession:
         ranks = self._everyone()
         size, remark = host_size(hosts_of(ranks))
         levels = self._levels(len(ranks), size)
-        steps = [_steps(levels, index, len(ranks)) for index in range(len(levels))]
+        steps = [steps_of(levels, index, len(ranks)) for index in range(len(levels))]
         self._total += sum(map(len, steps))
-        share_s = self.group.options.budget_s * (1 - PROBING_SHARE) / max(sum(map(len, steps)), 1)
+        share_s = self._share_s(1 - PROBING_SHARE, sum(map(len, steps)))
         found = [
             self._level(level, of_level, share_s)
             for level, of_level in zip(levels, steps, strict=True)
         ]
-        devices = _devices(ranks)
+        devices = devices_of(ranks)
         bare = Cluster.uniform(len(ranks)).model_copy(update={"devices": devices})
         fits = fit_levels(found, bare)
         return LinkReport(
             cluster=Cluster(devices=devices, levels=tuple(fit.level for fit in fits)),
             backend=self.group.backend,
             levels=fits,
-            notes=tuple(filter(None, (remark, *_remarks(devices), _scatter(found)))),
+            notes=tuple(filter(None, (remark, *remarks(devices), scatter(found)))),
         )
 
     def _everyone(self) -> list[RankDevice]:
@@ -98,11 +96,16 @@ class LinkSession:
             )
         return ranks
 
+    def _share_s(self, share: float, steps: int) -> float:
+        """Time for one of some steps; the ranks that wait for it meanwhile do so patiently."""
+        options = self.group.options
+        return min(options.budget_s * share / max(steps, 1), options.timeout_s / 2)
+
     def _levels(self, num_ranks: int, size: int) -> list[Level]:
         """Levels by hosts and by the times of one size of message."""
         pairs = probes(num_ranks, size)
         self._total += len(pairs)
-        share_s = self.group.options.budget_s * PROBING_SHARE / max(len(pairs), 1)
+        share_s = self._share_s(PROBING_SHARE, len(pairs))
         probe = min(PROBE_BYTES, self.group.options.largest_bytes)
         for pair in pairs:
             self._messages(pair, [probe], share_s)
@@ -182,11 +185,11 @@ class LinkSession:
 class Step:
     """Something to time: a message, an all-reduce, or a crowd (sources, then their targets)."""
 
-    what: str
+    what: Literal["message", "all_reduce", "crowd"]
     ranks: tuple[int, ...]
 
 
-def _steps(levels: Sequence[Level], index: int, num_ranks: int) -> list[Step]:
+def steps_of(levels: Sequence[Level], index: int, num_ranks: int) -> list[Step]:
     """What to time at a level: two pairs both ways, sums over one rank a group and over all."""
     inner = levels[index - 1].group_size if index else 1
     outer = min(levels[index].group_size, num_ranks)
@@ -200,57 +203,3 @@ def _steps(levels: Sequence[Level], index: int, num_ranks: int) -> list[Step]:
         if len(sources) > 1:
             steps.append(Step("crowd", (*sources, *(inner + rank for rank in sources))))
     return steps
-
-
-def _devices(ranks: Sequence[RankDevice]) -> tuple[Device, ...]:
-    """The ranks as devices; CPU ranks share their machine's memory evenly."""
-    hosts = hosts_of(ranks)
-    held = {host: hosts.count(host) for host in hosts}
-    machines = {number: rank.host for number, rank in zip(hosts, ranks, strict=True)}
-    if len(set(machines.values())) < len(machines):
-        machines = {number: f"node{number}" for number in machines}
-    devices = []
-    for number, rank in zip(hosts, ranks, strict=True):
-        name = rank.device if rank.device != "cpu" else f"cpu:{rank.local_rank}"
-        memory = rank.memory_bytes
-        if memory is not None and rank.device == "cpu":
-            memory //= held[number]
-        name = name if len(held) == 1 else f"{machines[number]}/{name}"
-        devices.append(Device(name=name, kind=rank.kind, memory_bytes=memory))
-    names = [device.name for device in devices]
-    if len(set(names)) < len(names):  # no launcher's local ranks
-        return tuple(
-            device.model_copy(update={"name": f"{device.name}#{index}"})
-            for index, device in enumerate(devices)
-        )
-    return tuple(devices)
-
-
-def _remarks(devices: Sequence[Device]) -> list[str]:
-    kinds = sorted({device.kind for device in devices})
-    remarks = []
-    if len(kinds) > 1:
-        remarks.append(
-            f"devices of different kinds ({', '.join(kinds)}) are written with equal speed; set "
-            "'speed' in the file, from a profile of each"
-        )
-    cores = os.cpu_count() or 1
-    if "cpu" in kinds and len(devices) > cores:
-        remarks.append(
-            f"{len(devices)} CPU ranks were measured by {cores} cores here; ranks that wait for a "
-            "core look like slow links"
-        )
-    return remarks
-
-
-def _scatter(levels: Sequence[LevelTimes]) -> str:
-    """A remark if most times were far above the fastest run."""
-    ratios = [
-        entry.time_s / entry.least_s for level in levels for entry in level.times if entry.least_s
-    ]
-    if not ratios or median(ratios) < SCATTERED:
-        return ""
-    return (
-        f"times scattered: half of the medians were {median(ratios):.1f} times their fastest run "
-        "or more, so other work was in the way; measure again when the machines are quiet"
-    )

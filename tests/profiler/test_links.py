@@ -14,7 +14,7 @@ from stagewright.core.cluster import Cluster, LinkLevel
 from stagewright.core.errors import InvalidInput, MeasurementError, RankFailed
 from stagewright.profiler.link_fit import all_reduce_s, fit_levels, fit_line
 from stagewright.profiler.link_levels import find_levels, host_size, hosts_of, nested, probes
-from stagewright.profiler.link_measure import _steps
+from stagewright.profiler.link_measure import steps_of
 from stagewright.profiler.link_records import LevelTimes, LinkOptions, LinkTime, RankDevice
 from stagewright.profiler.link_timing import sizes_up_to
 from stagewright.profiler.links import free_port, measure_links_here, measure_local_links
@@ -42,7 +42,7 @@ def made_up_times(levels, index, num_ranks, noise, draw):
     """What the steps of a measurement would find at a level if links were as described."""
     cluster = Cluster.uniform(num_ranks)
     times = []
-    for step in _steps(find_all(levels), index, num_ranks):
+    for step in steps_of(find_all(levels), index, num_ranks):
         for size in SIZES:
             if step.what == "message":
                 exact_s = levels[index].transfer_time_s(size)
