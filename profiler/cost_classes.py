@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from ..capture.capture import Captured
+from ..capture.captured import Captured
 from ..capture.cuts import differentiable_nodes
 from ..capture.program import Program, value_of
 from .layer_runs import LayerRun

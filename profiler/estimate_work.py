@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..capture.capture import Captured, trace
+from ..capture.capture import trace
+from ..capture.captured import Captured
 from ..capture.program import tensors_of
 from ..capture.sample import read_sample
 from ..core.accelerators import Backend

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..capture.capture import Captured
+from ..capture.captured import Captured
 from ..capture.cuts import differentiable_nodes
 from ..capture.in_place import mutated_inputs
 from ..capture.program import storage_key, tensors_of, value_of

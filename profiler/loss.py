@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..capture.capture import Captured
+from ..capture.captured import Captured
 from ..core.errors import InvalidInput
 from .layer_runs import LayerRun
 

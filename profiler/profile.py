@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..capture.capture import Captured, default_device
+from ..capture.capture import default_device
+from ..capture.captured import Captured
 from ..capture.sample import read_sample
 from ..capture.state import preserved
 from ..core.errors import InvalidInput

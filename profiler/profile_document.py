@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..capture.capture import Captured
+from ..capture.captured import Captured
 from ..core.families import ModelSpec
 from ..core.graph import Layer
 from ..core.profile import (

@@ -8,7 +8,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from ..capture.capture import Captured, trace
+from ..capture.capture import trace
+from ..capture.captured import Captured
 from ..capture.sample import CallStructure
 from ..core.errors import CaptureError, MeasurementError, StagewrightError
 from .blame import blamed, first_line, out_of_memory

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ..capture.capture import Captured
+from ..capture.captured import Captured
 from .blame import blamed
 from .clock import Clock
 from .layer_runs import LayerRun, backward_pairs

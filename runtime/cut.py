@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from ..capture.capture import Captured, default_device, trace
+from ..capture.capture import default_device, trace
+from ..capture.captured import Captured
 from ..capture.sample import CallStructure, synthetic_inputs
 from ..capture.segment import Segment, adopt
 from ..core.errors import InvalidInput, PlanMismatch
