@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import random
 import statistics
@@ -27,7 +28,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.allocations import Allocations  # noqa: E402
 from benchmarks.memory_models import MODELS, Subject  # noqa: E402
-from benchmarks.stage_runs import ModelRun, StageRun, places  # noqa: E402
+from benchmarks.stage_runs import ModelRun, Place, StageRun, places  # noqa: E402
 from stagewright.capture.capture import trace  # noqa: E402
 from stagewright.capture.sample import read_sample  # noqa: E402
 from stagewright.core.cluster import Cluster  # noqa: E402
@@ -83,6 +84,8 @@ class Study:
         self.anchor = torch.zeros((), device=self.device, requires_grad=True)
         for parameter in subject.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
+        gc.collect()
+        gc.freeze()  # so that collecting, many times from here on, looks at what is new alone
 
     def random_intervals(self, count: int) -> list[tuple[int, int]]:
         """Pairs of legal cuts, the whole model not among them."""
@@ -100,21 +103,39 @@ class Study:
         model = self.profile.model_copy(update={"loss": None})
         return saved_bytes(model, range(first, last))
 
-    def held_bytes(self, first: int, last: int) -> int:
-        """What stays allocated of a forward when only its graph is left."""
-        given, needed = self.run.values(first), self.run.needs_grad(first)
+    def held_bytes(
+        self, first: int, last: int, *, received: bool = True, sent: bool = False
+    ) -> int:
+        """What stays allocated of a forward when only its graph is left.
+
+        Args:
+            first: The interval's first layer.
+            last: One past its last.
+            received: Count what it received, where it is kept.
+            sent: Hold on to what it hands out.
+        """
         module = self.run.segment(first, last)
+        self.run.values(first)  # computed once, and not while allocations are counted
+        outside = None if received else self._inputs(first)
         with Allocations(self.device) as allocations:
-            inputs = [value.clone() for value in given] if first else list(given)
-            arrived = [
-                _Arrived.apply(self.anchor, value) if wanted else value  # type: ignore[no-untyped-call]
-                for value, wanted in zip(inputs, needed, strict=True)
-            ]
-            outputs = module(*arrived)
+            inputs = self._inputs(first) if outside is None else outside
+            outputs = module(*inputs)
             graph = [value.grad_fn for value in outputs if isinstance(value, Tensor)]
-            del inputs, arrived, outputs
-        del graph
+            del inputs
+            if not sent:
+                outputs = ()
+        del graph, outputs, outside
         return allocations.kept_bytes
+
+    def _inputs(self, first: int) -> list[Tensor]:
+        """What arrives, in copies that live only as long as something keeps them."""
+        inputs = []
+        for value, wanted in zip(self.run.values(first), self.run.needs_grad(first), strict=True):
+            copy = value.clone() if first else value
+            if wanted:
+                copy = _Arrived.apply(self.anchor, copy)  # type: ignore[no-untyped-call]
+            inputs.append(copy)
+        return inputs
 
     def intervals(self, count: int) -> list[dict[str, Any]]:
         """Predicted and held, the whole model first."""
@@ -157,10 +178,24 @@ class Study:
                         "predicted_bytes": predicted,
                         "measured_bytes": measured,
                         "relative_error": _relative(predicted, measured),
+                        **self.edges(place),
                         "parts": stage.memory.model_dump(),
                     }
                 )
         return rows
+
+    def edges(self, place: Place) -> dict[str, int]:
+        """What the plan's total counts twice at a stage's front, and leaves out at its end.
+
+        Both for all micro-batches in flight. The last stage's outputs are part of its workspace.
+        """
+        first, last = place.first, place.last
+        made = self.held_bytes(first, last, received=False)
+        handed_out = self.held_bytes(first, last, received=False, sent=True) - made
+        return {
+            "counted_twice_bytes": place.in_flight * (self.predicted_bytes(first, last) - made),
+            "left_out_bytes": place.in_flight * handed_out if last < self.run.num_layers else 0,
+        }
 
     def _balance(self, num_stages: int) -> list[int]:
         """About equal numbers of layers, cut where that is legal."""

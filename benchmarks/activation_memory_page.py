@@ -45,8 +45,8 @@ Compared with the plan's total: weights, gradients, optimizer state, saved activ
 micro-batches in flight, workspace, receive buffers ([planner.md](planner.md), "Memory of a \
 device"). The optimizer's update, which comes after, is not part of either.
 
-| model | schedule | stage | in flight | predicted | measured | error |
-|---|---|---|---|---|---|---|
+| model | schedule | stage | in flight | predicted | measured | error | twice | left out |
+|---|---|---|---|---|---|---|---|---|
 """
 
 REMARKS = """
@@ -54,11 +54,13 @@ REMARKS = """
 
 Where the prediction is off, and which way:
 
-- Too little: what a stage sends is kept until its backward, also where no layer keeps it. Most \
-visible in U-Nets, whose stages pass skips on, and in stages of one or two layers.
-- Too much: what a stage receives is counted in the receive buffers and, where a layer keeps it, \
-among the saved activations. A stage with a layer that works in place does hold both, since it \
-works on copies; another computes on the buffer itself.
+- Too little, "left out": what a stage sends is kept until its backward, also where no layer \
+keeps it. Up to {most_left_out:.1%} of the measured peak (median {median_left_out:.1%}), most in \
+U-Nets, whose stages pass skips on.
+- Too much, "twice": what a stage receives is counted in the receive buffers and, where a layer \
+keeps it, among the saved activations. A stage with a layer that works in place does hold both, \
+since it works on copies; another computes on the buffer itself. Up to {most_twice:.1%} (median \
+{median_twice:.1%}).
 - Too much: workspace is the largest of any layer's, on top of everything saved; when an early \
 layer's backward needs it, later layers have let go of theirs.
 - On CUDA sizes in the table are rounded up to blocks of 512 bytes as the caching allocator does; \
@@ -90,7 +92,19 @@ def page(result: dict[str, Any]) -> str:
         limit=limits["median_peak"],
         least=min(errors),
         most=max(errors),
+        **_edges(result),
     )
+
+
+def _edges(result: dict[str, Any]) -> dict[str, float]:
+    """The largest and the middle share of a peak that is left out, and counted twice."""
+    figures = {}
+    for word in ("left_out", "twice"):
+        key = "left_out_bytes" if word == "left_out" else "counted_twice_bytes"
+        shares = [row[key] / row["measured_bytes"] for row in result["peaks"]]
+        figures[f"most_{word}"] = max(shares)
+        figures[f"median_{word}"] = statistics.median(shares)
+    return figures
 
 
 def _models(result: dict[str, Any]) -> Iterator[str]:
@@ -109,5 +123,7 @@ def _peaks(result: dict[str, Any]) -> Iterator[str]:
         yield (
             f"| {row['model']} | {row['schedule']} | {row['stage'] + 1} of {row['stages']} "
             f"| {row['in_flight']} | {row['predicted_bytes'] / 2**20:.2f} MiB "
-            f"| {row['measured_bytes'] / 2**20:.2f} MiB | {row['relative_error']:+.1%} |"
+            f"| {row['measured_bytes'] / 2**20:.2f} MiB | {row['relative_error']:+.1%} "
+            f"| {row['counted_twice_bytes'] / row['measured_bytes']:.1%} "
+            f"| {row['left_out_bytes'] / row['measured_bytes']:.1%} |"
         )

@@ -33,6 +33,7 @@ class Allocations:
         gc.collect()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()  # a block left over is handed out whole for less
             torch.cuda.reset_peak_memory_stats(self._device)
             self._before = torch.cuda.memory_allocated(self._device)
         else:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stagewright.capture.capture import Captured
+from stagewright.capture.captured import Captured
 from stagewright.core.plan import Plan
 from stagewright.runtime.boundary import enter, enter_copy, leave
 
