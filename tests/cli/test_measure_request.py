@@ -74,7 +74,7 @@ def test_file(tmp_path):
     path.write_text(request.model_dump_json())
     assert read_request(path) == request
     path.write_text(json.dumps({"model": {"family": "mlp"}}))
-    with pytest.raises(InvalidInput, match="/sample: Field required"):
+    with pytest.raises(InvalidInput, match="give a model and its sample, or a graph"):
         read_request(path)
 
 

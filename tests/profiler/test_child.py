@@ -8,10 +8,12 @@ import sys
 import pytest
 import torch
 
+from stagewright.capture.capture import trace
 from stagewright.core.errors import InvalidInput, MeasurementError
-from stagewright.core.options import MeasureRequest
+from stagewright.core.options import MeasureRequest, ProfilingOptions
 from stagewright.core.profile import Profile
 from stagewright.profiler import child
+from stagewright.profiler.child_process import measure_apart
 from stagewright.profiler.devices import check_device
 from stagewright.profiler.expected_sample import expected_inputs, expected_target
 from stagewright.profiler.out_of_memory import is_out_of_memory
@@ -49,6 +51,56 @@ def test_a_request_becomes_a_profile():
     assert last["done"] == last["total"]
 
 
+def mlp_graph():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    return trace(model, torch.randn(4, 8), check=False).graph
+
+
+def test_a_graph_becomes_a_profile_in_a_process_of_its_own():
+    request = MeasureRequest(graph=mlp_graph(), profiling=ProfilingOptions(budget_s=0.01))
+    told = []
+    found = child.measure(request, lambda *message: told.append(message))
+    assert [layer.layer.name for layer in found.layers] == ["0", "1", "2"]
+    assert all(layer.forward.median_s > 0 for layer in found.layers)
+    assert told[-1] == (3, 3, "all layers")
+
+
+def test_a_graph_that_cannot_be_run_is_refused_by_the_process():
+    graph = mlp_graph()
+    stripped = graph.model_copy(update={"rebuildable": False})
+    request = MeasureRequest(graph=stripped)
+    with pytest.raises(InvalidInput, match="capture the model again") as refused:
+        child.measure(request)
+    assert refused.value.field == "/graph/rebuildable"
+
+
+CRASH = (
+    "import ctypes, sys; sys.stdin.read(); "
+    'print(\'{"done": 1, "total": 3, "layer": "h.1"}\', file=sys.stderr, flush=True); '
+    "ctypes.string_at(0)"
+)
+
+
+def test_a_crash_costs_only_the_process_that_measured():
+    request = MeasureRequest(graph=mlp_graph())
+    with pytest.raises(MeasurementError, match=r"SIGSEGV, while it measured h\.1; an operator"):
+        measure_apart(request, command=[sys.executable, "-c", CRASH])
+
+
+def test_a_process_that_fails_to_start_says_why():
+    command = [sys.executable, "-c", "raise SystemExit('no torch here')"]
+    with pytest.raises(MeasurementError, match="exit code 1: no torch here, before it measured"):
+        measure_apart(MeasureRequest(graph=mlp_graph()), command=command)
+
+
+@pytest.mark.parametrize("fields", [{}, {"model": REQUEST["model"]}])
+def test_a_request_holds_a_model_with_its_sample_or_a_graph(fields):
+    with pytest.raises(ValueError, match="a model and its sample, or a graph"):
+        MeasureRequest.model_validate(fields)
+    with pytest.raises(ValueError, match="a graph alone"):
+        MeasureRequest.model_validate({**REQUEST, "graph": mlp_graph().model_dump()})
+
+
 def test_an_error_is_the_last_line():
     result = run_child({**REQUEST, "sample": {"inputs": {"input": {"shape": [4, 9]}}}})
     assert result.returncode == 1
@@ -64,7 +116,7 @@ def test_an_error_of_no_one_field_names_none(monkeypatch, capsys):
     def fail(*_):
         raise MeasurementError("blocks.3 failed")
 
-    monkeypatch.setattr(child, "measure", fail)
+    monkeypatch.setattr(child, "measure_here", fail)
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(REQUEST)))
     assert child.main() == 1
     assert json.loads(capsys.readouterr().err) == {
