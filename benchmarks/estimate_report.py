@@ -1,0 +1,156 @@
+"""`docs/estimates.md`: how estimates are made, how far off they were, and every figure behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from stagewright.core.accelerators import CATALOGUE, Accelerator
+from stagewright.profiler.estimate_times import (
+    CPU_EFFICIENCY,
+    CPU_OVERHEAD_S,
+    CPU_TRAFFIC,
+    GPU_EFFICIENCY,
+    GPU_OVERHEAD_S,
+    GPU_TRAFFIC,
+)
+from stagewright.profiler.flops import OPERATION_CLASSES
+
+if TYPE_CHECKING:
+    from estimate import Row
+
+INTRODUCTION = """# Estimates without the device
+
+Written by `python benchmarks/estimate.py --pipedream FOLDER --write`; FOLDER holds the profiles
+of PipeDream's repository.
+
+`stagewright estimate gpt2-xl --device H100` and `stagewright plan gpt2-xl --devices 4x24GB` need no
+GPU, no weights and no network. The model is built and captured on torch's meta device, where
+tensors have shapes and no memory, so neither it nor its sample has to fit. Every operation of
+every layer's forward and backward is looked at there:
+
+- its FLOPs, from its shapes (a multiplication and an addition are two). Attention counts as the
+  fused kernel a device runs, half of it where it is causal; grouped products of experts count the
+  rows each expert meets;
+- its bytes: what it reads and writes, once;
+- what it keeps for the backward, by the very code that measures it. On the nine small models of
+  `tests/profiler/test_estimate_memory.py` the storage table, the workspace and the output bytes
+  equal those of a real run to the byte.
+
+An operation takes
+
+    max(FLOPs / (peak x efficiency), bytes / (bandwidth x efficiency)) + overhead
+
+with peak and bandwidth from the catalogue below. `--calibrate profile.json` (in Python
+`calibrate_by=[...]`) fits efficiencies and overhead to profiles measured on the same kind of
+device. Not known to it: fused or compiled kernels, caches, clocks that drop, kernels a library
+chooses for unlucky shapes. **Measure before you buy or train**; an estimate tells which plans are
+worth measuring. Everything planned from one is labelled ESTIMATED, with its error.
+
+Weights, gradients and activations take the type given by `--precision` (bf16 on GPUs); the
+optimizer's moments are float32 in any case, as in every plan.
+"""
+
+CPU_TEXT = """## On a CPU
+
+{machine}, one thread, torch's eager mode, float32. Each model is estimated by usual efficiencies
+of a generic core ("uncalibrated") and by those fitted to the profiles of the other five
+("calibrated"); its own profile is never used. "Shares" is how much of the step is put down to the
+wrong layer. Timed by the thread's own clock: other work ran on the machine.
+"""
+
+GPU_TEXT = """## On a GPU
+
+**No GPU was measured for this project**, so the error below is all there is for GPUs: four of the
+profiles published with PipeDream (Narayanan et al. 2019), convolutional nets in float32, timed
+module by module on a GPU that the profiles do not name. Of that paper's it is the V100: a
+ReLU of 1.6 GB in `vgg16` moves 740 GB/s, more than the Titan X's memory gives. It says little of
+transformers in bf16 on later GPUs: their efficiencies are of published kernels, named below. The
+band printed for every GPU is the largest of these errors. That 3 x 3 filters in float32 take
+Winograd's algorithm was put in after looking at these profiles; the efficiencies were not.
+"""
+
+
+def report(cpu: Sequence[Row], gpu: Sequence[Row], machine: str) -> str:
+    """The document."""
+    return "\n".join(
+        [
+            INTRODUCTION,
+            CPU_TEXT.format(machine=machine),
+            _errors(cpu),
+            GPU_TEXT,
+            _errors(gpu),
+            "## Efficiencies used without a calibration",
+            "",
+            _efficiencies(),
+            "",
+            "The reason for each stands beside it in `profiler/estimate_times.py`.",
+            "",
+            "## The catalogue",
+            "",
+            "Dense rates in TFLOP/s. A link's bandwidth is one direction.",
+            "",
+            _catalogue(),
+            "",
+        ]
+    )
+
+
+def _errors(rows: Sequence[Row]) -> str:
+    lines = [
+        "| model | measured step | uncalibrated | calibrated | shares, uncalibrated | calibrated |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = [
+            f"{row.measured_s * 1e3:.0f} ms",
+            *(f"{error:+.1%}" for error in row.step_errors),
+            *(f"{error:.1%}" for error in row.share_errors),
+        ]
+        lines.append(f"| {row.name} | " + " | ".join(cells) + " |")
+    for name, of in (("largest", max), ("median", median)):
+        cells = [f"{of(abs(row.step_errors[i]) for row in rows):.1%}" for i in (0, 1)]
+        cells += [f"{of(row.share_errors[i] for row in rows):.1%}" for i in (0, 1)]
+        lines.append(f"| {name} | | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def _efficiencies() -> str:
+    lines = ["| | " + " | ".join(OPERATION_CLASSES) + " | traffic of products | overhead |"]
+    lines.append("|---|" + "---|" * (len(OPERATION_CLASSES) + 2))
+    for name, shares, traffic, overhead_s in (
+        ("GPU", GPU_EFFICIENCY, GPU_TRAFFIC, GPU_OVERHEAD_S),
+        ("CPU", CPU_EFFICIENCY, CPU_TRAFFIC, CPU_OVERHEAD_S),
+    ):
+        cells = [str(shares[kind]) for kind in OPERATION_CLASSES]
+        lines.append(
+            f"| {name} | " + " | ".join(cells) + f" | {traffic} | {overhead_s * 1e6:.0f} us |"
+        )
+    return "\n".join(lines)
+
+
+def _catalogue() -> str:
+    lines = [
+        "| name | device | float32 | tf32 | bf16, fp16 | memory | bandwidth | link | source |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    return "\n".join([*lines, *map(_device, CATALOGUE)])
+
+
+def _device(entry: Accelerator) -> str:
+    rates = [
+        f"{entry.flops_per_s[name] / 1e12:g}" if name in entry.flops_per_s else ""
+        for name in ("float32", "tf32", "bfloat16")
+    ]
+    memory = f"{entry.memory_bytes / 1e9:.0f} GB" if entry.memory_bytes else "the machine's"
+    cells = [
+        entry.name,
+        entry.full_name,
+        *rates,
+        memory,
+        f"{entry.bandwidth_bytes_per_s / 1e9:g} GB/s",
+        f"{entry.link}, {entry.link_bandwidth_bytes_per_s / 1e9:g} GB/s",
+        entry.source,
+    ]
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,111 @@
+"""`estimate`, and `plan` of models by their names."""
+
+import pytest
+
+from stagewright.core.plan import Plan
+from stagewright.core.profile import Profile
+
+
+def test_profile_is_written_and_labelled(run):
+    ran = run("estimate", "resnet18", "--device", "H100", "--microbatch", "4", "-o", "found.json")
+    assert ran.code == 0, ran.stderr
+    found = Profile.read("found.json")
+    assert found.provenance.source == "estimated"
+    assert found.inputs[0].shape == (4, 3, 224, 224)
+    assert found.inputs[0].dtype == "bfloat16"
+    assert "ESTIMATED ResNet on NVIDIA H100 SXM" in ran.stdout
+    assert "step times were up to" in ran.stdout
+    assert ran.stderr.splitlines()[-1] == (
+        "next: stagewright plan found.json --devices 4xH100 -o plan.json"
+    )
+
+
+def test_a_family_with_its_configuration(run):
+    ran = run("estimate", "mlp", "--config", '{"num_layers": 3}', "-d", "cpu", "--json")
+    assert ran.code == 0, ran.stderr
+    found = Profile.from_json(ran.stdout)
+    assert (len(found.layers), found.provenance.device) == (5, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("resnet51", "-d", "H100"), "did you mean"),
+        (("resnet18", "-d", "H1000"), "the catalogue has no device 'H1000'"),
+        (("resnet18", "-d", "H100", "--precision", "int8"), "--precision takes fp32, tf32"),
+        (("resnet18", "-d", "H100", "--sequence", "9"), "has no sequence length"),
+        (("resnet18", "-d", "H100", "--microbatch", "0"), "at least one sample"),
+        (("mlp", "-d", "H100", "--config", "{"), "--config is not JSON"),
+        (("resnet18", "-d", "H100", "--calibrate", "none.json"), "cannot read none.json"),
+    ],
+)
+def test_what_does_not_fit_is_a_usage_error(run, words, said):
+    ran = run("estimate", *words)
+    assert ran.code == 2
+    assert said in ran.stderr
+
+
+def test_plan_of_a_name_says_what_was_taken_and_how_to_choose(run):
+    ran = run("plan", "resnet18", "--devices", "2x24GB", "-o", "plan.json")
+    assert ran.code == 0, ran.stderr
+    made = Plan.read("plan.json")
+    assert made.estimated
+    assert made.error_band is not None
+    assert f"ESTIMATED profile, expect an error of {made.error_band:.0%}" in ran.stdout
+    assert "24GB was taken for RTX4090; it may also be L4: choose with --estimate-for" in ran.stderr
+    assert "estimated resnet18 for NVIDIA GeForce RTX 4090" in ran.stderr
+
+
+def test_plan_of_a_name_for_named_devices(run):
+    ran = run(
+        "plan", "resnet18", "-d", "2xL4", "--microbatch", "3", "--precision", "fp32", "--json"
+    )
+    assert (ran.code, ran.stderr) == (0, "")
+    made = Plan.from_json(ran.stdout)
+    assert (made.inputs[0].shape[0], made.inputs[0].dtype) == (3, "float32")
+    assert made.stages[0].devices[0].startswith("L4:")
+    assert made.options.recompute == "auto"
+
+
+def test_micro_batches_are_as_many_as_devices(run):
+    ran = run("plan", "resnet18", "-d", "12xL4", "--json")
+    assert ran.code == 0, ran.stderr
+    assert Plan.from_json(ran.stdout).num_microbatches == 12
+
+
+def test_too_little_memory_is_infeasible_with_ways_out(run):
+    ran = run("plan", "resnet18", "-d", "2x1MiB", "--estimate-for", "L4")
+    assert ran.code == 3
+    assert "no plan fits the devices' memory" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("plan", "resnet18", "-d", "2x7GB"), "--estimate-for"),
+        (
+            ("plan", "resnet18", "-d", "2x24GB", "--estimate-for", "X"),
+            "the catalogue has no device",
+        ),
+        (("plan", "resnet-18", "-d", "2x24GB"), "did you mean 'resnet18'"),
+        (("plan", "missing.json", "-d", "2x24GB"), "cannot read missing.json"),
+        (("plan", "resnet18", "resnet34", "-d", "2x24GB"), "one model's name or profile files"),
+    ],
+)
+def test_requests_that_do_not_fit_say_what_would(run, words, said):
+    ran = run(*words)
+    assert ran.code == 2
+    assert said in ran.stderr
+
+
+def test_options_of_an_estimate_are_refused_with_a_profile(run, profile_file):
+    ran = run("plan", profile_file, "-d", "2x1GiB", "--precision", "bf16")
+    assert ran.code == 2
+    assert "--precision is for a model's name" in ran.stderr
+
+
+def test_without_transformers_the_extra_is_named(run, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    ran = run("plan", "gpt2", "-d", "2x24GB")
+    assert ran.code != 0
+    assert "pip install 'stagewright[hf]'" in ran.stderr
