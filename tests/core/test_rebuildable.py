@@ -1,0 +1,154 @@
+"""Graphs from strangers: whatever is not on the list is refused on reading, without torch."""
+
+import json
+
+import pytest
+
+from stagewright.core.errors import InvalidInput
+from stagewright.core.graph import Graph
+
+TENSOR = {"shape": [2, 4], "dtype": "float32"}
+OUT = [{"name": "relu", **TENSOR}]
+
+GRAPH = {
+    "model": "Small",
+    "mode": "export",
+    "inputs": [{"name": "x", **TENSOR}],
+    "outputs": [{"name": "scale", **TENSOR}],
+    "layers": [{"name": "fc"}, {"name": "act"}],
+    "boundaries": [{"after": 0, "tensors": [{"name": "fc", **TENSOR}]}],
+    "operations": [
+        {
+            "name": "fc", "target": "fc", "kind": "module", "layer": 0,
+            "outputs": [{"name": "fc", **TENSOR}], "arguments": [{"input": "x"}],
+        },
+        {
+            "name": "relu", "target": "aten.relu.default", "kind": "function", "layer": 1,
+            "outputs": OUT, "arguments": [{"node": "fc"}],
+        },
+        {
+            "name": "scale", "target": "aten.mul.Tensor", "kind": "function", "layer": 1,
+            "outputs": OUT, "arguments": [{"node": "relu"}, {"state": "factor"}],
+        },
+    ],
+    "rebuildable": True,
+    "modules": [
+        {"name": "fc", "type": "Linear", "settings": {"in_features": 4, "out_features": 4}}
+    ],
+    "state": [
+        {"names": ["fc.weight"], "shape": [4, 4], "dtype": "float32"},
+        {"names": ["fc.bias"], "shape": [4], "dtype": "float32"},
+        {
+            "names": ["factor"], "shape": [4], "dtype": "float32", "kind": "constant",
+            "fill": {"kind": "values", "values": [1.0, 2.0, 3.0, 4.0]},
+        },
+    ],
+    "returns": [{"node": "scale"}],
+    "output_paths": [[]],
+    "input_structure": '{"positional": ["x"], "keyword": []}',
+    "sample": {"inputs": {"x": {"shape": [2, 4]}}},
+}  # fmt: skip
+
+
+def changed(path, value):
+    """The graph with one value replaced; a path is keys and positions."""
+    document = json.loads(json.dumps(GRAPH))
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    return json.dumps(document)
+
+
+def test_the_graph_itself_is_read():
+    assert Graph.from_json(json.dumps(GRAPH)).rebuildable
+
+
+OPERATION = ["operations", 1]
+
+REFUSED = [
+    ([*OPERATION, "target"], "aten.from_file.default", "not on the list"),
+    ([*OPERATION, "target"], "builtins.eval", "not on the list"),
+    ([*OPERATION, "kind"], "attribute", "not on the list"),
+    ([*OPERATION, "target"], "region_of_mine", "not on the list"),
+    ([*OPERATION, "name"], "x = print(1)", "has to match"),
+    ([*OPERATION, "name"], "fc", "two operations"),
+    ([*OPERATION, "layer"], 2, "there are 2 layers"),
+    ([*OPERATION, "arguments"], [{"node": "scale"}], "no earlier operation"),
+    ([*OPERATION, "arguments"], [{"input": "y"}], "not an input"),
+    ([*OPERATION, "arguments"], [{"state": "fc.bias2"}], "not in the state"),
+    ([*OPERATION, "arguments"], [{"code": "1"}], "/operations/1/arguments/0"),
+    ([*OPERATION, "arguments"], ["__import__('os')"], "/operations/1/arguments/0"),
+    ([*OPERATION, "keywords"], {"a b": 1}, "has to match"),
+    ([*OPERATION, "outputs", 0, "shape"], [2**30, 2**30], "at most"),
+    (["modules", 0, "type"], "Module", "not one of the modules"),
+    (["modules", 0, "type"], "os.system", "not one of the modules"),
+    (["modules", 0, "settings", "device"], "cuda", "is given 'device'"),
+    (["modules", 0, "settings", "in_features"], 2**40, "at most"),
+    (["modules", 0, "name"], 'fc"]; evil', "has to match"),
+    (["state", 0, "names"], ["fc.weight", "fc.bias"], "two tensors"),
+    (["state", 0, "names"], ["fc"], "there is no"),
+    (["state", 0, "names"], ["a'); evil"], "has to match"),
+    (["state", 0, "shape"], [2**30, 2**30], "at most"),
+    (["state", 0, "strides"], [1], "not as many strides"),
+    (["state", 0, "strides"], [2**30, 1], "unused"),
+    (["state", 2, "fill"], None, "needs a fill"),
+    (["state", 2, "fill", "values"], [1.0], "has 1 values"),
+    (["state", 2, "fill"], {"kind": "integers", "low": 3, "high": 3}, "below high"),
+    (["state", 2, "fill"], {"kind": "causal"}, "two dimensions"),
+    (["state", 2, "fill"], {"kind": "file", "path": "/etc/passwd"}, "/state/2/fill"),
+    (["inputs", 0, "name"], "x y", "has to match"),
+    (["sample"], None, "carries a sample"),
+    (["sample", "inputs", "x", "shape"], [2, 5], "another shape"),
+    (["sample", "inputs"], {"y": {"shape": [2, 4]}}, "are not the graph's"),
+    (["output_paths"], [], "as many paths"),
+    (["returns"], [{"node": "nothing"}], "no earlier operation"),
+    (["weights"], "gAJ9cQ==", "/weights"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "said"), REFUSED)
+def test_what_is_not_allowed_is_refused_and_named(path, value, said):
+    with pytest.raises(InvalidInput, match=said):
+        Graph.from_json(changed(path, value))
+
+
+def region(**fields):
+    inside = {
+        "name": "inner", "target": "aten.relu.default", "kind": "function", "layer": 1,
+        "arguments": [{"node": "given"}],
+    }  # fmt: skip
+    made = {
+        "name": "quiet", "kind": "no_grad", "inputs": ["given"], "operations": [inside],
+        "returns": [{"node": "inner"}],
+    }  # fmt: skip
+    document = json.loads(json.dumps(GRAPH))
+    document["regions"] = [{**made, **fields}]
+    document["operations"][1] |= {"kind": "region", "target": "quiet"}
+    return document
+
+
+def test_regions_hold_operators_on_what_they_are_given():
+    assert Graph.from_json(json.dumps(region())).rebuildable
+    deeper = region()
+    deeper["regions"][0]["operations"][0] |= {"kind": "region", "target": "quiet"}
+    state = region()
+    state["regions"][0]["operations"][0]["arguments"] = [{"state": "factor"}]
+    outer = region()
+    outer["regions"][0]["operations"][0]["arguments"] = [{"node": "fc"}]
+    for document, said in [
+        (region(inputs=["given", "other"]), "another number of arguments"),
+        (deeper, "operators alone"),
+        (state, "operators alone"),
+        (outer, "no earlier operation"),
+    ]:
+        with pytest.raises(InvalidInput, match=said):
+            Graph.from_json(json.dumps(document))
+
+
+def test_a_graph_of_an_earlier_release_is_read():
+    names = ("model", "mode", "inputs", "outputs", "layers", "boundaries")
+    old = {name: GRAPH[name] for name in names}
+    read = Graph.from_json(json.dumps(old))
+    assert not read.rebuildable
+    assert read.not_rebuildable == ()
