@@ -28,7 +28,6 @@ from .flops import Cost, cost_of
 from .layer_runs import LayerRun, Values, backward_pairs, layer_runs
 from .loss import Loss, LossFunction
 
-
 Operations = tuple[Cost, ...]
 
 
