@@ -114,8 +114,12 @@ def _tally(found: Sequence[Row], what: str) -> str:
     count = Counter(row.verdict for row in found)
     equal = sum(row.is_equal for row in found)
     opaque = count["equal, with opaque layers"]
+    whole = sum(row.is_equal and row.mode == "modules" for row in found)
     rest = ", ".join(f"{count[verdict]} {verdict}" for verdict in LESS)
-    return f"{equal} of {len(found)} {what} equal ({opaque} of them with opaque layers), {rest}"
+    return (
+        f"{equal} of {len(found)} {what} equal ({opaque} of them with opaque layers, of which "
+        f"{whole} are one opaque layer as a whole), {rest}"
+    )
 
 
 def is_kept(found: Sequence[Row]) -> bool:
