@@ -65,6 +65,7 @@ def _length(spec: ModelSpec, wanted: int | None) -> int:
 
 
 def _of_numbers(spec: MLPSpec | ResNetSpec | UNetSpec | ViTSpec, microbatch: int) -> Sample:
+    shape: tuple[int, ...]
     if isinstance(spec, MLPSpec):
         name, shape, classes = (
             "input",

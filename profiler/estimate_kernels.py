@@ -29,7 +29,7 @@ class DeviceKernels(TorchFunctionMode):
     """Inside, attention and dropout on meta tensors run the kernels a device would run."""
 
     def __init__(self, backend: Backend) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._backend = backend
 
     def __torch_function__(

@@ -123,7 +123,9 @@ class CostTable:
         arithmetic = self._flops / (rates.peak_flops_per_s * self._products(rates)[self._kind])
         traffic = self._bytes / (rates.bandwidth_bytes_per_s * self._traffic(rates)[self._kind])
         each = np.maximum(arithmetic, traffic) + rates.overhead_s
-        return np.bincount(self._owner, weights=each * self._times, minlength=self.count)
+        totals = np.zeros(self.count)
+        np.add.at(totals, self._owner, each * self._times)
+        return totals
 
     @staticmethod
     def _products(rates: Rates) -> NDArray[np.float64]:

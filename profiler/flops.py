@@ -139,7 +139,7 @@ def product_flops(
     if name in ("mv", "addmv", "dot"):
         return 2 * max(tensor.numel() for tensor in tensors_of(args))
     if name == "mkldnn_linear":
-        return 2 * args[0].numel() * args[1].shape[0]
+        return int(2 * args[0].numel() * args[1].shape[0])
     if name == "convolution":
         return _convolution_flops(args[0], args[1], result, transposed=args[6])
     if name == "convolution_backward":
@@ -201,7 +201,7 @@ def _attention_flops(
         flops = 2 * rows * keys * (3 * width + 2 * value_width)
     else:
         flops = 2 * rows * keys * (width + value_width)
-    return flops // 2 if values.get("is_causal") else flops
+    return int(flops // 2 if values.get("is_causal") else flops)
 
 
 def _is_view(operation: torch._ops.OpOverload) -> bool:
@@ -221,7 +221,9 @@ def _distinct(values: Iterable[Any]) -> list[Tensor]:
     """Each tensor once: the same memory given twice is read once."""
     found: dict[tuple[int, int, int], Tensor] = {}
     for tensor in tensors_of(tuple(values)):
-        found.setdefault((storage_key(tensor), tensor.storage_offset(), tensor.numel()), tensor)
+        found.setdefault(
+            (storage_key(tensor), int(tensor.storage_offset()), tensor.numel()), tensor
+        )
     return list(found.values())
 
 

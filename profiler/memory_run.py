@@ -63,7 +63,7 @@ def memory_run(
     before = peak.restart_peak()
     if root is not None:
         with peak:
-            root.backward()  # type: ignore[no-untyped-call]
+            root.backward()
     backward = peak.peak_bytes - before
     del root
     kept = watch.kept()
@@ -103,7 +103,7 @@ class _Ones(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *values: Tensor) -> Tensor:
-        ctx.shapes = [(value.detach().to("meta"), value.device) for value in values]
+        ctx.shapes = [(torch.empty_like(value, device="meta"), value.device) for value in values]
         return values[0].new_zeros((), dtype=torch.float32)
 
     @staticmethod

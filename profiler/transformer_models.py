@@ -52,7 +52,8 @@ def build_transformer(spec: TransformersSpec) -> nn.Module:
         model = transformers.T5ForConditionalGeneration(transformers.T5Config(**_t5(spec)))
     else:
         model = transformers.ViTForImageClassification(transformers.ViTConfig(**_vit(spec)))
-    return model.train()
+    model.train()
+    return model
 
 
 def _gpt2(spec: GPT2Spec) -> dict[str, Any]:

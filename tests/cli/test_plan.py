@@ -75,9 +75,13 @@ NAMES = {
 }  # fmt: skip
 
 
+OF_A_NAMED_MODEL = ("microbatch", "sequence", "precision", "estimate_for", "calibrate")
+"""What is estimated where a model is named; no options of a plan."""
+
+
 def test_every_option_has_a_flag_with_its_default():
     parameters = dict(inspect.signature(command).parameters)
-    for name in ("profiles", "devices", "deadline", "output", "as_json"):
+    for name in ("profiles", "devices", "deadline", "output", "as_json", *OF_A_NAMED_MODEL):
         del parameters[name]
     found = {NAMES.get(name, name): parameter.default for name, parameter in parameters.items()}
     defaults = {name: field.default for name, field in PlanOptions.model_fields.items()}
