@@ -29,8 +29,6 @@ sys.path.insert(0, str(REPOSITORY))
 from benchmarks.allocations import Allocations  # noqa: E402
 from benchmarks.memory_models import MODELS, Subject  # noqa: E402
 from benchmarks.stage_runs import ModelRun, Place, StageRun, places  # noqa: E402
-from stagewright.capture.capture import trace  # noqa: E402
-from stagewright.capture.sample import read_sample  # noqa: E402
 from stagewright.core.cluster import Cluster  # noqa: E402
 from stagewright.core.options import ProfilingOptions  # noqa: E402
 from stagewright.core.plan import PlanOptions  # noqa: E402
@@ -78,9 +76,9 @@ class Study:
             loss_fn=subject.loss_fn,
             target=subject.target,
         )
-        captured = trace(subject.model, subject.sample, check=False)
-        _, flat = read_sample(subject.model, subject.sample)
-        self.run = ModelRun(captured, flat, subject.target, subject.loss_fn)
+        self.run = ModelRun.of(
+            self.profile, subject.model, subject.sample, subject.target, subject.loss_fn
+        )
         self.anchor = torch.zeros((), device=self.device, requires_grad=True)
         for parameter in subject.model.parameters():
             parameter.grad = torch.zeros_like(parameter)

@@ -26,8 +26,6 @@ sys.path.insert(0, str(REPOSITORY))
 from benchmarks.activation_memory import measured_peak  # noqa: E402
 from benchmarks.gpu_models import MODELS, Studied  # noqa: E402
 from benchmarks.stage_runs import ModelRun, Place, StageRun, places  # noqa: E402
-from stagewright.capture.capture import trace  # noqa: E402
-from stagewright.capture.sample import read_sample  # noqa: E402
 from stagewright.core.cluster import Cluster  # noqa: E402
 from stagewright.core.options import ProfilingOptions  # noqa: E402
 from stagewright.core.plan import Plan, PlanOptions  # noqa: E402
@@ -56,9 +54,7 @@ def study(name: str, device: torch.device, budget_s: float, *, small: bool) -> d
         loss_fn=studied.loss_fn,
         target=studied.target,
     )
-    captured = trace(studied.model, studied.sample, check=False)
-    _, flat = read_sample(studied.model, studied.sample)
-    run = ModelRun(captured, flat, studied.target, studied.loss_fn)
+    run = ModelRun.of(found, studied.model, studied.sample, studied.target, studied.loss_fn)
     for parameter in studied.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     repeats = SMALL_RUNS if small else RUNS

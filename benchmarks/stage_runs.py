@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from stagewright.capture.capture import trace
 from stagewright.capture.captured import Captured
+from stagewright.capture.sample import CallStructure, read_sample
 from stagewright.core.plan import Plan
+from stagewright.core.profile import Profile
 from stagewright.runtime.boundary import enter, enter_copy, leave
 
 LossFunction = Callable[[Any, Tensor], Tensor]
@@ -40,6 +43,15 @@ class ModelRun:
     ) -> None:
         self.captured, self.target, self.loss_fn = captured, target, loss_fn
         self._values = {0: list(flat)}
+
+    @classmethod
+    def of(
+        cls, profile: Profile, model: nn.Module, sample: Any, target: Tensor, loss: LossFunction
+    ) -> Self:
+        """A model captured again as it was for its profile."""
+        recipe = CallStructure.from_json(profile.input_structure).recipe
+        captured = trace(model, sample, check=False, recipe=recipe)
+        return cls(captured, read_sample(model, sample)[1], target, loss)
 
     @property
     def num_layers(self) -> int:
