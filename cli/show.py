@@ -1,4 +1,4 @@
-"""``stagewright show``: print a profile, a plan or a cluster; draw a plan."""
+"""``stagewright show``: print a profile, a plan, a cluster or a graph; draw a plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def command(
-    file: Annotated[Path, Argument(metavar="FILE", help="A profile, plan or cluster.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="A profile, plan, cluster or graph.")],
     svg: Annotated[
         Path | None, Option(help="Draw the plan's timeline to this file (plans only).")
     ] = None,
@@ -36,16 +36,22 @@ def command(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Print a profile, a plan or a cluster; draw a plan."""
+    """Print a profile, a plan, a cluster or a captured graph; draw a plan."""
     from ..core.cluster import Cluster
+    from ..core.graph import Graph
     from ..core.plan import Plan
     from ..core.profile import Profile
+    from .graph_table import graph_table
     from .profile_table import profile_table
 
     for path in (svg, trace):
         if path is not None:
             check_writable(path)
-    document = read_document(file, Profile, Plan, Cluster)
+    if depth is not None and not tree:
+        raise InvalidInput("--depth folds modules, and --flat does not; give one of them")
+    document = read_document(file, Profile, Plan, Cluster, Graph)
+    if not isinstance(document, Profile) and (depth is not None or not tree):
+        raise InvalidInput(f"--depth and --flat are for profiles; {file} is {document.SCHEMA}")
     if isinstance(document, Plan):
         _draw(document, svg, trace, quiet=as_json)
         text, follow = str(document), f"stagewright show {file} --svg plan.svg"
@@ -54,6 +60,8 @@ def command(
     elif isinstance(document, Profile):
         text = profile_table(document, tree=tree, depth=depth)
         follow = f"stagewright plan {file} --devices 4x24GB"
+    elif isinstance(document, Graph):
+        text, follow = graph_table(document), "stagewright profile --help"
     else:
         assert isinstance(document, Cluster)
         text, follow = cluster_table(document), f"stagewright plan profile.json --devices {file}"

@@ -6,8 +6,10 @@ from xml.etree import ElementTree
 import pytest
 
 from stagewright.core.cluster import Cluster, Device, LinkLevel
+from stagewright.core.graph import Boundary, Graph, Layer, Operation, Parameter
 from stagewright.core.plan import Plan
 from stagewright.core.profile import Profile
+from stagewright.core.tensors import TensorSpec
 
 
 @pytest.fixture
@@ -28,6 +30,14 @@ def test_profile_is_a_row_per_layer(run, profile_file):
     flat = run("show", profile_file, "--flat").stdout.splitlines()
     assert flat[2].startswith("rung.0 ")
     assert len(run("show", profile_file, "--depth", "1").stdout.splitlines()) == len(flat) - 3
+
+
+def test_folding_is_for_profiles_and_not_both_ways(run, profile_file, cluster_file):
+    assert "give one of them" in run("show", profile_file, "--flat", "--depth", "1").stderr
+    for words in (["--flat"], ["--depth", "2"]):
+        ran = run("show", cluster_file, *words)
+        assert (ran.code, ran.stdout) == (2, "")
+        assert "--depth and --flat are for profiles" in ran.stderr
 
 
 def test_cluster_lists_devices_and_links(run, cluster_file):
@@ -88,7 +98,46 @@ def test_only_plans_are_drawn(run, profile_file, tmp_path):
 
 
 def test_other_documents_are_named(run, tmp_path):
-    (tmp_path / "graph.json").write_text('{"schema_version": "stagewright.graph/1"}')
-    ran = run("show", "graph.json")
+    (tmp_path / "other.json").write_text('{"schema_version": "stagewright.schedule/1"}')
+    ran = run("show", "other.json")
     assert ran.code == 2
-    assert "graph.json is stagewright.graph/1; expected stagewright.profile/1" in ran.stderr
+    assert "other.json is stagewright.schedule/1; expected stagewright.profile/1" in ran.stderr
+
+
+def test_graph_is_a_row_per_layer(run, tmp_path):
+    hidden = TensorSpec(name="hidden", shape=(8, 64), dtype="float32", requires_grad=True)
+    graph = Graph(
+        model="Tied",
+        mode="export",
+        inputs=(),
+        outputs=(),
+        layers=(
+            Layer(name="embed", module_type="Embedding", parameter_bytes=2**20),
+            Layer(name="body", module_type="Mixture", opaque="branches on data"),
+            Layer(name="head", module_type="Linear", parameter_bytes=2**20),
+        ),
+        boundaries=(
+            Boundary(after=0, tensors=(hidden,)),
+            Boundary(after=1, tensors=(hidden,), legal=False, reason="changed in place"),
+        ),
+        parameters=(
+            Parameter(names=("embed.weight", "head.weight"), size_bytes=2**20, layers=(0, 2)),
+        ),
+        operations=(Operation(name="a", target="embed", kind="module", layer=0),),
+        notes=("a note",),
+    )
+    graph.write(tmp_path / "graph.json")
+    ran = run("show", "graph.json")
+    assert ran.code == 0, ran.stderr
+    lines = [" ".join(line.split()) for line in ran.stdout.splitlines()]
+    assert lines[2:5] == [
+        "embed Embedding 1 1.0 MiB 2.0 KiB, 2.0 KiB back",
+        "body Mixture 0 0 B no cut: changed in place OPAQUE: branches on data",
+        "head Linear 0 1.0 MiB",
+    ]
+    assert lines[6:] == [
+        "Tied, captured by export in training mode",
+        "3 layers, 1 legal cut, 1.0 MiB of parameters, 1 of them tied",
+        f"id {graph.content_id()}",
+        "a note",
+    ]
