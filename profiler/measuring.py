@@ -69,7 +69,7 @@ class Measuring:
         every = range(len(self._classes))
         split_passes = MIN_SPLIT_PASSES if split else 0
         self._planned = len(every) * (1 + MIN_PASSES + split_passes)
-        self._pass(every, keep=False)
+        self._pass(every, split=split, keep=False)  # whole backwards are warm from the first run
         self.layers_s = 0.0
         for done in range(MIN_PASSES):
             self._whole.run()
