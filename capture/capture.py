@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import CaptureError, StagewrightError
-from ..core.graph import Graph
+from ..core.graph import Boundary, Graph
 from .captured import Captured
+from .evaluation import fits
 from .frontier import mode_suspects, trace_around
 from .gate import Expected, compare_pieces, eager_steps, follows_mode, observe
 from .observe import Observation
 from .recipe import Recipe
 from .sample import CallStructure, read_sample, sample_ranges
+from .segment import Segment
 from .state import preserved
 from .tracers import Mode, Tracer, tracers_for, with_layers
 
@@ -102,7 +104,7 @@ def _described(
 ) -> Captured:
     """Add what only the whole story of the capture tells."""
     program = captured.program
-    recipe = Recipe(tracer, program.opaque).to_json()
+    recipe = Recipe(tracer, program.opaque, captured.evaluation is not None).to_json()
     program.structure = replace(case.structure, recipe=recipe)
     program.sample_ranges = sample_ranges(case.flat)
     program.notes += case.seen.remarks
@@ -125,7 +127,10 @@ class _Case:
 def _refined(case: _Case, tracer: Tracer) -> Captured:
     """Capture with what must stay as written; then with more of it, where that is not equal."""
     if case.recipe is not None:
-        return _accepted(case, tracer, case.recipe.opaque)
+        captured = _accepted(case, tracer, case.recipe.opaque)
+        if case.recipe.evaluation:
+            _add_evaluation(case, tracer, captured)
+        return captured
     try:
         captured = _accepted(case, tracer, {})
     except CaptureError:
@@ -141,7 +146,27 @@ def _refined(case: _Case, tracer: Tracer) -> Captured:
             continue
         if not better.program.fixed_mode:
             return better
+    _add_evaluation(case, tracer, captured)
     return captured
+
+
+def _add_evaluation(case: _Case, tracer: Tracer, captured: Captured) -> None:
+    """Give evaluation a graph of its own, if it can be cut where the training graph is."""
+    given = (case.model, case.structure, case.flat, case.seen, captured.program.opaque)
+    program = captured.program
+    fixed = program.fixed_mode
+    try:
+        with _as_capture_error(), preserved(case.model, training=False):
+            evaluation = with_layers(tracer(*given))
+    except CaptureError:
+        return
+    if not fits(captured, evaluation):
+        return
+    captured.evaluation, program.fixed_mode = evaluation, ()
+    if case.expected is not None and not _follows(captured, case.expected):
+        captured.evaluation, program.fixed_mode = None, fixed
+        return
+    program.notes.append("evaluation runs a graph of its own")
 
 
 def _accepted(case: _Case, tracer: Tracer, opaque: Mapping[str, str]) -> Captured:
@@ -180,21 +205,23 @@ def _as_capture_error() -> Iterator[None]:
 def _check(captured: Captured, expected: Expected) -> None:
     """The gate: the traced model, in as many pieces as it can be cut into, is the model."""
     program = captured.program
+    compare_pieces(program.model, *_pieces(captured), captured.unflatten_output, expected)
+    if not program.fixed_mode and not _follows(captured, expected):
+        program.fixed_mode = ("Python code that looks at self.training",)
+
+
+def _follows(captured: Captured, expected: Expected) -> bool:
+    model, structure = captured.program.model, captured.structure
+    unflatten, flat = captured.unflatten_output, expected.inputs[0]
+    return follows_mode(model, structure, *_pieces(captured), unflatten, flat)
+
+
+def _pieces(captured: Captured) -> tuple[list[Segment], list[Boundary]]:
+    """The traced model cut wherever it may be, and what crosses those cuts."""
     legal = [cut.boundary.after + 1 for cut in captured.cuts if cut.boundary.legal]
     edges = [0, *legal, len(captured.layers)]
     pieces = [captured.segment(first, last) for first, last in pairwise(edges)]
-    boundaries = [captured.cuts[position - 1].boundary for position in legal]
-    compare_pieces(program.model, pieces, boundaries, captured.unflatten_output, expected)
-    if not program.fixed_mode:
-        whole = captured.segment(0, len(captured.layers))
-        if not follows_mode(
-            program.model,
-            captured.structure,
-            whole,
-            captured.unflatten_output,
-            expected.inputs[0],
-        ):
-            program.fixed_mode = ("Python code that looks at self.training",)
+    return pieces, [captured.cuts[position - 1].boundary for position in legal]
 
 
 def _could_not(model: nn.Module, refusals: list[CaptureError]) -> CaptureError:

@@ -30,6 +30,7 @@ class Captured:
         layers: The layer of each.
         cuts: What is live between layers.
         attempts: Tracers that were tried before, each with why it was refused.
+        evaluation: The model captured in evaluation mode, where the training graph cannot follow.
         checked: How it was compared with the model, in words.
     """
 
@@ -37,6 +38,7 @@ class Captured:
     layers: Layers
     cuts: list[Cut]
     attempts: list[tuple[str, CaptureError]] = field(default_factory=list)
+    evaluation: Captured | None = None
     checked: str = "not compared with the model"
 
     @functools.cached_property
@@ -70,7 +72,7 @@ class Captured:
         inputs: Sequence[Any] = self.program.inputs if first == 0 else self.cuts[first - 1].nodes
         end = last == len(self.layers)
         outputs = self.program.flat_outputs if end else self.cuts[last - 1].nodes
-        return make_segment(
+        made = make_segment(
             self.program,
             self.layers,
             first,
@@ -80,10 +82,15 @@ class Captured:
             enter=enter if first else None,
             leave=None if end else leave,
         )
+        if self.evaluation is not None:
+            made.evaluate_with(self.evaluation.segment(first, last, enter=enter, leave=leave))
+        return made
 
     def mutates_inputs(self, first: int, last: int) -> bool:
         """Whether operations of these layers work in place."""
-        return mutates_inputs(self.program, self.layers, first, last)
+        return mutates_inputs(self.program, self.layers, first, last) or (
+            self.evaluation is not None and self.evaluation.mutates_inputs(first, last)
+        )
 
     def unflatten_output(self, flat: Sequence[Any]) -> Any:
         """The model's own output structure."""

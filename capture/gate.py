@@ -264,21 +264,23 @@ def _tolerance(behaviour: Behaviour) -> float:
 def follows_mode(
     model: nn.Module,
     structure: CallStructure,
-    piece: nn.Module,
+    pieces: Sequence[nn.Module],
+    boundaries: Sequence[Boundary],
     unflatten: Callable[[Sequence[Any]], Any],
     flat: Sequence[Tensor],
 ) -> bool:
-    """Whether the traced model, switched to evaluation, still does what the model does then."""
-    with preserved(model, training=False), modes_kept(piece), torch.no_grad():
+    """Whether the pieces, switched to evaluation, still do what the model does then."""
+    together = nn.ModuleList(pieces)
+    with preserved(model, training=False), modes_kept(together), torch.no_grad():
         args, kwargs = structure.unflatten([tensor.clone() for tensor in flat])
         try:
             with preserved(model):
                 seed_everything(SEEDS[0])
                 expected = _evaluated(model, model(*args, **kwargs))
             seed_everything(SEEDS[0])
-            piece.train(False)
-            found = _evaluated(model, unflatten(piece(*[tensor.clone() for tensor in flat])))
-            compare(found, expected)
+            together.train(False)
+            run = PieceRun(pieces, boundaries, [tensor.clone() for tensor in flat], copy=True)
+            compare(_evaluated(model, unflatten(run.outputs)), expected)
         except Exception:  # noqa: BLE001 - whatever it is, evaluation is not what it should be
             return False
     return True

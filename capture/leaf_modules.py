@@ -41,7 +41,7 @@ def leaf_module(name: str, module: nn.Module) -> LeafModule:
         raise NotData(f"a {kind} with hooks or a forward of its own")
     leaf = LeafModule(name=name, type=kind, settings=_settings(module), training=module.training)
     again = construct(leaf)
-    if again.extra_repr() != module.extra_repr() or _shapes(again) != _shapes(module):
+    if _configuration(again) != _configuration(module) or _shapes(again) != _shapes(module):
         raise NotData(f"a {kind} that was changed after it was made")
     return leaf
 
@@ -70,12 +70,11 @@ def _settings(module: nn.Module) -> dict[str, Setting]:
     defaults = _parameters(type(module))
     settings: dict[str, Setting] = {}
     for name in sorted(MODULES[type(module).__name__]):
-        if name not in defaults or not hasattr(module, name):
-            continue
-        value = _plain(getattr(module, name), name)
-        default = defaults[name].default
-        if name not in defaults or value != default or type(value) is not type(default):
-            settings[name] = value
+        if hasattr(module, name):
+            value = _plain(getattr(module, name), name)
+            default = defaults[name].default if name in defaults else inspect.Parameter.empty
+            if value != default or type(value) is not type(default):
+                settings[name] = value
     return settings
 
 
@@ -96,6 +95,16 @@ def _plain(value: Any, name: str) -> Setting:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise NotData(f"a setting {name} of type {type(value).__name__}")
+
+
+def _configuration(module: nn.Module) -> dict[str, object]:
+    """Attributes that its forward may look at; capture's own marks aside."""
+    plain = (bool, int, float, str, tuple, type(None))
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, plain) and not name.startswith("stagewright_")
+    }
 
 
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:

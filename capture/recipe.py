@@ -13,15 +13,18 @@ class Recipe:
     """The tracer that was accepted, and what it had to leave as written.
 
     Attributes:
-        tracer: ``sequential``, ``export`` or ``trace``.
+        tracer: ``sequential``, ``export``, ``trace`` or ``modules``.
         opaque: Why modules are called as their author wrote them, by path.
+        evaluation: Whether evaluation has a graph of its own.
     """
 
     tracer: str
     opaque: dict[str, str] = field(default_factory=dict)
+    evaluation: bool = False
 
     def to_json(self) -> str:
-        return json.dumps({"tracer": self.tracer, "opaque": self.opaque})
+        data = {"tracer": self.tracer, "opaque": self.opaque, "evaluation": self.evaluation}
+        return json.dumps(data)
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
@@ -32,6 +35,6 @@ class Recipe:
         """
         try:
             data = json.loads(text)
-            return cls(str(data["tracer"]), dict(data["opaque"]))
+            return cls(str(data["tracer"]), dict(data["opaque"]), bool(data["evaluation"]))
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidInput(f"no capture recipe: {error!r}") from None

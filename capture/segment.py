@@ -27,10 +27,15 @@ class Segment(nn.Module):
         self._code: Callable[..., tuple[Any, ...]] | None = None
         self._kept_in_evaluation: tuple[nn.Module, ...] = ()
         self._whole: tuple[nn.Module, ...] = ()
+        self._evaluation: tuple[Segment, ...] = ()
         self.training = training
 
     def forward(self, *inputs: Tensor) -> tuple[Any, ...]:
         assert self._code is not None
+        if self._evaluation and not self.training:
+            (evaluation,) = self._evaluation
+            evaluation.follow_buffers(self)
+            return evaluation(*inputs)  # type: ignore[no-any-return]
         return self._code(self, *inputs)
 
     def train(self, mode: bool = True) -> Self:
@@ -43,7 +48,7 @@ class Segment(nn.Module):
         """
         self.check_mode(mode)
         super().train(mode)
-        for model in self._whole:
+        for model in (*self._whole, *(m for e in self._evaluation for m in e.children())):
             model.train(mode)
         for module in self._kept_in_evaluation:
             module.training = False
@@ -54,6 +59,18 @@ class Segment(nn.Module):
         self._whole = (model,)
         for table in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             vars(self)[table] = vars(model)[table]
+
+    def evaluate_with(self, evaluation: Segment) -> None:
+        """Run another graph in evaluation; its parameters and buffers are among this one's."""
+        self._evaluation = (evaluation,)
+
+    def follow_buffers(self, other: Segment) -> None:
+        """Hold the buffers that another segment holds now under the same names."""
+        theirs = dict(other.named_modules())
+        for path, module in self.named_modules():
+            held = theirs[path]._buffers if path in theirs else {}
+            for name in module._buffers.keys() & held.keys():
+                module._buffers[name] = held[name]
 
     def check_mode(self, mode: bool) -> None:
         """Refuse a mode in which the traced model would not do what the model does.
@@ -84,6 +101,8 @@ class Segment(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.apply_to_constants(fn)
+        for evaluation in self._evaluation:
+            evaluation._apply(fn, recurse)
         return self
 
     def apply_to_constants(self, fn: Callable[[Tensor], Tensor]) -> None:

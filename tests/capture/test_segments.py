@@ -127,19 +127,54 @@ def test_a_recurrent_net_is_called_whole_and_follows_the_mode():
 
 
 def test_what_cannot_follow_the_mode_says_so():
-    class Dropping(nn.Module):
+    class Auxiliary(nn.Module):
         def __init__(self):
             super().__init__()
             self.fc = nn.Linear(4, 4)
 
         def forward(self, x):
-            return nn.functional.alpha_dropout(self.fc(x), 0.5, self.training)
+            y = nn.functional.alpha_dropout(self.fc(x), 0.5, self.training)
+            return (y, x) if self.training else y
 
-    captured = trace(Dropping(), torch.randn(3, 4))
+    captured = trace(Auxiliary(), torch.randn(3, 4))
     segment = captured.segment(0, len(captured.layers))
     with pytest.raises(PlanMismatch, match="alpha_dropout"):
         segment.eval()
     assert any("alpha_dropout" in note for note in captured.graph.notes)
+
+
+def test_evaluation_has_a_graph_of_its_own_where_forward_looks_at_the_mode():
+    class Centred(nn.Module):
+        """Batch statistics by hand, in the model's own forward."""
+
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+            self.register_buffer("mean", torch.zeros(4))
+
+        def forward(self, x):
+            h = self.a(x)
+            if self.training:
+                with torch.no_grad():
+                    self.mean.mul_(0.9).add_(h.mean(0), alpha=0.1)
+                return self.b(h - h.mean(0))
+            return self.b(h - self.mean)
+
+    torch.manual_seed(0)
+    model, x = Centred(), torch.randn(3, 4)
+    captured = trace(model, x)
+    assert captured.graph.fixed_mode == ()
+    assert captured.evaluation is not None
+    pieces = [captured.segment(0, 1), captured.segment(1, 2)]
+    for mode in (True, False, True):
+        for piece in pieces:
+            piece.train(mode)
+        model.train(mode)
+        before = model.mean.clone()
+        found = pieces[1](*pieces[0](x))[0]
+        model.mean.copy_(before)
+        torch.testing.assert_close(found, model(x))
+        assert torch.equal(model.mean, before) is not mode
 
 
 def test_a_module_frozen_while_the_model_trains_stays_frozen():

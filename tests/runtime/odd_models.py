@@ -183,7 +183,10 @@ class RegionDropout(Base):
         return self.b(h.to(x.dtype))
 
 
-KEEP_THEIR_MODE = [DropPath, Auxiliary, RegionDropout]
+OWN_EVALUATION = [DropPath, RegionDropout]
+"""Their traced forms run another graph in evaluation."""
+
+KEEP_THEIR_MODE = [Auxiliary]
 """Their traced forms cannot be switched to evaluation, and must say so."""
 
 

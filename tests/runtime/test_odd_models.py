@@ -84,6 +84,23 @@ def test_what_depends_on_the_mode_says_so(build):
         Pipeline(model.eval(), plan)
 
 
+@pytest.mark.parametrize("build", odd_models.OWN_EVALUATION, ids=lambda build: build.__name__)
+def test_evaluation_is_the_models_own(build):
+    torch.manual_seed(0)
+    model, x = build(), torch.randn(8, 4)
+    plan = plan_with_every_cut(model, torch.randn(4, 4))
+    assert plan.num_stages == (2 if build is odd_models.DropPath else 1)
+    assert plan.fixed_mode == ()
+    pipeline = Pipeline(model, plan)
+    assert not torch.equal(pipeline(x), pipeline(x))
+    pipeline.eval()
+    torch.testing.assert_close(pipeline(x), model.eval()(x))
+    pipeline.double()
+    torch.testing.assert_close(pipeline(x.double()), model(x.double()))
+    pipeline.train()
+    assert not torch.equal(pipeline(x.double()), pipeline(x.double()))
+
+
 @pytest.mark.parametrize("build", odd_models.WHOLE, ids=lambda build: build.__name__)
 def test_what_escapes_the_tracer_is_called_whole(build):
     torch.manual_seed(0)
