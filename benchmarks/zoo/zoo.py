@@ -3,6 +3,7 @@
 from . import (
     composed,
     hostile,
+    hostile_calls,
     images,
     language,
     perception,
@@ -28,5 +29,6 @@ ZOO = {
         *traps_forms.ARCHITECTURES,
         *traps_wild.ARCHITECTURES,
         *hostile.ARCHITECTURES,
+        *hostile_calls.ARCHITECTURES,
     )
 }
