@@ -41,7 +41,9 @@ def leaf_module(name: str, module: nn.Module) -> LeafModule:
         raise NotData(f"a {kind} with hooks or a forward of its own")
     leaf = LeafModule(name=name, type=kind, settings=_settings(module), training=module.training)
     again = construct(leaf)
-    if _configuration(again) != _configuration(module) or _shapes(again) != _shapes(module):
+    expected, found = _configuration(again), _configuration(module)
+    changed = any(name not in found or found[name] != expected[name] for name in expected)
+    if changed or _shapes(again) != _shapes(module):
         raise NotData(f"a {kind} that was changed after it was made")
     return leaf
 
@@ -98,13 +100,9 @@ def _plain(value: Any, name: str) -> Setting:
 
 
 def _configuration(module: nn.Module) -> dict[str, object]:
-    """Attributes that its forward may look at; capture's own marks aside."""
+    """Plain attributes; others may have hung more on it, which its type's forward does not read."""
     plain = (bool, int, float, str, tuple, type(None))
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if isinstance(value, plain) and not name.startswith("stagewright_")
-    }
+    return {name: value for name, value in vars(module).items() if isinstance(value, plain)}
 
 
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
