@@ -191,7 +191,7 @@ class Study:
         made = self.held_bytes(first, last, received=False)
         handed_out = self.held_bytes(first, last, received=False, sent=True) - made
         return {
-            "counted_twice_bytes": place.in_flight * (self.predicted_bytes(first, last) - made),
+            "counted_twice_bytes": place.in_flight * (self.held_bytes(first, last) - made),
             "left_out_bytes": place.in_flight * handed_out if last < self.run.num_layers else 0,
         }
 

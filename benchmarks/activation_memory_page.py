@@ -57,6 +57,8 @@ Where the prediction is off, and which way:
 - Too little, "left out": what a stage sends is kept until its backward, also where no layer \
 keeps it. Up to {most_left_out:.1%} of the measured peak (median {median_left_out:.1%}), most in \
 U-Nets, whose stages pass skips on.
+- Too little: scratch memory inside a kernel is not seen on the CPU (recurrent layers have some); \
+on CUDA it is, by the allocator's own peak.
 - Too much, "twice": what a stage receives is counted in the receive buffers and, where a layer \
 keeps it, among the saved activations. A stage with a layer that works in place does hold both, \
 since it works on copies; another computes on the buffer itself. Up to {most_twice:.1%} (median \

@@ -24,8 +24,9 @@ class FirstRun:
     Attributes:
         values: What every node read by some layer held.
         storages: The storage table of the layers that belong to the model.
-        workspace_bytes: See `MemoryRun`; the last layer's is the loss's too, which runs behind it
-            wherever it is.
+        workspace_bytes: Of the forward or the backward, whichever needs more (see `MemoryRun`),
+            with the gradients that wait meanwhile for a layer in front. The last layer's is the
+            loss's too, which runs behind it wherever it is.
     """
 
     values: dict[fx.Node, Any]
@@ -56,7 +57,7 @@ def first_run(
     table = StorageTable(model, inputs.values())
     values: dict[fx.Node, Any] = dict(inputs)
     device = next(iter(inputs.values())).device
-    output_bytes, workspace_bytes = [], []
+    output_bytes, forward_bytes, backward_bytes = [], [], []
     for index, run in enumerate(runs):
         with blamed(run):
             found = memory_run(run, values, table, device, context)
@@ -66,12 +67,38 @@ def first_run(
                 values[node] = value
         sizes = [t.numel() * t.element_size() for t in tensors_of(found.produced)]
         output_bytes.append(sum(sizes))
-        workspace_bytes.append(found.workspace_bytes)
+        forward_bytes.append(found.forward_bytes)
+        backward_bytes.append(found.backward_bytes)
         run.saved_bytes = table.bytes_of(index)
+    waiting = waiting_gradients(runs, values)
+    workspace_bytes = [
+        max(forward, backward + passing)
+        for forward, backward, passing in zip(forward_bytes, backward_bytes, waiting, strict=True)
+    ]
     if len(runs) > num_layers:
         outputs = _held_outputs(runs[-1], values, table)
         workspace_bytes[num_layers - 1] = max(workspace_bytes[num_layers - 1 :]) + outputs
     return FirstRun(values, table.records(num_layers), output_bytes, workspace_bytes)
+
+
+def waiting_gradients(runs: Sequence[LayerRun], values: Mapping[fx.Node, Any]) -> list[int]:
+    """For every run, bytes of gradients that exist in its backward and are not its own.
+
+    A value made further in front and read further behind has one, as skips across layers do.
+    """
+    last_reader: dict[fx.Node, int] = {}
+    for index, run in enumerate(runs):
+        for node, needed in zip(run.reads, run.needs_grad, strict=True):
+            if needed:
+                last_reader[node] = index
+    waiting = [0] * len(runs)
+    for maker, run in enumerate(runs):
+        for made in run.writes:
+            if made is not None and made in last_reader:
+                size = sum(t.numel() * t.element_size() for t in tensors_of(values[made]))
+                for index in range(maker + 1, last_reader[made]):
+                    waiting[index] += size
+    return waiting
 
 
 def _held_outputs(loss: LayerRun, values: Mapping[fx.Node, Any], table: StorageTable) -> int:

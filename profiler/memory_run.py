@@ -23,14 +23,16 @@ class MemoryRun:
     Attributes:
         produced: Its outputs, without their history.
         kept: Storages its graph keeps until the backward.
-        workspace_bytes: Most memory in use at once beyond what it was given, parameters, their
-            gradients, and what any layer keeps: outputs that no backward reads and scratch memory
-            in the forward; gradients, the ones that come in and go out among them, in the backward.
+        forward_bytes: Most memory in use at once in the forward beyond what it was given,
+            parameters and what it keeps: outputs that no backward reads, and scratch memory.
+        backward_bytes: The same in the backward: gradients, those that come in and go out among
+            them, and scratch memory, less what it kept and has let go of.
     """
 
     produced: list[Any]
     kept: list[Storage]
-    workspace_bytes: int
+    forward_bytes: int
+    backward_bytes: int
 
 
 def memory_run(
@@ -68,7 +70,7 @@ def memory_run(
     del root
     kept = watch.kept()
     forward = highest - sum(storage.size_bytes for storage in kept if storage.key in made_inside)
-    return MemoryRun(produced, kept, max(forward, backward, 0))
+    return MemoryRun(produced, kept, max(forward, 0), backward)
 
 
 def _given(

@@ -121,5 +121,5 @@ class GraphWatch:
 
 def _users(tensor: Tensor) -> int:
     """How many tensors share a tensor's memory."""
-    count: Any = torch._C._storage_Use_Count  # type: ignore[attr-defined]
+    count: Any = torch._C._storage_Use_Count
     return int(count(storage_key(tensor)))

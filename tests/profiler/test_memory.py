@@ -176,6 +176,29 @@ def test_the_loss_needs_its_workspace_on_the_last_stage():
     assert found.layers[0].workspace_bytes == without.layers[0].workspace_bytes
 
 
+def test_a_gradient_that_waits_for_a_layer_in_front_is_workspace():
+    class Skip(nn.Module):
+        def __init__(self, *, skips):
+            super().__init__()
+            self.skips = skips
+            self.front = nn.Linear(16, 512)
+            self.inner = nn.ModuleList([nn.Linear(512, 8), nn.Linear(8, 512)])
+
+        def forward(self, x):
+            x = self.front(x)
+            y = self.inner[1](self.inner[0](x))
+            return y + x if self.skips else y
+
+    workspace = {
+        skips: [
+            entry.workspace_bytes
+            for entry in profile(Skip(skips=skips), torch.randn(64, 16), options=QUICK).layers
+        ]
+        for skips in (False, True)
+    }
+    assert workspace[True][1] == workspace[False][1] + FLOAT * 64 * 512
+
+
 def test_allocations_are_counted_by_the_allocator():
     with Allocations() as allocations:
         kept = torch.zeros(1000)
