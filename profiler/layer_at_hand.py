@@ -32,13 +32,16 @@ class MeasuredLayer:
     """What there is to know of one layer.
 
     Attributes:
+        forward_bytes: See `MemoryRun`.
+        backward_bytes: Likewise, without gradients that wait for layers in front.
         on_its_own: Whether the device works while the host issues more, as CUDA does.
     """
 
     samples: Samples
     kept: Sequence[Kept]
     output_bytes: int
-    workspace_bytes: int
+    forward_bytes: int
+    backward_bytes: int
     on_its_own: bool
 
 
@@ -77,14 +80,14 @@ def measure_layer(
         given = [values[node] for node in run.reads]
         kept = table.places(found.kept, given, found.produced, segment._constants.values())
         sizes = [tensor.numel() * tensor.element_size() for tensor in tensors_of(found.produced)]
-        workspace_bytes = found.workspace_bytes
+        needs = found.forward_bytes, found.backward_bytes
         del found, given
         if options.compile:
             compile_layers([live], values, context)
         samples = Samples()
         passes = Passes([live], values, clock, context, [samples])
         _repeat(passes, samples, budget_s, split=not options.compile)
-    return MeasuredLayer(samples, kept, sum(sizes), workspace_bytes, clock.cuda)
+    return MeasuredLayer(samples, kept, sum(sizes), *needs, clock.cuda)
 
 
 def _repeat(passes: Passes, samples: Samples, budget_s: float, *, split: bool) -> None:

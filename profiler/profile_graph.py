@@ -19,6 +19,7 @@ from .blame import need
 from .clock import timing
 from .cost_classes import cost_classes, members_of
 from .devices import check_device
+from .first_run import waiting_gradients
 from .host_memory import free_memory_bytes
 from .layer_at_hand import MeasuredLayer, measure_layer
 from .layer_runs import LayerRun, layer_runs
@@ -142,8 +143,10 @@ def _document(found: _Found) -> Profile:
     graph, resident = found.rebuilt.graph, found.rebuilt.resident
     kept = [layer.kept for layer in found.layers]
     layers = []
-    for layer, name, run, measured in zip(
-        graph.layers, found.classes, found.runs, found.layers, strict=True
+    values = {n: value_of(n) for run in found.runs for n in run.writes if n is not None}
+    waiting = waiting_gradients(found.runs, values)
+    for layer, name, run, measured, passing in zip(
+        graph.layers, found.classes, found.runs, found.layers, waiting, strict=True
     ):
         times, dispatch = measured.samples.device_s, measured.samples.dispatch_s
         split = {
@@ -160,7 +163,7 @@ def _document(found: _Found) -> Profile:
                 dispatch_backward=timing(dispatch["backward"]) if measured.on_its_own else None,
                 saved_activation_bytes=kept_bytes(run, measured.kept, resident),
                 output_bytes=measured.output_bytes,
-                workspace_bytes=measured.workspace_bytes,
+                workspace_bytes=max(measured.forward_bytes, measured.backward_bytes + passing),
             )
         )
     return Profile(
