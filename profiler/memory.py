@@ -1,65 +1,14 @@
-"""What a layer keeps for its backward pass, and what it needs in passing."""
+"""The memory in use while something runs, and its peak."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..capture.program import storage_key, tensors_of
-from ..core.profile import SavedStorage
 from .storages import Storage
-
-
-class SavedStorages:
-    """Records which layers keep which storages while their forward runs.
-
-    Storages are told apart by identity, so the tensors recorded are held until `records` has
-    been read: a freed storage's identity would be used again. Parameters, buffers and the
-    model's own inputs are not counted; they are there anyway.
-    """
-
-    def __init__(self, model: nn.Module, inputs: Iterable[Tensor]) -> None:
-        resident = (*model.parameters(), *model.buffers(), *inputs)
-        self._resident = {storage_key(tensor) for tensor in resident}
-        self._aliases: dict[int, int] = {}
-        self._held: list[Tensor] = list(resident)
-        self._sizes: dict[int, int] = {}
-        self._layers: dict[int, set[int]] = {}
-
-    def same_storage(self, copy: Tensor, original: Tensor) -> None:
-        """Count ``copy``, made only for measuring, as the tensor it was copied from."""
-        self._aliases[storage_key(copy)] = storage_key(original)
-        self._held += [copy, original]
-
-    def during(self, layer: int) -> torch.autograd.graph.saved_tensors_hooks:
-        """A context in which everything autograd keeps is put down to ``layer``."""
-
-        def pack(tensor: Tensor) -> Tensor:
-            key = self._aliases.get(storage_key(tensor), storage_key(tensor))
-            if key not in self._resident:
-                self._held.append(tensor)
-                self._sizes[key] = tensor.untyped_storage().nbytes()
-                self._layers.setdefault(key, set()).add(layer)
-            return tensor
-
-        return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-
-    def bytes_of(self, layer: int) -> int:
-        """Bytes of the distinct storages one layer keeps."""
-        return sum(self._sizes[key] for key, layers in self._layers.items() if layer in layers)
-
-    def records(self, num_layers: int) -> tuple[SavedStorage, ...]:
-        """The storage table; layers from ``num_layers`` on (the loss) are left out."""
-        table = []
-        for key, found in self._layers.items():
-            layers = tuple(sorted(layer for layer in found if layer < num_layers))
-            if layers:
-                table.append(SavedStorage(size_bytes=self._sizes[key], layers=layers))
-        return tuple(table)
 
 
 class PeakMemory(TorchDispatchMode):
