@@ -44,6 +44,9 @@ from stagewright.profiler.estimate_calibration import Observation, calibrated, o
 from stagewright.profiler.estimate_times import CostTable, Rates, default_rates
 
 ROOT = Path(__file__).resolve().parent.parent
+LARGE_S, LARGE_BYTES = 60.0, 2 * 2**30
+"""What a large model may take, on two cores with nothing else to do."""
+
 PROFILES = ROOT / "benchmarks" / "profiles" / "estimate"
 DOCUMENT = ROOT / "docs" / "estimates.md"
 ERRORS = ROOT / "profiler" / "estimate_errors.py"
@@ -113,8 +116,9 @@ class Row:
 def main() -> None:
     options = _arguments()
     if options.large:
-        print(json.dumps(large(options.model, options.devices), indent=2))
-        return
+        found = large(options.model, options.devices)
+        print(json.dumps(found, indent=2))
+        sys.exit(0 if found["within_limits"] else 1)
     if options.measure:
         measure(options.profiles, options.budget)
     cpu = leave_one_out(cpu_cases(options.profiles), cpu_rates(options.profiles))
@@ -237,12 +241,14 @@ def large(model: str, devices: str) -> dict[str, object]:
     wall_s = time.perf_counter() - started
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     plan = json.loads(done.stdout)
+    memory_bytes = used.ru_maxrss * 1024
     return {
+        "within_limits": wall_s <= LARGE_S and memory_bytes <= LARGE_BYTES and plan["estimated"],
         "command": f"stagewright plan {model} -d {devices}",
         "wall_s": round(wall_s, 1),
         "cpu_s": round(used.ru_utime + used.ru_stime, 1),
         "load_average_before": round(load, 1),
-        "peak_memory_bytes": used.ru_maxrss * 1024,
+        "peak_memory_bytes": memory_bytes,
         "stages": len(plan["stages"]),
         "devices": plan["cluster_devices"],
         "step_time_s": plan["step_time_s"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -166,3 +167,27 @@ def what_was_taken(name: str, estimated: ClusterEstimate) -> str:
             + ": choose with --estimate-for, or name the devices"
         )
     return "\n".join(lines)
+
+
+def words_of_estimate(
+    name: str,
+    estimated: ClusterEstimate,
+    microbatch: int | None,
+    sequence: int | None,
+    precision: str | None,
+    calibrate: Sequence[Path],
+) -> str:
+    """The command that writes the profile a named model was planned from."""
+    words = ["stagewright", "estimate", name, "--device", next(iter(estimated.taken.values())).name]
+    for option, value in (
+        ("--microbatch", microbatch),
+        ("--sequence", sequence),
+        ("--precision", precision),
+    ):
+        if value is not None:
+            words += [option, str(value)]
+    if estimated.profile.provenance.num_threads is not None:
+        words += ["--threads", str(estimated.profile.provenance.num_threads)]
+    for path in calibrate:
+        words += ["--calibrate", str(path)]
+    return shlex.join([*words, "-o", "profile.json"])

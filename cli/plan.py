@@ -15,6 +15,7 @@ from .model_names import (
     model_named,
     refuse_for_files,
     what_was_taken,
+    words_of_estimate,
 )
 from .output import JsonFlag, check_writable, emit, say, say_next, write_file
 from .plan_options import number_or_any, pair, pins
@@ -294,6 +295,8 @@ def command(
         say_next("the same with -o plan.json, to keep the plan", quiet=as_json)
     elif name is not None:
         say_next(f"stagewright show {output} --svg plan.svg", quiet=as_json)
+        again = words_of_estimate(name, estimated, microbatch, sequence, precision, calibrate or ())
+        say_next(f"{again}, for 'stagewright explain'", quiet=as_json)
     else:
         used = next(
             path

@@ -56,6 +56,17 @@ def test_plan_of_a_name_says_what_was_taken_and_how_to_choose(run):
     assert "estimated resnet18 for NVIDIA GeForce RTX 4090" in ran.stderr
 
 
+def test_the_profile_planned_from_can_be_written_and_explained(run):
+    ran = run("plan", "resnet18", "-d", "2xcpu", "--microbatch", "2", "-o", "plan.json")
+    assert ran.code == 0, ran.stderr
+    hint = ran.stderr.splitlines()[-1]
+    words = hint.removeprefix("next: stagewright ").partition(", for")[0].split()
+    assert run(*words).code == 0
+    assert Profile.read("profile.json").content_id() == Plan.read("plan.json").profile_id
+    explained = run("explain", "plan.json", "profile.json", "-d", "2xcpu")
+    assert explained.code == 0, explained.stderr
+
+
 def test_plan_of_a_name_for_named_devices(run):
     ran = run(
         "plan", "resnet18", "-d", "2xL4", "--microbatch", "3", "--precision", "fp32", "--json"
