@@ -90,7 +90,8 @@ def trace(
                 return _described(case, name, captured, attempts)
         refused = _could_not(model, [refusal for _, refusal in attempts])
         if mode == "auto" and wanted is None:
-            reason = f"could not be taken apart: {'; '.join(str(why) for _, why in attempts)}"
+            reasons = dict.fromkeys(str(why) for _, why in attempts)
+            reason = f"could not be taken apart: {'; '.join(reasons)}"
             ((name, tracer),) = tracers_for(model, flat, "modules")
             with suppress(CaptureError):
                 captured = _refined(replace(case, recipe=Recipe(name, {"": reason})), tracer)
@@ -225,7 +226,7 @@ def _pieces(captured: Captured) -> tuple[list[Segment], list[Boundary]]:
 
 
 def _could_not(model: nn.Module, refusals: list[CaptureError]) -> CaptureError:
-    reasons = "\n  ".join(str(refusal) for refusal in refusals)
+    reasons = "\n  ".join(dict.fromkeys(str(refusal) for refusal in refusals))
     blame = next((refusal.module for refusal in refusals if refusal.module), None)
     operation = next((refusal.operation for refusal in refusals if refusal.operation), None)
     return CaptureError(

@@ -108,6 +108,23 @@ def _items(value: Any) -> list[tuple[Callable[[Any, Any], Any], Any, Any]]:
 
 
 def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same container with its elements changed.
+
+    Raises:
+        CaptureError: It is none, or one that does not let itself be put together again.
+    """
+    try:
+        return _put_together(value, change)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"a {type(value).__name__} is handed from module to module, and cannot be put "
+            f"together from other parts: {error}"
+        ) from error
+
+
+def _put_together(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(change(item) for item in value))
     if type(value) in (tuple, list):

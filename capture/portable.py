@@ -23,6 +23,7 @@ from .literals import NotData, argument_of, keywords_of
 from .program import Program, path_of, tensors_of, value_of
 from .regions import write_region
 from .sample import dtype_name, tensor_spec
+from .sequences import leaves_of, output_of
 from .targets import allowed_target, is_check
 
 MAX_REASONS = 20
@@ -129,7 +130,11 @@ class _Writer:
             nonlocal kind, target, arguments, keywords
             if node.op == "call_module":
                 kind = "module"
+                target, given = self._leading_up_to(node, target, references)
                 self._add_module(target)
+                if given is not None:
+                    arguments = (given,)
+                    return
             elif node.op == "call_method":
                 raise NotData(f"a call of the method {target!r}")
             else:
@@ -158,6 +163,38 @@ class _Writer:
                 keywords=keywords,
             )
         )
+
+    def _leading_up_to(
+        self, node: fx.Node, target: str, references: dict[fx.Node, Element]
+    ) -> tuple[str, Element]:
+        """Write the calls that a nested ``nn.Sequential`` makes, but for the last.
+
+        Returns:
+            The module that is left to be called and what it is given; `None` if that is what the
+            node itself says.
+        """
+        leaves = list(leaves_of(target, self._program.attribute(target)))
+        if len(leaves) == 1 and leaves[0][0] == target:
+            return target, None
+        (source,) = node.args
+        assert isinstance(source, fx.Node), "a Sequential takes one tensor"
+        given, value = references[source], value_of(source).to("meta")
+        for number, (name, module) in enumerate(leaves[:-1]):
+            value = output_of(name, module, value)
+            self._add_module(name)
+            step = f"{node.name}_step_{number}"
+            self._found.operations.append(
+                Operation(
+                    name=step,
+                    target=name,
+                    kind="module",
+                    outputs=(tensor_spec(step, value),),
+                    layer=self._layer_of[node],
+                    arguments=(given,),
+                )
+            )
+            given = NodeReference(node=step)
+        return leaves[-1][0], given
 
     def _add_module(self, target: str) -> None:
         if target not in self._found.modules:

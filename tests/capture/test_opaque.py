@@ -179,6 +179,25 @@ def test_dataclasses_are_returned_as_they_are():
     torch.testing.assert_close(output.parts["hidden"], model(x).parts["hidden"])
 
 
+def test_what_cannot_be_described_is_not_put_down_to_the_model():
+    """A packed sequence goes into the LSTM and comes out of it."""
+
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.lstm = nn.Linear(4, 4), nn.LSTM(4, 4, batch_first=True)
+
+        def forward(self, x):
+            packed = nn.utils.rnn.pack_padded_sequence(
+                self.fc(x), torch.tensor([3, 2]), batch_first=True
+            )
+            return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0]
+
+    model, x = Packed(), torch.randn(2, 3, 4)
+    captured = trace(model, x)
+    torch.testing.assert_close(in_pieces(captured)(x), model(x))
+
+
 def test_numbers_computed_from_data_are_not_frozen():
     class Model(nn.Module):
         def __init__(self):
