@@ -40,7 +40,10 @@ def leaf_module(name: str, module: nn.Module) -> LeafModule:
     if any(getattr(module, hooks, None) for hooks in HOOKS) or "forward" in vars(module):
         raise NotData(f"a {kind} with hooks or a forward of its own")
     leaf = LeafModule(name=name, type=kind, settings=_settings(module), training=module.training)
-    again = construct(leaf)
+    try:
+        again = construct(leaf)
+    except Exception as error:
+        raise NotData(f"a {kind} that its constructor does not make") from error
     expected, found = _configuration(again), _configuration(module)
     changed = any(name not in found or found[name] != expected[name] for name in expected)
     if changed or _shapes(again) != _shapes(module):

@@ -57,7 +57,10 @@ def argument_of(value: Any, refer: Callable[[fx.Node], Element]) -> Argument:
 
 def _element(value: Any, refer: Callable[[fx.Node], Element]) -> Element:
     if isinstance(value, fx.Node):
-        return refer(value)
+        try:
+            return refer(value)
+        except KeyError:
+            raise NotData(f"a use of {value.name}, which is no value of its own") from None
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int) and -(2**63) <= value < 2**63:

@@ -176,8 +176,9 @@ class _Writer:
         leaves = list(leaves_of(target, self._program.attribute(target)))
         if len(leaves) == 1 and leaves[0][0] == target:
             return target, None
-        (source,) = node.args
-        assert isinstance(source, fx.Node), "a Sequential takes one tensor"
+        source = node.args[0] if len(node.args) == 1 and not node.kwargs else None
+        if not isinstance(source, fx.Node) or not isinstance(value_of(source), Tensor):
+            raise NotData("a Sequential called with more than one tensor")
         given, value = references[source], value_of(source).to("meta")
         for number, (name, module) in enumerate(leaves[:-1]):
             value = output_of(name, module, value)

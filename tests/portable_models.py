@@ -187,7 +187,15 @@ def awkward() -> tuple[nn.Module, Any]:
     return Awkward(), {"left": torch.randn(4, 16), "right": torch.randn(4, 16)}
 
 
+def nested() -> tuple[nn.Module, Any]:
+    """Sequences within a sequence: called whole when traced, leaf by leaf in the graph."""
+    inner = nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Sequential(nn.Dropout(0.3)))
+    block = nn.Sequential(nn.Conv2d(3, 4, 3), inner, nn.MaxPool2d(2))
+    model = nn.Sequential(block, nn.Sequential(nn.Flatten(), nn.Linear(36, 8)), nn.Linear(8, 2))
+    return model, (torch.randn(4, 3, 8, 8),)
+
+
 MODELS: tuple[Callable[[], tuple[nn.Module, Any]], ...] = (
     gpt2, llama, qwen2_tied, mixtral, bert, t5, vit, whisper, clip, resnet, unet, mlp, lstm, gru,
-    inception, encoder, awkward,
+    inception, encoder, awkward, nested,
 )  # fmt: skip

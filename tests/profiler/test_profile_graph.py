@@ -17,7 +17,7 @@ from stagewright.profiler import profile_graph as module
 from stagewright.profiler.profile import profile
 from stagewright.profiler.profile_graph import profile_graph
 from stagewright.profiler.storages import Storage
-from tests.portable_models import awkward, gpt2, inception, llama, lstm, unet
+from tests.portable_models import awkward, gpt2, inception, llama, lstm, nested, unet
 
 QUICK = ProfilingOptions(budget_s=0.01, num_threads=1)
 
@@ -34,7 +34,7 @@ def table(found):
 
 
 @pytest.mark.parametrize(
-    "build", [gpt2, llama, unet, lstm, inception, awkward], ids=lambda build: build.__name__
+    "build", [gpt2, llama, unet, lstm, inception, awkward, nested], ids=lambda build: build.__name__
 )
 def test_everything_but_the_times_is_as_measured_with_the_code(build):
     """Shared and changed storages, dropout, side values, long skips, several uses."""
