@@ -1,5 +1,7 @@
 """Estimates: labelled, calibrated, of anything that can be captured, without touching it."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -19,8 +21,16 @@ from stagewright.core.families import (
 from stagewright.core.plan import PlanOptions
 from stagewright.core.profile import Profile
 from stagewright.planner.plan import plan
-from stagewright.profiler.estimate import document, estimate, estimate_spec, spec_work, target
-from stagewright.profiler.estimate_calibration import Observation, calibrated
+from stagewright.profiler.estimate import (
+    document,
+    estimate,
+    estimate_spec,
+    profile_work,
+    rates_for,
+    spec_work,
+    target,
+)
+from stagewright.profiler.estimate_calibration import Observation, calibrated, observation
 from stagewright.profiler.estimate_cluster import estimate_for_cluster
 from stagewright.profiler.estimate_times import CostTable, default_rates
 from stagewright.profiler.flops import Cost
@@ -161,3 +171,19 @@ def test_one_kind_for_all_on_request():
     assert found.profile.provenance.device_name == "NVIDIA L4"
     assert found.profile.inputs[0].dtype == "float16"
     assert not found.guessed
+
+
+def test_calibration_by_recorded_profiles_of_a_real_cpu():
+    """The profiles behind docs/estimates.md: one model by two others of its kind."""
+    pytest.importorskip("transformers")
+    recorded = Path(__file__).parents[2] / "benchmarks" / "profiles" / "estimate"
+    held, *others = (
+        Profile.read(recorded / f"{name}.json") for name in ("llama-like", "gpt2", "vit-like")
+    )
+    seen = observation(profile_work(held, HERE), held)
+    table, goal_s = CostTable(seen.costs), sum(seen.measured_s)
+    usual, fitted = (
+        table.seconds(rates).sum() / goal_s - 1
+        for rates in (rates_for(HERE, ()), rates_for(HERE, others))
+    )
+    assert abs(fitted) < 0.2 < abs(usual)
