@@ -18,7 +18,7 @@ import statistics
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -46,7 +46,9 @@ SCHEDULES: tuple[tuple[TrainingSchedule, int, int], ...] = (
     ("1f1b", 3, 6),
     ("1f1b", 4, 4),
 )
-"""Schedule, stages and micro-batches of the peaks."""
+"""Schedule, stages and micro-batches of the peaks, with every stage recomputed in one more."""
+
+RECOMPUTED: tuple[tuple[TrainingSchedule, int, int], ...] = (("1f1b", 2, 4),)
 
 
 class _Arrived(torch.autograd.Function):
@@ -152,13 +154,20 @@ class Study:
             )
         return rows
 
-    def peaks(self, schedules: Iterable[tuple[TrainingSchedule, int, int]]) -> list[dict[str, Any]]:
+    def peaks(
+        self,
+        schedules: Iterable[tuple[TrainingSchedule, int, int]],
+        recompute: Literal["never", "always"] = "never",
+    ) -> list[dict[str, Any]]:
         """Peaks of every stage of some plans, predicted and measured."""
         rows = []
         for schedule, num_stages, microbatches in schedules:
             balance = self._balance(num_stages)
             options = PlanOptions(
-                schedule=schedule, num_microbatches=microbatches, optimizer="adam"
+                schedule=schedule,
+                num_microbatches=microbatches,
+                optimizer="adam",
+                recompute=recompute,
             )
             plan = plan_from_balance(self.profile, Cluster.uniform(num_stages), options, balance)
             for index, (place, stage) in enumerate(zip(places(plan), plan.stages, strict=True)):
@@ -173,6 +182,7 @@ class Study:
                         "stages": num_stages,
                         "stage": index,
                         "in_flight": stage.in_flight,
+                        "recompute": recompute,
                         "predicted_bytes": predicted,
                         "measured_bytes": measured,
                         "relative_error": _relative(predicted, measured),
@@ -230,12 +240,14 @@ def measure(names: list[str], count: int, device: str) -> dict[str, Any]:
     """All comparisons; ``count`` intervals over all models."""
     intervals: list[dict[str, Any]] = []
     peaks: list[dict[str, Any]] = []
+    recomputed: list[dict[str, Any]] = []
     for index, name in enumerate(names):
         share = count // len(names) + (index < count % len(names))
         study = Study(name, device)
         sys.stderr.write(f"{name}: {study.run.num_layers} layers, {share} intervals\n")
         intervals += study.intervals(share)
         peaks += study.peaks(SCHEDULES)
+        recomputed += study.peaks(RECOMPUTED, "always")
     wholes = [row for row in intervals if row["first"] == 0 and _is_whole(row, intervals)]
     runs = [row for row in intervals if row not in wholes]
     return {
@@ -249,6 +261,7 @@ def measure(names: list[str], count: int, device: str) -> dict[str, Any]:
         "wholes": wholes,
         "intervals": runs,
         "peaks": peaks,
+        "recomputed_peaks": recomputed,
     }
 
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from stagewright.capture.capture import trace
 from stagewright.capture.captured import Captured
@@ -88,12 +89,17 @@ class ModelRun:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a stage stands in a schedule: layers, micro-batches a step, most of them in flight."""
+    """Where a stage stands in a schedule: layers, micro-batches a step, most of them in flight.
+
+    Attributes:
+        recompute: Keep only what arrives, and run the forward again in the backward.
+    """
 
     first: int
     last: int
     microbatches: int
     in_flight: int
+    recompute: bool = False
 
     def order(self) -> Iterator[str]:
         """F and B, as GPipe (all in flight) and 1F1B (fewer) interleave them."""
@@ -110,7 +116,13 @@ def places(plan: Plan) -> list[Place]:
     """The stages of a plan."""
     lasts = list(accumulate(plan.balance))
     return [
-        Place(last - count, last, plan.num_microbatches, stage.in_flight)
+        Place(
+            last - count,
+            last,
+            plan.num_microbatches,
+            stage.in_flight,
+            recompute=stage.recompute == "always",
+        )
         for last, count, stage in zip(lasts, plan.balance, plan.stages, strict=True)
     ]
 
@@ -152,7 +164,7 @@ class StageRun:
         for action in self.place.order():
             if action == "F":
                 with self._context():
-                    sent[forwards] = tuple(self.module(*buffers[forwards]))
+                    sent[forwards] = self._outputs(buffers[forwards])
                 forwards += 1
             else:
                 self._backward(sent.pop(backwards), returned[backwards])
@@ -164,11 +176,16 @@ class StageRun:
         """One micro-batch forwards; outputs that take part in its backward, the loss at the end."""
         buffers = self._receive()
         with self._context():
-            return tuple(self._roots(tuple(self.module(*buffers))))
+            return tuple(self._roots(self._outputs(buffers)))
 
     def backward(self, roots: tuple[Tensor, ...]) -> None:
         """Its backward."""
         torch.autograd.backward(roots, None if self._is_last else self._returned)
+
+    def _outputs(self, buffers: list[Tensor]) -> tuple[Any, ...]:
+        if self.place.recompute:
+            return tuple(checkpoint(self.module, *buffers, use_reentrant=False))
+        return tuple(self.module(*buffers))
 
     def _receive(self) -> list[Tensor]:
         if self.place.first == 0:

@@ -88,7 +88,7 @@ def test_a_model_that_takes_too_long_is_named_and_the_rest_is_kept(check, tmp_pa
 
 
 def test_one_model_goes_all_the_way(check, tmp_path):
-    options = ("--device", "cpu", "--small", "--skip-tests", "--models", "vit-large")
+    options = ("--device", "cpu", "--small", "--skip-tests", "--models", "gpt2-medium")
     done = check(*options, "--budget", 0.1, "--output", tmp_path, "--profiles", tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "gpu_check.json").read_text())
@@ -97,11 +97,11 @@ def test_one_model_goes_all_the_way(check, tmp_path):
     assert [(row["stages"], row["stage"]) for row in model["stages"]] == [
         (2, 0), (2, 1), (4, 0), (4, 1), (4, 2), (4, 3),
     ]  # fmt: skip
-    assert all(abs(row["memory"]["relative_error"]) < 0.15 for row in model["stages"])
+    assert all(abs(row["memory"]["relative_error"]) < 0.1 for row in model["stages"])
     assert all(row["time"]["measured"] > 0 for row in model["stages"])
-    profile = Profile.read(tmp_path / "vit-large-small-cpu.json")
+    profile = Profile.read(tmp_path / "gpt2-medium-small-cpu.json")
     assert len(profile.layers) == model["layers"]
-    assert "## vit-large" in (tmp_path / "gpu_check.md").read_text()
+    assert "## gpt2-medium" in (tmp_path / "gpu_check.md").read_text()
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))

@@ -77,10 +77,14 @@ def test_the_page_states_every_model_and_stage(mixed, peaks):
         "wholes": intervals[:1],
         "intervals": intervals[1:],
         "peaks": peaks,
+        "recomputed_peaks": mixed.peaks([("1f1b", 2, 2)], "always"),
     }
     text = page(result)
     assert f"| mixed | 12 | {intervals[0]['held_bytes']:,} |" in text
     assert text.count("| gpipe | ") == 2
+    recomputed = result["recomputed_peaks"]
+    assert all(abs(row["relative_error"]) < 0.1 for row in recomputed)
+    assert recomputed[0]["parts"]["activations_bytes"] < peaks[0]["parts"]["activations_bytes"] / 4
 
 
 def test_the_order_of_work_holds_as_many_as_are_in_flight():
