@@ -89,7 +89,7 @@ def with_ways_out(
             fitting = [replace(both, text=f"recompute='auto' and {both.text}")]
     ways_out = sorted(search.timed(fitting), key=lambda way: _cost(way, options))
     return Infeasible(
-        f"{error}; {_advice(ways_out, options, error.constraint)}",
+        f"{error}; {_advice(ways_out, options, error.constraint, cut_short=search.is_over)}",
         constraint=error.constraint,
         required=error.required,
         available=error.available,
@@ -126,10 +126,15 @@ class _Search:
         self.profile, self.attempt, self.deadline = profile, attempt, deadline
         self._tables: dict[tuple[int, ...], Tables] = {}
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the time for trying has passed."""
+        return time.monotonic() > self.deadline
+
     def first_fitting(self, changes: Iterable[Change]) -> Change | None:
         """The first change that helps, if time allows to see one."""
         for change in changes:
-            if time.monotonic() > self.deadline:
+            if self.is_over:
                 return None
             fitting = self._fitting(change)
             if fitting is not None:
@@ -328,7 +333,14 @@ def _cost(way_out: WayOut, asked: PlanOptions) -> float:
     return way_out.step_time_s * asked.num_microbatches / way_out.options.num_microbatches
 
 
-def _advice(ways_out: Sequence[WayOut], asked: PlanOptions, constraint: str) -> str:
+def _advice(
+    ways_out: Sequence[WayOut], asked: PlanOptions, constraint: str, *, cut_short: bool
+) -> str:
+    if not ways_out and cut_short:
+        return (
+            "no change that there was time to try suffices; ask for one yourself, such as "
+            "recompute='auto', fewer or smaller micro-batches, or more devices"
+        )
     if not ways_out and constraint == "memory":
         return (
             "no change that was tried suffices (recomputation, more such devices, fewer or smaller "

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .planner.plan import Planner as Planner
     from .planner.plan import plan as plan
     from .planner.validate import validate as validate
+    from .profiler.estimate import estimate as estimate
     from .profiler.profile import profile as profile
     from .runtime.distributed import DistributedPipeline as DistributedPipeline
     from .runtime.pipeline import Pipeline as Pipeline
@@ -44,6 +45,7 @@ _HOME = {
     "Timeline": "core.timeline",
     "balance_by_size": "balance",
     "balance_by_time": "balance",
+    "estimate": "profiler.estimate",
     "explain": "planner.explain",
     "plan": "planner.plan",
     "profile": "profiler.profile",
