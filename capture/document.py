@@ -8,7 +8,7 @@ from torch import Tensor, fx
 from ..core.graph import MODEL_INPUT, Edge, Graph, Layer, NotRebuildable, Parameter
 from .cuts import Cut, differentiable_nodes
 from .layers import Layers, why_opaque
-from .portable import Portable, portable
+from .portable import Portable, named_state, portable
 from .program import Program, modules_called, resolve, tensors_of, value_of
 from .sample import tensor_spec
 
@@ -71,28 +71,18 @@ def _with_means_to_run(graph: Graph, program: Program, written: Portable) -> Gra
 def parameter_records(program: Program, layers: Layers) -> tuple[Parameter, ...]:
     """Parameters and buffers, each storage once with all its names and the layers reading it."""
     readers = _readers(program, layers)
-    model = program.model
     records: list[Parameter] = []
-    for kind, named in (
-        ("parameter", model.named_parameters(remove_duplicate=False)),
-        ("buffer", model.named_buffers(remove_duplicate=False)),
-    ):
-        names: dict[int, list[str]] = {}
-        tensors: dict[int, Tensor] = {}
-        for name, tensor in named:
-            names.setdefault(id(tensor), []).append(name)
-            tensors[id(tensor)] = tensor
-        for key, tensor in tensors.items():
-            records.append(
-                Parameter(
-                    names=tuple(names[key]),
-                    size_bytes=tensor.numel() * tensor.element_size(),
-                    numel=tensor.numel(),
-                    layers=tuple(sorted(readers.get(key, ()))),
-                    kind="parameter" if kind == "parameter" else "buffer",
-                    trainable=kind == "parameter" and tensor.requires_grad,
-                )
+    for names, tensor, kind in named_state(program.model):
+        records.append(
+            Parameter(
+                names=names,
+                size_bytes=tensor.numel() * tensor.element_size(),
+                numel=tensor.numel(),
+                layers=tuple(sorted(readers.get(id(tensor), ()))),
+                kind=kind,
+                trainable=kind == "parameter" and tensor.requires_grad,
             )
+        )
     return tuple(records)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import ValidationError
@@ -65,7 +65,7 @@ class _Writer:
 
     def write(self) -> Portable:
         found = self._found
-        for names, tensor, kind in _state(self._program.model):
+        for names, tensor, kind in named_state(self._program.model):
             self._attempt(None, lambda n=names, t=tensor, k=kind: self._add_state(n, t, k))
         references: dict[fx.Node, Element] = {
             node: InputReference(input=name)
@@ -224,15 +224,18 @@ def _with_constants(program: Program, layers: Layers) -> dict[fx.Node, int]:
 
 
 def _state_names(model: nn.Module) -> set[str]:
-    return {name for names, _, _ in _state(model) for name in names}
+    return {name for names, _, _ in named_state(model) for name in names}
 
 
-def _state(model: nn.Module) -> Iterable[tuple[tuple[str, ...], Tensor, str]]:
+def named_state(
+    model: nn.Module,
+) -> Iterable[tuple[tuple[str, ...], Tensor, Literal["parameter", "buffer"]]]:
     """Every parameter and buffer once, with all its names."""
-    for kind, named in (
-        ("parameter", model.named_parameters(remove_duplicate=False)),
-        ("buffer", model.named_buffers(remove_duplicate=False)),
-    ):
+    all_named: dict[Literal["parameter", "buffer"], Iterable[tuple[str, Tensor]]] = {
+        "parameter": model.named_parameters(remove_duplicate=False),
+        "buffer": model.named_buffers(remove_duplicate=False),
+    }
+    for kind, named in all_named.items():
         names: dict[int, list[str]] = {}
         tensors: dict[int, Tensor] = {}
         for name, tensor in named:

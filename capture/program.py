@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,12 +79,7 @@ class Program:
 
     def attribute(self, target: str) -> Any:
         """The module, parameter, buffer or constant of that name."""
-        for root in (self.model, self.holder):
-            try:
-                return resolve(root, target)
-            except AttributeError:
-                continue
-        raise AttributeError(target)
+        return resolve_in((self.model, self.holder), target)
 
 
 def modules_called(node: fx.Node, program: Program) -> list[nn.Module]:
@@ -110,6 +105,16 @@ def resolve(root: nn.Module, target: str) -> Any:
 def is_inside(path: str, module: str) -> bool:
     """Whether a path names the module or something below it."""
     return path == module or not module or path.startswith(f"{module}.")
+
+
+def resolve_in(roots: Iterable[nn.Module], target: str) -> Any:
+    """What the first of several modules that has it holds under that name."""
+    for root in roots:
+        try:
+            return resolve(root, target)
+        except AttributeError:
+            continue
+    raise AttributeError(target)
 
 
 def path_of(node: fx.Node) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +28,7 @@ from .passes import Passes, Samples
 from .precision import Context, forward_context
 from .profile_document import Measured, profile_document
 from .provenance import provenance
+from .threads import threads
 from .throttling import watched_clocks
 from .traced import make_gradients, traced
 from .whole_model import WholeModel, eager_call
@@ -103,7 +102,7 @@ def timed_profile(
     flat = tuple(tensor.detach().to(device) for tensor in flat)
     training = None if model.training else True
     context = forward_context(options, device)
-    with _threads(options.num_threads), preserved(model, training=training):
+    with threads(options.num_threads), preserved(model, training=training):
         captured = traced(model, structure, flat, context)
         loss = None if loss_fn is None else Loss(loss_fn, target, device)
         with busy_neighbours(options.busy_neighbours), watched_clocks(device) as clocks:
@@ -155,14 +154,3 @@ def _check_device(device: torch.device, wanted: str | None) -> None:
             f"move it with model.to({wanted!r})",
             field="/profiling/device",
         )
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if count is not None:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

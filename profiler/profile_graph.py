@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +27,7 @@ from .provenance import provenance
 from .rebuild_captured import Rebuilt, rebuild_captured
 from .rebuild_inputs import BoundaryValues
 from .rebuild_storages import kept_bytes, sharing, storage_table
+from .threads import threads
 from .throttling import watched_clocks
 
 Progress = Callable[[int, int, str], None]
@@ -69,7 +69,7 @@ def profile_graph(
     """
     options = options or ProfilingOptions()
     device = torch.device(check_device(options.device or "cpu"))
-    with _threads(options.num_threads), random_state_kept():
+    with threads(options.num_threads), random_state_kept():
         torch.manual_seed(seed)
         rebuilt = rebuild_captured(graph, device)
         runs = layer_runs(rebuilt.captured)
@@ -178,14 +178,3 @@ def _document(found: _Found) -> Profile:
         fixed_mode=graph.fixed_mode,
         notes=(*graph.notes, NOTE),
     )
-
-
-@contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if number is not None:
-        torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -19,7 +19,7 @@ from torch._higher_order_ops.wrap import wrap_with_autocast, wrap_with_set_grad_
 from torch._ops import OpOverload
 
 from ..capture.leaf_modules import construct
-from ..capture.program import resolve
+from ..capture.program import resolve_in
 from ..core.arguments import (
     Argument,
     DeviceArgument,
@@ -65,19 +65,11 @@ class Skeleton:
         """
         graph = graph or self.graph
         attributes = {
-            str(node.target): self._attribute(str(node.target))
+            str(node.target): resolve_in((self.model, self.holder), str(node.target))
             for node in graph.nodes
             if node.op in ("get_attr", "call_module")
         }
         return fx.GraphModule(attributes, graph)
-
-    def _attribute(self, target: str) -> Any:
-        for root in (self.model, self.holder):
-            try:
-                return resolve(root, target)
-            except AttributeError:
-                continue
-        raise AttributeError(target)
 
 
 def skeleton(graph: Graph, device: torch.device) -> Skeleton:
