@@ -7,6 +7,7 @@ are bounded.
 
 from __future__ import annotations
 
+import keyword
 import re
 from collections.abc import Iterable, Iterator, Set
 from math import prod
@@ -60,7 +61,7 @@ def _check_sizes(graph: Graph) -> None:
         for tensor in operation.outputs:
             _check_elements(tensor.shape, f"operation {operation.name!r}")
     for tensor in graph.inputs:
-        _check_name(tensor.name, NODE_NAME, "the name of an input")
+        _check_variable(tensor.name, "the name of an input")
         _check_elements(tensor.shape, f"input {tensor.name!r}")
 
 
@@ -188,12 +189,14 @@ class _Walk:
             raise ValueError("two regions have one name")
         if len(self._inputs) != len(self._graph.inputs):
             raise ValueError("two inputs have one name")
-        made = self._operations(self._graph.operations, set(), self._inputs, depth=0)
+        for region in self._graph.regions:
+            self._check_region(region)
+        made = self._operations(self._graph.operations, set(), self._inputs)
         for argument in self._graph.returns:
             self._check_argument(argument, made, self._inputs, "what the model returns")
 
     def _operations(
-        self, operations: Iterable[Operation], made: set[str], inputs: Set[str], *, depth: int
+        self, operations: Iterable[Operation], made: set[str], inputs: Set[str]
     ) -> set[str]:
         for operation in operations:
             _check_name(operation.name, NODE_NAME, "the name of an operation")
@@ -204,25 +207,23 @@ class _Walk:
                     f"operation {operation.name!r} is in layer {operation.layer}, but there are "
                     f"{len(self._graph.layers)} layers"
                 )
-            self._check_target(operation, depth)
+            self._check_target(operation)
             what = f"operation {operation.name!r}"
             for argument in (*operation.arguments, *operation.keywords.values()):
                 self._check_argument(argument, made, inputs, what)
-            for keyword in operation.keywords:
-                _check_name(keyword, NODE_NAME, f"a keyword of {what}")
+            for name in operation.keywords:
+                _check_variable(name, f"a keyword of {what}")
             made.add(operation.name)
         return made
 
-    def _check_target(self, operation: Operation, depth: int) -> None:
+    def _check_target(self, operation: Operation) -> None:
         target = operation.target
         if operation.kind == "module":
             known = target in self._modules
         elif operation.kind == "region":
-            known = target in self._regions and depth < 4
-            if known:
-                self._check_region(self._regions[target], depth + 1)
-                if len(operation.arguments) != len(self._regions[target].inputs):
-                    raise ValueError(f"region {target!r} is given another number of arguments")
+            known = target in self._regions
+            if known and len(operation.arguments) != len(self._regions[target].inputs):
+                raise ValueError(f"region {target!r} is given another number of arguments")
         elif operation.kind == "function":
             known = target in OPERATORS or target == GETITEM
         else:
@@ -234,10 +235,10 @@ class _Walk:
                 "measure it where its code is"
             )
 
-    def _check_region(self, region: Region, depth: int) -> None:
+    def _check_region(self, region: Region) -> None:
         _check_name(region.name, NODE_NAME, "the name of a region")
         for name in region.inputs:
-            _check_name(name, NODE_NAME, f"an input of region {region.name!r}")
+            _check_variable(name, f"an input of region {region.name!r}")
         names = set(region.inputs)
         if len(names) != len(region.inputs):
             raise ValueError(f"two inputs of region {region.name!r} have one name")
@@ -249,7 +250,7 @@ class _Walk:
                     f"region {region.name!r} holds {operation.name!r}; inside a region there are "
                     "operators alone, applied to what the region is given"
                 )
-        made = self._operations(region.operations, names, frozenset(), depth=depth)
+        made = self._operations(region.operations, names, frozenset())
         for argument in region.returns:
             self._check_argument(argument, made, frozenset(), f"region {region.name!r}")
 
@@ -288,3 +289,10 @@ def _check_ends(graph: Graph) -> None:
 def _check_name(name: str, pattern: re.Pattern[str], what: str) -> None:
     if not pattern.fullmatch(name):
         raise ValueError(f"{what} is {name!r}; it has to match {pattern.pattern}")
+
+
+def _check_variable(name: str, what: str) -> None:
+    """Names that are written into generated code as they are, as parameters or keywords."""
+    _check_name(name, NODE_NAME, what)
+    if keyword.iskeyword(name) or name == "__debug__":
+        raise ValueError(f"{what} is {name!r}, which is a word of Python's; use another name")

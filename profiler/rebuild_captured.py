@@ -77,7 +77,7 @@ def _structure(graph: Graph) -> CallStructure:
     try:
         structure = CallStructure.from_json(graph.input_structure)
         names = set(structure.names)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidInput(
             "input_structure does not say how the model is called; capture it again",
             field="/input_structure",

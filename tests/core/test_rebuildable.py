@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from stagewright.core import rebuildable
 from stagewright.core.errors import InvalidInput
 from stagewright.core.graph import Graph
 
@@ -80,6 +81,7 @@ REFUSED = [
     ([*OPERATION, "arguments"], [{"code": "1"}], "/operations/1/arguments/0"),
     ([*OPERATION, "arguments"], ["__import__('os')"], "/operations/1/arguments/0"),
     ([*OPERATION, "keywords"], {"a b": 1}, "has to match"),
+    ([*OPERATION, "keywords"], {"lambda": 1}, "a word of Python"),
     ([*OPERATION, "outputs", 0, "shape"], [2**30, 2**30], "at most"),
     (["modules", 0, "type"], "Module", "not one of the modules"),
     (["modules", 0, "type"], "os.system", "not one of the modules"),
@@ -98,6 +100,9 @@ REFUSED = [
     (["state", 2, "fill"], {"kind": "causal"}, "two dimensions"),
     (["state", 2, "fill"], {"kind": "file", "path": "/etc/passwd"}, "/state/2/fill"),
     (["inputs", 0, "name"], "x y", "has to match"),
+    (["inputs", 0, "name"], "lambda", "a word of Python"),
+    (["inputs", 0, "name"], "None", "a word of Python"),
+    (["inputs", 0, "name"], "__debug__", "a word of Python"),
     (["sample"], None, "carries a sample"),
     (["sample", "inputs", "x", "shape"], [2, 5], "another shape"),
     (["sample", "inputs"], {"y": {"shape": [2, 4]}}, "are not the graph's"),
@@ -138,12 +143,27 @@ def test_regions_hold_operators_on_what_they_are_given():
     outer["regions"][0]["operations"][0]["arguments"] = [{"node": "fc"}]
     for document, said in [
         (region(inputs=["given", "other"]), "another number of arguments"),
+        (region(inputs=["lambda"]), "a word of Python"),
         (deeper, "operators alone"),
         (state, "operators alone"),
         (outer, "no earlier operation"),
     ]:
         with pytest.raises(InvalidInput, match=said):
             Graph.from_json(json.dumps(document))
+
+
+def test_a_region_is_checked_once_however_often_it_is_called(monkeypatch):
+    """Reading took time by the number of calls times the length of the region."""
+    document = region()
+    call = document["operations"][1]
+    for number in range(20):
+        document["operations"].append({**call, "name": f"again_{number}"})
+    looked_at = []
+    monkeypatch.setattr(
+        rebuildable, "_items", lambda operation: looked_at.append(operation.name) or ()
+    )
+    assert Graph.from_json(json.dumps(document)).rebuildable
+    assert looked_at == ["inner"]
 
 
 def test_a_graph_of_an_earlier_release_is_read():

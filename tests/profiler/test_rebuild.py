@@ -10,6 +10,7 @@ from stagewright.core.errors import InvalidInput
 from stagewright.core.graph import Graph
 from stagewright.core.operations import MODULES, OPERATORS
 from stagewright.profiler.rebuild import rebuild
+from stagewright.profiler.rebuild_captured import rebuild_captured
 from stagewright.profiler.rebuild_skeleton import function_of
 from tests.portable_models import MODELS, awkward, gpt2, mlp
 
@@ -113,3 +114,10 @@ def test_an_operator_this_installation_has_not_is_named():
     )
     with pytest.raises(InvalidInput, match=r"aten\.of_next_year.*torch"):
         function_of(operation)
+
+
+def test_a_bottomless_input_structure_is_refused():
+    *_, graph = captured(mlp)
+    nested = graph.model_copy(update={"input_structure": "[" * 50_000})
+    with pytest.raises(InvalidInput, match="does not say how"):
+        rebuild_captured(nested, torch.device("cpu"))
