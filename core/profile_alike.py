@@ -53,6 +53,12 @@ def model_differences(one: Profile, other: Profile) -> list[Difference]:
     ]
     if weights[0] != weights[1]:
         found.append(("parameters", *_first_apart(*[list(map(str, each)) for each in weights])))
+    frozen = [
+        [f"{entry.names[0]} {'trained' if entry.trainable else 'frozen'}" for entry in each]
+        for each in (one.parameters, other.parameters)
+    ]
+    if weights[0] == weights[1] and frozen[0] != frozen[1]:
+        found.append(("trainable parameters", *_first_apart(*frozen)))
     inputs = [
         [(entry.name, entry.shape[1:], entry.dtype) for entry in profile.inputs]
         for profile in (one, other)
@@ -65,6 +71,53 @@ def model_differences(one: Profile, other: Profile) -> list[Difference]:
     return found
 
 
+def forward_differences(one: Profile, other: Profile) -> list[Difference]:
+    """Signs that two profiles of the same layers do not compute the same between them."""
+    found: list[Difference] = []
+    sent = [
+        [
+            f"after {boundary.after}: {tensor.name} of {len(tensor.shape)} dimensions"
+            for boundary in profile.boundaries
+            for tensor in boundary.tensors
+        ]
+        for profile in (one, other)
+    ]
+    if sent[0] != sent[1]:
+        found.append(("tensors between layers", *_first_apart(*sent)))
+    same_size = _shapes(one) == _shapes(other)
+    if same_size:
+        classes = [
+            [f"{entry.layer.name} of class {entry.layer.cost_class}" for entry in profile.layers]
+            for profile in (one, other)
+        ]
+        if _has_classes(one) and _has_classes(other) and classes[0] != classes[1]:
+            found.append(("what layers do", *_first_apart(*classes)))
+    kept = [_keepers(profile, together=same_size) for profile in (one, other)]
+    if kept[0] != kept[1]:
+        found.append(("layers that keep activations", *_first_apart(*kept)))
+    return found
+
+
+def _shapes(profile: Profile) -> list[tuple[int, ...]]:
+    return [entry.shape for entry in profile.inputs]
+
+
+def _has_classes(profile: Profile) -> bool:
+    return all(entry.layer.cost_class for entry in profile.layers)
+
+
+def _keepers(profile: Profile, *, together: bool) -> list[str]:
+    """Sets of layers that keep a storage together, or just the layers that keep any.
+
+    At another size a library may copy where it shared before (a dimension of one sample needs no
+    copy to be contiguous), so that there only the layers can be compared.
+    """
+    sets = {entry.layers for entry in profile.storages if entry.size_bytes}
+    if together:
+        return [str(layers) for layers in sorted(sets)]
+    return [f"layer {index}" for index in sorted({index for layers in sets for index in layers})]
+
+
 def check_alike(profiles: Sequence[Profile], names: Sequence[str]) -> None:
     """Insist that profiles differ in nothing but how many samples they are of.
 
@@ -75,17 +128,24 @@ def check_alike(profiles: Sequence[Profile], names: Sequence[str]) -> None:
     Raises:
         InvalidInput: They differ otherwise; the message says in what.
     """
-    first = profiles[0]
-    for profile, name in zip(profiles[1:], names[1:], strict=True):
-        found = [*model_differences(first, profile), *setting_differences(first, profile)]
-        if found:
-            lines = "".join(
-                f"\n  {what}: {_short(before)} and {_short(after)}" for what, before, after in found
-            )
-            raise InvalidInput(
-                f"{names[0]} and {name} cannot be merged, they differ in more than their "
-                f"micro-batches:{lines}"
-            )
+    first_of_shape: dict[tuple[tuple[int, ...], ...], int] = {}
+    for index, profile in enumerate(profiles):
+        alike = first_of_shape.setdefault(tuple(_shapes(profile)), index)
+        for earlier in sorted({0, alike} - {index}):
+            _check_pair(profiles[earlier], profile, (names[earlier], names[index]))
+
+
+def _check_pair(one: Profile, other: Profile, names: tuple[str, str]) -> None:
+    found = [*model_differences(one, other), *setting_differences(one, other)]
+    found = found or forward_differences(one, other)
+    if found:
+        lines = "".join(
+            f"\n  {what}: {_short(before)} and {_short(after)}" for what, before, after in found
+        )
+        raise InvalidInput(
+            f"{names[0]} and {names[1]} cannot be merged, they differ in more than their "
+            f"micro-batches:{lines}"
+        )
 
 
 def _first_apart(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:

@@ -16,6 +16,9 @@ from .profile_pool import pooled, total_time_s
 from .profile_scale import scaled, size_of, sizes_of, timings_of
 from .tensors import TensorSpec
 
+GROWTH = "; bytes that grow faster than the number of samples are underestimated"
+"""What lines above the measured sizes leave out."""
+
 PartT = TypeVar("PartT", LayerProfile, LossProfile)
 _T = TypeVar("_T")
 
@@ -28,11 +31,12 @@ def merge(
     Profiles of the same micro-batch size are pooled (`pooled`). Times at a size in between are
     those of the line between the nearest measured sizes, and so are bytes, rounded up: exact where
     bytes are so much per sample and so much besides. Beyond the measured sizes the line of the
-    two nearest goes on, but no time shrinks with more samples, and below the smallest none is
-    shorter than in proportion. With one size alone everything is taken in proportion (`scaled`).
+    two nearest goes on, but nothing shrinks with more samples, and below the smallest nothing is
+    less than in proportion. With one size alone everything is taken in proportion (`scaled`).
 
     Where three sizes or more were measured, the error to expect is measured too: each size in
-    between is interpolated from its neighbours and compared with what was measured there.
+    between is interpolated from its neighbours and compared with what was measured there. It adds
+    to the error the profiles have themselves, where they are estimates.
 
     Args:
         profiles: At least one.
@@ -51,7 +55,7 @@ def merge(
     by_size: dict[int, list[Profile]] = {}
     for profile in profiles:
         by_size.setdefault(size_of(profile), []).append(profile)
-    measured = {size: pooled(by_size[size]) for size in sorted(by_size)}
+    measured = {size: _pooled(by_size[size]) for size in sorted(by_size)}
     if samples is None:
         if len(measured) > 1:
             raise InvalidInput(
@@ -76,19 +80,43 @@ def at_size(measured: Mapping[int, Profile], samples: int) -> Profile:
     sizes = sorted(measured)
     if len(sizes) == 1:
         found = scaled(measured[sizes[0]], Fraction(samples, sizes[0]))
-        return _labelled(found, f"EXTRAPOLATED to {samples} samples from a profile at {sizes[0]}")
+        note = f"EXTRAPOLATED to {samples} samples from a profile at {sizes[0]}"
+        if samples > sizes[0]:
+            note += GROWTH
+        return _labelled(found, note, _sum_of(_largest_band(list(measured.values()))))
     low, high = _nearest(sizes, samples)
     found = _Line(low, high, samples).profile(measured[low], measured[high])
     inside = low < samples < high
     what = "interpolated" if inside else "EXTRAPOLATED"
-    return _labelled(
-        found,
-        f"times and bytes are {what} to {samples} samples from profiles at {low} and {high}",
-        _band(measured) if inside else None,
-    )
+    note = f"times and bytes are {what} to {samples} samples from profiles at {low} and {high}"
+    if samples > high:
+        note += GROWTH
+    own = _largest_band(list(measured.values()))
+    return _labelled(found, note, _sum_of(own, _band(measured) if inside else None))
 
 
-def _labelled(profile: Profile, note: str, band: float | None = None) -> Profile:
+def _pooled(profiles: Sequence[Profile]) -> Profile:
+    """Pooled, with the largest error any of them has."""
+    found, band = pooled(profiles), _largest_band(profiles)
+    if band == found.provenance.error_band:
+        return found
+    provenance = found.provenance.model_copy(update={"error_band": band})
+    return found.model_copy(update={"provenance": provenance})
+
+
+def _largest_band(profiles: Sequence[Profile]) -> float | None:
+    """Of the profiles' own errors."""
+    bands = [entry.provenance.error_band for entry in profiles]
+    return max((band for band in bands if band is not None), default=None)
+
+
+def _sum_of(*bands: float | None) -> float | None:
+    """Errors of one thing after another, on the safe side; `None` if none is known."""
+    known = [band for band in bands if band is not None]
+    return sum(known) if known else None
+
+
+def _labelled(profile: Profile, note: str, band: float | None) -> Profile:
     provenance = profile.provenance.model_copy(update={"source": "estimated", "error_band": band})
     return profile.model_copy(
         update={
@@ -177,7 +205,12 @@ class _Line:
     def size(self, one: int, other: int) -> int:
         """Bytes, or a length of a tensor; exact for lines, rounded up."""
         share = Fraction(self.samples - self.low, self.high - self.low)
-        return max(math.ceil(one + share * (other - one)), 0)
+        exact = one + share * (other - one)
+        if self.samples < self.low:
+            exact = max(exact, Fraction(one * self.samples, self.low))
+        elif self.samples > self.high:
+            exact = max(exact, Fraction(other))
+        return math.ceil(exact)
 
     def storages(
         self, one: Sequence[SavedStorage], other: Sequence[SavedStorage]

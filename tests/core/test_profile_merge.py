@@ -4,11 +4,14 @@ from itertools import combinations
 
 import pytest
 
+from stagewright.core.cluster import Cluster
 from stagewright.core.errors import InvalidInput
+from stagewright.core.plan import PlanOptions
 from stagewright.core.profile import Profile, Timing
 from stagewright.core.profile_merge import merge
 from stagewright.core.profile_pool import pooled, pooled_timing
 from stagewright.core.tensors import TensorSpec
+from stagewright.planner.plan import plan
 from tests.core.affine import LAYERS, affine_profile
 
 
@@ -84,6 +87,53 @@ def test_beyond_the_measured_sizes_is_labelled(samples):
     for one, other in zip(found.layers, exact.layers, strict=True):
         assert one.forward.median_s == pytest.approx(other.forward.median_s)
         assert one.saved_activation_bytes == other.saved_activation_bytes
+
+
+def with_band(profile, band):
+    provenance = profile.provenance.model_copy(update={"source": "estimated", "error_band": band})
+    return profile.model_copy(update={"provenance": provenance})
+
+
+@pytest.mark.parametrize("samples", [1, 4, 6, 16])
+def test_merged_estimates_keep_their_own_error(samples):
+    """Interpolating three estimates once said 0 % for what is 45 % off: lines meet exactly."""
+    estimates = [
+        with_band(affine_profile(size), band) for size, band in ((2, 0.4), (4, 0.45), (8, 0.4))
+    ]
+    expected = 0.45 if samples != 4 else estimates[1].provenance.error_band
+    merged = merge(estimates, samples=samples)
+    assert merged.provenance.error_band == pytest.approx(expected)
+    made = plan([merged], Cluster.parse("2x80GB"), PlanOptions(num_microbatches=4))
+    assert "ESTIMATED profile, expect an error of 45%" in str(made)
+
+
+def test_errors_of_estimates_and_of_lines_add_up():
+    kinked = [affine_profile(2), affine_profile(4, scale=2.0), affine_profile(8)]
+    merged = merge([with_band(entry, 0.3) for entry in kinked], samples=6)
+    assert merged.provenance.error_band == pytest.approx(0.8)
+    alone = merge([with_band(affine_profile(2), 0.3), with_band(affine_profile(2), 0.4)], samples=4)
+    assert alone.provenance.error_band == pytest.approx(0.4)
+
+
+def quadratic(samples):
+    """Storages of as many bytes as samples squared."""
+    profile = affine_profile(samples)
+    storages = tuple(
+        entry.model_copy(update={"size_bytes": 16 * samples**2}) for entry in profile.storages
+    )
+    return profile.model_copy(update={"storages": storages})
+
+
+def test_bytes_below_the_smallest_size_are_never_below_proportion():
+    """The line through 8 and 16 samples of squared bytes is below zero at 1."""
+    found = merge([quadratic(8), quadratic(16)], samples=1)
+    assert [entry.size_bytes for entry in found.storages] == [16 * 8] * len(found.storages)
+
+
+def test_superlinear_bytes_above_the_largest_size_are_said_to_be_too_few():
+    for profiles in ([quadratic(8), quadratic(16)], [quadratic(16)]):
+        assert "faster than the number of samples" in merge(profiles, samples=32).notes[-1]
+    assert "faster" not in merge([quadratic(8), quadratic(16)], samples=4).notes[-1]
 
 
 def test_no_time_shrinks_with_samples_nor_below_proportion():
@@ -171,6 +221,50 @@ def test_profiles_of_other_things_are_refused_with_what_differs(other, said):
     with pytest.raises(InvalidInput, match=r"one\.json and other\.json cannot be merged") as caught:
         merge([affine_profile(2), other], samples=4, names=["one.json", "other.json"])
     assert said in str(caught.value)
+
+
+def frozen(profile):
+    kept = [entry.model_copy(update={"trainable": False}) for entry in profile.parameters]
+    return profile.model_copy(update={"parameters": tuple(kept)})
+
+
+def of_classes(profile, name):
+    layers = [
+        entry.model_copy(update={"layer": entry.layer.model_copy(update={"cost_class": name})})
+        for entry in profile.layers
+    ]
+    return profile.model_copy(update={"layers": tuple(layers)})
+
+
+def another_boundary(profile):
+    tensor = TensorSpec(name="hidden", shape=(8, 4, 4), dtype="float32")
+    last = profile.boundaries[-1].model_copy(update={"tensors": (tensor,)})
+    return profile.model_copy(update={"boundaries": (*profile.boundaries[:-1], last)})
+
+
+def fewer_storages(profile):
+    return profile.model_copy(update={"storages": profile.storages[1:]})
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        (affine_profile(2), frozen(affine_profile(8)), "trainable parameters"),
+        (affine_profile(2), another_boundary(affine_profile(8)), "tensors between layers"),
+        (of_classes(affine_profile(2), "a"), of_classes(affine_profile(2), "b"), "what layers do"),
+        (affine_profile(2), fewer_storages(affine_profile(2)), "layers that keep activations"),
+    ],
+)
+def test_another_forward_with_the_same_weights_is_refused(one, other, said):
+    with pytest.raises(InvalidInput, match=said):
+        merge([one, other], samples=4)
+    with pytest.raises(InvalidInput, match=said):
+        merge([affine_profile(4), one, other], samples=4)
+
+
+def test_other_classes_at_another_size_are_no_other_model():
+    profiles = [of_classes(affine_profile(2), "a"), of_classes(affine_profile(8), "b")]
+    assert merge(profiles, samples=4).inputs[0].shape == (4, 16)
 
 
 def test_another_gpu_of_the_same_kind_is_the_same():
