@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..core.profile import Profile
     from .progress import ProgressCallback
 
+SHORT_TYPES = {"bf16": "bfloat16", "fp16": "float16"}
 LINKS = "Links between devices"
 DEFAULT_OUTPUT = Path("profile.json")
 
@@ -54,9 +55,7 @@ def command(
         int | None, Option(help="Processes kept busy alike on other cores meanwhile.")
     ] = None,
     budget: Annotated[float | None, Option(help="Seconds to spend on repeats.")] = None,
-    autocast: Annotated[
-        str | None, Option(help="Run under torch.autocast: bfloat16 or float16.")
-    ] = None,
+    autocast: Annotated[str | None, Option(help="Run under torch.autocast: bf16 or fp16.")] = None,
     compiled: Annotated[
         bool | None,
         Option("--compile/--no-compile", help="Compile every layer with torch.compile first."),
@@ -136,7 +135,7 @@ def command(
         "num_threads": threads,
         "busy_neighbours": neighbours,
         "budget_s": budget,
-        "autocast": autocast,
+        "autocast": SHORT_TYPES.get(autocast or "", autocast),
         "compile": compiled,
         "deduplicate": deduplicate,
     }

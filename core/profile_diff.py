@@ -27,8 +27,8 @@ class TimeChange(Record):
 
     @property
     def relative(self) -> float | None:
-        """(after - before) / before; `None` if there was nothing before."""
-        return self.after_s / self.before_s - 1 if self.before_s else None
+        """(after - before) / before; `None` if there was nothing before, but is after."""
+        return _relative(self.before_s, self.after_s)
 
 
 class SizeChange(Record):
@@ -39,8 +39,14 @@ class SizeChange(Record):
 
     @property
     def relative(self) -> float | None:
-        """(after - before) / before; `None` if there was nothing before."""
-        return self.after_bytes / self.before_bytes - 1 if self.before_bytes else None
+        """(after - before) / before; `None` if there was nothing before, but is after."""
+        return _relative(self.before_bytes, self.after_bytes)
+
+
+def _relative(before: float, after: float) -> float | None:
+    if not before:
+        return None if after else 0.0
+    return after / before - 1
 
 
 class LayerChange(Record):
@@ -102,12 +108,23 @@ def diff(before: Profile, after: Profile) -> ProfileDiff:
     return ProfileDiff(
         before_id=before.content_id(),
         after_id=after.content_id(),
-        settings=tuple([*_samples(before, after), *setting_differences(before, after)]),
+        settings=tuple(
+            [
+                *_samples(before, after),
+                *setting_differences(before, after),
+                *_losses(before, after),
+            ]
+        ),
         layers=tuple(_layer(name, first[name], second[name]) for name in common),
         total=_total(before, after),
         only_before=tuple(name for name in first if name not in second),
         only_after=tuple(name for name in second if name not in first),
     )
+
+
+def _losses(before: Profile, after: Profile) -> list[tuple[str, str, str]]:
+    have = ["measured" if profile.loss else "none" for profile in (before, after)]
+    return [("loss", have[0], have[1])] if have[0] != have[1] else []
 
 
 def _layer(name: str, before: LayerProfile, after: LayerProfile) -> LayerChange:

@@ -82,7 +82,7 @@ def test_request_in_a_file(run, tmp_path):
 
 
 def test_precision_and_deduplication_are_recorded(run, theirs):
-    words = ["--autocast", "bfloat16", "--no-deduplicate", *QUICK, "--json"]
+    words = ["--autocast", "bf16", "--no-deduplicate", *QUICK, "--json"]
     ran = run("profile", "--family", "mlp", "--input", "input=2x64", *words)
     assert (ran.code, ran.stderr) == (0, "")
     assert Profile.from_json(ran.stdout).provenance.autocast == "bfloat16"

@@ -3,8 +3,9 @@
 import pytest
 
 from stagewright.core.errors import InvalidInput
-from stagewright.core.profile import Timing
+from stagewright.core.profile import LossProfile, Timing
 from stagewright.core.profile_diff import diff, time_change
+from tests.builders import chain_profile
 from tests.core.affine import affine_profile
 
 
@@ -80,3 +81,17 @@ def test_profiles_without_a_common_layer_are_refused():
     )
     with pytest.raises(InvalidInput, match="no layer of the same name"):
         diff(other, renamed)
+
+
+def test_nothing_before_and_after_is_the_same():
+    profile = chain_profile([1.0, 2.0])
+    found = diff(profile, profile)
+    assert {entry.activations.relative for entry in (*found.layers, found.total)} == {0.0}
+
+
+def test_a_loss_in_one_alone_is_told():
+    profile = chain_profile([1.0, 2.0])
+    second = Timing(median_s=1.0)
+    lossy = profile.model_copy(update={"loss": LossProfile(forward=second, backward=second)})
+    assert ("loss", "none", "measured") in diff(profile, lossy).settings
+    assert not diff(lossy, lossy).settings
