@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Self
 
 from torch import Tensor, fx, nn
@@ -110,6 +111,14 @@ class Segment(nn.Module):
         for name, constant in self._constants.items():
             self._constants[name] = fn(constant)
             _set(self, name, self._constants[name])
+
+
+def constants_of(segment: Segment) -> Mapping[str, Tensor]:
+    """A segment's tensors that are neither parameters nor buffers, by name, to be read only.
+
+    No attribute of the segment, whose public names are those of the model's own modules.
+    """
+    return MappingProxyType(segment._constants)
 
 
 def make_segment(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import keyword
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from math import prod
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ MAX_ELEMENTS = 2**40
 MAX_STATE_ELEMENTS = 2**44
 MAX_WRITTEN = 2**20
 """Elements written down one by one, over all buffers and constants."""
+MAX_RECURRENT_LAYERS = 128
+"""Of one LSTM, GRU or RNN: each is several tensors to make."""
 MAX_SETTING = 2**24
 """The largest number a module's constructor is given: of classes, channels, words."""
 
@@ -137,12 +140,14 @@ def _check_fill(tensor: StateTensor) -> int:
 
 def _check_modules(graph: Graph) -> None:
     names: set[str] = set()
+    holders = Counter(name.rpartition(".")[0] for tensor in graph.state for name in tensor.names)
     for module in graph.modules:
         _check_name(module.name, QUALIFIED_NAME, "the name of a module")
         if module.name in names:
             raise ValueError(f"two modules are called {module.name!r}")
         names.add(module.name)
         _check_settings(module)
+        _check_recurrent_layers(module, holders[module.name])
     for name in names:
         parts = name.split(".")
         outer = next((p for n in range(1, len(parts)) if (p := ".".join(parts[:n])) in names), None)
@@ -168,6 +173,23 @@ def _check_settings(module: LeafModule) -> None:
                 raise ValueError(
                     f"module {module.name!r}: {key} is {item}; at most {MAX_SETTING} is accepted"
                 )
+
+
+def _check_recurrent_layers(module: LeafModule, num_tensors: int) -> None:
+    """Of the modules of `MODULES` these alone make as many tensors as a setting says."""
+    layers = module.settings.get("num_layers", 1)
+    if not isinstance(layers, int):
+        raise ValueError(f"module {module.name!r}: num_layers is {layers!r}, which is no number")
+    if layers > MAX_RECURRENT_LAYERS:
+        raise ValueError(
+            f"module {module.name!r}: num_layers is {layers}; at most {MAX_RECURRENT_LAYERS} is "
+            "accepted"
+        )
+    if "num_layers" in module.settings and num_tensors < 2 * layers:
+        raise ValueError(
+            f"module {module.name!r} has {layers} layers of two tensors at least, but the state "
+            f"lists {num_tensors} tensors of it"
+        )
 
 
 _FACTORS = ("value", "threshold", "alpha", "beta", "min_val", "max_val")

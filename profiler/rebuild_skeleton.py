@@ -9,6 +9,7 @@ import importlib
 import keyword
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,6 +108,7 @@ class _Builder:
         self._model, self._holder = nn.Module(), nn.Module()
         self._graph = fx.Graph()
         self._tensors: dict[str, Tensor] = {}
+        self._below: defaultdict[str, list[str]] = defaultdict(list)
         self._attributes: dict[str, fx.Node] = {}
         self._regions = {region.name: region for region in graph.regions}
         self._nodes: list[tuple[Operation, fx.Node]] = []
@@ -118,6 +120,10 @@ class _Builder:
             tensor = meta_tensor(entry)
             state[id(tensor)] = entry
             self._tensors |= dict.fromkeys(entry.names, tensor)
+        for name in self._tensors:
+            parts = name.split(".")
+            for length in range(1, len(parts)):
+                self._below[".".join(parts[:length])].append(name)
         for leaf in source.modules:
             self._add_leaf(leaf)
         for entry in source.state:
@@ -137,11 +143,7 @@ class _Builder:
         return Skeleton(self._model, self._holder, self._graph, inputs, self._nodes, state)
 
     def _add_leaf(self, leaf: LeafModule) -> None:
-        own = {
-            name.removeprefix(f"{leaf.name}."): name
-            for name in self._tensors
-            if name.startswith(f"{leaf.name}.")
-        }
+        own = {name.removeprefix(f"{leaf.name}."): name for name in self._below[leaf.name]}
         try:
             module = construct(leaf)
         except Exception as error:

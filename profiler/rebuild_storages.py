@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from ..capture.program import storage_key, tensors_of, value_of
+from ..capture.segment import constants_of
 from ..core.profile import SavedStorage
 from .layer_runs import LayerRun
 from .storages import Storage, StorageTable
@@ -112,7 +113,7 @@ def _identity(run: LayerRun, index: int, place: Place) -> object:
         return _storage(node, item)
     if what == "constant":
         assert run.segment is not None
-        return id(list(run.segment._constants.values())[position])
+        return id(list(constants_of(run.segment).values())[position])
     return index, position
 
 

@@ -67,6 +67,8 @@ def test_the_graph_itself_is_read():
 
 OPERATION = ["operations", 1]
 
+LSTM = {"name": "fc", "type": "LSTM"}
+
 REFUSED = [
     ([*OPERATION, "target"], "aten.from_file.default", "not on the list"),
     ([*OPERATION, "target"], "builtins.eval", "not on the list"),
@@ -87,6 +89,9 @@ REFUSED = [
     (["modules", 0, "type"], "os.system", "not one of the modules"),
     (["modules", 0, "settings", "device"], "cuda", "is given 'device'"),
     (["modules", 0, "settings", "in_features"], 2**40, "at most"),
+    (["modules", 0], {**LSTM, "settings": {"num_layers": 129}}, "at most 128"),
+    (["modules", 0], {**LSTM, "settings": {"num_layers": 2}}, "lists 2 tensors"),
+    (["modules", 0], {**LSTM, "settings": {"num_layers": "x"}}, "no number"),
     (["modules", 0, "name"], 'fc"]; evil', "has to match"),
     (["state", 0, "names"], ["fc.weight", "fc.bias"], "two tensors"),
     (["state", 0, "names"], ["fc"], "there is no"),
