@@ -11,12 +11,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx
 
 from ..core.errors import MeasurementError
 from .blame import blamed
 from .layer_runs import LayerRun, Values, backward_pairs
 from .precision import Context
+
+NOTE = "compiled layer by layer; no run of the whole model, compiled likewise, to compare with"
 
 WAY_OUT = (
     "torch.compile needs a C++ compiler for the CPU (g++ or clang++ on PATH, or named by CXX) and "
@@ -71,17 +72,3 @@ def _says_no_compiler(error: BaseException | None) -> bool:
 
 def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0]
-
-
-def chained_call(runs: Sequence[LayerRun], inputs: Sequence[fx.Node]) -> Callable[..., Any]:
-    """The compiled layers one after the other, in one graph: what a single stage would run."""
-
-    def call(*flat: Tensor) -> Any:
-        values: dict[fx.Node | None, Any] = dict(zip(inputs, flat, strict=True))
-        outputs: tuple[Any, ...] = ()
-        for run in runs:
-            outputs = run.function(*[values[node] for node in run.reads])
-            values.update(zip(run.writes, outputs, strict=True))
-        return outputs
-
-    return call

@@ -9,7 +9,9 @@ by a router) is taken for its equals.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Sequence
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -90,7 +92,7 @@ class _Key:
         if node.op == "call_module":
             target: object = self._module(self._program.attribute(str(node.target)))
         else:
-            target = _callable_name(node.target)
+            target = self._callable(node.target)
         return node.op, target, arguments, node in self._differentiable
 
     def _argument(self, value: Any) -> object:
@@ -136,10 +138,9 @@ class _Key:
 
     def _module(self, module: nn.Module) -> tuple[object, ...]:
         """Its type, configuration, mode, hooks, and all of that of its children."""
-        kind = type(module)
         tensors = (*module._parameters.values(), *module._buffers.values())
         return (
-            f"{kind.__module__}.{kind.__qualname__}",
+            self._type(module),
             module.extra_repr(),
             module.training,
             len(module._forward_hooks) + len(module._forward_pre_hooks),
@@ -150,6 +151,27 @@ class _Key:
                 for name, child in module._modules.items()
             ),
         )
+
+    def _type(self, module: nn.Module) -> tuple[object, ...]:
+        """Its name; a factory makes types of one name that do different things."""
+        kind = type(module)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if isinstance(module, fx.GraphModule):  # a type for each
+            return name, module.code
+        return (name,) if _is_importable(kind) else (name, self._plain(kind))
+
+    def _callable(self, target: Any) -> object:
+        """Its name; of a function made by another one also what it holds.
+
+        So the class counts that a custom autograd function applies, and how a module is
+        checkpointed.
+        """
+        name = _callable_name(target)
+        if not isinstance(target, FunctionType) or _is_importable(target):
+            return name
+        cells = tuple(cell.cell_contents for cell in target.__closure__ or ())
+        held = (target.__code__, cells, target.__defaults__, target.__kwdefaults__)
+        return name, self._plain(held)
 
     def _configuration(self, module: nn.Module) -> list[tuple[str, object]]:
         """Attributes its Python may look at: a block that knows its number differs from others."""
@@ -180,3 +202,11 @@ def _callable_name(target: Any) -> str:
         return target
     name = getattr(target, "__qualname__", "")
     return f"{getattr(target, '__module__', '')}.{name}" if name else str(target)
+
+
+def _is_importable(value: type | FunctionType) -> bool:
+    """Whether its name leads to it, and to nothing else."""
+    found: Any = sys.modules.get(value.__module__)
+    for part in value.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is value

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..capture.program import tensors_of
+from ..capture.segment import constants_of
 from ..core.options import ProfilingOptions
 from .blame import blamed
 from .clock import Clock
@@ -59,7 +60,7 @@ def measure_layer(
         rebuilt: The graph it belongs to.
         run: The layer.
         inputs: Makes up what it reads.
-        options: Precision, and whether to compile it.
+        options: Precision, whether to compile it, and whether neighbours keep the device busy.
         budget_s: To spend on repeats beyond the least number.
         generator: Of random weights; its device is where the layer is measured.
 
@@ -68,7 +69,8 @@ def measure_layer(
     """
     device, segment = generator.device, run.segment
     assert segment is not None, "the loss is no layer"
-    context, clock = forward_context(options, device), Clock(device)
+    context = forward_context(options, device)
+    clock = Clock(device, shared=options.busy_neighbours > 0)
     with blamed(run), materialised(segment, rebuilt.state, device, generator):
         trainable: list[Tensor] = [p for p in segment.parameters() if p.requires_grad]
         for parameter in trainable:
@@ -78,7 +80,7 @@ def measure_layer(
         table = LayerTable(segment)
         found = memory_run(live, values, table, device, context)
         given = [values[node] for node in run.reads]
-        kept = table.places(found.kept, given, found.produced, segment._constants.values())
+        kept = table.places(found.kept, given, found.produced, constants_of(segment).values())
         sizes = [tensor.numel() * tensor.element_size() for tensor in tensors_of(found.produced)]
         needs = found.forward_bytes, found.backward_bytes
         del found, given

@@ -16,7 +16,7 @@ from ..core.families import ModelSpec
 from ..core.options import ProfilingOptions
 from ..core.profile import Profile
 from .clock import Clock
-from .compiling import chained_call, compile_layers
+from .compiling import NOTE, compile_layers
 from .cost_classes import cost_classes, members_of
 from .first_run import first_run
 from .layer_runs import layer_runs
@@ -25,7 +25,7 @@ from .measuring import Measuring
 from .measuring import Progress as Progress
 from .neighbours import busy_neighbours
 from .passes import Passes, Samples
-from .precision import Context, forward_context
+from .precision import Context, as_in_training, forward_context
 from .profile_document import Measured, profile_document
 from .provenance import provenance
 from .threads import threads
@@ -46,6 +46,7 @@ def profile(
 ) -> Profile:
     """Measure every layer of a model at micro-batch size, on the device it is on.
 
+    Gradients are on and autocast is as the options say, whatever the caller has around this call.
     Layers are timed inside forward and backward passes over the model, on the values they really
     receive, and gradients accumulate into existing ones, as they do in training. A first run of
     every layer finds what it keeps for its backward; one cold pass does not count. Then passes and
@@ -53,6 +54,7 @@ def profile(
     half a percent or the budget is spent, over the layers whose spread matters most. Of layers
     that cost the same one is measured in each pass, another one every time. The difference between
     the sum of the layers and the whole model is the profile's own error; nothing is rescaled.
+    Layers that are compiled one by one have no whole model to be held against.
 
     The model, its parameters, gradients, buffers, hooks and modes, and the random generators are
     left as they were found, whatever happens.
@@ -67,7 +69,8 @@ def profile(
         progress: Called with layers done, layers in all, and the layer's name.
 
     Raises:
-        InvalidInput: The sample does not fit the model, or the model is on another device.
+        InvalidInput: The sample does not fit the model, the model is on another device, or the
+            caller is in inference mode.
         CaptureError: The model cannot be traced.
         MeasurementError: A layer failed, or ran out of memory; the message names it, and what it
             needed.
@@ -95,15 +98,39 @@ def timed_profile(
     progress: Progress | None = None,
 ) -> TimedProfile:
     """What `profile` does, and what it took; see there."""
-    options = options or ProfilingOptions()
     device = default_device(model)
+    with as_in_training(device):
+        return _timed(
+            model,
+            sample,
+            options or ProfilingOptions(),
+            device,
+            loss_fn=loss_fn,
+            target=target,
+            spec=spec,
+            progress=progress,
+        )
+
+
+def _timed(
+    model: nn.Module,
+    sample: Any,
+    options: ProfilingOptions,
+    device: torch.device,
+    *,
+    loss_fn: LossFunction | None,
+    target: Tensor | None,
+    spec: ModelSpec | None,
+    progress: Progress | None,
+) -> TimedProfile:
     _check_device(device, options.device)
     structure, flat = read_sample(model, sample)
     flat = tuple(tensor.detach().to(device) for tensor in flat)
     training = None if model.training else True
     context = forward_context(options, device)
     with threads(options.num_threads), preserved(model, training=training):
-        captured = traced(model, structure, flat, context)
+        tracing = forward_context(options, device, cached=False)
+        captured = traced(model, structure, flat, context, tracing)
         loss = None if loss_fn is None else Loss(loss_fn, target, device)
         with busy_neighbours(options.busy_neighbours), watched_clocks(device) as clocks:
             found, layers_s = _measure(captured, flat, loss, options, context, progress)
@@ -131,19 +158,19 @@ def _measure(
     make_gradients(runs)
     inputs = dict(zip(captured.program.inputs, flat, strict=True))
     first = first_run(model, runs, inputs, len(classes), context)
-    call = eager_call(captured, loss)
     if options.compile:
         compile_layers(runs, first.values, context)
-        call = chained_call(runs, captured.program.inputs)
     samples = [Samples() for _ in runs]
     for group in groups:
         for index in group:
             samples[index] = samples[group[0]]
     passes = Passes(runs, first.values, clock, context, samples)
+    call = None if options.compile else eager_call(captured, loss)
     whole = WholeModel(call, runs, flat, clock, context)
     measuring = Measuring(passes, whole, groups, samples, [run.name for run in runs], progress)
     measuring.run(options.budget_s, split=not options.compile)
-    found = Measured(captured, runs, first, samples, classes, whole, on_its_own=clock.cuda)
+    notes = (NOTE,) if options.compile else ()
+    found = Measured(captured, runs, first, samples, classes, whole, notes, on_its_own=clock.cuda)
     return found, measuring.layers_s
 
 

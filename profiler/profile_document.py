@@ -29,6 +29,7 @@ class Measured:
 
     Attributes:
         cost_classes: Of the layers.
+        notes: Of the measurement; those of the capture come first.
         on_its_own: Whether the device works while the host issues more, as CUDA does.
     """
 
@@ -38,6 +39,7 @@ class Measured:
     samples: Sequence[Samples]
     cost_classes: Sequence[str]
     whole: WholeModel
+    notes: tuple[str, ...]
     on_its_own: bool
 
 
@@ -72,7 +74,7 @@ def profile_document(found: Measured, spec: ModelSpec | None, provenance: Proven
         reconciliation=reconciliation(found),
         provenance=provenance,
         fixed_mode=graph.fixed_mode,
-        notes=graph.notes,
+        notes=(*graph.notes, *found.notes),
     )
 
 
@@ -98,15 +100,17 @@ def _if_measured(samples_s: list[float]) -> Timing | None:
     return timing(samples_s) if samples_s else None
 
 
-def reconciliation(found: Measured) -> Reconciliation:
-    """The sum of the layers against the whole model.
+def reconciliation(found: Measured) -> Reconciliation | None:
+    """The sum of the layers against the whole model, if that was run.
 
     Of a device that works on its own what takes longer counts, its work or the issuing of it.
     """
+    whole = found.whole
+    if not whole.forward_s:
+        return None
     total_s = _total_s([layer.device_s for layer in found.samples])
     if found.on_its_own:
         total_s = max(total_s, _total_s([layer.dispatch_s for layer in found.samples]))
-    whole = found.whole
     forward, backward = timing(whole.forward_s), timing(whole.backward_s)
     whole_s = forward.median_s + backward.median_s
     return Reconciliation(

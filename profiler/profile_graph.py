@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import fx
 
-from ..capture.program import tensors_of, value_of
+from ..capture.program import value_of
 from ..capture.state import random_state_kept
 from ..core.errors import MeasurementError
 from ..core.graph import Graph
@@ -23,9 +24,11 @@ from .host_memory import free_memory_bytes
 from .layer_at_hand import MeasuredLayer, measure_layer
 from .layer_runs import LayerRun, layer_runs
 from .neighbours import busy_neighbours
+from .precision import as_in_training
 from .provenance import provenance
 from .rebuild_captured import Rebuilt, rebuild_captured
-from .rebuild_inputs import BoundaryValues
+from .rebuild_inputs import MAX_HELD_BYTES, BoundaryValues
+from .rebuild_needs import fixed_bytes, least_bytes
 from .rebuild_storages import kept_bytes, sharing, storage_table
 from .threads import threads
 from .throttling import watched_clocks
@@ -63,24 +66,27 @@ def profile_graph(
         progress: Called with layers done, layers in all, and the layer's name.
 
     Raises:
-        InvalidInput: The graph cannot be rebuilt, or contradicts itself.
+        InvalidInput: The graph cannot be rebuilt, or contradicts itself, or the caller is in
+            inference mode.
         MeasurementError: A layer failed, or does not fit in memory; the message names it, and what
             it needs.
     """
     options = options or ProfilingOptions()
     device = torch.device(check_device(options.device or "cpu"))
-    with threads(options.num_threads), random_state_kept():
+    with as_in_training(device), threads(options.num_threads), random_state_kept():
         torch.manual_seed(seed)
         rebuilt = rebuild_captured(graph, device)
         runs = layer_runs(rebuilt.captured)
         classes = cost_classes(rebuilt.captured, runs)
         generator = torch.Generator(device).manual_seed(seed)
-        inputs = BoundaryValues(rebuilt, runs, device, generator)
         groups = _groups(classes, runs, deduplicate=options.deduplicate)
+        chosen = [runs[members[len(members) // 2]] for members in groups]
+        held = rebuilt.captured.program.inputs
+        left_bytes = min(_check_fits(run, device, held) for run in chosen)
+        inputs = BoundaryValues(rebuilt, runs, device, generator, left_bytes)
         found: list[MeasuredLayer | None] = [None] * len(runs)
         with busy_neighbours(options.busy_neighbours), watched_clocks(device) as clocks:
-            for done, members in enumerate(groups):
-                run = runs[members[len(members) // 2]]
+            for done, (run, members) in enumerate(zip(chosen, groups, strict=True)):
                 if progress is not None:
                     progress(done, len(groups), run.name)
                 _check_fits(run, device)
@@ -114,29 +120,32 @@ def _groups(
     return members_of([f"{name} {sharing(run)}" for name, run in zip(classes, runs, strict=True)])
 
 
-def _check_fits(run: LayerRun, device: torch.device) -> None:
-    """Refuse a layer that cannot fit, before the system ends the process over it."""
+def _check_fits(run: LayerRun, device: torch.device, held: Sequence[fx.Node] = ()) -> int:
+    """Refuse a layer that cannot fit, before the system ends the process over it.
+
+    Args:
+        run: The layer.
+        device: Where it is to be measured.
+        held: Values that have yet to be made and are there beside it.
+
+    Returns:
+        Bytes that are left for others.
+    """
     if device.type == "cuda":
         available: int | None = torch.cuda.mem_get_info(device)[0]
     else:
         available = free_memory_bytes()
-    if available is not None and _least_bytes(run) > available:
+    if available is None:
+        return MAX_HELD_BYTES
+    least = least_bytes(run, held)
+    if least > available:
         raise MeasurementError(
-            f"{run.name} does not fit: {need(run)}, and {format_bytes(available)} are free on "
+            f"{run.name} does not fit: {need(run)}, buffers and constants "
+            f"{format_bytes(fixed_bytes(run))}, with all inputs of the model "
+            f"{format_bytes(least)}, and {format_bytes(available)} are free on "
             f"{device}; use a smaller micro-batch, or a device with more memory"
         )
-
-
-def _least_bytes(run: LayerRun) -> int:
-    """Of its inputs, outputs, parameters and their gradients."""
-    values = [
-        tensor
-        for node in (*run.reads, *run.writes)
-        if node is not None
-        for tensor in tensors_of(value_of(node))
-    ]
-    tensors = [*values, *run.parameters]
-    return run.parameter_bytes + sum(t.numel() * t.element_size() for t in tensors)
+    return available - least
 
 
 def _document(found: _Found) -> Profile:

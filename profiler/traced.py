@@ -20,15 +20,22 @@ from .precision import Context
 
 
 def traced(
-    model: nn.Module, structure: CallStructure, flat: Sequence[Tensor], context: Context
+    model: nn.Module,
+    structure: CallStructure,
+    flat: Sequence[Tensor],
+    context: Context,
+    tracing: Context,
 ) -> Captured:
     """`capture.capture.trace`, which runs the whole model to check what it traced.
+
+    In the precision it is measured in, on which its types depend and its Python may branch.
 
     Args:
         model: The model.
         structure: How it is called.
         flat: With what.
         context: Around the forward of each layer, where memory runs out.
+        tracing: Around the capture: the same precision.
 
     Raises:
         InvalidInput: The sample does not fit the model.
@@ -36,12 +43,13 @@ def traced(
         MeasurementError: Memory ran out; the message names the layer and what it needs.
     """
     try:
-        return trace(model, structure.as_sample(flat))
+        with tracing():
+            return trace(model, structure.as_sample(flat))
     except StagewrightError as error:
         if not is_out_of_memory(error):
             raise
         failed = error
-    _name_the_layer(model, structure, flat, context, failed)
+    _name_the_layer(model, structure, flat, context, tracing, failed)
 
 
 def _name_the_layer(
@@ -49,6 +57,7 @@ def _name_the_layer(
     structure: CallStructure,
     flat: Sequence[Tensor],
     context: Context,
+    tracing: Context,
     error: StagewrightError,
 ) -> NoReturn:
     """Run layer by layer what did not fit as a whole.
@@ -57,7 +66,8 @@ def _name_the_layer(
         MeasurementError: Always.
     """
     try:
-        captured = trace(model, structure.as_sample(flat), check=False)
+        with tracing():
+            captured = trace(model, structure.as_sample(flat), check=False)
     except StagewrightError as refused:
         where = (refused.module if isinstance(refused, CaptureError) else None) or "the whole model"
         raise MeasurementError(

@@ -22,6 +22,7 @@ class WholeModel:
 
     Args:
         call: The model on fresh copies of its inputs, then the loss; its output, nested or not.
+            `None` if there is nothing to hold the layers against; then nothing is run.
         runs: Its layers, to say in an error what they need.
         inputs: Flat; copied for every run, which may change them in place.
         clock: Of the device.
@@ -30,7 +31,7 @@ class WholeModel:
 
     def __init__(
         self,
-        call: Callable[..., Any],
+        call: Callable[..., Any] | None,
         runs: Sequence[LayerRun],
         inputs: Sequence[Tensor],
         clock: Clock,
@@ -43,6 +44,8 @@ class WholeModel:
 
     def run(self) -> None:
         """Once, forwards and backwards."""
+        if self._call is None:
+            return
         with blamed(*self._runs):
             inputs = [tensor.clone() for tensor in self._inputs]
             self._clock.settle()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from stagewright.capture.capture import trace
 from stagewright.core.options import ProfilingOptions
@@ -174,6 +175,66 @@ def test_opaque_layers_share_a_class_only_if_configured_alike():
 def hooked(module):
     module.register_forward_hook(lambda *_: None)
     return module
+
+
+def turning(turns):
+    """A module whose type, of the same name each time, counts for itself."""
+
+    class Turning(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            for _ in range(turns):
+                x = self.linear(x)
+            return x if x.sum() > -1e9 else -x
+
+    return Turning
+
+
+def sine(turns):
+    """A function likewise."""
+
+    class Sine(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            for _ in range(turns):
+                x = x.sin()
+            return x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    return Sine
+
+
+def test_what_a_factory_made_is_alike_only_if_it_is_the_same():
+    once, often = turning(1), turning(50)
+    found = of_children(nn.Linear(8, 8), once(), often(), once())
+    assert found[1] == found[3] != found[2]
+    once, often = sine(1), sine(50)
+    blocks = [Block(function=chosen.apply) for chosen in (once, once, often, once)]
+    found = classes_of(Blocks(*blocks), torch.randn(2, 8))
+    assert found[1] == found[3] != found[2]
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.inner, self.options = Opaque(), options
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, **self.options) + 1
+
+
+def test_options_of_checkpointing_make_a_difference():
+    kept = {"use_reentrant": False, "preserve_rng_state": True}
+    other = {"use_reentrant": False, "preserve_rng_state": False}
+    model = Blocks(*(Checkpointed(**options) for options in (kept, kept, other, kept)))
+    found = classes_of(model, torch.randn(2, 8))
+    assert found[1] == found[3] != found[2]
 
 
 def test_dropout_of_another_rate_and_layers_in_other_modes_differ():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from stagewright.capture.program import storage_key
 from stagewright.core.errors import MeasurementError
 from stagewright.core.options import ProfilingOptions
 from stagewright.profiler.profile import profile
@@ -41,6 +42,59 @@ def test_layers_run_under_autocast(name):
     assert not torch.is_autocast_enabled("cpu")
 
 
+class Cast(nn.Module):
+    """Goes back to the type it had, and does more work if there is autocast."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        hidden = (hidden.float() * 2).to(hidden.dtype)
+        if torch.is_autocast_enabled("cpu"):
+            hidden = hidden.sin().sin()
+        return self.second(hidden)
+
+
+@pytest.mark.parametrize("build", [Cast, lambda: nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))])
+def test_what_is_described_is_the_model_under_autocast(build):
+    """Captured without autocast it would have single precision at its cuts, and no branch."""
+    model = build()
+    options = ProfilingOptions(budget_s=0.001, num_threads=1, autocast="bfloat16")
+    found = profile(model, SAMPLE, options=options)
+    (boundary,) = found.boundaries
+    assert [tensor.dtype for tensor in boundary.tensors] == ["bfloat16"]
+    assert boundary.forward_bytes == found.layers[0].output_bytes == 2 * 3 * 8
+    assert [edge.tensor.dtype for edge in found.edges] == ["float32", "bfloat16"]
+    kept = {}
+
+    def pack(tensor):
+        if storage_key(tensor) not in resident:
+            kept[storage_key(tensor)] = tensor
+        return tensor
+
+    resident = {storage_key(tensor) for tensor in (*model.parameters(), SAMPLE)}
+    saved = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with torch.autocast("cpu", dtype=torch.bfloat16), saved:
+        model(SAMPLE)
+    total = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    assert sum(entry.size_bytes for entry in found.storages) == total
+
+
+@pytest.mark.parametrize("name", [None, "bfloat16"])
+def test_autocast_around_the_call_changes_nothing(name):
+    model = Cast()
+    options = ProfilingOptions(budget_s=0.001, num_threads=1, autocast=name)
+    alone = profile(model, SAMPLE, options=options)
+    with torch.autocast("cpu", dtype=torch.float16):
+        inside = profile(model, SAMPLE, options=options)
+        assert torch.get_autocast_dtype("cpu") == torch.float16
+        assert torch.is_autocast_enabled("cpu")
+    assert inside.storages == alone.storages
+    assert inside.boundaries == alone.boundaries
+
+
 class Compiled:
     """Stands in for ``torch.compile``: counts what is compiled, and runs of it."""
 
@@ -72,8 +126,10 @@ def test_every_layer_is_compiled_before_it_is_timed(monkeypatch):
     )
     assert compiler.compiled == 3
     repeats = sum(layer.forward.repeats for layer in found.layers)
-    whole = found.reconciliation.whole_forward.repeats
-    assert compiler.ran == 3 + 3 + repeats + 3 * whole  # compiling, a cold pass, passes, whole
+    assert compiler.ran == 3 + 3 + repeats  # compiling, a cold pass, passes
+    # The same compiled layers run in a row would be compared with themselves.
+    assert found.reconciliation is None
+    assert any("no run of the whole model" in note for note in found.notes)
     assert found.provenance.compiled
     assert all(layer.backward_input is None for layer in found.layers)
     assert snapshot(model) == before

@@ -122,6 +122,20 @@ def test_a_model_elsewhere_is_refused():
         )
 
 
+def test_gradients_are_on_whatever_the_caller_has():
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8))
+    with torch.no_grad():
+        found = profile(model, torch.randn(16, 32), options=QUICK)
+        assert not torch.is_grad_enabled()
+    assert found.storages
+    assert found.layers[1].saved_activation_bytes == 4 * 16 * 64
+
+
+def test_inference_mode_is_refused():
+    with torch.inference_mode(), pytest.raises(InvalidInput, match="in inference mode"):
+        profile(nn.Sequential(nn.Linear(4, 4)), torch.randn(2, 4), options=QUICK)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["mlp", "resnet", "unet", "gpt2"])
 def test_cuda_takes_the_same_path(name):

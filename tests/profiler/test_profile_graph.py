@@ -13,7 +13,9 @@ from stagewright.capture.program import storage_key, tensors_of
 from stagewright.core.errors import InvalidInput, MeasurementError
 from stagewright.core.graph import Graph
 from stagewright.core.options import ProfilingOptions
+from stagewright.profiler import layer_at_hand
 from stagewright.profiler import profile_graph as module
+from stagewright.profiler.clock import Clock
 from stagewright.profiler.profile import profile
 from stagewright.profiler.profile_graph import profile_graph
 from stagewright.profiler.storages import Storage
@@ -119,6 +121,29 @@ def test_under_autocast():
     graph = trace(nn.Sequential(nn.Linear(8, 8)), torch.randn(2, 8), check=False).graph
     found = profile_graph(graph, options=QUICK.model_copy(update={"autocast": "bfloat16"}))
     assert found.provenance.autocast == "bfloat16"
+
+
+def test_gradients_are_on_whatever_the_caller_has():
+    graph = trace(nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(2, 8), check=False).graph
+    with torch.no_grad():
+        assert profile_graph(graph, options=QUICK).storages
+    with torch.inference_mode(), pytest.raises(InvalidInput, match="inference mode"):
+        profile_graph(graph, options=QUICK)
+
+
+def test_the_clock_knows_of_busy_neighbours(monkeypatch):
+    made = []
+
+    class Told(Clock):
+        def __init__(self, device, *, shared=False):
+            made.append(shared)
+            super().__init__(device, shared=shared)
+
+    monkeypatch.setattr(layer_at_hand, "Clock", Told)
+    graph = trace(nn.Sequential(nn.Linear(8, 8)), torch.randn(2, 8), check=False).graph
+    profile_graph(graph, options=QUICK)
+    profile_graph(graph, options=QUICK.model_copy(update={"busy_neighbours": 1}))
+    assert made == [False, True]
 
 
 def changed(graph, **fields):
