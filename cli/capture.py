@@ -27,7 +27,11 @@ def command(
         Option(help="package.module:function that returns the inputs of one micro-batch."),
     ] = None,
     family: Annotated[
-        str | None, Option(help="Build the model by name instead: mlp, resnet, unet or gpt2.")
+        str | None,
+        Option(
+            help="Build the model by name instead: mlp, resnet, unet, gpt2, llama, qwen2, mixtral, "
+            "bert, t5 or vit."
+        ),
     ] = None,
     config: Annotated[str | None, Option(help="The family's configuration, as JSON.")] = None,
     inputs: Annotated[

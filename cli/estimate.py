@@ -32,7 +32,10 @@ def command(
     ] = None,
     precision: Annotated[
         str | None,
-        Option(help="fp32, tf32, bf16 or fp16, of weights too; bf16 if not given, on a CPU fp32."),
+        Option(
+            help="fp32, tf32, bf16 or fp16, of weights too. If not given bf16, on a GPU without "
+            "it fp16, on a CPU fp32."
+        ),
     ] = None,
     threads: Annotated[
         int | None, Option(help="CPU cores at work, with --device CPU; all if not given.")

@@ -7,6 +7,7 @@ of links are one direction; data sheets print both directions together.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Literal
 
@@ -57,7 +58,7 @@ def _gpu(
     full_name: str,
     pattern: str,
     *,
-    tera: tuple[float, float, float],
+    tera: tuple[float, float, float] | tuple[float, float, float | None, float],
     memory_gb: int,
     gb_per_s: float,
     link: str,
@@ -66,15 +67,24 @@ def _gpu(
     aliases: tuple[str, ...] = (),
     backend: Backend = "cuda",
 ) -> Accelerator:
-    """A GPU; ``tera`` is TFLOP/s of float32, tf32 and the 16-bit types."""
-    single, tf32, half = (value * 1e12 for value in tera)
+    """A GPU; ``tera`` is TFLOP/s of float32, tf32 and the 16-bit types.
+
+    Where those differ, it is bfloat16's (`None` for a device without) before float16's.
+    """
+    precisions: tuple[Precision, ...] = ("float32", "tf32", "bfloat16", "float16")
+    rates = tera if len(tera) == 4 else (*tera, tera[-1])
+    flops_per_s = {
+        precision: value * 1e12
+        for precision, value in zip(precisions, rates, strict=True)
+        if value is not None
+    }
     return Accelerator(
         name=name,
         full_name=full_name,
         backend=backend,
         pattern=pattern,
         aliases=aliases,
-        flops_per_s={"float32": single, "tf32": tf32, "bfloat16": half, "float16": half},
+        flops_per_s=flops_per_s,
         memory_bytes=memory_gb * 10**9,
         bandwidth_bytes_per_s=gb_per_s * 1e9,
         link=link,
@@ -144,9 +154,10 @@ CATALOGUE: tuple[Accelerator, ...] = (
     ),
     _gpu(
         "V100", "NVIDIA V100 SXM2 16 GB", r"v100", aliases=("v100-16gb",),
-        tera=(15.7, 15.7, 125), memory_gb=16, gb_per_s=900,
+        tera=(15.7, 15.7, None, 125), memory_gb=16, gb_per_s=900,
         link="NVLink 2", link_gb_per_s=150,
-        source="NVIDIA V100 Tensor Core GPU data sheet, January 2020; no tf32 or bfloat16 products",
+        source="NVIDIA V100 Tensor Core GPU data sheet, January 2020; "
+        "no tf32 or bfloat16 products, 125 TFLOP/s in float16",
     ),
     _gpu(
         "MI300X", "AMD Instinct MI300X", r"mi300x", backend="rocm",
@@ -194,6 +205,28 @@ def accelerator(name: str) -> Accelerator:
         + f" It has {', '.join(names)}",
         field="/device",
     )
+
+
+def default_precision(devices: Sequence[Accelerator]) -> Precision:
+    """bfloat16 where every GPU among them has it, else float16; float32 if the first is a CPU."""
+    if devices[0].backend == "cpu":
+        return "float32"
+    gpus = [entry for entry in devices if entry.backend != "cpu"]
+    return "bfloat16" if all("bfloat16" in entry.flops_per_s for entry in gpus) else "float16"
+
+
+def check_precision(device: Accelerator, precision: Precision) -> None:
+    """Insist that a GPU has products of that precision; CPUs fall back to float32's.
+
+    Raises:
+        InvalidInput: It has none; the message says which it has.
+    """
+    if device.backend != "cpu" and precision not in device.flops_per_s:
+        raise InvalidInput(
+            f"{device.full_name} has no {precision} products; it has "
+            f"{', '.join(device.flops_per_s)}",
+            field="/precision",
+        )
 
 
 def by_driver_name(device_name: str) -> Accelerator | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from ..capture.sample import CallStructure
-from ..core.accelerators import Accelerator, Precision, accelerator, by_driver_name
+from ..core.accelerators import (
+    Accelerator,
+    Precision,
+    accelerator,
+    by_driver_name,
+    check_precision,
+    default_precision,
+)
 from ..core.default_samples import default_sample
 from ..core.errors import InvalidInput
 from ..core.families import ModelSpec
@@ -21,19 +27,16 @@ from ..core.graph import Layer
 from ..core.profile import LayerProfile, LossProfile, Profile, Provenance, Timing
 from ..core.sample import Sample
 from .estimate_calibration import Observation, calibrated, observation
+from .estimate_copy import META, on_meta, without_values
 from .estimate_errors import error_band, error_note
+from .estimate_settings import TENSORS, check_settings, floating_dtype
 from .estimate_times import CostTable, Rates, default_rates
 from .estimate_work import LayerWork, ModelWork, model_work
 from .families import build_loss, build_model
 from .loss import LossFunction
 
-META = torch.device("meta")
-
 DTYPES: dict[Precision, torch.dtype] = {
-    "float32": torch.float32,
-    "tf32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
+    precision: getattr(torch, name) for precision, name in TENSORS.items()
 }
 
 
@@ -60,16 +63,18 @@ class Target:
 def target(
     device: str | Accelerator, precision: Precision | None = None, num_threads: int | None = None
 ) -> Target:
-    """What an estimate is for, with defaults: bfloat16 on GPUs, float32 and all cores on a CPU.
+    """What an estimate is for, with defaults: 16 bits on GPUs, float32 and all cores on a CPU.
 
     Raises:
-        InvalidInput: The catalogue has no such device.
+        InvalidInput: The catalogue has no such device, or the device no such precision.
     """
     found = accelerator(device) if isinstance(device, str) else device
     is_cpu = found.backend == "cpu"
+    if precision is not None:
+        check_precision(found, precision)
     return Target(
         found,
-        precision or ("float32" if is_cpu else "bfloat16"),
+        precision or default_precision([found]),
         (num_threads or os.cpu_count() or 1) if is_cpu else 1,
     )
 
@@ -94,7 +99,8 @@ def estimate(
         model: Any module `capture.capture.trace` accepts.
         sample: One micro-batch: a tensor, a tuple (positional) or a dict (keywords).
         device: A name from the catalogue, such as ``H100``.
-        precision: Of parameters, activations and products; bfloat16 on GPUs if not given.
+        precision: Of parameters, activations and products; bfloat16 on GPUs that have it,
+            float16 on others, if not given.
         num_threads: CPU cores, if the device is the CPU; all of this machine's if not given.
         loss_fn: ``loss_fn(output, target)``; if given, its cost is charged to the last stage.
         target_tensor: What the loss is taken against.
@@ -108,12 +114,12 @@ def estimate(
     wanted = target(device, precision, num_threads)
     dtype = DTYPES[wanted.precision]
     work = model_work(
-        _without_values(model).to(dtype),
-        _on_meta(sample, dtype),
+        without_values(model, dtype),
+        on_meta(sample, dtype),
         backend=wanted.device.backend,
         winograd=wanted.winograd,
         loss_fn=loss_fn,
-        target=None if target_tensor is None else _on_meta(target_tensor, dtype),
+        target=None if target_tensor is None else on_meta(target_tensor, dtype),
     )
     return document(work, wanted, rates_for(wanted, calibrate_by), spec, calibrate_by)
 
@@ -162,7 +168,7 @@ def spec_work(spec: ModelSpec, sample: Sample, wanted: Target) -> ModelWork:
         goal = torch.empty(sample.target.shape, dtype=kind, device=META)
     return model_work(
         model,
-        _on_meta(inputs, dtype),
+        on_meta(inputs, dtype),
         backend=wanted.device.backend,
         winograd=wanted.winograd,
         loss_fn=None if goal is None else build_loss(spec),
@@ -174,8 +180,8 @@ def rates_for(wanted: Target, profiles: Sequence[Profile]) -> Rates:
     """The device's usual rates, calibrated by measured profiles where there are any.
 
     Raises:
-        InvalidInput: A profile was not measured, is of another kind of device, or of a model that
-            is not of a family and so cannot be built again.
+        InvalidInput: A profile was not measured, is of another kind of device or with other
+            settings, or of a model that is not of a family and so cannot be built again.
     """
     start = default_rates(wanted.device, wanted.precision, wanted.num_threads)
     if not profiles:
@@ -205,6 +211,8 @@ def _observed(profile: Profile, wanted: Target) -> Observation:
             "calibrate by profiles made with --family",
             field="/calibrate_by",
         )
+    is_cpu = wanted.device.backend == "cpu"
+    check_settings(profile, wanted.precision, wanted.num_threads if is_cpu else None)
     return observation(profile_work(profile, wanted), profile)
 
 
@@ -218,8 +226,8 @@ def profile_work(profile: Profile, wanted: Target) -> ModelWork:
     assert profile.spec is not None
     with META:
         model = build_model(profile.spec)
-        floating = [spec.dtype for spec in profile.inputs if spec.dtype.startswith(("f", "b"))]
-        model = model.to(getattr(torch, floating[0])) if floating else model
+        floating = floating_dtype(profile)
+        model = model.to(getattr(torch, floating)) if floating else model
     flat = [
         torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=META)
         for spec in profile.inputs
@@ -323,26 +331,3 @@ def _layer(
         output_bytes=part.output_bytes,
         workspace_bytes=part.workspace_bytes,
     )
-
-
-def _without_values(model: nn.Module) -> nn.Module:
-    """A copy on the meta device, tied parameters still tied; nothing is allocated."""
-    memo: dict[int, Any] = {}
-    for parameter in model.parameters():
-        moved = parameter.detach().to(META)
-        memo[id(parameter)] = nn.Parameter(moved, requires_grad=parameter.requires_grad)
-    for buffer in model.buffers():
-        memo[id(buffer)] = buffer.detach().to(META)
-    return copy.deepcopy(model, memo)
-
-
-def _on_meta(value: Any, dtype: torch.dtype) -> Any:
-    """The same structure of tensors on the meta device, floating ones in that type."""
-    if isinstance(value, Tensor):
-        kind = dtype if value.is_floating_point() else value.dtype
-        return torch.empty(value.shape, dtype=kind, device=META)
-    if isinstance(value, dict):
-        return {name: _on_meta(item, dtype) for name, item in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(_on_meta(item, dtype) for item in value)
-    return value

@@ -11,6 +11,7 @@ from ..core.accelerators import (
     Precision,
     accelerator,
     by_driver_name,
+    default_precision,
     with_memory,
 )
 from ..core.cluster import Cluster, Device
@@ -19,6 +20,7 @@ from ..core.families import ModelSpec
 from ..core.profile import Profile
 from ..core.sample import Sample
 from .estimate import Target, document, rates_for, spec_work, target
+from .estimate_work import ModelWork
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,11 @@ def estimate_for_cluster(
         cluster: Its devices' kinds are names of the catalogue, names drivers report, or tell
             nothing; then a device with that memory is taken.
         kind: Take all devices for this one of the catalogue instead.
-        precision: See `estimate.estimate`.
+        precision: Of all devices; if not given, what GPUs of every kind have.
         calibrate_by: Measured profiles on the first kind of device.
 
     Raises:
-        InvalidInput: A kind is not in the catalogue.
+        InvalidInput: A kind is not in the catalogue, or lacks the precision.
     """
     taken: dict[str, Accelerator] = {}
     guessed: dict[str, tuple[Accelerator, ...]] = {}
@@ -75,15 +77,14 @@ def estimate_for_cluster(
                 found = guessed[device.kind][0]
             taken[device.kind] = found
     first = taken[cluster.devices[0].kind]
-    wanted = target(first, precision, 1)
+    precision = precision or default_precision(list(taken.values()))
+    targets = {name: target(found, precision, 1) for name, found in taken.items()}
+    wanted = targets[cluster.devices[0].kind]
     work = spec_work(spec, sample, wanted)
     profile = document(work, wanted, rates_for(wanted, calibrate_by), spec, calibrate_by)
     speeds = {
-        name: _total_s(profile) / _total_s(document(work, other, rates_for(other, ())))
-        if other.device is not first
-        else 1.0
-        for name, found in taken.items()
-        for other in [Target(found, wanted.precision, 1)]
+        name: 1.0 if other.device is first else _usual_s(work, wanted) / _usual_s(work, other)
+        for name, other in targets.items()
     }
     devices = tuple(
         device.model_copy(update={"speed": device.speed * speeds[device.kind]})
@@ -111,5 +112,7 @@ def _by_memory(device: Device) -> tuple[Accelerator, ...]:
     return near
 
 
-def _total_s(profile: Profile) -> float:
+def _usual_s(work: ModelWork, wanted: Target) -> float:
+    """Time of a step of all layers, not calibrated: profiles there are of one kind at most."""
+    profile = document(work, wanted, rates_for(wanted, ()))
     return sum(entry.forward.median_s + entry.backward.median_s for entry in profile.layers)

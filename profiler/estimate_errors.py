@@ -39,6 +39,13 @@ GPU_CALIBRATED = MeasuredError(
 # end of what is written
 
 
+_UNMEASURED: dict[Backend, str] = {
+    "cpu": "",
+    "cuda": "; no other GPU was measured",
+    "rocm": "; no other GPU was measured, and none of AMD's",
+}
+
+
 def measured_error(backend: Backend, is_calibrated: bool) -> MeasuredError:
     """What is known of estimates for that kind of device."""
     if backend == "cpu":
@@ -55,5 +62,5 @@ def error_note(backend: Backend, is_calibrated: bool) -> str:
     """The same in words, with where it was measured."""
     found = measured_error(backend, is_calibrated)
     left_out = ", each estimated without its own profile" if is_calibrated else ""
-    newer = "" if backend == "cpu" else "; no other GPU was measured"
-    return f"step times were up to {found.largest:.0%} off on {found.where}{left_out}{newer}"
+    unmeasured = _UNMEASURED[backend]
+    return f"step times were up to {found.largest:.0%} off on {found.where}{left_out}{unmeasured}"

@@ -73,6 +73,7 @@ class ModelWork:
         return self.layers if self.loss is None else (*self.layers, self.loss)
 
 
+@torch.enable_grad()
 def model_work(
     model: nn.Module,
     sample: Any,
@@ -85,7 +86,8 @@ def model_work(
     """Capture a model on the meta device and find what its layers do.
 
     Args:
-        model: All its parameters and buffers on the meta device; gradients are put on it.
+        model: All its parameters and buffers on the meta device; gradients are put on it, and if
+            it is in evaluation mode, it is put in training mode.
         sample: One micro-batch, likewise.
         backend: Whose kernels the operations are.
         winograd: See `flops.cost_of`.
@@ -96,7 +98,8 @@ def model_work(
         CaptureError: The model cannot be traced.
         InvalidInput: The sample does not fit, or there is a loss without a target.
     """
-    model.train()
+    if not model.training:
+        model.train()  # as `profile` does; a frozen part of a model in training stays frozen
     structure, flat = read_sample(model, sample)
     loss = None if loss_fn is None else Loss(loss_fn, target, torch.device("meta"))
     captured = trace(model, structure.as_sample(flat), check=False)

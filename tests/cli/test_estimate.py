@@ -1,7 +1,11 @@
 """`estimate`, and `plan` of models by their names."""
 
+from typing import get_args, get_type_hints
+
 import pytest
 
+from stagewright.cli import capture, estimate
+from stagewright.core.families import ModelSpec
 from stagewright.core.plan import Plan
 from stagewright.core.profile import Profile
 
@@ -113,6 +117,24 @@ def test_options_of_an_estimate_are_refused_with_a_profile(run, profile_file):
     ran = run("plan", profile_file, "-d", "2x1GiB", "--precision", "bf16")
     assert ran.code == 2
     assert "--precision is for a model's name" in ran.stderr
+
+
+@pytest.mark.parametrize("command", [estimate.command, capture.command])
+def test_help_lists_every_family(command):
+    """``capture`` listed four of ten."""
+    entries = get_type_hints(command, include_extras=True).values()
+    texts = [str(one.help) for entry in entries for one in getattr(entry, "__metadata__", ())]
+    specs = get_args(get_args(ModelSpec)[0])
+    names = [get_args(spec.model_fields["family"].annotation)[0] for spec in specs]
+    assert f"{', '.join(names[:-1])} or {names[-1]}." in [
+        text.rpartition(": ")[2] for text in texts
+    ]
+
+
+def test_a_gpu_without_bfloat16_is_a_usage_error(run):
+    ran = run("estimate", "mlp", "--config", "{}", "-d", "V100", "--precision", "bf16")
+    assert ran.code == 2
+    assert "has no bfloat16 products; it has float32, tf32, float16" in ran.stderr
 
 
 def test_without_transformers_the_extra_is_named(run, monkeypatch):

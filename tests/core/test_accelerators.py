@@ -2,7 +2,14 @@
 
 import pytest
 
-from stagewright.core.accelerators import CATALOGUE, accelerator, by_driver_name, with_memory
+from stagewright.core.accelerators import (
+    CATALOGUE,
+    accelerator,
+    by_driver_name,
+    check_precision,
+    default_precision,
+    with_memory,
+)
 from stagewright.core.errors import InvalidInput
 
 
@@ -17,7 +24,8 @@ def test_figures_are_ordered_as_hardware_is(entry):
     """Sparse rates, or both directions of a link, taken by mistake would break one of these."""
     rates = entry.flops_per_s
     if entry.backend != "cpu":
-        assert rates["float32"] <= rates["tf32"] <= rates["bfloat16"] == rates["float16"]
+        assert rates["float32"] <= rates["tf32"] <= rates["float16"]
+        assert rates.get("bfloat16", rates["float16"]) == rates["float16"]
     assert entry.link_bandwidth_bytes_per_s < entry.bandwidth_bytes_per_s
     assert len(entry.source) > 20
 
@@ -27,6 +35,18 @@ def test_dense_rates_of_data_sheets():
     assert accelerator("h100").flops_per_s["bfloat16"] == 989.5e12  # the sheet prints 1,979 sparse
     assert accelerator("L4").flops_per_s["bfloat16"] == 121e12  # 242 sparse
     assert accelerator("MI300X").memory_bytes == 192 * 10**9
+
+
+def test_a_device_without_bfloat16_takes_float16_and_says_so():
+    """A V100 was once estimated at its float16 rate in bfloat16, which it does not have."""
+    v100, a100, cpu = accelerator("V100"), accelerator("A100"), accelerator("CPU")
+    assert v100.flops_per_s["float16"] == 125e12
+    assert default_precision([v100]) == default_precision([a100, v100]) == "float16"
+    assert default_precision([a100, cpu]) == "bfloat16"
+    assert default_precision([cpu, a100]) == "float32"
+    with pytest.raises(InvalidInput, match="V100 SXM2 16 GB has no bfloat16 products; it has"):
+        check_precision(v100, "bfloat16")
+    check_precision(cpu, "bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from stagewright.core.families import (
 )
 from stagewright.core.plan import PlanOptions
 from stagewright.core.profile import Profile
+from stagewright.core.tensors import TensorSpec
 from stagewright.planner.plan import plan
 from stagewright.profiler.estimate import (
     document,
@@ -32,6 +33,7 @@ from stagewright.profiler.estimate import (
 )
 from stagewright.profiler.estimate_calibration import Observation, calibrated, observation
 from stagewright.profiler.estimate_cluster import estimate_for_cluster
+from stagewright.profiler.estimate_settings import floating_dtype
 from stagewright.profiler.estimate_times import CostTable, default_rates
 from stagewright.profiler.flops import Cost
 
@@ -143,6 +145,116 @@ def test_profiles_that_cannot_calibrate_are_refused(change, said):
         estimate_spec(MLP, device="CPU", calibrate_by=[wrong])
     with pytest.raises(InvalidInput, match="no model of a family"):
         estimate_spec(MLP, device="CPU", calibrate_by=[measured.model_copy(update={"spec": None})])
+
+
+def changed(profile, **provenance):
+    found = profile.provenance.model_copy(update=provenance)
+    return profile.model_copy(update={"provenance": found})
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted", "said"),
+    [
+        ({"num_threads": 1}, {"num_threads": 16}, "with 1 threads, and the estimate is with 16"),
+        ({"autocast": "bfloat16"}, {}, "under autocast to bfloat16, and the estimate is at float"),
+        ({"compiled": True}, {}, "compiled, and the estimate is without"),
+        (
+            {"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3"},
+            {"device": "H100", "precision": "bfloat16"},
+            "in float32, and the estimate is in bfloat16",
+        ),
+    ],
+)
+def test_profiles_of_other_settings_are_refused_with_both(change, wanted, said):
+    """A profile of one thread once calibrated an estimate of 16, without a word."""
+    measured = changed(as_if_measured(MLP, default_rates(HERE.device, "float32")), **change)
+    with pytest.raises(InvalidInput, match=said):
+        estimate_spec(MLP, **{"device": "CPU", "num_threads": 1, **wanted}, calibrate_by=[measured])
+
+
+def test_calibration_does_not_change_how_kinds_compare():
+    """Speeds of other kinds were once a calibrated time over one that was not."""
+    like = {"device": "cuda", "device_name": "NVIDIA A100-SXM4-80GB"}
+    rates = default_rates(HERE.device, "float32").scaled("matmul", 0.3)
+    measured = changed(as_if_measured(MLP, rates), **like)
+    cluster = Cluster.parse("1x80GB,1x24GB")
+    speeds = [
+        estimate_for_cluster(
+            RESNET, default_sample(RESNET, 8), cluster, precision="float32", calibrate_by=profiles
+        )
+        .cluster.devices[1]
+        .speed
+        for profiles in ([], [measured])
+    ]
+    assert speeds[0] == speeds[1]
+
+
+def test_a_boolean_input_says_nothing_of_the_precision():
+    profile = as_if_measured(MLP, default_rates(HERE.device, "float32"))
+    mask = TensorSpec(name="mask", shape=(4,), dtype="bool")
+    assert floating_dtype(profile.model_copy(update={"inputs": (mask,)})) == "float32"
+
+
+def test_a_v100_is_estimated_in_float16_and_never_in_bfloat16():
+    assert estimate_spec(MLP, device="V100").inputs[0].dtype == "float16"
+    with pytest.raises(InvalidInput, match="has no bfloat16 products"):
+        estimate_spec(MLP, device="V100", precision="bfloat16")
+    mixed = estimate_for_cluster(MLP, default_sample(MLP), Cluster.parse("1x80GB,1x16GB"))
+    assert mixed.profile.inputs[0].dtype == "float16"
+
+
+class Cached(nn.Module):
+    """Keeps what it last computed, and a constant that is no buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.constant, self.last = nn.Linear(4, 4), torch.arange(4.0), None
+
+    def forward(self, x):
+        self.last = self.linear(x) * self.constant
+        return self.last.relu()
+
+
+def test_tensors_a_module_keeps_beside_its_state_do_not_matter():
+    model = Cached()
+    model(torch.randn(2, 4))
+    assert total_s(estimate(model, torch.randn(2, 4), device="H100")) > 0
+    assert model.last.device.type == model.constant.device.type == "cpu"
+    assert model.last.requires_grad
+
+
+def test_normalised_weights_can_be_estimated():
+    with pytest.warns(FutureWarning):
+        old = nn.utils.weight_norm(nn.Linear(4, 4))
+    for layer in (old, nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))):
+        model = nn.Sequential(layer, nn.ReLU())
+        assert total_s(estimate(model, torch.randn(2, 4), device="H100")) > 0
+
+
+def test_a_lazy_module_has_to_meet_a_sample_first():
+    model = nn.Sequential(nn.LazyLinear(4))
+    with pytest.raises(InvalidInput, match=r"0\.weight has no shape yet.*run the model once"):
+        estimate(model, torch.randn(2, 4), device="H100")
+
+
+def test_a_frozen_part_stays_frozen_and_a_whole_model_is_trained():
+    frozen = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5).eval(), nn.Linear(4, 4))
+    sample = torch.randn(2, 4)
+    assert estimate(frozen, sample, device="CPU").layers[1].forward.median_s < (
+        estimate(frozen.eval(), sample, device="CPU").layers[1].forward.median_s
+    )
+
+
+def test_an_estimate_inside_no_grad_has_its_backward():
+    sample = torch.randn(2, 4)
+    with torch.no_grad():
+        found = estimate(nn.Linear(4, 4), sample, device="H100")
+    assert total_s(found) == total_s(estimate(nn.Linear(4, 4), sample, device="H100"))
+
+
+def test_an_estimate_for_amd_says_that_none_was_measured():
+    assert "none of AMD's" in estimate_spec(MLP, device="MI300X").notes[0]
+    assert "AMD" not in estimate_spec(MLP, device="H100").notes[0]
 
 
 def test_unknown_device_lists_the_catalogue():
