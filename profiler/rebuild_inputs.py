@@ -19,11 +19,14 @@ from ..core.errors import InvalidInput
 from .families import make_sample
 from .layer_runs import LayerRun, mapped
 from .rebuild_captured import Rebuilt
+from .rebuild_needs import within_budget
 from .rebuild_skeleton import first_line
 from .rebuild_values import made_up
 
 MAX_COMPUTED_BYTES = 2**30
 """Larger values are made up even where they could be computed."""
+MAX_HELD_BYTES = 2**32
+"""Of computed values and what they are computed from, at once."""
 
 
 class BoundaryValues:
@@ -34,6 +37,8 @@ class BoundaryValues:
         runs: Its layers.
         device: Where values are made.
         generator: Of random numbers, on that device.
+        budget_bytes: Of the values computed, and the model's inputs, at once; what does not fit is
+            made up when a layer reads it.
     """
 
     def __init__(
@@ -42,10 +47,14 @@ class BoundaryValues:
         runs: Iterable[LayerRun],
         device: torch.device,
         generator: torch.Generator,
+        budget_bytes: int = MAX_HELD_BYTES,
     ) -> None:
         self._device, self._generator = device, generator
         wanted = {node for run in runs for node in run.reads}
-        self._known = _known_values(rebuilt, wanted, device, generator)
+        program = rebuilt.captured.program
+        budget_bytes = min(budget_bytes, MAX_HELD_BYTES)
+        known = within_budget(_computable(program), program.inputs, wanted, budget_bytes)
+        self._known = _known_values(rebuilt, known, wanted, device, generator)
 
     def of(self, nodes: Sequence[fx.Node]) -> dict[fx.Node, Any]:
         """Values for these nodes; those that are views of one memory are so here, too."""
@@ -80,9 +89,13 @@ class BoundaryValues:
 
 
 def _known_values(
-    rebuilt: Rebuilt, wanted: set[fx.Node], device: torch.device, generator: torch.Generator
+    rebuilt: Rebuilt,
+    known: Sequence[fx.Node],
+    wanted: set[fx.Node],
+    device: torch.device,
+    generator: torch.Generator,
 ) -> dict[fx.Node, Any]:
-    """The model's inputs, and what follows from them, buffers and constants alone."""
+    """The model's inputs, and the known nodes, which follow from them, buffers and constants."""
     program, sample = rebuilt.captured.program, rebuilt.graph.sample
     assert sample is not None, "reading a rebuildable graph checks that"
     inputs, _ = make_sample(sample, device)
@@ -90,7 +103,6 @@ def _known_values(
         node: inputs[name]
         for node, name in zip(program.inputs, program.structure.names, strict=True)
     }
-    known = _computable(program)
     last_use = {source: node for node in known for source in node.all_input_nodes}
     with torch.no_grad():
         for node in known:
@@ -132,7 +144,8 @@ def _computable(program: Program) -> list[fx.Node]:
     found = []
     for node in program.graph.nodes:
         if node.op == "get_attr":
-            possible = str(node.target) not in parameters
+            small = _bytes(value_of(node)) <= MAX_COMPUTED_BYTES
+            possible = small and str(node.target) not in parameters
         else:
             possible = (
                 node.op == "call_function"
