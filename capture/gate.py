@@ -14,7 +14,7 @@ from ..core.graph import Boundary
 from .difference import relative_difference
 from .guard import ParameterGuard, changes_parameter
 from .nested import constants, take_tensors
-from .observe import Observation, observed
+from .observe import KeptState, Observation, blame_once, blame_repeated, observed
 from .pieces import PieceRun
 from .sample import CallStructure
 from .state import modes_kept, preserved, seed_everything
@@ -95,12 +95,15 @@ def eager_steps(model: nn.Module, structure: CallStructure, flat: tuple[Tensor, 
         for other in variations(flat):
             try:
                 with preserved(model), ParameterGuard(model):
+                    kept = KeptState(model)
                     second = _step(model, structure, other)
+                    again = kept.finish()
             except CaptureError:
                 raise
             except Exception:  # noqa: BLE001 - these made-up inputs do not suit the model
                 continue
             if _as_finite(second, first):
+                blame_repeated(seen, again)
                 same = all(ours is theirs for ours, theirs in zip(other, flat, strict=True))
                 return Expected(seen, [flat, flat if same else other], [first, second])
     raise CaptureError("the model ran once and then failed on the same sample")
@@ -117,9 +120,11 @@ def observe(model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...]
     with preserved(model), torch.enable_grad():
         seed_everything(SEEDS[0])
         try:
-            return _watched_forward(model, structure, flat)[0]
+            seen, _ = _watched_forward(model, structure, flat)
         except InvalidInput:
             return Observation()
+        blame_once(seen)
+        return seen
 
 
 def _watched_forward(

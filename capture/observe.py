@@ -16,10 +16,11 @@ from .calls import Frame, observed_calls
 from .checkpoints import watched_checkpoints
 from .gradients import watched_gradients
 from .guard import ParameterGuard
+from .kept import Change, Content, change, contents, is_iterator, plain_attributes
 from .mode_reads import mode_readers
 from .nested import is_plain, take_tensors
 from .program import storage_key
-from .state import plain_attributes, random_state
+from .state import copied, random_state
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,19 @@ class RecordedCall:
     problem: str = ""
 
 
+@dataclass(frozen=True)
+class Changed:
+    """How a forward changed an attribute.
+
+    Attributes:
+        kind: What kind of change it was.
+        outside: Whether somebody else than the module that holds it changed it.
+    """
+
+    kind: Change
+    outside: bool
+
+
 @dataclass
 class Observation:
     """What one eager forward showed.
@@ -82,6 +96,7 @@ class Observation:
         functions: Custom autograd functions by class, with the modules that apply them.
         checkpointed: Arguments of ``torch.utils.checkpoint`` for modules that their parent
             checkpoints.
+        changed: Attributes that a forward changed, by path and name, and how.
         remarks: What the traced model does not do, though no number depends on it.
     """
 
@@ -91,6 +106,7 @@ class Observation:
     mode_readers: set[str] = field(default_factory=set)
     functions: dict[type, set[str]] = field(default_factory=dict)
     checkpointed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    changed: dict[tuple[str, str], Changed] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
     def blame(self, path: str, reason: str) -> None:
@@ -109,8 +125,8 @@ def observed(model: nn.Module) -> Iterator[tuple[Observation, _Watch]]:
     for path, module in model.named_modules():
         if path and any(getattr(module, table) for table in HOOKS):
             found.blame(path, "has hooks, which run around it")
-    watch = _Watch(found)
-    before = plain_attributes(model)
+    _iterators(model, found)
+    watch = _Watch(found, model)
     with ExitStack() as stack:
         watch.stack = stack.enter_context(observed_calls(model, watch.call))
         stack.enter_context(watched_checkpoints(watch.checkpoint))
@@ -118,7 +134,8 @@ def observed(model: nn.Module) -> Iterator[tuple[Observation, _Watch]]:
         stack.enter_context(ParameterGuard(model))
         found.mode_readers = stack.enter_context(mode_readers(model))
         yield found, watch
-    _changed_attributes(model, before, found)
+    found.changed = watch.kept.finish()
+    _blame_changes(found, found.changed)
 
 
 def function_owners(seen: Observation) -> dict[str, str]:
@@ -136,8 +153,9 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 class _Watch:
     """Attributes what happens to the innermost module in whose code it happens."""
 
-    def __init__(self, found: Observation) -> None:
+    def __init__(self, found: Observation, model: nn.Module) -> None:
         self._found = found
+        self.kept = KeptState(model)
         self.stack: list[Frame] = []
         self._numbers: Counter[str] = Counter()
         self._random = random_state()[1:]
@@ -155,7 +173,8 @@ class _Watch:
         except CaptureError as error:
             problem = str(error)
         versions = [_version(tensor) for tensor in given]
-        result = run()
+        with self.kept.inside(frame.module):
+            result = run()
         self.settle(frame.path, result)
         number = self._numbers[frame.path]
         self._numbers[frame.path] += 1
@@ -265,18 +284,92 @@ def _tensors_anywhere(values: Any) -> list[Tensor]:
     return [leaf for leaf in torch.utils._pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def _changed_attributes(model: nn.Module, before: Any, found: Observation) -> None:
-    """State in plain attributes: a number that changed is a count; the rest may be a cache."""
-    after = plain_attributes(model)
-    for path, module in model.named_modules():
-        old, new = before.get(id(module), {}), after.get(id(module), {})
-        for name in sorted({*old, *new}):
-            was, now = old.get(name), new.get(name)
-            if was is now:
-                continue
-            reason = f"changes {name!r}, which it keeps from call to call"
-            if path and isinstance(was, int | float) and isinstance(now, int | float):
+class KeptState:
+    """What every module keeps from call to call, and who changes it: itself, or another one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._before = {id(module): contents(module) for module in model.modules()}
+        self._last: dict[int, Content] = dict(self._before)
+        self._outside: set[int] = set()
+
+    @contextmanager
+    def inside(self, module: nn.Module) -> Iterator[None]:
+        """The module is called inside, and may change what it keeps."""
+        self._look(module)
+        try:
+            yield
+        finally:
+            if id(module) in self._last:
+                self._last[id(module)] = contents(module)
+
+    def _look(self, module: nn.Module) -> None:
+        if id(module) in self._last and self._last[id(module)] != contents(module):
+            self._outside.add(id(module))
+
+    def finish(self) -> dict[tuple[str, str], Changed]:
+        """Every change since the beginning, by the path of the module and the attribute."""
+        found: dict[tuple[str, str], Changed] = {}
+        for path, module in self._model.named_modules():
+            self._look(module)
+            old, new = self._before.get(id(module), {}), contents(module)
+            for name in sorted({*old, *new}):
+                was, now = old.get(name), new.get(name)
                 if was != now:
-                    found.blame(path, reason)
-            elif path:
-                found.suspects.setdefault(path, reason)
+                    outside = bool(path) and id(module) in self._outside
+                    found[path, name] = Changed(change(was, now), outside)
+        return found
+
+
+def blame_repeated(seen: Observation, again: dict[tuple[str, str], Changed]) -> None:
+    """Blame what a second forward changed as the first did; what is made once is a cache."""
+    for (path, name), how in again.items():
+        first = seen.changed.get((path, name))
+        if first is not None and how.kind != "object":
+            _blame(seen, path, name, first)
+
+
+def blame_once(seen: Observation) -> None:
+    """Blame the model itself for numbers of its own that one forward changed."""
+    for (path, name), how in seen.changed.items():
+        if how.kind == "state":
+            _blame(seen, path, name, how)
+
+
+def _blame_changes(seen: Observation, changed: dict[tuple[str, str], Changed]) -> None:
+    """A number of a module's that changed is a count; the rest may be a cache."""
+    for (path, name), how in changed.items():
+        if how.kind == "drawn" or (path and how.kind == "state"):
+            _blame(seen, path, name, how)
+        elif path:
+            seen.suspects.setdefault(path, _reason(name))
+
+
+def _blame(seen: Observation, path: str, name: str, how: Changed) -> None:
+    if how.outside:
+        seen.blame("", f"changes {name!r} of {path!r}, which it keeps from call to call")
+    else:
+        seen.blame(path, _reason(name))
+
+
+def _reason(name: str) -> str:
+    return f"changes {name!r}, which it keeps from call to call"
+
+
+def _iterators(model: nn.Module, found: Observation) -> None:
+    """Whoever keeps an iterator stays as written.
+
+    Raises:
+        CaptureError: It cannot be put back to where it is, so nobody may try the model.
+    """
+    for path, module in model.named_modules():
+        for name, value in plain_attributes(module).items():
+            if not is_iterator(value):
+                continue
+            if copied(value) is None:
+                raise CaptureError(
+                    f"{name!r} is an iterator that cannot be copied, so trying the model would "
+                    "use it up; keep a list and a position instead",
+                    module=path or type(module).__name__,
+                )
+            found.blame(path, f"keeps the iterator {name!r}")

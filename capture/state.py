@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -11,20 +14,19 @@ from typing import Any
 import torch
 from torch import nn
 
+from .kept import (
+    TABLES,
+    everything_kept,
+    generator_state,
+    is_array,
+    is_iterator,
+    is_plain_object,
+    plain_attributes,
+    restore_generator,
+)
 from .program import storage_key
 
 Restore = Callable[[], None]
-
-_TABLES = (
-    "_parameters",
-    "_buffers",
-    "_modules",
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
-_CONTAINERS = (list, dict, set)
 
 
 @contextmanager
@@ -32,8 +34,9 @@ def preserved(model: nn.Module, *, training: bool | None = None) -> Iterator[Non
     """Restore modes, buffers, attributes, hooks, gradients and random state, whatever happens.
 
     Buffers are restored as objects and as values: a forward may change one in place, or put
-    another in its place. So are lists, dicts and sets that modules hold, one level deep. Each kind
-    of state is restored even where restoring another fails.
+    another in its place. So is what modules hold besides: containers, plain objects, tensors,
+    arrays and random generators; of an iterator an unused copy takes its place. Each kind of state
+    is restored even where restoring another fails.
 
     Args:
         model: The model; parameters must not be changed in place inside.
@@ -41,7 +44,16 @@ def preserved(model: nn.Module, *, training: bool | None = None) -> Iterator[Non
     """
     with ExitStack() as restoring:
         restoring.enter_context(random_state_kept())
-        for kind in (_gradients, _parameter_memory, _buffer_values, _containers, _attributes):
+        for kind in (
+            _iterators,
+            _gradients,
+            _parameter_memory,
+            _buffer_values,
+            _tensors,
+            _generators,
+            _containers,
+            _attributes,
+        ):
             restoring.callback(kind(model))
         if training is not None:
             model.train(training)
@@ -54,7 +66,7 @@ def _attributes(model: nn.Module) -> Restore:
     tables = [
         (getattr(module, name), type(getattr(module, name))(getattr(module, name)))
         for module in model.modules()
-        for name in _TABLES
+        for name in TABLES
     ]
 
     def restore() -> None:
@@ -69,27 +81,105 @@ def _attributes(model: nn.Module) -> Restore:
 
 
 def _containers(model: nn.Module) -> Restore:
+    """What containers and plain objects hold, as the objects they are."""
     found = [
-        (value, value.copy())
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if type(value) in _CONTAINERS and name not in _TABLES
+        (container, _entries(container))
+        for value in everything_kept(model)
+        if (container := vars(value) if is_plain_object(value) else value) is not None
+        and isinstance(container, list | dict | set | deque)
     ]
 
     def restore() -> None:
         for container, held in found:
-            _refill(container, held)
+            now = _entries(container)
+            if len(now) != len(held) or any(
+                a is not b
+                for ours, theirs in zip(now, held, strict=True)
+                for a, b in zip(ours, theirs, strict=True)
+            ):
+                _refill(container, held)
 
     return restore
 
 
-def _refill(container: Any, held: Any) -> None:
-    """Give a list, dict or set its old elements, where it has others now."""
+def _entries(container: Any) -> list[tuple[Any, ...]]:
+    """The items of a dict, or the elements of anything else, each alone in a tuple."""
+    if isinstance(container, dict):
+        return list(container.items())
+    return [(element,) for element in container]
+
+
+def _refill(container: Any, held: list[tuple[Any, ...]]) -> None:
     container.clear()
-    if isinstance(container, list):
-        container.extend(held)
-    else:
+    if isinstance(container, dict):
         container.update(held)
+    elif isinstance(container, set):
+        container.update(element for (element,) in held)
+    else:
+        container.extend(element for (element,) in held)
+
+
+def _generators(model: nn.Module) -> Restore:
+    found = [(value, generator_state(value)) for value in everything_kept(model)]
+
+    def restore() -> None:
+        for value, state in found:
+            if state is not None:
+                restore_generator(value, state)
+
+    return restore
+
+
+def _tensors(model: nn.Module) -> Restore:
+    """The numbers in tensors and arrays that are neither parameters nor buffers."""
+    kept = everything_kept(model)
+    tensors = [(value, value.detach().clone()) for value in kept if _is_ordinary(value)]
+    arrays = [(value, value.copy()) for value in kept if is_array(value)]
+
+    def restore() -> None:
+        for tensor, values in tensors:
+            if tensor.shape != values.shape or not torch.equal(tensor.detach(), values):
+                tensor.data.copy_(values)
+        for array, values in arrays:
+            if array.tobytes() != values.tobytes():
+                array[...] = values
+
+    return restore
+
+
+def _is_ordinary(value: Any) -> bool:
+    return (
+        type(value) in (torch.Tensor, nn.Parameter)
+        and value.layout is torch.strided
+        and not value.is_meta
+        and not value.is_inference()
+    )
+
+
+def _iterators(model: nn.Module) -> Restore:
+    found = []
+    copies: dict[int, Any] = {}
+    for module in model.modules():
+        for name, value in plain_attributes(module).items():
+            if is_iterator(value) and copied(value) is not None:
+                unused = copies.setdefault(id(value), copied(value))
+                found.append((module, name, unused))
+
+    def restore() -> None:
+        for module, name, unused in found:
+            vars(module)[name] = unused
+
+    return restore
+
+
+def copied(iterator: Iterator[Any]) -> Iterator[Any] | None:
+    """An iterator that goes on from the same place; `None` if there is no telling the place."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return copy.deepcopy(iterator)
+        except Exception:  # noqa: BLE001 - whatever it holds may refuse in its own way
+            return None
 
 
 def _buffer_values(model: nn.Module) -> Restore:
@@ -178,15 +268,3 @@ def seed_everything(seed: int) -> None:
     numpy = sys.modules.get("numpy")
     if numpy:
         numpy.random.seed(seed)
-
-
-def plain_attributes(model: nn.Module) -> dict[int, dict[str, Any]]:
-    """Attributes of every module that are no parameters, buffers, modules or hooks, by its id."""
-    return {
-        id(module): {
-            name: value
-            for name, value in vars(module).items()
-            if name not in _TABLES and name != "training"
-        }
-        for module in model.modules()
-    }

@@ -11,6 +11,7 @@ from . import (
     traps_choices,
     traps_forms,
     traps_gradients,
+    traps_memory,
     traps_state,
     traps_wild,
 )
@@ -30,5 +31,6 @@ ZOO = {
         *traps_wild.ARCHITECTURES,
         *hostile.ARCHITECTURES,
         *hostile_calls.ARCHITECTURES,
+        *traps_memory.ARCHITECTURES,
     )
 }

@@ -1,0 +1,218 @@
+"""What modules keep in plain Python: found wherever it lies, and described by content.
+
+A change of content from one forward to the next is state that a graph does not have.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import sys
+import types
+from collections import deque
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Content = Mapping[Any, Any]
+"""A value by its parts: `Value`, `Length`, `Same`, or the parts of a part."""
+
+Change = Literal["drawn", "state", "growth", "object"]
+"""A random generator was used; a value became another one; something was added or removed; another
+object took a place."""
+
+MAX_DEPTH = 4
+"""Containers inside containers that are looked into."""
+
+TABLES = (
+    "_parameters",
+    "_buffers",
+    "_modules",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
+_OPAQUE_PACKAGES = sys.stdlib_module_names | {"torch", "numpy"}
+
+
+class Value(tuple[Any, ...]):
+    """A constant, or the numbers of an array."""
+
+    __slots__ = ()
+
+
+class Drawn(Value):
+    """The state of a random generator."""
+
+    __slots__ = ()
+
+
+class Length(tuple[int]):
+    """Of a container."""
+
+    __slots__ = ()
+
+
+class Same:
+    """Equal only to the very same object; to a tensor only while nobody wrote to it."""
+
+    __slots__ = ("_value", "_version")
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        written = isinstance(value, Tensor) and not value.is_inference()
+        self._version = value._version if written else 0
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Same)
+            and self._value is other._value
+            and self._version == other._version
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """Attributes that are no parameters, buffers, modules, hooks or the mode."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name not in TABLES and name != "training"
+    }
+
+
+def contents(module: nn.Module) -> Content:
+    """Everything the module keeps by content, and which of its parameters are trained."""
+    trained = {
+        f"{name}.requires_grad": Value((parameter.requires_grad,))
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    }
+    attributes = plain_attributes(module).items()
+    return {**trained, **{name: _content(value, MAX_DEPTH) for name, value in attributes}}
+
+
+def change(was: Any, now: Any) -> Change:
+    """What kind of change made one content into another, unequal one."""
+    if isinstance(was, Value) and isinstance(now, Value):
+        return "drawn" if isinstance(was, Drawn) and isinstance(now, Drawn) else "state"
+    if isinstance(was, dict) and isinstance(now, dict):
+        kinds = {
+            change(was.get(key), now.get(key))
+            for key in was.keys() | now.keys()
+            if was.get(key) != now.get(key)
+        }
+        order: tuple[Change, ...] = ("drawn", "state", "growth")
+        return next((kind for kind in order if kind in kinds), "object")
+    either = (Value, Length)
+    return "growth" if isinstance(was, either) or isinstance(now, either) else "object"
+
+
+def _content(value: Any, depth: int) -> Any:
+    if isinstance(value, _CONSTANTS):
+        return Value((type(value), repr(value)))
+    state = generator_state(value)
+    if state is not None:
+        return Drawn((repr(state),))
+    if is_array(value):
+        return Value((value.dtype.str, value.shape, value.tobytes()))
+    if depth and isinstance(value, _CONTAINERS):
+        parts = {key: _content(part, depth - 1) for key, part in _parts(value)}
+        return {"length": Length((len(value),)), **parts}
+    if depth and is_plain_object(value):
+        parts = {name: _content(part, depth - 1) for name, part in vars(value).items()}
+        return {"object": Same(value), **parts}
+    return Same(value)
+
+
+def _parts(container: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(container, dict):
+        for key, part in container.items():
+            yield ("key", key if isinstance(key, _CONSTANTS) else id(key)), part
+    elif isinstance(container, set | frozenset):
+        for part in container:
+            yield ("element", part if isinstance(part, _CONSTANTS) else id(part)), part
+    else:
+        for index, part in enumerate(container):
+            yield ("item", index), part
+
+
+def generator_state(value: Any) -> Any:
+    """The state of a random generator of Python, numpy or torch; `None` for anything else."""
+    if isinstance(value, random.Random):
+        return None if isinstance(value, random.SystemRandom) else value.getstate()
+    if isinstance(value, torch.Generator):
+        return value.get_state().tolist()
+    numpy = sys.modules.get("numpy")
+    if numpy and isinstance(value, numpy.random.Generator | numpy.random.RandomState):
+        return _bits(value).state
+    return None
+
+
+def restore_generator(value: Any, state: Any) -> None:
+    """Put a generator back into a state that `generator_state` gave."""
+    if isinstance(value, random.Random):
+        value.setstate(state)
+    elif isinstance(value, torch.Generator):
+        value.set_state(torch.tensor(state, dtype=torch.uint8))
+    else:
+        _bits(value).state = state
+
+
+def _bits(value: Any) -> Any:
+    return getattr(value, "bit_generator", None) or value._bit_generator
+
+
+def is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def is_iterator(value: Any) -> bool:
+    """Something that ``next`` uses up and that does not tell how far it is."""
+    return (
+        isinstance(value, Iterator)
+        and not isinstance(value, io.IOBase)
+        and not hasattr(value, "__dict__")
+    )
+
+
+def is_plain_object(value: Any) -> bool:
+    """An object of a class of the author's, its attributes open to see."""
+    if isinstance(value, types.SimpleNamespace):
+        return True
+    kinds = (nn.Module, Tensor, type, types.FunctionType, types.ModuleType, Enum)
+    package = type(value).__module__.partition(".")[0]
+    return (
+        hasattr(value, "__dict__")
+        and not isinstance(value, kinds)
+        and package not in _OPAQUE_PACKAGES
+    )
+
+
+def everything_kept(model: nn.Module) -> list[Any]:
+    """Every value in plain attributes of any module, those inside others too, each once."""
+    found: dict[int, Any] = {}
+
+    def visit(value: Any, depth: int) -> None:
+        if id(value) in found or isinstance(value, _CONSTANTS):
+            return
+        found[id(value)] = value
+        if depth and isinstance(value, _CONTAINERS):
+            for _, part in _parts(value):
+                visit(part, depth - 1)
+        elif depth and is_plain_object(value):
+            for part in list(vars(value).values()):
+                visit(part, depth - 1)
+
+    for module in model.modules():
+        for value in plain_attributes(module).values():
+            visit(value, MAX_DEPTH)
+    return list(found.values())
