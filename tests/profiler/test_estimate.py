@@ -192,7 +192,8 @@ def test_calibration_does_not_change_how_kinds_compare():
 def test_a_boolean_input_says_nothing_of_the_precision():
     profile = as_if_measured(MLP, default_rates(HERE.device, "float32"))
     mask = TensorSpec(name="mask", shape=(4,), dtype="bool")
-    assert floating_dtype(profile.model_copy(update={"inputs": (mask,)})) == "float32"
+    alone = profile.model_copy(update={"inputs": (mask, *profile.inputs), "boundaries": ()})
+    assert floating_dtype(alone) == "float32"
 
 
 def test_a_v100_is_estimated_in_float16_and_never_in_bfloat16():
