@@ -47,6 +47,9 @@ class Value(tuple[Any, ...]):
     __slots__ = ()
 
 
+NOTHING = Value((type(None), repr(None)))
+
+
 class Drawn(Value):
     """The state of a random generator."""
 
@@ -101,6 +104,8 @@ def contents(module: nn.Module) -> Content:
 
 def change(was: Any, now: Any) -> Change:
     """What kind of change made one content into another, unequal one."""
+    if was == NOTHING:  # a choice made once, such as `config.problem_type`
+        return "growth"
     if isinstance(was, Value) and isinstance(now, Value):
         return "drawn" if isinstance(was, Drawn) and isinstance(now, Drawn) else "state"
     if isinstance(was, dict) and isinstance(now, dict):
