@@ -1,5 +1,7 @@
 """Whatever happens while profiling, the model comes out of it bit for bit as it went in."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -17,19 +19,31 @@ QUICK = ProfilingOptions(budget_s=0.001, num_threads=1)
 NEVER = 10**9
 
 
+TALLY = SimpleNamespace(count=0, at=NEVER, error=None)
+"""Of the one trip in use: out of the model's reach, or it would be put back with the model."""
+
+
 class Trip:
     """Counts what passes it, and raises from a chosen count on; no state of the model's."""
 
     def __init__(self):
-        self.count, self.at, self.error = 0, NEVER, None
+        self.arm(NEVER, None)
 
     def __call__(self, *_):
-        self.count += 1
-        if self.count >= self.at and self.error is not None:
-            raise self.error
+        TALLY.count += 1
+        if TALLY.count >= TALLY.at and TALLY.error is not None:
+            raise TALLY.error
 
     def arm(self, at, error):
-        self.count, self.at, self.error = 0, at, error
+        TALLY.count, TALLY.at, TALLY.error = 0, at, error
+
+    @property
+    def count(self):
+        return TALLY.count
+
+    @property
+    def at(self):
+        return TALLY.at
 
 
 class Tripping(nn.Module):
