@@ -2,7 +2,8 @@
 
 A rank that dies closes its connections; those it spoke with fail next, and then theirs: the error
 a rank sees says little of who began. So every rank shows a heartbeat in the store they meet at, and
-the first rank to fail looks whose has stopped, and leaves word for the others.
+the first rank to fail looks whose has stopped, and leaves word for the others. They hear of it with
+their next heartbeat, whatever they wait for: the store may leave with the rank that hosts it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from typing import Any
 INTERVAL_S = 0.25
 SILENCE_S = 3.0
 """Twelve heartbeats missed: far beyond what a busy machine delays a thread."""
+
+HEARING_S = 10.0
+"""How long the first to fail stays so that all others hear why; they need one heartbeat each."""
 
 VERDICT = "verdict"
 
@@ -31,6 +35,8 @@ class Beats:
     def __init__(self, store: Any, rank: int, num_ranks: int) -> None:
         self._store, self._rank, self._num_ranks = store, rank, num_ranks
         self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._heard: tuple[int, ...] | None = None
         self._store.set(self._key(rank), "0")
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
@@ -49,19 +55,27 @@ class Beats:
         try:
             return self._verdict()
         except RuntimeError:  # the store is gone, with rank 0 or the launcher that hosts it
+            if self._heard is not None:
+                return self._heard
             return (0,) if self._rank else ()
 
     def _verdict(self) -> tuple[int, ...]:
-        silent = self._silent()
-        first = self._store.compare_set(VERDICT, "", json.dumps(silent)).decode()
-        lost = tuple(json.loads(first))
-        self._store.add("heard", 1)
-        deadline = time.monotonic() + SILENCE_S
+        self._store.compare_set(VERDICT, "", json.dumps(self._silent()))
+        lost = self._hear()
+        deadline = time.monotonic() + HEARING_S
         while time.monotonic() < deadline:
             if self._store.add("heard", 0) >= self._num_ranks - len(lost):
                 break
             time.sleep(INTERVAL_S / 2)
         return lost
+
+    def _hear(self) -> tuple[int, ...]:
+        """The verdict there is; every rank counts itself once among those who know it."""
+        with self._lock:
+            if self._heard is None:
+                self._heard = tuple(json.loads(self._store.get(VERDICT)))
+                self._store.add("heard", 1)
+            return self._heard
 
     def _silent(self) -> list[int]:
         """Ranks whose heartbeat does not move while we look; none if there is a verdict."""
@@ -82,6 +96,8 @@ class Beats:
             count += 1
             try:
                 self._store.set(self._key(self._rank), str(count))
+                if self._heard is None and self._store.check([VERDICT]):
+                    self._hear()
             except RuntimeError:
                 return
 
