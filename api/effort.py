@@ -14,9 +14,9 @@ from ..core.cluster import Cluster
 from ..core.errors import InvalidInput
 from ..core.plan import PlanOptions
 from ..core.profile import Profile
-from ..planner.jit import available
 from ..planner.microbatches import sizes_to_try
 from ..planner.scaled import size_of
+from ..schedules.jit import available
 
 MAX_KINDS = 4
 """Devices of different kind, memory or speed. Stages of every kind may follow those of every

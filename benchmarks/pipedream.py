@@ -50,7 +50,6 @@ from stagewright.formats.pipedream_graph import (
     read_pipedream_graph,
     to_cost_graph,
 )
-from stagewright.planner.jit import available
 from stagewright.planner.pipedream import (
     PipeDreamStage,
     pipedream_levels,
@@ -58,6 +57,7 @@ from stagewright.planner.pipedream import (
     split_states,
 )
 from stagewright.planner.pipedream_states import graph_states
+from stagewright.schedules.jit import available
 
 
 def solve_pipedream(

@@ -33,9 +33,9 @@ from stagewright.core.graph import Boundary, Layer, Parameter
 from stagewright.core.plan import Plan, PlanOptions
 from stagewright.core.profile import LayerProfile, Profile, SavedStorage, Timing
 from stagewright.core.tensors import TensorSpec
-from stagewright.planner.jit import available
 from stagewright.planner.plan import Planner
 from stagewright.planner.request import Progress
+from stagewright.schedules.jit import available
 
 Number = TypeVar("Number", int, float)
 

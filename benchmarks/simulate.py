@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stagewright.core.schedule import ScheduleName
-from stagewright.planner import jit
 from stagewright.planner.simulate import StageTimes, step_time
+from stagewright.schedules import jit
 
 LIMIT_MS = 5.0
 

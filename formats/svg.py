@@ -10,7 +10,7 @@ from ..core.plan import Plan
 from ..core.schedule import Work
 from ..core.timeline import Timeline, TimelineEvent
 from ..core.units import format_time
-from ..planner.layout import Layout, make_layout
+from ..schedules.layout import Layout, make_layout
 
 LABEL_WIDTH, CHART_WIDTH, MARGIN = 190, 760, 24
 TOP, ROW_HEIGHT, ROW_GAP, BOTTOM = 64, 26, 6, 36

@@ -11,13 +11,13 @@ import numpy as np
 from ..core.errors import Infeasible, InvalidInput
 from ..core.plan import PlanOptions
 from ..core.profile import Profile
+from ..schedules.named import too_many_stages
 from .assignment import Assignment
 from .classes import Devices
 from .cost import legal_positions, tied_parameters
 from .moves import Space
 from .option_rules import chunks_of
 from .pins import check_pins, described
-from .schedules import too_many_stages
 from .stage_table import StageTable
 from .ties import TiePattern, tie_patterns
 

@@ -10,6 +10,7 @@ from ..core.errors import Infeasible, InvalidInput
 from ..core.plan import Plan, PlanOptions
 from ..core.profile import Profile
 from ..core.units import format_bytes
+from ..schedules.named import too_many_stages
 from .arguments import cluster_of, options_of, profile_of
 from .assignment import Assignment, cuts_of, in_device_order, placed
 from .build import build_plan
@@ -17,7 +18,6 @@ from .candidates import with_recompute
 from .constraints import broken_option
 from .cost import tables
 from .request import Request
-from .schedules import too_many_stages
 from .solve import Decision
 
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from . import jit
+from ..schedules import jit
 
 COLUMNS = ("used", "flying", "stages", "ranks", "weight", "bucket", "key", "parent", "move",
            "config", "count", "end", "front")  # fmt: skip

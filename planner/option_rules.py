@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.errors import InvalidInput
 from ..core.plan import PlanOptions
-from .layout import SEVERAL_STAGES
+from ..schedules.layout import SEVERAL_STAGES
 
 CHUNKED = tuple(name for name in SEVERAL_STAGES if name != "zbv")
 """Schedules whose number of stages a device may be chosen."""

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import InvalidInput
-from .jit import Kernel
-from .order import BACKWARD_INPUT, BACKWARD_WEIGHT, Ints, Order
+from ..schedules.jit import Kernel
+from ..schedules.order import BACKWARD_INPUT, BACKWARD_WEIGHT, Ints, Order
 from .stage_times import StageTimes
 
 Floats = NDArray[np.float64]

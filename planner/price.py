@@ -11,14 +11,14 @@ from ..core.cluster import LinkLevel
 from ..core.errors import InvalidInput
 from ..core.plan import OPTIMIZER_BYTES_PER_ELEMENT, MemoryUse, PlanOptions
 from ..core.schedule import ScheduleName
-from .activations import most_in_flight
+from ..schedules.activations import most_in_flight
+from ..schedules.depths import default_depths
+from ..schedules.layout import copies, make_layout
+from ..schedules.order import make_order
 from .assignment import Assignment
 from .classes import Devices
 from .cost import Tables, tables
-from .depths import default_depths
-from .layout import copies, make_layout
 from .moves import SPLIT_BACKWARD
-from .order import make_order
 from .room import Room
 from .simulate import StageTimes, step_time
 from .stage_table import Order

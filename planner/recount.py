@@ -16,11 +16,11 @@ from ..core.errors import InvalidInput
 from ..core.graph import Boundary, Parameter
 from ..core.plan import OPTIMIZER_BYTES_PER_ELEMENT, MemoryUse, PlanOptions
 from ..core.profile import Profile
-from .activations import most_in_flight
-from .depths import checked_depths
-from .order import Order, make_order
+from ..schedules.activations import most_in_flight
+from ..schedules.depths import checked_depths
+from ..schedules.named import too_many_stages
+from ..schedules.order import Order, make_order
 from .recount_places import Place, level_between
-from .schedules import too_many_stages
 from .simulate import StageTimes, step_time
 
 CLOSED_FORM_DEPTH = ("gpipe", "1f1b")

@@ -11,17 +11,17 @@ from itertools import groupby, islice, product
 
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.units import format_bytes
-from . import jit
+from ..schedules import jit
+from ..schedules.layout import make_layout
+from ..schedules.named import too_many_stages
 from .assignment import Assignment, Cuts
 from .candidates import equal_layers, even_times, with_recompute
 from .fitted import Ways, fitted
-from .layout import make_layout
 from .least_step import LeastStep
 from .option_rules import chunks_of
 from .price import Priced
 from .race import Race
 from .request import Request
-from .schedules import too_many_stages
 from .search import GAVE_UP
 from .spread import spreads
 from .squeeze import squeezed

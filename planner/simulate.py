@@ -11,9 +11,9 @@ import numpy as np
 from ..core.errors import InvalidInput
 from ..core.schedule import Schedule, ScheduleName, Work
 from ..core.timeline import HeldMemory, Timeline, TimelineEvent
-from .activations import changes, peak_activation_bytes
-from .layout import copies
-from .order import FORWARD, WORKS, Order, make_order
+from ..schedules.activations import changes, peak_activation_bytes
+from ..schedules.layout import copies
+from ..schedules.order import FORWARD, WORKS, Order, make_order
 from .play import Played, bubble_fraction, play
 from .stage_times import StageTimes as StageTimes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.plan import Plan
 from ..core.timeline import Timeline
-from .schedules import make_schedule
+from ..schedules.named import make_schedule
 from .simulate import StageTimes, simulate
 
 

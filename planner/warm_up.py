@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 
+from ..schedules.depths import default_depths
 from .assignment import Assignment
-from .depths import default_depths
 from .price import Priced, Pricer
 from .race import Race
 from .search import ROUNDING

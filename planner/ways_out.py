@@ -19,12 +19,12 @@ from ..core.plan import Plan, PlanOptions
 from ..core.profile import Profile
 from ..core.schedule import TrainingSchedule
 from ..core.units import format_time
+from ..schedules.named import too_many_stages
 from .constraints import allowed_positions
 from .cost import Tables, tables
 from .microbatches import candidates, may_fit, only_planning_tells, request_of
 from .request import Request
 from .scaled import size_of
-from .schedules import too_many_stages
 from .solve import CLOSED_FORM
 
 BUDGET_S = 2.0

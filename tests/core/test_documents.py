@@ -12,8 +12,8 @@ from stagewright.core.graph import Edge, Graph
 from stagewright.core.profile import Profile
 from stagewright.core.schedule import Schedule
 from stagewright.planner.plan import plan
-from stagewright.planner.schedules import make_schedule
 from stagewright.planner.timeline import plan_timeline
+from stagewright.schedules.named import make_schedule
 from tests.builders import random_profile, two_level_cluster
 
 PROFILE = random_profile(7, 6)

@@ -2,8 +2,8 @@
 
 import random
 
-from stagewright.planner.depths import default_depths
 from stagewright.planner.simulate import StageTimes
+from stagewright.schedules.depths import default_depths
 
 ANY_REPLICAS = ("gpipe", "1f1b", "forward_only")
 SEVERAL_STAGES = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv")

@@ -10,10 +10,11 @@ import pytest
 from stagewright.core.cluster import Cluster, LinkLevel
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan import PlanOptions
-from stagewright.planner import jit, search
+from stagewright.planner import search
 from stagewright.planner.classes import devices_of
 from stagewright.planner.plan import plan
 from stagewright.planner.validate import split_of, validate
+from stagewright.schedules import jit
 from tests.builders import chain_profile
 
 from .instances import (

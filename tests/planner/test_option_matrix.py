@@ -11,9 +11,9 @@ from stagewright.core.errors import InvalidInput
 from stagewright.core.plan import Objective, Pin, PlanOptions
 from stagewright.core.schedule import TrainingSchedule
 from stagewright.core.tensors import TensorSpec
-from stagewright.planner.layout import SEVERAL_STAGES
 from stagewright.planner.plan import plan
 from stagewright.planner.validate import validate
+from stagewright.schedules.layout import SEVERAL_STAGES
 from tests.builders import chain_profile
 
 PROFILE = chain_profile(

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from stagewright.planner.jit import available
+from stagewright.schedules.jit import available
 
 
 def ran(repository, *words):

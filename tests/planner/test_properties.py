@@ -11,7 +11,6 @@ import pytest
 from stagewright.core.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan import PlanOptions
-from stagewright.planner import jit
 from stagewright.planner.assignment import counts_of
 from stagewright.planner.candidates import equal_layers, even_times
 from stagewright.planner.constraints import allowed_positions
@@ -20,6 +19,7 @@ from stagewright.planner.from_balance import plan_from_balance
 from stagewright.planner.heuristics import pipedream_plan, torchgpipe_balance
 from stagewright.planner.plan import Planner, plan
 from stagewright.planner.validate import validate
+from stagewright.schedules import jit
 from tests.builders import random_profile
 
 from .instances import Instance, instance

@@ -6,9 +6,9 @@ from itertools import combinations, product
 import pytest
 
 from stagewright.core.errors import InvalidInput
-from stagewright.planner.depths import default_depths
-from stagewright.planner.schedules import in_flight, make_schedule
 from stagewright.planner.simulate import StageTimes, simulate
+from stagewright.schedules.depths import default_depths
+from stagewright.schedules.named import in_flight, make_schedule
 
 
 def orders(name, num_stages, num_microbatches):

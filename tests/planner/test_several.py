@@ -18,9 +18,9 @@ from stagewright.planner.price import Pricer
 from stagewright.planner.race import Race
 from stagewright.planner.recount import Split
 from stagewright.planner.request import Request
-from stagewright.planner.schedules import in_flight
 from stagewright.planner.spread import spreads
 from stagewright.planner.validate import validate
+from stagewright.schedules.named import in_flight
 from tests.builders import chain_profile, random_profile, two_level_cluster
 
 ONE_STAGE = ["zero_bubble"]

@@ -10,11 +10,11 @@ import pytest
 
 from stagewright.core.errors import InvalidInput
 from stagewright.core.schedule import Schedule
-from stagewright.planner import jit
-from stagewright.planner.order import make_order
 from stagewright.planner.play import durations, play
-from stagewright.planner.schedules import in_flight, make_schedule
 from stagewright.planner.simulate import StageTimes, simulate, step_time
+from stagewright.schedules import jit
+from stagewright.schedules.named import in_flight, make_schedule
+from stagewright.schedules.order import make_order
 
 from .drawing import drawn
 from .longest_path import longest_path

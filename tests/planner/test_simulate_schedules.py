@@ -2,8 +2,8 @@
 
 import pytest
 
-from stagewright.planner.schedules import make_schedule
 from stagewright.planner.simulate import StageTimes, simulate
+from stagewright.schedules.named import make_schedule
 
 from .drawing import drawn
 

@@ -12,10 +12,10 @@ from stagewright.planner import warm_up
 from stagewright.planner.assignment import placed
 from stagewright.planner.classes import devices_of
 from stagewright.planner.cost import legal_positions, tables
-from stagewright.planner.depths import checked_depths, default_depths
 from stagewright.planner.plan import plan
 from stagewright.planner.price import Pricer
 from stagewright.planner.validate import validate
+from stagewright.schedules.depths import checked_depths, default_depths
 from tests.builders import chain_profile, random_cluster, random_profile
 
 from .instances import draw_cluster

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from stagewright.capture.difference import relative_difference
 from stagewright.core.plan import Plan
 from stagewright.core.profile import Profile
-from stagewright.planner.schedules import make_schedule
 from stagewright.runtime import torch_engine
 from stagewright.runtime.distributed import DistributedPipeline, init_process_group
+from stagewright.schedules.named import make_schedule
 from tests.torch_models import make_batch, make_case, make_plan, traced_profile
 
 PERFORMED: list[str] = []
