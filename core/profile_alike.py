@@ -34,6 +34,10 @@ def setting_differences(one: Profile, other: Profile) -> list[Difference]:
         before, after = getattr(one.provenance, field), getattr(other.provenance, field)
         if before != after:
             found.append((name, _text(before), _text(after)))
+    if one.provenance.source == other.provenance.source == "measured":
+        runs = ["none" if profile.reconciliation is None else "timed" for profile in (one, other)]
+        if runs[0] != runs[1]:  # a graph without its code is measured on made-up weights and values
+            found.append(("run of the whole model (a graph has none)", runs[0], runs[1]))
     return found
 
 
@@ -133,6 +137,26 @@ def check_alike(profiles: Sequence[Profile], names: Sequence[str]) -> None:
         alike = first_of_shape.setdefault(tuple(_shapes(profile)), index)
         for earlier in sorted({0, alike} - {index}):
             _check_pair(profiles[earlier], profile, (names[earlier], names[index]))
+
+
+def check_distinct(profiles: Sequence[Profile], names: Sequence[str]) -> None:
+    """Insist that no profile was given twice: it would count as two measurements.
+
+    Args:
+        profiles: At least one.
+        names: Of each, for the message.
+
+    Raises:
+        InvalidInput: Two are equal; the message says which.
+    """
+    first_of: dict[str, int] = {}
+    for index, profile in enumerate(profiles):
+        earlier = first_of.setdefault(profile.content_id(), index)
+        if earlier != index:
+            raise InvalidInput(
+                f"{names[earlier]} and {names[index]} are one profile ({profile.content_id()}); "
+                "a profile counts once: leave one out, or measure again"
+            )
 
 
 def _check_pair(one: Profile, other: Profile, names: tuple[str, str]) -> None:

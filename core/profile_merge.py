@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from .errors import InvalidInput
 from .profile import LayerProfile, LossProfile, Profile, SavedStorage, Timing
-from .profile_alike import check_alike
+from .profile_alike import check_alike, check_distinct
 from .profile_pool import pooled, total_time_s
 from .profile_scale import scaled, size_of, sizes_of, timings_of
 from .tensors import TensorSpec
@@ -47,11 +47,14 @@ def merge(
         A profile that says it is measured only if the size itself was.
 
     Raises:
-        InvalidInput: There is none, they differ in more than their size, or no size is named.
+        InvalidInput: There is none, one is there twice, they differ in more than their size, or
+            no size is named.
     """
     if not profiles:
         raise InvalidInput("name at least one profile to merge")
-    check_alike(profiles, names or [f"profile {index}" for index in range(len(profiles))])
+    names = names or [f"profile {index}" for index in range(len(profiles))]
+    check_distinct(profiles, names)
+    check_alike(profiles, names)
     by_size: dict[int, list[Profile]] = {}
     for profile in profiles:
         by_size.setdefault(size_of(profile), []).append(profile)

@@ -40,7 +40,8 @@ def test_merged_profile_is_written_and_shown(run, files):
 
 
 def test_merged_json_is_the_file(run, files):
-    ran = run("merge", "two.json", "two.json", "--json")
+    affine_profile(2, scale=1.1, spread=0.01).write("again.json")
+    ran = run("merge", "two.json", "again.json", "--json")
     assert (ran.code, ran.stderr) == (0, "")
     assert Profile.from_json(ran.stdout) == Profile.read("merged.json")
 
@@ -52,6 +53,13 @@ def test_other_devices_are_refused_and_nothing_is_written(run, tmp_path):
     assert "two.json and slow.json cannot be merged" in ran.stderr
     assert "device: Fast CPU and Slow CPU" in ran.stderr
     assert not (tmp_path / "merged.json").exists()
+
+
+@pytest.mark.usefixtures("files")
+def test_the_same_file_twice_is_refused(run):
+    ran = run("merge", "two.json", "two.json")
+    assert (ran.code, ran.stdout) == (2, "")
+    assert "two.json and two.json are one profile" in ran.stderr
 
 
 @pytest.mark.usefixtures("files")

@@ -176,11 +176,33 @@ def test_repeated_profiles_are_pooled_to_medians():
 
 def test_repeats_at_several_sizes_are_pooled_first():
     found = merge(
-        [affine_profile(2), affine_profile(8, scale=0.5), affine_profile(8), affine_profile(8)],
+        [
+            affine_profile(2),
+            *(affine_profile(8, scale=scale, repeats=3) for scale in (0.5, 1.0, 1.5)),
+        ],
         samples=5,
     )
     exact = affine_profile(5)
     assert found.layers[2].forward.median_s == pytest.approx(exact.layers[2].forward.median_s)
+
+
+def test_a_profile_given_twice_is_refused():
+    """Cause: `merge a.json a.json` said "pooled from 2 profiles" of one measurement."""
+    with pytest.raises(InvalidInput, match=r"a\.json and copy\.json are one profile \(profile_"):
+        merge(
+            [affine_profile(4), affine_profile(4, scale=2.0), affine_profile(4)],
+            names=["a.json", "b.json", "copy.json"],
+        )
+
+
+@pytest.mark.parametrize("samples", [4, 8])
+def test_a_profile_of_a_graph_is_not_merged_with_one_of_the_model(samples):
+    """A graph is measured with made-up weights and values, and never as a whole."""
+    of_graph = affine_profile(samples, scale=1.1).model_copy(update={"reconciliation": None})
+    with pytest.raises(InvalidInput, match=r"run of the whole model \(a graph has none\): timed"):
+        merge([affine_profile(4), of_graph], samples=4)
+    another = affine_profile(samples).model_copy(update={"reconciliation": None})
+    assert merge([of_graph, another]).provenance.source == "measured"
 
 
 def test_one_profile_pools_to_itself():
