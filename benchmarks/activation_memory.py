@@ -35,7 +35,7 @@ from stagewright.core.plan import PlanOptions  # noqa: E402
 from stagewright.core.schedule import TrainingSchedule  # noqa: E402
 from stagewright.planner.from_balance import plan_from_balance  # noqa: E402
 from stagewright.planner.recount import saved_bytes  # noqa: E402
-from stagewright.profiler.profile import profile  # noqa: E402
+from stagewright.profiler.measure.profile import profile  # noqa: E402
 
 LIMITS = {"interval": 0.03, "whole": 0.01, "median_peak": 0.05}
 """Largest relative errors: of any interval, of a whole model, and the median of peaks."""

@@ -2,7 +2,7 @@
 
 Every model is estimated without its own profile: uncalibrated, and calibrated by the profiles of
 all the others. ``--measure`` profiles the models here first (minutes); ``--pipedream FOLDER`` adds
-the GPU; ``--write`` writes `docs/estimates.md` and the figures in `profiler/estimate_errors.py`;
+the GPU; ``--write`` writes `docs/estimates.md` and the figures in `profiler/estimates/errors.py`;
 ``--large`` plans Llama 70B on 64 devices and says what that took.
 """
 
@@ -39,9 +39,9 @@ from stagewright.core.families import (
 from stagewright.core.options import ProfilingOptions
 from stagewright.core.profile import Profile
 from stagewright.core.transformer_families import LlamaConfig, LlamaSpec, ViTConfig, ViTSpec
-from stagewright.profiler.estimate import profile_work, target
-from stagewright.profiler.estimate_calibration import Observation, calibrated, observation
-from stagewright.profiler.estimate_times import CostTable, Rates, default_rates
+from stagewright.profiler.estimates.calibration import Observation, calibrated, observation
+from stagewright.profiler.estimates.estimate import profile_work, target
+from stagewright.profiler.estimates.times import CostTable, Rates, default_rates
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGE_S, LARGE_BYTES = 60.0, 2 * 2**30
@@ -49,7 +49,7 @@ LARGE_S, LARGE_BYTES = 60.0, 2 * 2**30
 
 PROFILES = ROOT / "benchmarks" / "profiles" / "estimate"
 DOCUMENT = ROOT / "docs" / "estimates.md"
-ERRORS = ROOT / "profiler" / "estimate_errors.py"
+ERRORS = ROOT / "profiler" / "estimates" / "errors.py"
 
 MODELS: dict[str, tuple[ModelSpec, int, int | None]] = {
     "mlp": (
@@ -139,9 +139,9 @@ def measure(folder: Path, budget_s: float) -> None:
     It stands still while the thread waits for a core, so that other work on the machine does not
     count; what that work does to caches and memory does.
     """
-    from stagewright.profiler import clock
-    from stagewright.profiler.families import build_loss, build_model, make_sample
-    from stagewright.profiler.profile import profile
+    from stagewright.profiler.machine import clock
+    from stagewright.profiler.measure.profile import profile
+    from stagewright.profiler.models.families import build_loss, build_model, make_sample
 
     folder.mkdir(parents=True, exist_ok=True)
     clock.time = SimpleNamespace(perf_counter=time.thread_time)  # type: ignore[assignment]

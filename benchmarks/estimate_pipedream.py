@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from stagewright.profiler.estimate_calibration import Observation
-from stagewright.profiler.estimate_work import recorded
-from stagewright.profiler.flops import Cost
+from stagewright.profiler.estimates.calibration import Observation
+from stagewright.profiler.estimates.flops import Cost
+from stagewright.profiler.estimates.work import recorded
 
 NAMES = ("alexnet", "vgg16", "squeezenet1_0", "resnet50")
 """Chains and sums of modules with images as input; the others have inputs of several kinds."""

@@ -7,7 +7,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from stagewright.core.accelerators import CATALOGUE, Accelerator
-from stagewright.profiler.estimate_times import (
+from stagewright.profiler.estimates.flops import OPERATION_CLASSES
+from stagewright.profiler.estimates.times import (
     CPU_EFFICIENCY,
     CPU_OVERHEAD_S,
     CPU_TRAFFIC,
@@ -15,7 +16,6 @@ from stagewright.profiler.estimate_times import (
     GPU_OVERHEAD_S,
     GPU_TRAFFIC,
 )
-from stagewright.profiler.flops import OPERATION_CLASSES
 
 if TYPE_CHECKING:
     from estimate import Row
@@ -35,7 +35,7 @@ every layer's forward and backward is looked at there:
   rows each expert meets;
 - its bytes: what it reads and writes, once;
 - what it keeps for the backward, by the very code that measures it. On the nine small models of
-  `tests/profiler/test_estimate_memory.py` the storage table, the workspace and the output bytes
+  `tests/profiler/estimates/test_memory.py` the storage table, the workspace and the output bytes
   equal those of a real run to the byte.
 
 An operation takes
@@ -85,7 +85,7 @@ def report(cpu: Sequence[Row], gpu: Sequence[Row], machine: str) -> str:
             "",
             _efficiencies(),
             "",
-            "The reason for each stands beside it in `profiler/estimate_times.py`.",
+            "The reason for each stands beside it in `profiler/estimates/times.py`.",
             "",
             "## The catalogue",
             "",

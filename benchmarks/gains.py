@@ -201,7 +201,7 @@ def measured(name: str) -> Profile:
     import models
     import torch
 
-    from stagewright.profiler.profile import profile
+    from stagewright.profiler.measure.profile import profile
 
     torch.manual_seed(0)
     case = models.MODELS[name]()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stagewright.core.families import ResNetConfig
-from stagewright.profiler.resnet import ResNet
+from stagewright.profiler.models.resnet import ResNet
 
 
 @dataclass(frozen=True)

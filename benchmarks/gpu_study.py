@@ -31,9 +31,9 @@ from stagewright.core.options import ProfilingOptions  # noqa: E402
 from stagewright.core.plan import Plan, PlanOptions  # noqa: E402
 from stagewright.core.profile import Profile, Timing  # noqa: E402
 from stagewright.planner.plan import plan as make_plan  # noqa: E402
-from stagewright.profiler.allocator import keep_freed_memory  # noqa: E402
-from stagewright.profiler.clock import Clock  # noqa: E402
-from stagewright.profiler.profile import profile as make_profile  # noqa: E402
+from stagewright.profiler.machine.allocator import keep_freed_memory  # noqa: E402
+from stagewright.profiler.machine.clock import Clock  # noqa: E402
+from stagewright.profiler.measure.profile import profile as make_profile  # noqa: E402
 
 STAGES = (2, 4)
 MICROBATCHES = 8

@@ -18,9 +18,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from stagewright.core.families import GPT2Config, GPT2Spec, ResNetConfig, UNetConfig
-from stagewright.profiler.families import build_model, class_loss
-from stagewright.profiler.resnet import ResNet
-from stagewright.profiler.unet import UNet
+from stagewright.profiler.models.families import build_model, class_loss
+from stagewright.profiler.models.resnet import ResNet
+from stagewright.profiler.models.unet import UNet
 
 VOCABULARY = 512
 

@@ -22,7 +22,7 @@ from stagewright.core.families import (
     UNetConfig,
     UNetSpec,
 )
-from stagewright.profiler.families import build_loss, build_model, class_loss
+from stagewright.profiler.models.families import build_loss, build_model, class_loss
 
 CLASSES = 1000
 VOCABULARY = 16384

@@ -37,10 +37,10 @@ from stagewright.core.options import ProfilingOptions
 from stagewright.core.profile import Profile
 from stagewright.core.units import format_time
 from stagewright.planner.balance import balance
-from stagewright.profiler.allocator import keep_freed_memory
-from stagewright.profiler.families import build_loss, build_model
-from stagewright.profiler.layer_runs import layer_runs
-from stagewright.profiler.profile import TimedProfile, timed_profile
+from stagewright.profiler.layers.runs import layer_runs
+from stagewright.profiler.machine.allocator import keep_freed_memory
+from stagewright.profiler.measure.profile import TimedProfile, timed_profile
+from stagewright.profiler.models.families import build_loss, build_model
 
 ERROR_LIMIT = 0.05
 BALANCE_LIMIT = 0.03

@@ -96,7 +96,7 @@ def _captured(
 
 def _of_request(request: Any, check: bool) -> Captured:
     from ..capture.capture import trace
-    from ..profiler.families import build_model, make_sample
+    from ..profiler.models.families import build_model, make_sample
 
     inputs, _ = make_sample(request.sample)
     return trace(build_model(request.model), inputs, check=check)

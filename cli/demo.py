@@ -38,7 +38,7 @@ def command(
     """
     from ..core.errors import InvalidInput
     from ..core.text_table import text_table
-    from ..profiler.links import measure_local_links
+    from ..profiler.links.local import measure_local_links
     from .comparison import HEADINGS
     from .demo_requests import MODELS, RANKS
     from .service import running_service

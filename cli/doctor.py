@@ -14,13 +14,13 @@ from typer import Option
 from .. import __version__
 from ..core.errors import StagewrightError
 from ..core.units import format_bytes
-from ..profiler.host_memory import free_memory_bytes, host_memory_bytes
+from ..profiler.machine.host_memory import free_memory_bytes, host_memory_bytes
 from .doctor_devices import TorchReport, describe_torch, examine_torch
 from .extras import EXTRAS, MissingExtra, missing_packages
 from .output import JsonFlag, emit, say, say_next
 
 if TYPE_CHECKING:
-    from ..profiler.link_records import LinkReport
+    from ..profiler.links.records import LinkReport
 
 LINKS_BUDGET_S = 2.0
 LINKS_LARGEST_BYTES = 16 * 2**20
@@ -79,8 +79,8 @@ def _measure_links(report: Report, *, quiet: bool) -> Links:
     """Between all CUDA devices, or between two CPU ranks where there are not two."""
     if report.torch is None or report.torch.error:
         return Links(error="without torch no links are measured")
-    from ..profiler.link_records import LinkOptions
-    from ..profiler.links import measure_links_here
+    from ..profiler.links.local import measure_links_here
+    from ..profiler.links.records import LinkOptions
     from .progress import progress_bar
 
     gpus = len(report.torch.cuda_devices)

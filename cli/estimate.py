@@ -66,7 +66,7 @@ def command(
     spec, sample = named_model(model, config, microbatch, sequence)
     found = accelerator(device)
     measured = [read_document(path, Profile) for path in calibrate or ()]
-    from ..profiler.estimate import estimate_spec
+    from ..profiler.estimates.estimate import estimate_spec
 
     profile = estimate_spec(
         spec, sample, device=found, precision=wanted, num_threads=threads, calibrate_by=measured

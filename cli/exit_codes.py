@@ -23,7 +23,7 @@ from typing import Any, cast
 import typer
 
 from ..core.errors import DeadlineExceeded, Infeasible, RankFailed, Refused, StagewrightError
-from ..profiler.out_of_memory import is_out_of_memory
+from ..profiler.machine.out_of_memory import is_out_of_memory
 from .extras import missing_extra
 
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])

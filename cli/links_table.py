@@ -8,7 +8,7 @@ from ..core.text_table import text_table
 from ..core.units import count, format_bytes, format_time
 
 if TYPE_CHECKING:
-    from ..profiler.link_records import LevelFit, LinkReport
+    from ..profiler.links.records import LevelFit, LinkReport
 
 HEADINGS = (
     "link", "joins", "latency", "bandwidth", "fit error",

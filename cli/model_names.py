@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..core.cluster import Cluster
     from ..core.families import ModelSpec
     from ..core.sample import Sample
-    from ..profiler.estimate_cluster import ClusterEstimate
+    from ..profiler.estimates.cluster import ClusterEstimate
 
 PRECISIONS: dict[str, Precision] = {
     "fp32": "float32",
@@ -144,7 +144,7 @@ def estimated_model(
         accelerator(kind)
     spec, sample = named_model(name, None, 1 if microbatch is None else microbatch, sequence)
     measured = [read_document(path, Profile) for path in calibrate]
-    from ..profiler.estimate_cluster import estimate_for_cluster
+    from ..profiler.estimates.cluster import estimate_for_cluster
 
     return estimate_for_cluster(
         spec, sample, cluster, kind=kind, precision=wanted, calibrate_by=measured

@@ -187,9 +187,9 @@ def _measure_objects(
         )
     if (loss is None) != (target is None):
         raise InvalidInput("--loss and --target go together")
-    from ..profiler.allocator import keep_freed_memory
-    from ..profiler.devices import check_device
-    from ..profiler.profile import profile
+    from ..profiler.machine.allocator import keep_freed_memory
+    from ..profiler.machine.devices import check_device
+    from ..profiler.measure.profile import profile
 
     keep_freed_memory()
     device = check_device(options.device) if options.device else None

@@ -13,8 +13,8 @@ from .output import check_writable, emit, say, say_next, write_file
 from .progress import progress_bar
 
 if TYPE_CHECKING:
-    from ..profiler.link_group import RankGroup
-    from ..profiler.link_records import LinkOptions, LinkReport
+    from ..profiler.links.group import RankGroup
+    from ..profiler.links.records import LinkOptions, LinkReport
 
 DEFAULT_OUTPUT = Path("cluster.json")
 MOST_LOCAL_CPU_RANKS = 4
@@ -44,7 +44,7 @@ def profile_links(
         InvalidInput: Options that do not go together.
         RankFailed: A rank stopped answering; the message says which waited for which.
     """
-    from ..profiler.link_records import LinkOptions
+    from ..profiler.links.records import LinkOptions
 
     if device not in (None, "cpu", "cuda"):
         raise InvalidInput(
@@ -73,7 +73,7 @@ def _here(ranks: int | None, options: LinkOptions, *, quiet: bool) -> LinkReport
     """Start a rank a device on this machine, and measure."""
     from dataclasses import replace
 
-    from ..profiler.links import measure_links_here
+    from ..profiler.links.local import measure_links_here
 
     device, count = options.device, ranks
     if device is None:
@@ -93,15 +93,15 @@ def _here(ranks: int | None, options: LinkOptions, *, quiet: bool) -> LinkReport
 
 
 def _cuda_devices() -> int:
-    from ..profiler.link_group import cuda_devices
+    from ..profiler.links.group import cuda_devices
 
     return cuda_devices()
 
 
 def _as_rank(options: LinkOptions, output: Path, *, as_json: bool) -> None:
     """One rank's part; rank 0 writes, and no rank ends well unless it has."""
-    from ..profiler.link_measure import LinkSession
-    from ..profiler.link_rank import join
+    from ..profiler.links.measure import LinkSession
+    from ..profiler.links.rank import join
 
     is_first = os.environ["RANK"] == "0"
     with join(options, lambda message: _give_up(message, as_json=as_json)) as group:

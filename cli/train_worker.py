@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from ..core.errors import InvalidInput, StagewrightError
 from ..core.plan import Plan
-from ..profiler.allocator import keep_freed_memory
-from ..profiler.families import build_loss, build_model, training_batch
+from ..profiler.machine.allocator import keep_freed_memory
+from ..profiler.models.families import build_loss, build_model, training_batch
 from ..runtime.distributed import DistributedPipeline, init_process_group
 
 LEARNING_RATE = 1e-3

@@ -1,6 +1,6 @@
 """Models that can be asked for by name, as data: a family and its configuration.
 
-The configurations are checked here, without torch; `profiler.families` builds the modules.
+The configurations are checked here, without torch; `profiler.models.families` builds the modules.
 """
 
 from __future__ import annotations

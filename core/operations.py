@@ -3,7 +3,7 @@
 An operation is listed if it computes its results from its arguments alone: it reads and writes no
 file, looks nothing up by name, takes no Python object, and its results' shapes follow from its
 arguments' shapes. `capture` writes nothing else into a rebuildable graph, reading refuses anything
-else, and `profiler.rebuild` finds each name in ``torch.ops``.
+else, and `profiler.graphs.rebuild` finds each name in ``torch.ops``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Published models by name: their families and configurations.
 
-`tests/profiler/test_presets.py` compares what they build with the published numbers of parameters.
+`tests/profiler/models/test_presets.py` compares what they build with the published numbers of
+parameters.
 """
 
 from __future__ import annotations

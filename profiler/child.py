@@ -21,8 +21,8 @@ from ..core.errors import InvalidInput, MeasurementError, StagewrightError
 from ..core.options import MeasureRequest
 from ..core.profile import Profile
 from .child_process import measure_apart
-from .expected_sample import expected_inputs, expected_target
-from .out_of_memory import is_out_of_memory
+from .machine.out_of_memory import is_out_of_memory
+from .models.expected_sample import expected_inputs, expected_target
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from ..core.graph import Graph
     from ..core.options import ProfilingOptions
     from ..core.sample import Sample
-    from .families import LossFunction
-    from .profile import Progress
+    from .measure.profile import Progress
+    from .models.families import LossFunction
 
 DEVICE = "/profiling/device"
 INPUTS = "/sample/inputs"
@@ -80,7 +80,7 @@ def measure(request: MeasureRequest, progress: Progress | None = None) -> Profil
     Raises:
         InvalidInput: The device is not here, the model does not take the sample, or the graph
             cannot be run; ``field`` points at what to change.
-        StagewrightError: See `profiler.profile.profile` and `profiler.profile_graph`.
+        StagewrightError: See `profile` and `profile_graph`.
     """
     if request.graph is not None:
         return measure_apart(request, progress)
@@ -97,8 +97,8 @@ def measure_here(request: MeasureRequest, progress: Progress | None = None) -> P
 
 
 def _measure_graph(graph: Graph, options: ProfilingOptions, progress: Progress | None) -> Profile:
-    from .allocator import keep_freed_memory
-    from .profile_graph import profile_graph
+    from .graphs.profile_graph import profile_graph
+    from .machine.allocator import keep_freed_memory
 
     keep_freed_memory()
     try:
@@ -113,10 +113,10 @@ def _measure_model(
 ) -> Profile:
     import torch
 
-    from .allocator import keep_freed_memory
-    from .devices import check_device
-    from .families import build_loss
-    from .profile import profile
+    from .machine.allocator import keep_freed_memory
+    from .machine.devices import check_device
+    from .measure.profile import profile
+    from .models.families import build_loss
 
     device = check_device(options.device or "cpu")
     keep_freed_memory()
@@ -146,7 +146,7 @@ def _build(
     spec: ModelSpec, sample: Sample, device: str
 ) -> tuple[nn.Module, dict[str, Tensor], Tensor | None]:
     """Model, inputs and target, on the device."""
-    from .families import build_model, make_sample
+    from .models.families import build_model, make_sample
 
     try:
         model = build_model(spec).to(device)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .planner.plan import Planner as Planner
     from .planner.plan import plan as plan
     from .planner.validate import validate as validate
-    from .profiler.estimate import estimate as estimate
-    from .profiler.profile import profile as profile
+    from .profiler.estimates.estimate import estimate as estimate
+    from .profiler.measure.profile import profile as profile
     from .runtime.distributed import DistributedPipeline as DistributedPipeline
     from .runtime.pipeline import Pipeline as Pipeline
     from .runtime.verify import verify as verify
@@ -45,10 +45,10 @@ _HOME = {
     "Timeline": "core.timeline",
     "balance_by_size": "balance",
     "balance_by_time": "balance",
-    "estimate": "profiler.estimate",
+    "estimate": "profiler.estimates.estimate",
     "explain": "planner.explain",
     "plan": "planner.plan",
-    "profile": "profiler.profile",
+    "profile": "profiler.measure.profile",
     "validate": "planner.validate",
     "verify": "runtime.verify",
 }

@@ -131,7 +131,7 @@ def _check(partitions: int, module: nn.Module) -> None:
 def _measure(
     module: nn.Module, sample: Any, budget_s: float, device: torch.device | str | None
 ) -> Profile:
-    from .profiler.profile import profile
+    from .profiler.measure.profile import profile
 
     if device is not None:
         module = copy.deepcopy(module).to(device)

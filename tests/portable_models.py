@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from stagewright.core.families import ResNetConfig, ResNetSpec
-from stagewright.profiler.families import build_model
+from stagewright.profiler.models.families import build_model
 from tests.torch_models import make_case
 
 

@@ -26,7 +26,7 @@ from stagewright.core.graph import Graph
 from stagewright.core.plan import Plan, PlanOptions
 from stagewright.core.profile import LayerProfile, Profile, Timing
 from stagewright.planner.from_balance import plan_from_balance
-from stagewright.profiler.families import build_loss, build_model, training_batch
+from stagewright.profiler.models.families import build_loss, build_model, training_batch
 
 SPECS: dict[str, ModelSpec] = {
     "mlp": MLPSpec(family="mlp", config=MLPConfig(num_layers=4, hidden_size=32)),

@@ -117,7 +117,7 @@ def test_links_that_cannot_be_measured_leave_the_rest(run, monkeypatch):
     def fail(*_: object) -> None:
         raise RankFailed("rank 1 stopped answering")
 
-    monkeypatch.setattr("stagewright.profiler.links.measure_links_here", fail)
+    monkeypatch.setattr("stagewright.profiler.links.local.measure_links_here", fail)
     ran = run("doctor", "--links", "--json")
     assert (ran.code, ran.stderr) == (0, "")
     report = json.loads(ran.stdout)

@@ -14,9 +14,9 @@ from stagewright.core.options import MeasureRequest, ProfilingOptions
 from stagewright.core.profile import Profile
 from stagewright.profiler import child
 from stagewright.profiler.child_process import measure_apart
-from stagewright.profiler.devices import check_device
-from stagewright.profiler.expected_sample import expected_inputs, expected_target
-from stagewright.profiler.out_of_memory import is_out_of_memory
+from stagewright.profiler.machine.devices import check_device
+from stagewright.profiler.machine.out_of_memory import is_out_of_memory
+from stagewright.profiler.models.expected_sample import expected_inputs, expected_target
 
 REQUEST = {
     "model": {"family": "mlp", "config": {"num_layers": 2, "input_size": 8}},

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.profiler.links import free_port
+from stagewright.profiler.links.local import free_port
 from tests.torch_models import make_case, make_plan
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]

@@ -1,0 +1,1 @@
+"""Profiles without the device: FLOPs and bytes against a catalogue."""

@@ -1,0 +1,99 @@
+"""Efficiencies that make estimates agree with what was measured.
+
+Minimised is, over all parts of all measured models, the squared logarithm of estimated over
+measured time, each part weighted by its share of its model's time, plus that of each whole model,
+plus a small pull towards the usual efficiencies, so that a class of operations nothing was
+measured of stays where it was. The search goes along one efficiency at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.profile import Profile
+from .flops import Cost
+from .times import RATES, CostTable, Rates
+from .work import ModelWork
+
+PULL = 0.01
+"""Weight of a factor e on an efficiency, against the same factor on a whole model's time."""
+
+FINEST_STEP = 1.01
+LARGEST_CHANGE = 100.0
+"""No efficiency leaves its usual value by more."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One model's parts: what they do and how long they took."""
+
+    costs: Sequence[Iterable[Cost]]
+    measured_s: Sequence[float]
+
+
+def observation(work: ModelWork, profile: Profile) -> Observation:
+    """Forwards and backwards of every layer, and of the loss if both have one."""
+    measured = [(entry.forward.median_s, entry.backward.median_s) for entry in profile.layers]
+    parts = list(work.layers)
+    if work.loss is not None and profile.loss is not None:
+        measured.append((profile.loss.forward.median_s, profile.loss.backward.median_s))
+        parts.append(work.loss)
+    costs = [costs for part in parts for costs in (part.forward, part.backward)]
+    return Observation(costs, [time_s for pair in measured for time_s in pair])
+
+
+class _Errors:
+    """The sum to be minimised, of every observation together."""
+
+    def __init__(self, observations: Sequence[Observation]) -> None:
+        self._table = CostTable([costs for entry in observations for costs in entry.costs])
+        self._models: list[tuple[slice, NDArray[np.float64]]] = []
+        start = 0
+        for entry in observations:
+            stop = start + len(entry.measured_s)
+            self._models.append((slice(start, stop), np.array(entry.measured_s)))
+            start = stop
+
+    def __call__(self, rates: Rates) -> float:
+        estimated = self._table.seconds(rates)
+        total = 0.0
+        for span, measured in self._models:
+            times = estimated[span]
+            known = (measured > 0) & (times > 0)
+            shares = measured[known] / measured[known].sum()
+            total += float(shares @ np.log(times[known] / measured[known]) ** 2)
+            total += float(np.log(times.sum() / measured.sum()) ** 2)
+        return total
+
+
+def calibrated(start: Rates, observations: Sequence[Observation]) -> Rates:
+    """The rates at which the observations are estimated best."""
+    errors = _Errors(observations)
+    moved = dict.fromkeys(RATES, 0.0)  # logarithm of each one's change so far
+
+    def price(rates: Rates) -> float:
+        return errors(rates) + PULL * sum(change**2 for change in moved.values())
+
+    rates, step = start, 2.0
+    best = price(rates)
+    while step > FINEST_STEP:
+        improved = False
+        for name in RATES:
+            for factor in (step, 1 / step):
+                change = float(np.log(factor))
+                if abs(moved[name] + change) > np.log(LARGEST_CHANGE):
+                    continue
+                moved[name] += change
+                tried = rates.scaled(name, factor)
+                found = price(tried)
+                if found < best - 1e-12:
+                    rates, best, improved = tried, found, True
+                    break
+                moved[name] -= change
+        if not improved:
+            step = step**0.5
+    return rates

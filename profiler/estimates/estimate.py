@@ -1,0 +1,333 @@
+"""Estimate a profile without the device: FLOPs and bytes against a catalogue of devices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...capture.sample import CallStructure
+from ...core.accelerators import (
+    Accelerator,
+    Precision,
+    accelerator,
+    by_driver_name,
+    check_precision,
+    default_precision,
+)
+from ...core.default_samples import default_sample
+from ...core.errors import InvalidInput
+from ...core.families import ModelSpec
+from ...core.graph import Layer
+from ...core.profile import LayerProfile, LossProfile, Profile, Provenance, Timing
+from ...core.sample import Sample
+from ..layers.loss import LossFunction
+from ..models.families import build_loss, build_model
+from .calibration import Observation, calibrated, observation
+from .copies import META, on_meta, without_values
+from .errors import error_band, error_note
+from .settings import TENSORS, check_settings, floating_dtype
+from .times import CostTable, Rates, default_rates
+from .work import LayerWork, ModelWork, model_work
+
+DTYPES: dict[Precision, torch.dtype] = {
+    precision: getattr(torch, name) for precision, name in TENSORS.items()
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an estimate is for.
+
+    Attributes:
+        device: From the catalogue.
+        precision: Of parameters, activations and products.
+        num_threads: CPU cores at work; counts for the CPU alone.
+    """
+
+    device: Accelerator
+    precision: Precision
+    num_threads: int = 1
+
+    @property
+    def winograd(self) -> bool:
+        """See `flops.cost_of`."""
+        return self.device.backend == "cuda" and self.precision == "float32"
+
+
+def target(
+    device: str | Accelerator, precision: Precision | None = None, num_threads: int | None = None
+) -> Target:
+    """What an estimate is for, with defaults: 16 bits on GPUs, float32 and all cores on a CPU.
+
+    Raises:
+        InvalidInput: The catalogue has no such device, or the device no such precision.
+    """
+    found = accelerator(device) if isinstance(device, str) else device
+    is_cpu = found.backend == "cpu"
+    if precision is not None:
+        check_precision(found, precision)
+    return Target(
+        found,
+        precision or default_precision([found]),
+        (num_threads or os.cpu_count() or 1) if is_cpu else 1,
+    )
+
+
+def estimate(
+    model: nn.Module,
+    sample: Any,
+    *,
+    device: str | Accelerator,
+    precision: Precision | None = None,
+    num_threads: int | None = None,
+    loss_fn: LossFunction | None = None,
+    target_tensor: Tensor | None = None,
+    spec: ModelSpec | None = None,
+    calibrate_by: Sequence[Profile] = (),
+) -> Profile:
+    """A profile of a model on a device that need not be here, and that need not fit here.
+
+    The model is copied without its values; it and its sample may be on the meta device.
+
+    Args:
+        model: Any module `capture.capture.trace` accepts.
+        sample: One micro-batch: a tensor, a tuple (positional) or a dict (keywords).
+        device: A name from the catalogue, such as ``H100``.
+        precision: Of parameters, activations and products; bfloat16 on GPUs that have it,
+            float16 on others, if not given.
+        num_threads: CPU cores, if the device is the CPU; all of this machine's if not given.
+        loss_fn: ``loss_fn(output, target)``; if given, its cost is charged to the last stage.
+        target_tensor: What the loss is taken against.
+        spec: Recorded in the profile, so that a plan can build the model again.
+        calibrate_by: Measured profiles of models of a family, on the same kind of device.
+
+    Raises:
+        InvalidInput: Device, sample or a profile to calibrate by does not fit.
+        CaptureError: The model cannot be traced on the meta device.
+    """
+    wanted = target(device, precision, num_threads)
+    dtype = DTYPES[wanted.precision]
+    work = model_work(
+        without_values(model, dtype),
+        on_meta(sample, dtype),
+        backend=wanted.device.backend,
+        winograd=wanted.winograd,
+        loss_fn=loss_fn,
+        target=None if target_tensor is None else on_meta(target_tensor, dtype),
+    )
+    return document(work, wanted, rates_for(wanted, calibrate_by), spec, calibrate_by)
+
+
+def estimate_spec(
+    spec: ModelSpec,
+    sample: Sample | None = None,
+    *,
+    device: str | Accelerator,
+    precision: Precision | None = None,
+    num_threads: int | None = None,
+    calibrate_by: Sequence[Profile] = (),
+) -> Profile:
+    """The same of a model of a family, with its usual loss, built on the meta device.
+
+    Args:
+        spec: Family and configuration.
+        sample: One micro-batch; `core.default_samples` if not given. Without a target the loss is
+            left out.
+        device: See `estimate`.
+        precision: See `estimate`.
+        num_threads: See `estimate`.
+        calibrate_by: See `estimate`.
+
+    Raises:
+        InvalidInput: See `estimate`.
+        MeasurementError: The family needs a package that is not installed.
+    """
+    wanted = target(device, precision, num_threads)
+    work = spec_work(spec, sample or default_sample(spec), wanted)
+    return document(work, wanted, rates_for(wanted, calibrate_by), spec, calibrate_by)
+
+
+def spec_work(spec: ModelSpec, sample: Sample, wanted: Target) -> ModelWork:
+    """What the layers of a model of a family do."""
+    dtype = DTYPES[wanted.precision]
+    with META:
+        model = build_model(spec).to(dtype)
+    inputs = {
+        name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device=META)
+        for name, entry in sample.inputs.items()
+    }
+    goal = None
+    if sample.target is not None:
+        kind = getattr(torch, sample.target.dtype)
+        goal = torch.empty(sample.target.shape, dtype=kind, device=META)
+    return model_work(
+        model,
+        on_meta(inputs, dtype),
+        backend=wanted.device.backend,
+        winograd=wanted.winograd,
+        loss_fn=None if goal is None else build_loss(spec),
+        target=goal,
+    )
+
+
+def rates_for(wanted: Target, profiles: Sequence[Profile]) -> Rates:
+    """The device's usual rates, calibrated by measured profiles where there are any.
+
+    Raises:
+        InvalidInput: A profile was not measured, is of another kind of device or with other
+            settings, or of a model that is not of a family and so cannot be built again.
+    """
+    start = default_rates(wanted.device, wanted.precision, wanted.num_threads)
+    if not profiles:
+        return start
+    return calibrated(start, [_observed(profile, wanted) for profile in profiles])
+
+
+def _observed(profile: Profile, wanted: Target) -> Observation:
+    found = profile.provenance
+    if found.source != "measured":
+        raise InvalidInput(
+            f"an estimate can only be calibrated by measured profiles; that of {profile.model} "
+            "is itself estimated",
+            field="/calibrate_by",
+        )
+    kind = "CPU" if found.device == "cpu" else _kind(found.device_name)
+    if kind != wanted.device.name:
+        raise InvalidInput(
+            f"the profile of {profile.model} was measured on {found.device_name or found.device}, "
+            f"and the estimate is for {wanted.device.full_name}; calibrate by profiles of the "
+            "same kind of device",
+            field="/calibrate_by",
+        )
+    if profile.spec is None:
+        raise InvalidInput(
+            f"{profile.model} is no model of a family, so what its layers compute is not known; "
+            "calibrate by profiles made with --family",
+            field="/calibrate_by",
+        )
+    is_cpu = wanted.device.backend == "cpu"
+    check_settings(profile, wanted.precision, wanted.num_threads if is_cpu else None)
+    return observation(profile_work(profile, wanted), profile)
+
+
+def _kind(device_name: str) -> str:
+    found = by_driver_name(device_name)
+    return found.name if found else device_name
+
+
+def profile_work(profile: Profile, wanted: Target) -> ModelWork:
+    """What the layers of a profiled model of a family do, at the profile's own shapes."""
+    assert profile.spec is not None
+    with META:
+        model = build_model(profile.spec)
+        floating = floating_dtype(profile)
+        model = model.to(getattr(torch, floating)) if floating else model
+    flat = [
+        torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=META)
+        for spec in profile.inputs
+    ]
+    goal = None
+    if profile.loss is not None:
+        batch = profile.inputs[0].shape[0]
+        usual = default_sample(profile.spec, batch).target
+        assert usual is not None
+        shape = profile.inputs[-1].shape if len(usual.shape) == 2 else usual.shape
+        if len(usual.shape) == 3:
+            shape = (batch, *profile.inputs[0].shape[2:])
+        goal = torch.empty(shape, dtype=torch.int64, device=META)
+    structure = CallStructure.from_json(profile.input_structure)
+    work = model_work(
+        model,
+        structure.as_sample(flat),
+        backend=wanted.device.backend,
+        winograd=wanted.winograd,
+        loss_fn=None if goal is None else build_loss(profile.spec),
+        target=goal,
+    )
+    names = [entry.layer.name for entry in profile.layers]
+    if names != work.captured.layers.names:
+        raise InvalidInput(
+            f"the layers of the profile of {profile.model} are not those its family has now; "
+            "measure it again",
+            field="/calibrate_by",
+        )
+    return work
+
+
+def document(
+    work: ModelWork,
+    wanted: Target,
+    rates: Rates,
+    spec: ModelSpec | None = None,
+    calibrate_by: Sequence[Profile] = (),
+) -> Profile:
+    """The estimate as a profile."""
+    lists = [
+        costs for part in work.parts for costs in (part.forward, part.backward, part.backward_input)
+    ]
+    times = CostTable(lists).seconds(rates).reshape(-1, 3)
+    graph, backend = work.captured.graph, wanted.device.backend
+    is_calibrated = bool(calibrate_by)
+    layers = tuple(
+        _layer(entry.model_copy(update={"cost_class": name}), part, *map(float, row))
+        for entry, name, part, row in zip(
+            graph.layers, work.classes, work.layers, times, strict=False
+        )
+    )
+    loss = None
+    if work.loss is not None:
+        loss = LossProfile(
+            forward=Timing(median_s=float(times[-1][0])),
+            backward=Timing(median_s=float(times[-1][1])),
+            saved_activation_bytes=work.loss.saved_bytes,
+        )
+    return Profile(
+        model=graph.model,
+        spec=spec,
+        inputs=graph.inputs,
+        input_structure=work.captured.structure.to_json(),
+        layers=layers,
+        boundaries=graph.boundaries,
+        edges=graph.edges,
+        parameters=graph.parameters,
+        storages=work.storages,
+        loss=loss,
+        provenance=Provenance(
+            source="estimated",
+            device="cpu" if backend == "cpu" else "cuda",
+            device_name=wanted.device.full_name,
+            torch_version=torch.__version__,
+            stagewright_version=version("stagewright"),
+            num_threads=wanted.num_threads if backend == "cpu" else None,
+            calibrated_by=tuple(profile.content_id() for profile in calibrate_by),
+            error_band=error_band(backend, is_calibrated),
+        ),
+        fixed_mode=graph.fixed_mode,
+        notes=(
+            f"ESTIMATED for {wanted.device.full_name} at {wanted.precision}: "
+            + error_note(backend, is_calibrated),
+            *graph.notes,
+        ),
+    )
+
+
+def _layer(
+    entry: Layer, part: LayerWork, forward_s: float, backward_s: float, input_s: float
+) -> LayerProfile:
+    input_s = min(input_s, backward_s)
+    return LayerProfile(
+        layer=entry,
+        forward=Timing(median_s=forward_s),
+        backward=Timing(median_s=backward_s),
+        backward_input=Timing(median_s=input_s),
+        backward_weight=Timing(median_s=backward_s - input_s),
+        saved_activation_bytes=part.saved_bytes,
+        output_bytes=part.output_bytes,
+        workspace_bytes=part.workspace_bytes,
+    )

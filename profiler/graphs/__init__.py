@@ -1,0 +1,1 @@
+"""Graphs without code: built again, and measured one layer at a time."""

@@ -1,0 +1,189 @@
+"""Measure a graph without its model's code, one layer at a time, larger than memory or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from ...capture.program import value_of
+from ...capture.state import random_state_kept
+from ...core.errors import MeasurementError
+from ...core.graph import Graph
+from ...core.options import ProfilingOptions
+from ...core.profile import LayerProfile, Profile
+from ...core.units import format_bytes
+from ..layers.blame import need
+from ..layers.cost_classes import cost_classes, members_of
+from ..layers.first_run import waiting_gradients
+from ..layers.precision import as_in_training
+from ..layers.runs import LayerRun, layer_runs
+from ..machine.clock import timing
+from ..machine.devices import check_device
+from ..machine.host_memory import free_memory_bytes
+from ..machine.neighbours import busy_neighbours
+from ..machine.provenance import provenance
+from ..machine.threads import threads
+from ..machine.throttling import watched_clocks
+from .captured import Rebuilt, rebuild_captured
+from .inputs import MAX_HELD_BYTES, BoundaryValues
+from .kept import kept_bytes, sharing, storage_table
+from .layer_at_hand import MeasuredLayer, measure_layer
+from .needs import fixed_bytes, least_bytes
+
+Progress = Callable[[int, int, str], None]
+
+NOTE = (
+    "measured without the model's code, one layer at a time on made-up values; "
+    "no run of the whole model to compare with"
+)
+
+
+def profile_graph(
+    graph: Graph,
+    *,
+    options: ProfilingOptions | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Profile:
+    """Measure every layer of a graph, with random weights, holding one layer at a time.
+
+    Each layer gets memory, made-up weights and inputs of the shapes and strides of the real ones,
+    is measured forwards and backwards, and is let go, so that a model needs no more memory than
+    its largest layer. Of layers that cost the same one is measured. What they keep for the
+    backward adds up to the same storage table as measuring the whole model gives. Seeds torch's
+    random generators, and puts them back.
+
+    Nobody's code is run but torch's. Still, a graph from somebody else is measured in a process of
+    its own (`profiler.child`): operators are not safe against every argument.
+
+    Args:
+        graph: Captured with ``rebuildable`` set.
+        options: Device (the CPU if none is named), threads, neighbours, precision, and budget.
+        seed: Of weights and inputs.
+        progress: Called with layers done, layers in all, and the layer's name.
+
+    Raises:
+        InvalidInput: The graph cannot be rebuilt, or contradicts itself, or the caller is in
+            inference mode.
+        MeasurementError: A layer failed, or does not fit in memory; the message names it, and what
+            it needs.
+    """
+    options = options or ProfilingOptions()
+    device = torch.device(check_device(options.device or "cpu"))
+    with as_in_training(device), threads(options.num_threads), random_state_kept():
+        torch.manual_seed(seed)
+        rebuilt = rebuild_captured(graph, device)
+        runs = layer_runs(rebuilt.captured)
+        classes = cost_classes(rebuilt.captured, runs)
+        generator = torch.Generator(device).manual_seed(seed)
+        groups = _groups(classes, runs, deduplicate=options.deduplicate)
+        chosen = [runs[members[len(members) // 2]] for members in groups]
+        held = rebuilt.captured.program.inputs
+        left_bytes = min(_check_fits(run, device, held) for run in chosen)
+        inputs = BoundaryValues(rebuilt, runs, device, generator, left_bytes)
+        found: list[MeasuredLayer | None] = [None] * len(runs)
+        with busy_neighbours(options.busy_neighbours), watched_clocks(device) as clocks:
+            for done, (run, members) in enumerate(zip(chosen, groups, strict=True)):
+                if progress is not None:
+                    progress(done, len(groups), run.name)
+                _check_fits(run, device)
+                budget_s = options.budget_s / len(groups)
+                measured = measure_layer(rebuilt, run, inputs, options, budget_s, generator)
+                for member in members:
+                    found[member] = measured
+        if progress is not None:
+            progress(len(groups), len(groups), "all layers")
+    complete = [entry for entry in found if entry is not None]
+    origin = provenance(device, options, clocks.clocks())
+    return _document(_Found(rebuilt, runs, classes, complete)).model_copy(
+        update={"provenance": origin}
+    )
+
+
+@dataclass(frozen=True)
+class _Found:
+    rebuilt: Rebuilt
+    runs: Sequence[LayerRun]
+    classes: Sequence[str]
+    layers: Sequence[MeasuredLayer]
+
+
+def _groups(
+    classes: Sequence[str], runs: Sequence[LayerRun], *, deduplicate: bool
+) -> list[list[int]]:
+    """Layers measured as one: of one cost class, with the same values sharing memory."""
+    if not deduplicate:
+        return [[index] for index in range(len(runs))]
+    return members_of([f"{name} {sharing(run)}" for name, run in zip(classes, runs, strict=True)])
+
+
+def _check_fits(run: LayerRun, device: torch.device, held: Sequence[fx.Node] = ()) -> int:
+    """Refuse a layer that cannot fit, before the system ends the process over it.
+
+    Args:
+        run: The layer.
+        device: Where it is to be measured.
+        held: Values that have yet to be made and are there beside it.
+
+    Returns:
+        Bytes that are left for others.
+    """
+    if device.type == "cuda":
+        available: int | None = torch.cuda.mem_get_info(device)[0]
+    else:
+        available = free_memory_bytes()
+    if available is None:
+        return MAX_HELD_BYTES
+    least = least_bytes(run, held)
+    if least > available:
+        raise MeasurementError(
+            f"{run.name} does not fit: {need(run)}, buffers and constants "
+            f"{format_bytes(fixed_bytes(run))}, with all inputs of the model "
+            f"{format_bytes(least)}, and {format_bytes(available)} are free on "
+            f"{device}; use a smaller micro-batch, or a device with more memory"
+        )
+    return available - least
+
+
+def _document(found: _Found) -> Profile:
+    graph, resident = found.rebuilt.graph, found.rebuilt.resident
+    kept = [layer.kept for layer in found.layers]
+    layers = []
+    values = {n: value_of(n) for run in found.runs for n in run.writes if n is not None}
+    waiting = waiting_gradients(found.runs, values)
+    for layer, name, run, measured, passing in zip(
+        graph.layers, found.classes, found.runs, found.layers, waiting, strict=True
+    ):
+        times, dispatch = measured.samples.device_s, measured.samples.dispatch_s
+        split = {
+            phase: timing(times[phase]) if times[phase] else None
+            for phase in ("backward_input", "backward_weight")
+        }
+        layers.append(
+            LayerProfile(
+                layer=layer.model_copy(update={"cost_class": name}),
+                forward=timing(times["forward"]),
+                backward=timing(times["backward"]),
+                **split,
+                dispatch_forward=timing(dispatch["forward"]) if measured.on_its_own else None,
+                dispatch_backward=timing(dispatch["backward"]) if measured.on_its_own else None,
+                saved_activation_bytes=kept_bytes(run, measured.kept, resident),
+                output_bytes=measured.output_bytes,
+                workspace_bytes=max(measured.forward_bytes, measured.backward_bytes + passing),
+            )
+        )
+    return Profile(
+        model=graph.model,
+        inputs=graph.inputs,
+        input_structure=graph.input_structure,
+        layers=tuple(layers),
+        boundaries=graph.boundaries,
+        edges=graph.edges,
+        parameters=graph.parameters,
+        storages=storage_table(found.runs, kept, resident),
+        fixed_mode=graph.fixed_mode,
+        notes=(*graph.notes, NOTE),
+    )

@@ -1,0 +1,1 @@
+"""One layer run alone or in its turn, and what it keeps."""

@@ -1,0 +1,113 @@
+"""One layer run once, forwards and backwards, for what it keeps and what it needs in passing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...capture.program import tensors_of
+from .memory import PeakMemory
+from .runs import LayerRun, Values, detached, mapped
+from .storages import GraphWatch, Storage, StorageTable
+
+
+@dataclass(frozen=True)
+class MemoryRun:
+    """What a layer made and needed.
+
+    Attributes:
+        produced: Its outputs, without their history.
+        kept: Storages its graph keeps until the backward.
+        forward_bytes: Most memory in use at once in the forward beyond what it was given,
+            parameters and what it keeps: outputs that no backward reads, and scratch memory.
+        backward_bytes: The same in the backward: gradients, those that come in and go out among
+            them, and scratch memory, less what it kept and has let go of.
+    """
+
+    produced: list[Any]
+    kept: list[Storage]
+    forward_bytes: int
+    backward_bytes: int
+
+
+def memory_run(
+    run: LayerRun,
+    values: Values,
+    table: StorageTable,
+    device: torch.device,
+    context: Callable[[], AbstractContextManager[object]],
+) -> MemoryRun:
+    """Run a layer on the values it really receives; its gradients have to be there already.
+
+    Args:
+        run: The layer.
+        values: What it is given, by node.
+        table: Told which copies stand for which storages.
+        device: Where it runs.
+        context: Around the forward, e.g. autocast.
+    """
+    leaves = run.leaves(values)
+    given, made = _given(run, leaves, table)
+    peak = PeakMemory(device)
+    with context(), peak:
+        outputs = run.function(*given)
+    highest = peak.peak_bytes
+    root = _root(outputs)
+    produced = [detached(value) for value in outputs]
+    del given, outputs
+    made_inside = dict(peak.live())
+    watch = GraphWatch([*tensors_of(leaves), *tensors_of(produced)], made | made_inside)
+    before = peak.restart_peak()
+    if root is not None:
+        with peak:
+            root.backward()
+    backward = peak.peak_bytes - before
+    del root
+    kept = watch.kept()
+    forward = highest - sum(storage.size_bytes for storage in kept if storage.key in made_inside)
+    return MemoryRun(produced, kept, max(forward, 0), backward)
+
+
+def _given(
+    run: LayerRun, leaves: Sequence[Any], table: StorageTable
+) -> tuple[list[Any], dict[int, Storage]]:
+    """What to call it with, and the copies among them.
+
+    A leaf lives as long as the graph that leads to it, so views of the leaves are handed in: they
+    stay only if they are kept.
+    """
+    arguments = run.arguments(leaves)
+    copies: dict[int, Storage] = {}
+    for copy, leaf in zip(tensors_of(arguments), tensors_of(leaves), strict=True):
+        if copy is not leaf:
+            storage = Storage.of(copy)
+            copies[storage.key] = storage
+            table.same_storage(storage, Storage.of(leaf))
+    return [mapped(lambda tensor: tensor.view_as(tensor), value) for value in arguments], copies
+
+
+def _root(outputs: Sequence[Any]) -> Tensor | None:
+    """Something to start the backward from that does not hold the outputs; `None` without one."""
+    roots = [value for value in tensors_of(list(outputs)) if value.requires_grad]
+    if not roots:
+        return None
+    root: Tensor = _Ones.apply(*roots)  # type: ignore[no-untyped-call]
+    return root
+
+
+class _Ones(torch.autograd.Function):
+    """Hands a gradient of ones to each of its inputs, made when the backward begins."""
+
+    @staticmethod
+    def forward(ctx: Any, *values: Tensor) -> Tensor:
+        ctx.shapes = [(torch.empty_like(value, device="meta"), value.device) for value in values]
+        return values[0].new_zeros((), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return tuple(torch.ones_like(shape, device=device) for shape, device in ctx.shapes)

@@ -1,0 +1,61 @@
+"""The precision layers run in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+from ...core.errors import InvalidInput
+from ...core.options import ProfilingOptions
+
+Context = Callable[[], AbstractContextManager[object]]
+
+
+def forward_context(
+    options: ProfilingOptions, device: torch.device, *, cached: bool = True
+) -> Context:
+    """What every forward runs in: ``torch.autocast`` if asked for. A backward follows its forward.
+
+    Made anew for each layer, so each converts its own weights, as every stage does.
+
+    Args:
+        options: The precision.
+        device: Where the forward runs.
+        cached: Whether a weight used twice inside is converted once. Not where a model is captured,
+            whose forwards with and without gradients would share what was converted.
+    """
+    if options.autocast is None:
+        return nullcontext
+    dtype: torch.dtype = getattr(torch, options.autocast)
+    return lambda: _autocast(device, dtype, cached)
+
+
+@contextmanager
+def _autocast(device: torch.device, dtype: torch.dtype, cached: bool) -> Iterator[None]:
+    """Autocast that forgets what it converted; torch's own remembers it inside another one."""
+    try:
+        with torch.autocast(device.type, dtype=dtype, cache_enabled=cached):
+            yield
+    finally:
+        torch.clear_autocast_cache()
+
+
+@contextmanager
+def as_in_training(device: torch.device) -> Iterator[None]:
+    """Gradients on and autocast off, whatever the caller has around the measurement.
+
+    Raises:
+        InvalidInput: The caller is in inference mode, which gradients cannot be turned on in.
+    """
+    if torch.is_inference_mode_enabled():
+        raise InvalidInput(
+            "a model cannot be profiled in inference mode, which has no backward; call it outside "
+            "of torch.inference_mode()"
+        )
+    off: AbstractContextManager[object] = nullcontext()
+    if torch.amp.is_autocast_available(device.type):
+        off = torch.autocast(device.type, enabled=False)
+    with torch.enable_grad(), off:
+        yield

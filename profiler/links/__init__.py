@@ -1,0 +1,1 @@
+"""How fast the links between processes are, fitted into a cluster."""

@@ -1,0 +1,204 @@
+"""Latency and bandwidth of links from the times of messages and all-reduces.
+
+Errors are relative: a message of 1 KiB counts as much as one of 64 MiB. Times that fit badly, such
+as those during which something else ran, count less (Huber 1964).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from ...core.cluster import Cluster, LinkLevel
+from ...core.errors import MeasurementError
+from .records import LevelFit, LevelTimes, LinkTime
+
+ROUNDS = 30
+"""Of weighting; the weights have long settled."""
+
+HUBER = 1.345
+"""Residuals beyond so many deviations count less: 95 % efficient for normal errors (Huber)."""
+
+DEVIATION = 1.4826
+"""Standard deviation of normal errors over their median absolute value."""
+
+EXACT = 1e-9
+"""Residuals below are rounding."""
+
+SHARED_FROM = 1.5
+"""A level is shared if messages sent at once take so many times longer than one alone."""
+
+LARGE_BYTES = 2**20
+"""All-reduces from here on say how well they are predicted."""
+
+NO_LIMIT = 1e30
+"""A bandwidth at which bytes cost nothing."""
+
+
+def fit_line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    """Latency in seconds and bandwidth in bytes/s of one-way messages.
+
+    Weighted least squares of ``latency + bytes / bandwidth`` in relative errors; no latency below
+    zero.
+
+    Args:
+        points: Bytes and seconds, of at least two sizes.
+
+    Raises:
+        MeasurementError: Fewer sizes.
+    """
+    if len({size for size, _ in points}) < 2:
+        raise MeasurementError("links need messages of at least two sizes; allow more time")
+    latency_s, per_byte_s = 0.0, 0.0
+    weights = [1.0] * len(points)
+    for _ in range(ROUNDS):
+        latency_s, per_byte_s = _weighted_line(points, weights)
+        residuals = [(latency_s + per_byte_s * size) / time_s - 1 for size, time_s in points]
+        weights = _weights(residuals)
+    if per_byte_s <= 0:  # noise alone: the largest message still bounds the bandwidth from below
+        size, time_s = max(points)
+        return latency_s, size / time_s
+    return latency_s, 1 / per_byte_s
+
+
+def fit_levels(
+    levels: Sequence[LevelTimes], cluster: Cluster, *, shared_from: float = SHARED_FROM
+) -> tuple[LevelFit, ...]:
+    """Fit each level to its times, the innermost first.
+
+    The bandwidth of all-reduces is the one with which `Cluster.all_reduce_time_s` comes nearest to
+    the all-reduces measured, those over inner levels included.
+
+    Args:
+        levels: Innermost first.
+        cluster: The devices; its own levels do not matter.
+        shared_from: See `SHARED_FROM`.
+    """
+    fits: list[LevelFit] = []
+    for found in levels:
+        messages = [entry for entry in found.times if entry.what == "message"]
+        latency_s, bandwidth = fit_line([(one.size_bytes, one.time_s) for one in messages])
+        level = LinkLevel(
+            name=found.name,
+            group_size=found.group_size,
+            latency_s=latency_s,
+            bandwidth_bytes_per_s=bandwidth,
+            shared=found.slowdown is not None and found.slowdown >= shared_from,
+        )
+        inner = tuple(fit.level for fit in fits)
+        reduces = [entry for entry in found.times if entry.what == "all_reduce"]
+        if reduces:
+            level = _with_all_reduce(cluster, inner, level, reduces)
+        fits.append(_fit(cluster, (*inner, level), found, messages, reduces))
+    return tuple(fits)
+
+
+def _with_all_reduce(
+    cluster: Cluster, inner: tuple[LinkLevel, ...], level: LinkLevel, reduces: list[LinkTime]
+) -> LinkLevel:
+    """The level with its bandwidth of all-reduces: times are linear in its reciprocal."""
+
+    def predicted_s(bandwidth: float) -> list[float]:
+        changed = level.model_copy(update={"all_reduce_bandwidth_bytes_per_s": bandwidth})
+        return [all_reduce_s(cluster, (*inner, changed), entry) for entry in reduces]
+
+    fixed_s = predicted_s(NO_LIMIT)
+    points = [
+        (whole_s - base_s, base_s, entry.time_s)
+        for entry, base_s, whole_s in zip(reduces, fixed_s, predicted_s(1.0), strict=True)
+    ]
+    per_byte_s = _weighted_slope(points)
+    if per_byte_s <= 0:  # latencies explain more than all of it: nothing tells a bandwidth
+        return level
+    return level.model_copy(update={"all_reduce_bandwidth_bytes_per_s": 1 / per_byte_s})
+
+
+def _weighted_slope(points: Sequence[tuple[float, float, float]]) -> float:
+    """The slope of ``base + slope * bytes`` nearest to times, in relative errors.
+
+    An all-reduce counts by the share of its time that its bytes take: of the small ones the
+    latency is nearly all, which messages have already told and which one ring models badly.
+
+    Args:
+        points: Bytes moved, base and time of each.
+    """
+    large = sorted(points)[len(points) * 2 // 3 :]
+    slope = median((time_s - base_s) / moved for moved, base_s, time_s in large)
+    weights = [1.0] * len(points)
+    for _ in range(ROUNDS):
+        if slope <= 0:
+            break
+        above = below = 0.0
+        for weight, (moved, base_s, time_s) in zip(weights, points, strict=True):
+            share = slope * moved / (base_s + slope * moved)
+            above += weight * share * moved * (time_s - base_s) / time_s**2
+            below += weight * share * (moved / time_s) ** 2
+        slope = above / below
+        weights = _weights(
+            [(base_s + slope * moved) / time_s - 1 for moved, base_s, time_s in points]
+        )
+    return slope
+
+
+def all_reduce_s(cluster: Cluster, levels: tuple[LinkLevel, ...], entry: LinkTime) -> float:
+    """What the cluster model says of an all-reduce, by how many of its ranks each group holds."""
+    sizes = tuple(level.group_size for level in levels)
+    held = tuple(
+        max(_count(entry.ranks, rank // size, size) for rank in entry.ranks) for size in sizes
+    )
+    # A validated cluster would need levels that join all its devices; the inner ones do not.
+    partial = cluster.model_copy(update={"levels": levels})
+    return partial.all_reduce_time_s(entry.size_bytes, len(entry.ranks), len(levels) - 1, held)
+
+
+def _count(ranks: tuple[int, ...], group: int, size: int) -> int:
+    return sum(rank // size == group for rank in ranks)
+
+
+def _fit(
+    cluster: Cluster,
+    levels: tuple[LinkLevel, ...],
+    found: LevelTimes,
+    messages: list[LinkTime],
+    reduces: list[LinkTime],
+) -> LevelFit:
+    level = levels[-1]
+    of_messages = [abs(level.transfer_time_s(one.size_bytes) / one.time_s - 1) for one in messages]
+    of_reduces = [
+        (one.size_bytes >= LARGE_BYTES, abs(all_reduce_s(cluster, levels, one) / one.time_s - 1))
+        for one in reduces
+    ]
+    large = [error for is_large, error in of_reduces if is_large]
+    every = [error for _, error in of_reduces]
+    return LevelFit(
+        level=level,
+        message_error=median(of_messages),
+        all_reduce_error=median(large or every) if every else None,
+        worst_error=max([*of_messages, *every]),
+        measured=found,
+    )
+
+
+def _weighted_line(
+    points: Sequence[tuple[int, float]], weights: Sequence[float]
+) -> tuple[float, float]:
+    """Latency and seconds per byte of the least squares of relative errors."""
+    ones = sizes = squares = times = products = 0.0
+    for (size, time_s), weight in zip(points, weights, strict=True):
+        scale = weight / time_s**2
+        ones += scale
+        sizes += scale * size
+        squares += scale * size * size
+        times += scale * time_s
+        products += scale * size * time_s
+    determinant = ones * squares - sizes * sizes
+    latency_s = (times * squares - sizes * products) / determinant
+    if latency_s < 0:
+        return 0.0, products / squares
+    return latency_s, (ones * products - sizes * times) / determinant
+
+
+def _weights(residuals: Sequence[float]) -> list[float]:
+    """Huber's: 1 up to a limit, then falling with the residual."""
+    limit = max(HUBER * DEVIATION * median(map(abs, residuals)), EXACT)
+    return [1.0 if abs(one) <= limit else limit / abs(one) for one in residuals]

@@ -1,0 +1,125 @@
+"""Which ranks are near each other, from where they run and how long messages take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, groupby
+from math import gcd
+
+from .records import RankDevice
+
+APART = 2.0
+"""Groups are told apart if every message between them takes so many times longer than every one
+inside: twice is far beyond what repeated measurements of equal links differ by."""
+
+MOST_PROBED = 12
+"""Ranks of a host, and hosts, between all pairs of which messages are timed: 66 pairs."""
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Level:
+    """So many consecutive ranks are joined."""
+
+    name: str
+    group_size: int
+
+
+def hosts_of(ranks: Sequence[RankDevice]) -> list[int]:
+    """The number of the host of each rank, counted from 0 in the order of ranks.
+
+    Ranks are on one host if their launcher, one a host, gave them its number. Where every launcher
+    started a single rank, or gave no number, the machine's name decides.
+    """
+    launched = any((rank.local_ranks or 1) > 1 for rank in ranks)
+    found = [
+        (rank.host, rank.group_rank) if launched and rank.group_rank is not None else (rank.host,)
+        for rank in ranks
+    ]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(found))}
+    return [numbers[key] for key in found]
+
+
+def host_size(hosts: Sequence[int]) -> tuple[int, str]:
+    """Consecutive ranks that are on one host for certain, and a remark if that is not all.
+
+    Every host has so many; the last may have fewer. Where hosts hold different numbers it is the
+    largest that divides all; 1 where the ranks of a host do not follow each other.
+    """
+    runs = [(host, len(list(run))) for host, run in groupby(hosts)]
+    if len(runs) > len({host for host, _ in runs}):
+        return 1, (
+            "ranks of one host do not follow each other, so the links inside hosts are not told "
+            "from those between; number the ranks host by host"
+        )
+    sizes = [size for _, size in runs]
+    if len({*sizes[:-1]}) <= 1 and sizes[-1] <= sizes[0]:
+        return sizes[0], ""
+    common = gcd(*sizes)
+    return common, (
+        f"hosts hold {', '.join(map(str, sizes))} ranks; a cluster document has groups of one "
+        f"size, so only {common} consecutive ranks count as one host"
+    )
+
+
+def probes(num_ranks: int, size: int) -> list[Pair]:
+    """Pairs to time so that groups can be told: inside the first host, and between hosts."""
+    inside = combinations(range(min(size, num_ranks, MOST_PROBED)), 2)
+    firsts = range(0, num_ranks, size)[:MOST_PROBED]
+    return [*inside, *combinations(firsts, 2)]
+
+
+def find_levels(num_ranks: int, size: int, times_s: Mapping[Pair, float]) -> list[Level]:
+    """The levels of a cluster, innermost first.
+
+    Hosts are a level of their own; inside a host, and among hosts, further levels are found where
+    the times of messages fall clearly apart.
+
+    Args:
+        num_ranks: In all.
+        size: Ranks of a host.
+        times_s: Of equal messages between the pairs of `probes`.
+    """
+    if num_ranks < 2:
+        return []
+    size = min(size, num_ranks)
+    levels = []
+    if size > 1:
+        inside = {pair: time_s for pair, time_s in times_s.items() if max(pair) < size}
+        levels += [Level(f"group of {joined}", joined) for joined in nested(size, inside)]
+        levels.append(Level("node", size))
+    hosts = -(-num_ranks // size)
+    if hosts > 1:
+        between = {
+            (one // size, other // size): time_s
+            for (one, other), time_s in times_s.items()
+            if one % size == other % size == 0
+        }
+        levels += [Level(f"{joined} nodes", joined * size) for joined in nested(hosts, between)]
+        levels.append(Level("network", hosts * size))
+    return levels
+
+
+def nested(count: int, times_s: Mapping[Pair, float]) -> list[int]:
+    """Sizes of groups of consecutive members that are clearly nearer to each other, ascending.
+
+    From the outermost in: the largest divisor of the group so far for which every message across
+    takes at least `APART` times every message inside.
+    """
+    found: list[int] = []
+    outer = count
+    for size in range(count // 2, 1, -1):
+        if outer % size:
+            continue
+        inside = [time_s for (a, b), time_s in times_s.items() if a // size == b // size]
+        across = [
+            time_s
+            for (a, b), time_s in times_s.items()
+            if a // size != b // size and a // outer == b // outer
+        ]
+        if inside and across and max(inside) * APART <= min(across):
+            found.append(size)
+            outer = size
+    return found[::-1]

@@ -1,0 +1,1 @@
+"""The machine that measures: its devices, clocks, memory, threads and what keeps them busy."""

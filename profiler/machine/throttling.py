@@ -1,0 +1,83 @@
+"""A GPU's clock before and after measuring, and what held it back; read, never changed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ...core.profile import Clocks
+
+REASONS = {
+    "nvmlClocksThrottleReasonSwPowerCap": "power cap",
+    "nvmlClocksThrottleReasonHwSlowdown": "hardware slowdown",
+    "nvmlClocksThrottleReasonSyncBoost": "sync boost",
+    "nvmlClocksThrottleReasonSwThermalSlowdown": "thermal, software",
+    "nvmlClocksThrottleReasonHwThermalSlowdown": "thermal, hardware",
+    "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": "power brake",
+}
+"""NVML's constants for why a clock is lower than it could be; idling is none of them.
+
+From nvml.h, "NvmlClocksThrottleReasons", as pynvml names them.
+"""
+
+
+class ClockWatch:
+    """Gathers what there is to report; everything stays unknown on the CPU or without NVML."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before_mhz = self._clock_mhz()
+        self._throttled_by = set(self._reasons())
+        self._after_mhz: int | None = None
+
+    def stop(self) -> None:
+        """Read everything again."""
+        self._after_mhz = self._clock_mhz()
+        self._throttled_by |= set(self._reasons())
+
+    def clocks(self) -> Clocks | None:
+        """What was read, or `None` if that was nothing."""
+        if self._before_mhz is None or self._after_mhz is None:
+            return None
+        return Clocks(
+            before_mhz=self._before_mhz,
+            after_mhz=self._after_mhz,
+            throttled_by=tuple(sorted(self._throttled_by)),
+        )
+
+    def _clock_mhz(self) -> int | None:
+        """Of the multiprocessors, through torch, which asks NVML."""
+        if self._device.type != "cuda":
+            return None
+        try:
+            return int(torch.cuda.clock_rate(self._device))
+        except Exception:  # noqa: BLE001 - without NVML there is nothing to report
+            return None
+
+    def _reasons(self) -> Iterator[str]:
+        if self._device.type != "cuda":
+            return
+        try:
+            nvml: Any = importlib.import_module("pynvml")
+            nvml.nvmlInit()
+            handle = nvml.nvmlDeviceGetHandleByUUID(
+                f"GPU-{torch.cuda.get_device_properties(self._device).uuid}"
+            )
+            bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+        except Exception:  # noqa: BLE001 - likewise
+            return
+        for constant, reason in REASONS.items():
+            if bits & getattr(nvml, constant, 0):
+                yield reason
+
+
+@contextmanager
+def watched_clocks(device: torch.device) -> Iterator[ClockWatch]:
+    """A watch that reads at the start and at the end of the block."""
+    watch = ClockWatch(device)
+    yield watch
+    watch.stop()

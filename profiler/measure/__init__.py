@@ -1,0 +1,1 @@
+"""A model with its code, timed layer by layer and as a whole."""

@@ -1,0 +1,183 @@
+"""Measure a model layer by layer: times, activations, workspace."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ...capture.capture import default_device
+from ...capture.captured import Captured
+from ...capture.sample import read_sample
+from ...capture.state import preserved
+from ...core.errors import InvalidInput
+from ...core.families import ModelSpec
+from ...core.options import ProfilingOptions
+from ...core.profile import Profile
+from ..layers.cost_classes import cost_classes, members_of
+from ..layers.first_run import first_run
+from ..layers.loss import Loss, LossFunction
+from ..layers.precision import Context, as_in_training, forward_context
+from ..layers.runs import layer_runs
+from ..layers.traced import make_gradients, traced
+from ..machine.clock import Clock
+from ..machine.neighbours import busy_neighbours
+from ..machine.provenance import provenance
+from ..machine.threads import threads
+from ..machine.throttling import watched_clocks
+from .compiling import NOTE, compile_layers
+from .document import Measured, profile_document
+from .measuring import Measuring
+from .measuring import Progress as Progress
+from .passes import Passes, Samples
+from .whole_model import WholeModel, eager_call
+
+
+def profile(
+    model: nn.Module,
+    sample: Any,
+    *,
+    options: ProfilingOptions | None = None,
+    loss_fn: LossFunction | None = None,
+    target: Tensor | None = None,
+    spec: ModelSpec | None = None,
+    progress: Progress | None = None,
+) -> Profile:
+    """Measure every layer of a model at micro-batch size, on the device it is on.
+
+    Gradients are on and autocast is as the options say, whatever the caller has around this call.
+    Layers are timed inside forward and backward passes over the model, on the values they really
+    receive, and gradients accumulate into existing ones, as they do in training. A first run of
+    every layer finds what it keeps for its backward; one cold pass does not count. Then passes and
+    runs of the whole model take turns, at least three each, and go on until the total is certain to
+    half a percent or the budget is spent, over the layers whose spread matters most. Of layers
+    that cost the same one is measured in each pass, another one every time. The difference between
+    the sum of the layers and the whole model is the profile's own error; nothing is rescaled.
+    Layers that are compiled one by one have no whole model to be held against.
+
+    The model, its parameters, gradients, buffers, hooks and modes, and the random generators are
+    left as they were found, whatever happens.
+
+    Args:
+        model: Any module `capture.capture.trace` accepts.
+        sample: One micro-batch: a tensor, a tuple (positional) or a dict (keywords).
+        options: Device, threads, neighbours, precision, and time budget.
+        loss_fn: ``loss_fn(output, target)``; if given, its cost is charged to the last stage.
+        target: What the loss is taken against.
+        spec: Recorded in the profile, so that a plan can build the model again.
+        progress: Called with layers done, layers in all, and the layer's name.
+
+    Raises:
+        InvalidInput: The sample does not fit the model, the model is on another device, or the
+            caller is in inference mode.
+        CaptureError: The model cannot be traced.
+        MeasurementError: A layer failed, or ran out of memory; the message names it, and what it
+            needed.
+    """
+    return timed_profile(
+        model, sample, options, loss_fn=loss_fn, target=target, spec=spec, progress=progress
+    ).profile
+
+
+class TimedProfile(NamedTuple):
+    """A profile, and how long the passes over layers took that it is made of."""
+
+    profile: Profile
+    layers_s: float
+
+
+def timed_profile(
+    model: nn.Module,
+    sample: Any,
+    options: ProfilingOptions | None = None,
+    *,
+    loss_fn: LossFunction | None = None,
+    target: Tensor | None = None,
+    spec: ModelSpec | None = None,
+    progress: Progress | None = None,
+) -> TimedProfile:
+    """What `profile` does, and what it took; see there."""
+    device = default_device(model)
+    with as_in_training(device):
+        return _timed(
+            model,
+            sample,
+            options or ProfilingOptions(),
+            device,
+            loss_fn=loss_fn,
+            target=target,
+            spec=spec,
+            progress=progress,
+        )
+
+
+def _timed(
+    model: nn.Module,
+    sample: Any,
+    options: ProfilingOptions,
+    device: torch.device,
+    *,
+    loss_fn: LossFunction | None,
+    target: Tensor | None,
+    spec: ModelSpec | None,
+    progress: Progress | None,
+) -> TimedProfile:
+    _check_device(device, options.device)
+    structure, flat = read_sample(model, sample)
+    flat = tuple(tensor.detach().to(device) for tensor in flat)
+    training = None if model.training else True
+    context = forward_context(options, device)
+    with threads(options.num_threads), preserved(model, training=training):
+        tracing = forward_context(options, device, cached=False)
+        captured = traced(model, structure, flat, context, tracing)
+        loss = None if loss_fn is None else Loss(loss_fn, target, device)
+        with busy_neighbours(options.busy_neighbours), watched_clocks(device) as clocks:
+            found, layers_s = _measure(captured, flat, loss, options, context, progress)
+    return TimedProfile(
+        profile_document(found, spec, provenance(device, options, clocks.clocks())), layers_s
+    )
+
+
+def _measure(
+    captured: Captured,
+    flat: tuple[Tensor, ...],
+    loss: Loss | None,
+    options: ProfilingOptions,
+    context: Context,
+    progress: Progress | None,
+) -> tuple[Measured, float]:
+    """Run everything there is to run; the loss is one more layer behind the model's."""
+    model, clock = captured.program.model, Clock(flat[0].device, shared=options.busy_neighbours > 0)
+    runs = layer_runs(captured)
+    classes = cost_classes(captured, runs)
+    groups = members_of(classes) if options.deduplicate else [[i] for i in range(len(runs))]
+    if loss is not None:
+        runs.append(loss.run(captured))
+        groups.append([len(runs) - 1])
+    make_gradients(runs)
+    inputs = dict(zip(captured.program.inputs, flat, strict=True))
+    first = first_run(model, runs, inputs, len(classes), context)
+    if options.compile:
+        compile_layers(runs, first.values, context)
+    samples = [Samples() for _ in runs]
+    for group in groups:
+        for index in group:
+            samples[index] = samples[group[0]]
+    passes = Passes(runs, first.values, clock, context, samples)
+    call = None if options.compile else eager_call(captured, loss)
+    whole = WholeModel(call, runs, flat, clock, context)
+    measuring = Measuring(passes, whole, groups, samples, [run.name for run in runs], progress)
+    measuring.run(options.budget_s, split=not options.compile)
+    notes = (NOTE,) if options.compile else ()
+    found = Measured(captured, runs, first, samples, classes, whole, notes, on_its_own=clock.cuda)
+    return found, measuring.layers_s
+
+
+def _check_device(device: torch.device, wanted: str | None) -> None:
+    if wanted is not None and torch.device(wanted).type != device.type:
+        raise InvalidInput(
+            f"the model is on {device}, but the options ask for {wanted}; "
+            f"move it with model.to({wanted!r})",
+            field="/profiling/device",
+        )

@@ -1,0 +1,74 @@
+"""The whole model, as its author calls it, timed between passes over its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ...capture.captured import Captured
+from ..layers.blame import blamed
+from ..layers.loss import Loss
+from ..layers.runs import LayerRun, backward_pairs
+from ..machine.clock import Clock
+
+
+class WholeModel:
+    """Runs a model forwards and backwards, loss included if there is one.
+
+    Args:
+        call: The model on fresh copies of its inputs, then the loss; its output, nested or not.
+            `None` if there is nothing to hold the layers against; then nothing is run.
+        runs: Its layers, to say in an error what they need.
+        inputs: Flat; copied for every run, which may change them in place.
+        clock: Of the device.
+        context: Made anew around every forward, e.g. autocast.
+    """
+
+    def __init__(
+        self,
+        call: Callable[..., Any] | None,
+        runs: Sequence[LayerRun],
+        inputs: Sequence[Tensor],
+        clock: Clock,
+        context: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        self._call, self._runs, self._inputs = call, runs, inputs
+        self._clock, self._context = clock, context
+        self.forward_s: list[float] = []
+        self.backward_s: list[float] = []
+
+    def run(self) -> None:
+        """Once, forwards and backwards."""
+        if self._call is None:
+            return
+        with blamed(*self._runs):
+            inputs = [tensor.clone() for tensor in self._inputs]
+            self._clock.settle()
+            with self._context():
+                start = self._clock.mark()
+                output = self._call(*inputs)
+                middle = self._clock.mark()
+            roots, gradients = backward_pairs(pytree.tree_leaves(output))
+            begin = self._clock.mark()
+            if roots:
+                torch.autograd.backward(roots, gradients)
+            end = self._clock.mark()
+            self.forward_s.append(self._clock.seconds(start, middle))
+            self.backward_s.append(self._clock.seconds(begin, end))
+
+
+def eager_call(captured: Captured, loss: Loss | None) -> Callable[..., Any]:
+    """The model itself, as its author wrote it, on flat inputs, and the loss of its output."""
+    model, structure = captured.program.model, captured.structure
+
+    def call(*inputs: Tensor) -> Any:
+        args, kwargs = structure.unflatten(inputs)
+        output = model(*args, **kwargs)
+        return output if loss is None else loss(output)
+
+    return call

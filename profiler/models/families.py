@@ -1,0 +1,128 @@
+"""Builds the models that `core.families` describes, their losses and their samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ...core.families import GPT2Spec, MLPConfig, MLPSpec, ModelSpec, ResNetSpec, UNetSpec
+from ...core.sample import Sample, SampleTensor
+from ...core.tensors import TensorSpec
+from ...core.transformer_families import (
+    BertSpec,
+    LlamaSpec,
+    MixtralSpec,
+    Qwen2Spec,
+    T5Spec,
+    ViTSpec,
+)
+from .resnet import ResNet
+from .transformer import build_transformer
+from .unet import UNet
+
+LossFunction = Callable[[Any, Tensor], Tensor]
+
+
+def build_model(spec: ModelSpec) -> nn.Module:
+    """A model with random weights, in training mode.
+
+    Raises:
+        MeasurementError: The family needs a package that is not installed.
+    """
+    if isinstance(spec, MLPSpec):
+        return _mlp(spec.config)
+    if isinstance(spec, ResNetSpec):
+        return ResNet(spec.config)
+    if isinstance(spec, UNetSpec):
+        return UNet(spec.config)
+    return build_transformer(spec)
+
+
+def build_loss(spec: ModelSpec) -> LossFunction:
+    """The usual training loss of a family: mean over the micro-batch."""
+    if isinstance(spec, GPT2Spec | LlamaSpec | Qwen2Spec | MixtralSpec):
+        return next_token_loss
+    if isinstance(spec, BertSpec | T5Spec):
+        return token_loss
+    return image_loss if isinstance(spec, ViTSpec) else class_loss
+
+
+def class_loss(output: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy of ``(batch, classes, ...)`` scores against class indices."""
+    return functional.cross_entropy(output, target)
+
+
+def next_token_loss(output: Any, target: Tensor) -> Tensor:
+    """Cross-entropy of each position's logits against the next token of ``target``."""
+    logits = output.logits[:, :-1]
+    return functional.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten())
+
+
+def token_loss(output: Any, target: Tensor) -> Tensor:
+    """Cross-entropy of each position's logits against the token of ``target`` there."""
+    return functional.cross_entropy(output.logits.flatten(0, 1), target.flatten())
+
+
+def image_loss(output: Any, target: Tensor) -> Tensor:
+    """Cross-entropy of an image's logits against its class."""
+    return functional.cross_entropy(output.logits, target)
+
+
+def make_sample(
+    sample: Sample, device: torch.device | str = "cpu"
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    """The tensors a `Sample` describes: inputs by name, and the target if it has one."""
+    generator = torch.Generator().manual_seed(sample.seed)
+    inputs = {name: make_tensor(spec, generator).to(device) for name, spec in sample.inputs.items()}
+    target = make_tensor(sample.target, generator).to(device) if sample.target else None
+    return inputs, target
+
+
+def make_tensor(spec: SampleTensor, generator: torch.Generator) -> Tensor:
+    """One tensor, filled as described."""
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    if spec.fill == "randn":
+        return torch.randn(spec.shape, generator=generator).to(dtype)
+    if spec.fill == "randint":
+        return torch.randint(spec.low, spec.high, spec.shape, generator=generator).to(dtype)
+    return torch.zeros(spec.shape, dtype=dtype)
+
+
+def training_batch(
+    spec: ModelSpec, inputs: Sequence[TensorSpec], num_microbatches: int, *, seed: int
+) -> tuple[dict[str, Tensor], Tensor]:
+    """A made-up batch of the given micro-batch shapes, and a target that fits the family's loss."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {entry.name: (entry.shape[0] * num_microbatches, *entry.shape[1:]) for entry in inputs}
+    if not isinstance(spec, MLPSpec | ResNetSpec | UNetSpec | ViTSpec):
+        batch = {
+            name: torch.randint(0, spec.config.vocab_size, shape, generator=generator)
+            for name, shape in shapes.items()
+        }
+        return batch, next(reversed(batch.values()))
+    batch = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    first = next(iter(shapes.values()))
+    if isinstance(spec, MLPSpec):
+        classes, shape = spec.config.output_size, first[:-1]
+    elif isinstance(spec, ResNetSpec):
+        classes, shape = spec.config.num_classes, first[:1]
+    elif isinstance(spec, ViTSpec):
+        classes, shape = spec.config.num_labels, first[:1]
+    else:
+        classes, shape = spec.config.num_classes, (first[0], *first[2:])
+    return batch, torch.randint(0, classes, shape, generator=generator)
+
+
+def _mlp(config: MLPConfig) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    width = config.input_size
+    for _ in range(config.num_layers - 1):
+        layers += [nn.Linear(width, config.hidden_size), nn.ReLU()]
+        if config.dropout:
+            layers.append(nn.Dropout(config.dropout))
+        width = config.hidden_size
+    return nn.Sequential(*layers, nn.Linear(width, config.output_size))

@@ -1,0 +1,130 @@
+"""A pass is a forward and a backward over the layers: the gradients it makes are the model's."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+
+from stagewright.capture.capture import trace
+from stagewright.profiler.layers.first_run import first_run
+from stagewright.profiler.layers.loss import Loss
+from stagewright.profiler.layers.runs import layer_runs
+from stagewright.profiler.layers.traced import make_gradients
+from stagewright.profiler.machine.clock import Clock
+from stagewright.profiler.measure.passes import Passes, Samples
+from tests.torch_models import call, make_case
+
+CPU = torch.device("cpu")
+
+
+def passes_over(model, sample, loss_fn, target):
+    """Everything ready for passes, gradients zero."""
+    captured = trace(model, sample, check=False)
+    runs = layer_runs(captured)
+    num_layers = len(runs)
+    if loss_fn is not None:
+        runs.append(Loss(loss_fn, target, CPU).run(captured))
+    make_gradients(runs)
+    flat = list(sample.values()) if isinstance(sample, dict) else list(sample)
+    inputs = dict(zip(captured.program.inputs, flat, strict=True))
+    first = first_run(model, runs, inputs, num_layers, nullcontext)
+    samples = [Samples() for _ in runs]
+    passes = Passes(runs, first.values, Clock(CPU), nullcontext, samples)
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.zero_()
+    return passes, samples
+
+
+def target_of(case):
+    if case.name == "gpt2":
+        return case.sample["input_ids"]
+    shape = {"mlp": (4,), "resnet": (2,), "unet": (2, 16, 16)}[case.name]
+    return torch.zeros(shape, dtype=torch.long)
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("name", ["mlp", "resnet", "unet", "gpt2"])
+def test_gradients_of_a_pass_are_those_of_the_model(name, split):
+    """Skips, tied weights, operations in place: all arrive where they do in one backward."""
+    case = make_case(name)
+    target = target_of(case)
+    case.loss_fn(call(case.model, case.sample), target).backward()
+    expected = {key: p.grad.clone() for key, p in case.model.named_parameters()}
+    passes, samples = passes_over(case.model, case.sample, case.loss_fn, target)
+    passes.run(range(len(samples)), split=split)
+    for key, parameter in case.model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[key], rtol=1e-3, atol=1e-5)
+    phases = {"backward_input", "backward_weight"} if split else {"backward"}
+    for layer in samples:
+        assert set(layer.device_s) == {"forward", *phases}
+        assert all(len(found) == 1 for found in layer.device_s.values())
+
+
+def test_a_cold_pass_is_not_recorded():
+    case = make_case("mlp")
+    passes, samples = passes_over(case.model, case.sample, None, None)
+    passes.run(range(len(samples)), keep=False)
+    assert all(not layer.total_s() for layer in samples)
+
+
+def test_some_layers_alone_run_on_what_they_really_receive():
+    """The producers' values come from the first run; a layer in place works on a copy of them."""
+    seen = []
+
+    class Look(nn.Module):
+        def forward(self, x):
+            seen.append(x.detach().clone())
+            return x.mul_(2)
+
+    model = nn.Sequential(nn.Linear(4, 4), Look(), nn.Linear(4, 2))
+    passes, samples = passes_over(model, (torch.randn(3, 4),), None, None)
+    seen.clear()
+    for chosen in ([1], [1, 2], [0, 1], [1]):
+        passes.run(chosen)
+    assert len(seen) == 4
+    assert all(torch.equal(value, seen[0]) for value in seen)
+    assert [len(layer.total_s()) for layer in samples] == [1, 4, 1]
+
+
+def test_what_takes_long_is_charged_to_its_layer_and_direction():
+    """By operations counted instead of seconds: a clock that only moves when work is done."""
+
+    class Work(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, clock, forward_s, backward_s):
+            ctx.clock, ctx.backward_s = clock, backward_s
+            clock.now_s += forward_s
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            ctx.clock.now_s += ctx.backward_s
+            return gradient * 2, None, None, None
+
+    class Worker(nn.Module):
+        def __init__(self, clock, forward_s, backward_s):
+            super().__init__()
+            self.clock, self.costs = clock, (forward_s, backward_s)
+            self.weight = nn.Parameter(torch.ones(4))
+
+        def forward(self, x):
+            return Work.apply(x * self.weight, self.clock, *self.costs)
+
+    class Fake(Clock):
+        now_s = 0.0
+
+        def mark(self):
+            return type(super().mark())(self.now_s)
+
+    clock = Fake(CPU)
+    model = nn.Sequential(Worker(clock, 1, 2), Worker(clock, 4, 8), Worker(clock, 16, 32))
+    passes, samples = passes_over(model, (torch.randn(3, 4),), None, None)
+    passes._clock = clock
+    passes.run(range(3))
+    assert [layer.device_s["forward"] for layer in samples] == [[1], [4], [16]]
+    assert [layer.device_s["backward"] for layer in samples] == [[2], [8], [32]]
+    passes.run(range(3), split=True)
+    assert [layer.device_s["backward_input"] for layer in samples] == [[0], [8], [32]]
+    assert [layer.device_s["backward_weight"] for layer in samples] == [[2], [8], [32]]
