@@ -32,7 +32,7 @@ def _parse_shorthand(value: object) -> object:
 ClusterInput = Annotated[
     Cluster, BeforeValidator(_parse_shorthand, json_schema_input_type=Cluster | str)
 ]
-"""A cluster document, or its shorthand such as ``4x24GB``, ``4x8x80GB`` or ``2x80GB,4x24GB``."""
+"""A cluster document, or its shorthand such as ``4x24GB``, ``8xH200`` or ``2x80GB,4x24GB``."""
 
 
 CHOICES = "'profile', 'profiles', 'profile_id' and 'model'"
@@ -49,7 +49,7 @@ class PlanRequest(Record):
         model: A family and its configuration, to be built and measured by the service.
         sample: The inputs of one micro-batch to measure the model with.
         profiling: How to measure it.
-        cluster: The devices: a document, or shorthand such as ``4x24GB``, ``2xcpu``,
+        cluster: The devices: a document, or shorthand such as ``4x24GB``, ``2xcpu``, ``8xH200``,
             ``4x8x80GB`` (4 nodes of 8) or ``2x80GB,4x24GB`` (two kinds).
         options: What to plan for.
         deadline_s: Longest to search: then the best plan so far is the answer, or a problem with

@@ -166,15 +166,17 @@ class Cluster(Document):
         """A cluster from shorthand.
 
         ``4x24GB``, ``8x512MiB`` or ``2xcpu`` (no memory limit) are equal devices on one link;
-        ``4x8x80GB`` are 4 nodes of 8; ``2x80GB,4x24GB`` are two kinds. `docs/clusters.md` has the
-        links that are assumed; speeds and other links need a cluster file.
+        ``8xH200`` are devices of the catalogue, with their memory and links; ``4x8x80GB`` are 4
+        nodes of 8; ``2x80GB,4x24GB`` are two kinds. `docs/clusters.md` has the links that are
+        assumed; speeds and other links need a cluster file.
 
         Raises:
-            InvalidInput: The text is none of these, or says more devices than are allowed.
+            InvalidInput: The text is none of these, names a device that is not in the catalogue,
+                or says more devices than are allowed.
         """
-        from .cluster_shorthand import parse
+        from .named_devices import parse_devices
 
-        return parse(text, max_devices=max_devices)
+        return parse_devices(text, max_devices=max_devices)
 
     def link(self, first: int, second: int) -> LinkLevel:
         """The level that joins two devices: the innermost one with both in the same group."""

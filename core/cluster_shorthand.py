@@ -55,7 +55,7 @@ class _Part:
 
 
 def parse(text: str, *, max_devices: int) -> Cluster:
-    """See `Cluster.parse`.
+    """A cluster of devices that are told by their memory; see `Cluster.parse` for the others too.
 
     Raises:
         InvalidInput: The text is not shorthand, or says more devices than are allowed.
@@ -87,8 +87,8 @@ def _part(piece: str, text: str) -> _Part:
     if match is None:
         raise InvalidInput(
             f"cannot read devices {_clipped(text)}; write '4x24GB', '8x80GiB' or '2xcpu', "
-            "'4x8x80GB' for 4 nodes of 8, '2x80GB,4x24GB' for several kinds, or give a cluster "
-            "file (docs/clusters.md)"
+            "'8xH200' by name, '4x8x80GB' for 4 nodes of 8, '2x80GB,4x24GB' for several kinds, or "
+            "give a cluster file (docs/clusters.md)"
         )
     nodes, devices, size, unit, cpu = match.groups()
     if int(devices) == 0 or (nodes and int(nodes) == 0):

@@ -18,14 +18,14 @@ from itertools import repeat
 
 from .accelerators import Accelerator, accelerator
 from .cluster import Cluster, Device, LinkLevel
-from .cluster_shorthand import BETWEEN_NODES, INSIDE_NODE
+from .cluster_shorthand import BETWEEN_NODES, INSIDE_NODE, parse
 from .errors import InvalidInput
 
 _PART = re.compile(r"(?:(\d{1,9})x)?(\d{1,9})x([A-Za-z][\w.-]{1,30}|\d{4}[A-Za-z]?)")
 
 
 def parse_devices(text: str, *, max_devices: int = 2**20) -> Cluster:
-    """A cluster from shorthand, with memory sizes or kinds of devices.
+    """See `Cluster.parse`.
 
     Raises:
         InvalidInput: The text is no shorthand, or names a device that is not in the catalogue.
@@ -34,7 +34,7 @@ def parse_devices(text: str, *, max_devices: int = 2**20) -> Cluster:
     matches = [_PART.fullmatch(piece) for piece in pieces]
     named = [match for match in matches if match and match[3].lower() != "cpu"]
     if not named:
-        return Cluster.parse(text, max_devices=max_devices)
+        return parse(text, max_devices=max_devices)
     if len(named) < len(pieces):
         raise InvalidInput(
             f"{text!r} mixes named devices with memory sizes; name every kind, such as "

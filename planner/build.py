@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+from ..core.assumptions import assumptions
 from ..core.plan import Baseline, Plan, Proof, Stage
 from .assignment import Assignment, counts_of
 from .baselines import baselines, places
@@ -35,7 +36,7 @@ OBJECTIVE_NAMES: dict[str, str] = {
 def build_plan(request: Request, decision: Decision) -> Plan:
     """The plan that was decided on, with its proof and what other cuts would cost."""
     order, given = decision.priced.assignment.order, request.profile
-    notes = _notes(request)
+    notes = [*_notes(request), *assumptions(request.profile, request.cluster)]
     if order:
         request = request.in_order(order)
         assignment = replace(decision.priced.assignment, order=())

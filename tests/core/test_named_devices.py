@@ -3,8 +3,11 @@
 import pytest
 
 from stagewright.core.cluster import Cluster
+from stagewright.core.cluster_shorthand import parse
 from stagewright.core.errors import InvalidInput
 from stagewright.core.named_devices import parse_devices
+from stagewright.planner.plan import plan
+from tests.core.affine import affine_profile
 
 
 def test_one_kind_on_one_link():
@@ -28,7 +31,14 @@ def test_several_kinds_are_joined_by_the_slowest_link():
 
 @pytest.mark.parametrize("text", ["4x24GB", "2xcpu", "4x8x80GB", "2x80GB,4x24GB"])
 def test_shorthand_without_names_is_as_before(text):
-    assert parse_devices(text) == Cluster.parse(text)
+    assert parse_devices(text) == parse(text, max_devices=2**20)
+
+
+def test_names_are_read_wherever_a_cluster_is():
+    """Cause: the command line took 8xH200, `Cluster.parse` and `plan` did not."""
+    assert Cluster.parse("4xA100") == parse_devices("4xA100")
+    made = plan(affine_profile(2), "2xH200")
+    assert {name for stage in made.stages for name in stage.devices} <= {"H200:0", "H200:1"}
 
 
 @pytest.mark.parametrize(

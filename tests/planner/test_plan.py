@@ -156,7 +156,7 @@ def test_what_the_profile_says_is_carried_over():
     assert made.boundaries == tuple(
         profile.boundaries[stage.first_layer - 1] for stage in made.stages[1:]
     )
-    assert made.notes == ("made up",)
+    assert made.notes[0] == "made up"
     fqns = [fqn for stage in made.stages for fqn in stage.module_fqns]
     assert set(fqns) == {fqn for entry in profile.layers for fqn in entry.layer.module_fqns}
     assert all(len(set(stage.module_fqns)) == len(stage.module_fqns) for stage in made.stages)
