@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import CaptureError, InvalidInput
+from ..core.errors import CaptureError, InvalidInput, first_line
 from ..core.graph import Boundary
 from .difference import relative_difference
 from .guard import ParameterGuard, changes_parameter
@@ -88,8 +88,7 @@ def eager_steps(model: nn.Module, structure: CallStructure, flat: tuple[Tensor, 
                 first = _behaviour(model, output, lambda: None)
         except RuntimeError as error:
             raise InvalidInput(
-                f"{type(model).__name__} itself fails in its backward pass: "
-                f"{str(error).splitlines()[0]}"
+                f"{type(model).__name__} itself fails in its backward pass: {first_line(error)}"
             ) from error
         del output
         for other in variations(flat):
@@ -188,7 +187,7 @@ def compare_pieces(
             except Exception as error:
                 raise CaptureError(
                     f"the traced model fails where the model does not: {type(error).__name__}: "
-                    f"{str(error).splitlines()[0] if str(error) else ''}"
+                    f"{first_line(error)}"
                 ) from error
             compare(found, wanted)
 

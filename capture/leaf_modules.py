@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from ..core.arguments import Setting
 from ..core.graph import LeafModule
 from ..core.operations import MODULES
+from .hooks import HOOKS
 from .literals import NotData
 from .modes import AttentionDropout
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def leaf_type(name: str) -> type[nn.Module] | None:

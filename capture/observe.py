@@ -16,6 +16,7 @@ from .calls import Frame, observed_calls
 from .checkpoints import watched_checkpoints
 from .gradients import watched_gradients
 from .guard import ParameterGuard
+from .hooks import HOOKS
 from .kept import Change, Content, change, contents, is_iterator, plain_attributes
 from .mode_reads import mode_readers
 from .nested import is_plain, take_tensors
@@ -145,9 +146,6 @@ def function_owners(seen: Observation) -> dict[str, str]:
         for function, paths in seen.functions.items()
         for path in sorted(paths)
     }
-
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class _Watch:

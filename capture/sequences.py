@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from .leaf_modules import HOOKS, construct, leaf_module
+from .hooks import HOOKS
+from .leaf_modules import construct, leaf_module
 from .literals import NotData
 
 

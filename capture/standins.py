@@ -20,9 +20,10 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from ..core.errors import CaptureError
 from .checkpoints import without_checkpoints
+from .hooks import HOOKS
 from .in_place import is_region, region_of
 from .nested import is_plain, places, put, reach, take_tensors
-from .observe import HOOKS, Observation, RecordedCall
+from .observe import Observation, RecordedCall
 from .program import OPAQUE, PATH, VALUE, WRITTEN, Program, path_of
 
 

@@ -13,7 +13,7 @@ from .output import JsonFlag, check_writable, emit, say, say_next, write_file
 if TYPE_CHECKING:
     from ..core.options import MeasureRequest, ProfilingOptions
     from ..core.profile import Profile
-    from .progress import ProgressCallback
+    from ..core.progress import Progress
 
 SHORT_TYPES = {"bf16": "bfloat16", "fp16": "float16"}
 LINKS = "Links between devices"
@@ -176,7 +176,7 @@ def _measure_objects(
     loss: str | None,
     target: str | None,
     options: ProfilingOptions,
-    progress: ProgressCallback | None,
+    progress: Progress | None,
 ) -> Profile:
     from .targets import call_target, load_target
 

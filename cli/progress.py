@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..core.plan import Objective
+    from ..core.progress import Progress as ProgressCallback
     from ..planner.request import Progress as PlanningProgress
 
 A_MOMENT_S = 0.7
 """Planning that is over sooner shows nothing."""
-
-ProgressCallback = Callable[[int, int, str], None]
 
 
 @contextmanager

@@ -128,3 +128,9 @@ class Refused(StagewrightError):
 
 class DeadlineExceeded(StagewrightError):
     """The time allowed ran out before there was an answer."""
+
+
+def first_line(error: BaseException) -> str:
+    """Of an error's message, which in torch goes on for pages; its kind if it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
