@@ -12,17 +12,11 @@ from benchmarks.memory_models import ByAttribute, ByName, Recomputed
 from benchmarks.stage_runs import Place
 from stagewright.core.options import ProfilingOptions
 from stagewright.core.plan import OPTIMIZER_BYTES_PER_ELEMENT
-from stagewright.profiler.machine.cuda_blocks import (
-    KIB,
-    MIB,
-    allocated_bytes,
-    block_bytes,
-    segment_bytes,
-)
+from stagewright.profiler.machine.cuda_blocks import allocated_bytes, block_bytes
 from stagewright.profiler.measure.profile import profile
 
 QUICK = ProfilingOptions(budget_s=0.01, num_threads=1)
-FLOAT = 4
+FLOAT, KIB = 4, 1024
 
 
 def table(model, sample):
@@ -256,23 +250,10 @@ def test_a_stage_alone_holds_the_optimizers_state(mixed):
 
 
 @pytest.mark.parametrize(
-    ("asked", "block", "segment"),
-    [
-        (0, 0, 0),
-        (1, 512, 2 * MIB),
-        (512, 512, 2 * MIB),
-        (513, 1024, 2 * MIB),
-        (MIB, MIB, 2 * MIB),
-        (MIB + 1, MIB + 512, 20 * MIB),
-        (10 * MIB - 512, 10 * MIB - 512, 20 * MIB),
-        (10 * MIB, 10 * MIB, 10 * MIB),
-        (10 * MIB + 1, 10 * MIB + 512, 12 * MIB),
-        (100 * MIB + 3 * KIB, 100 * MIB + 3 * KIB, 102 * MIB),
-    ],
+    ("asked", "block"), [(0, 0), (1, 512), (512, 512), (513, 1024), (3 * KIB, 3 * KIB)]
 )
-def test_cuda_hands_out_blocks_of_segments(asked, block, segment):
+def test_cuda_hands_out_blocks(asked, block):
     assert block_bytes(asked) == block
-    assert segment_bytes(asked) == segment
 
 
 def test_only_cuda_rounds():
