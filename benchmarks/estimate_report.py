@@ -132,8 +132,8 @@ def _efficiencies() -> str:
 
 def _catalogue() -> str:
     lines = [
-        "| name | device | float32 | tf32 | bf16, fp16 | memory | bandwidth | link | source |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| name | device | float32 | tf32 | bf16 | fp16 | memory | bandwidth | link | source |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*lines, *map(_device, CATALOGUE)])
 
@@ -141,7 +141,7 @@ def _catalogue() -> str:
 def _device(entry: Accelerator) -> str:
     rates = [
         f"{entry.flops_per_s[name] / 1e12:g}" if name in entry.flops_per_s else ""
-        for name in ("float32", "tf32", "bfloat16")
+        for name in ("float32", "tf32", "bfloat16", "float16")
     ]
     memory = f"{entry.memory_bytes / 1e9:.0f} GB" if entry.memory_bytes else "the machine's"
     cells = [

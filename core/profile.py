@@ -19,6 +19,9 @@ from .graph import (
 )
 from .tensors import TensorSpec
 
+Tf32 = Literal["off", "products", "convolutions", "products and convolutions"]
+"""Which operations on float32 are rounded to tf32."""
+
 
 class Timing(Record):
     """A measured duration in seconds: the median of ``repeats`` warm runs.
@@ -116,6 +119,8 @@ class Provenance(Record):
     busy_neighbours: int = Field(0, ge=0)
     """Processes that kept other cores busy during the measurement."""
     autocast: Literal["bfloat16", "float16"] | None = None
+    tf32: Tf32 | None = None
+    """Which float32 operations CUDA ran as tf32; `None` on other devices, or if not recorded."""
     compiled: bool = False
     cuda_version: str = ""
     driver: str = ""
@@ -181,3 +186,8 @@ class Profile(Document):
                     f"and between 0 and {len(self.layers) - 1}"
                 )
         return self
+
+    def __str__(self) -> str:
+        from .profile_table import profile_table
+
+        return profile_table(self)

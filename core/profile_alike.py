@@ -14,6 +14,7 @@ SETTINGS = {
     "num_threads": "CPU threads",
     "busy_neighbours": "busy neighbours",
     "autocast": "autocast",
+    "tf32": "tf32",
     "compiled": "compiled",
     "cuda_version": "CUDA",
     "driver": "driver",

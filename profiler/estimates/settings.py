@@ -23,8 +23,6 @@ FLOATING = DIFFERENTIABLE - {"complex64", "complex128"}
 def check_settings(profile: Profile, precision: Precision, num_threads: int | None) -> None:
     """Insist that a profile may calibrate an estimate at that precision.
 
-    Whether float32 products ran as tf32 is not recorded in profiles, so float32 passes for both.
-
     Args:
         profile: Measured on the right kind of device.
         precision: Of the estimate.
@@ -41,6 +39,11 @@ def check_settings(profile: Profile, precision: Precision, num_threads: int | No
     dtype = floating_dtype(profile)
     if dtype is not None and dtype != TENSORS[precision]:
         _refuse(profile, f"in {dtype}", f"in {TENSORS[precision]} (--precision)")
+    if found.tf32 is not None and dtype == "float32":
+        as_tf32 = found.tf32.startswith("products")
+        if as_tf32 != (precision == "tf32"):
+            ran = "tf32" if as_tf32 else "float32"
+            _refuse(profile, f"with products in {ran}", f"at {precision} (--precision)")
     if num_threads is not None and found.num_threads != num_threads:
         threads = "an unknown number of" if found.num_threads is None else found.num_threads
         _refuse(profile, f"with {threads} threads", f"with {num_threads} (--threads)")

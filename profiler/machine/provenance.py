@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from ...core.options import ProfilingOptions
-from ...core.profile import Clocks, Provenance
+from ...core.profile import Clocks, Provenance, Tf32
 
 
 def provenance(
@@ -24,6 +24,7 @@ def provenance(
         num_threads=torch.get_num_threads() if options.num_threads is None else options.num_threads,
         busy_neighbours=options.busy_neighbours,
         autocast=options.autocast,
+        tf32=_tf32(device),
         compiled=options.compile,
         cuda_version=torch.version.cuda or "" if device.type == "cuda" else "",
         driver=_driver(device),
@@ -42,6 +43,18 @@ def device_name(device: torch.device) -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def _tf32(device: torch.device) -> Tf32 | None:
+    """What float32 operations are rounded to tf32 in as torch is set, where the GPU can do so."""
+    if device.type != "cuda":
+        return None
+    # The newer of torch's two settings: it can be read whichever of them was written.
+    products = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    convolutions = torch.backends.cudnn.conv.fp32_precision == "tf32"  # type: ignore[attr-defined]
+    if products:
+        return "products and convolutions" if convolutions else "products"
+    return "convolutions" if convolutions else "off"
 
 
 def _driver(device: torch.device) -> str:

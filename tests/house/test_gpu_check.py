@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.gpu_models import MODELS
-from benchmarks.gpu_report import faults, medians, page
+from benchmarks.gpu_report import MODEL_NAMES, faults, medians, missing, page, verdict
 from stagewright.core.profile import Profile
 
 
@@ -34,15 +34,18 @@ def report(device="cuda", *, time=0.01, memory=-0.02, passed=3, failed=0):
         "time": comparison(time),
         "memory": comparison(memory),
     }
-    model = {"model": "m", "parameters": 10, "whole": comparison(0.0), "stages": [stage]}
+    models = [
+        {"model": name, "parameters": 10, "whole": comparison(0.0), "stages": [stage]}
+        for name in MODEL_NAMES
+    ]
     return {
         "device": device,
         "device_name": device,
         "torch": "2",
         "small": False,
         "tests": {"passed": passed, "failed": failed, "skipped": 0},
-        "models": [model],
-        "median_errors": medians([model]),
+        "models": models,
+        "median_errors": medians(models),
     }
 
 
@@ -65,6 +68,26 @@ def test_a_model_that_was_not_measured_does_not_pass():
     assert "Not measured: took longer than 5 s" in page(found)
 
 
+def test_the_whole_check_passes_and_a_part_of_it_does_not():
+    """One model alone once wrote "Passed."."""
+    assert verdict(report()) == "Passed."
+    assert page(report()).endswith("\nPassed.\n")
+    alone = report()
+    del alone["models"][1:]
+    assert missing(alone) == list(MODEL_NAMES[1:])
+    assert verdict(alone).startswith("Incomplete: 1 of 4 models measured")
+    assert "Passed" not in page(alone)
+    untested = {**report(), "tests": None}
+    assert verdict(untested).startswith("Incomplete")
+    assert verdict({**report(), "small": True}) != "Passed."
+    assert "not judged" in verdict(report("cpu"))
+    assert verdict(report(time=0.06)).startswith("Not passed: ")
+
+
+def test_the_check_is_about_every_model_there_is():
+    assert set(MODEL_NAMES) == set(MODELS)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_device_it_ends_with_3(check, tmp_path):
     done = check("--output", tmp_path)
@@ -84,7 +107,7 @@ def test_a_model_that_takes_too_long_is_named_and_the_rest_is_kept(check, tmp_pa
     assert done.returncode == 1
     assert "vit-large: took longer than 0 s (--limit)" in done.stderr
     models = json.loads((tmp_path / "gpu_check.json").read_text())["models"]
-    assert [found["model"] for found in models] == ["m", "vit-large"]
+    assert [found["model"] for found in models] == [MODEL_NAMES[0], "vit-large"]
 
 
 def test_one_model_goes_all_the_way(check, tmp_path):

@@ -163,6 +163,16 @@ def changed(profile, **provenance):
             {"device": "H100", "precision": "bfloat16"},
             "in float32, and the estimate is in bfloat16",
         ),
+        (
+            {"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3", "tf32": "convolutions"},
+            {"device": "H100", "precision": "tf32"},
+            "with products in float32, and the estimate is at tf32",
+        ),
+        (
+            {"device": "cuda", "device_name": "NVIDIA H100 80GB HBM3", "tf32": "products"},
+            {"device": "H100", "precision": "float32"},
+            "with products in tf32, and the estimate is at float32",
+        ),
     ],
 )
 def test_profiles_of_other_settings_are_refused_with_both(change, wanted, said):
