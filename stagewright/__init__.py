@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from .planner.validate import validate as validate
     from .profiler.estimates.estimate import estimate as estimate
     from .profiler.measure.profile import profile as profile
+    from .runtime.checkpoint.load import latest_step as latest_step
+    from .runtime.checkpoint.load import load_checkpoint as load_checkpoint
+    from .runtime.checkpoint.save import save_checkpoint as save_checkpoint
     from .runtime.distributed import DistributedPipeline as DistributedPipeline
     from .runtime.pipeline import Pipeline as Pipeline
     from .runtime.verify import verify as verify
@@ -47,8 +50,11 @@ _HOME = {
     "balance_by_time": "balance",
     "estimate": "profiler.estimates.estimate",
     "explain": "planner.explain",
+    "latest_step": "runtime.checkpoint.load",
+    "load_checkpoint": "runtime.checkpoint.load",
     "plan": "planner.plan",
     "profile": "profiler.measure.profile",
+    "save_checkpoint": "runtime.checkpoint.save",
     "validate": "planner.validate",
     "verify": "runtime.verify",
 }
