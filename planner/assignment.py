@@ -141,3 +141,27 @@ def in_device_order(cuts: Cuts, devices: Devices) -> Assignment | None:
         ends=tuple(owner[stage][1] for stage in range(count)),
         recompute=(False,) * count,
     )
+
+
+def repeated(one: Assignment, cuts: Cuts, chunks: int, *, folds: bool) -> Assignment:
+    """Every device of a pipeline takes one stage of each round.
+
+    Args:
+        one: The first round.
+        cuts: Of all rounds.
+        chunks: How many there are.
+        folds: Whether the second runs back, as in a V.
+    """
+    classes, ends = one.classes, one.ends
+    for _ in range(1, chunks):
+        classes += one.classes[::-1] if folds else one.classes
+        ends += one.ends[::-1] if folds else one.ends
+    return replace(
+        one,
+        cuts=cuts,
+        replicas=one.replicas * chunks,
+        classes=classes,
+        ends=ends,
+        recompute=one.recompute * chunks,
+        chunks=chunks,
+    )

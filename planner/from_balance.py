@@ -10,13 +10,15 @@ from ..core.errors import Infeasible, InvalidInput
 from ..core.plan import Plan, PlanOptions
 from ..core.profile import Profile
 from ..core.units import format_bytes
+from ..schedules.layout import FOLDED
 from ..schedules.named import too_many_stages
 from .arguments import cluster_of, options_of, profile_of
-from .assignment import Assignment, cuts_of, in_device_order, placed
+from .assignment import Assignment, cuts_of, in_device_order, placed, repeated
 from .build import build_plan
 from .candidates import with_recompute
 from .constraints import broken_option
 from .cost import tables
+from .option_rules import chunks_of
 from .request import Request
 from .solve import Decision
 
@@ -32,8 +34,9 @@ def plan_from_balance(
     """The plan with these layer counts.
 
     Without replicas stage s runs on device s; with them, stages take devices of the first kind
-    in order. Stages are recomputed as the options say. The proof's bound is a quick one, so a
-    split that is best may still be called feasible.
+    in order. Where the schedule puts several stages on a device, it takes one of each round.
+    Stages are recomputed as the options say. The proof's bound is a quick one, so a split that is
+    best may still be called feasible.
 
     Args:
         profile: Costs of the layers.
@@ -116,17 +119,26 @@ def _check_kept(request: Request, chosen: Assignment) -> None:
 
 
 def _placed(request: Request, cuts: tuple[int, ...], replicas: Sequence[int]) -> Assignment:
-    needed, available = sum(replicas), len(request.cluster.devices)
+    chunks = chunks_of(request.options)
+    if len(replicas) % chunks:
+        raise InvalidInput(
+            f"the {request.options.schedule} schedule puts {chunks} stages on each device; the "
+            f"balance has {len(replicas)}, give a multiple of {chunks}",
+            field="/balance",
+        )
+    places = len(replicas) // chunks
+    needed, available = sum(replicas[:places]), len(request.cluster.devices)
+    first = cuts[: places + 1]
     found = None
     if needed <= available:
         found = (
-            in_device_order(cuts, request.devices)
+            in_device_order(first, request.devices)
             if max(replicas) == 1
-            else placed(cuts, replicas, request.devices)
+            else placed(first, replicas[:places], request.devices)
         )
     if found is None:
         raise Infeasible(
-            f"{len(replicas)} stages need {needed} devices, the cluster has {available}; use "
+            f"{places} stages need {needed} devices, the cluster has {available}; use "
             "fewer stages or more devices"
             if needed > available
             else f"replicas {list(replicas)} cannot be placed: a stage lies inside one group of "
@@ -135,7 +147,8 @@ def _placed(request: Request, cuts: tuple[int, ...], replicas: Sequence[int]) ->
             required=needed,
             available=available,
         )
-    return found
+    folds = request.options.schedule in FOLDED
+    return repeated(found, cuts, chunks, folds=folds) if chunks > 1 else found
 
 
 def _check_memory(request: Request, chosen: Assignment) -> None:

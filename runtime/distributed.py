@@ -5,22 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.distributed import distributed_c10d
+from torch.utils import _pytree as pytree
 
 from ..capture.capture import default_device
-from ..capture.program import resolve, value_of
+from ..capture.program import value_of
 from ..capture.sample import tensor_spec
 from ..core.errors import InvalidInput, PlanMismatch, StagewrightError
 from ..core.plan import Plan
+from ..core.schedule import Schedule
 from ..core.tensors import TensorSpec
-from .cut import CutModel, TiedGroup, cut_for_plan
+from ..schedules.of_plan import schedule_of
+from ..schedules.validate import validate
+from .cut import CutModel, cut_for_plan
+from .executor import Executor, Observer
+from .gradient_sum import GradientSum
+from .groups import Groups
+from .held import held
+from .messages import Connections
+from .microbatch import join_outputs, split_batch
 from .runnable import check_runnable
-from .torch_engine import Engine
+from .shared_weights import agree, holders, shared_weights
+from .stage_run import StageRun
+from .targets import split_target
+from .torch_engine import TorchEngine
 from .watch import Watch
 
 LossFunction = Callable[[Any, Tensor], Tensor]
@@ -29,34 +42,41 @@ DEFAULT_TIMEOUT_S = 300.0
 
 
 class DistributedPipeline:
-    """This rank's stage of a planned model, ready to train.
+    """This rank's stages of a planned model, ready to train.
 
     Every rank builds the same model, makes a `DistributedPipeline` of it, and calls `step` with
     the same batch; the first stage reads the inputs, the last one the target. Under ``torchrun``
-    with as many processes as the plan has stages::
+    with as many processes as the plan has devices::
 
         dist.init_process_group()
         pipeline = DistributedPipeline(model, plan, loss_fn=loss_fn)
         optimizer = torch.optim.AdamW(pipeline.module.parameters())
         for batch, target in data:
-            loss = pipeline.step(batch, target=target)   # on the last rank; None elsewhere
+            loss = pipeline.step(batch, target=target)   # where the last stage is; None elsewhere
             optimizer.step()
             optimizer.zero_grad()
         pipeline.close()
 
+    Ranks are numbered place by place: all replicas of the first stage, then those of the second
+    (`Schedule.stage_ranks`). Replicas are dealt the micro-batches in turn, and gradients are summed
+    over them: every rank's ``.grad`` is that of the mean over the whole batch.
+
     Args:
         model: The model the plan was made for, the same on every rank.
-        plan: Where to cut; rank ``s`` of the group runs stage ``s``.
+        plan: Where to cut, and in which order to work.
         loss_fn: ``loss_fn(output, target)``, a mean over its micro-batch; gradients are those of
-            the mean over the whole batch.
-        device: Where this rank's stage runs; `None` leaves it where the model is.
-        group: The ranks, in stage order; the default group if `None`.
+            the mean over the whole batch. `None` for a pipeline that only evaluates.
+        device: Where this rank's stages run; `None` leaves them where the model is.
+        group: The ranks, in order; the default group if `None`.
         sample: See `runtime.cut.cut_for_plan`.
+        schedule: An order of work instead of the plan's, for the same stages and micro-batches.
+        engine: ``stagewright`` runs any schedule. ``torch`` runs gpipe and 1f1b by
+            ``torch.distributed.pipelining``, for comparison.
 
     Raises:
         PlanMismatch: The plan is for another model or another number of ranks, or uses what
             `runtime.runnable` lists as not run in processes.
-        InvalidInput: ``torch.distributed`` is not initialised.
+        InvalidInput: ``torch.distributed`` is not initialised, or the schedule can never finish.
     """
 
     def __init__(
@@ -64,80 +84,125 @@ class DistributedPipeline:
         model: nn.Module,
         plan: Plan,
         *,
-        loss_fn: LossFunction,
+        loss_fn: LossFunction | None,
         device: torch.device | str | None = None,
         group: dist.ProcessGroup | None = None,
         sample: Any = None,
+        schedule: Schedule | None = None,
+        engine: Literal["stagewright", "torch"] = "stagewright",
     ) -> None:
-        check_runnable(plan)
-        if not dist.is_initialized():
-            raise InvalidInput(
-                "call torch.distributed.init_process_group first, and start one process a stage: "
-                f"torchrun --nproc-per-node {plan.num_stages} train.py"
-            )
-        ranks = dist.get_world_size(group)
-        if ranks != plan.num_stages:
-            raise PlanMismatch(
-                f"the plan has {plan.num_stages} stages, but {ranks} ranks were started; "
-                f"start {plan.num_stages}, or plan for {ranks} stages"
-            )
-        if plan.schedule == "1f1b" and plan.num_microbatches < ranks:
-            raise InvalidInput(
-                f"torch's 1F1B needs at least as many micro-batches as stages, here {ranks}; this "
-                f"plan has {plan.num_microbatches}: plan with more, or with the gpipe schedule"
-            )
-        self.rank = dist.get_rank(group)
+        check_runnable(plan, "torch's processes" if engine == "torch" else "processes")
+        self.schedule = _fitting(schedule, plan) if schedule else schedule_of(plan)
+        _check_world(self.schedule, group)
+        self._ranks = Groups(group)
+        self.rank = self._ranks.rank
         self.plan = plan
         self._group = group
         self.diagnosing = False
         """Whether it is finding out which rank failed; a signal handler should let it finish."""
         self._pieces = cut_for_plan(model, plan, sample)
-        self._watch = Watch(distributed_c10d._get_default_store(), self.rank, ranks, group)
-        self.module: nn.Module = self._pieces.stages[self.rank]
-        self.device = torch.device(device) if device is not None else default_device(model)
-        self.module.to(self.device)
-        self._loss_fn = loss_fn
-        self._engine = Engine(
-            self.module,
-            self.rank,
-            plan,
-            self._pieces.boundaries,
-            _output_specs(self._pieces),
-            self._share_of_loss,
-            self.device,
-            group,
-            self._watch,
+        self._watch = Watch(
+            distributed_c10d._get_default_store(), self.rank, self._ranks.size, group
         )
-        self._tied = [(tied, _owners(tied, group)) for tied in self._pieces.tied]
+        self.device = torch.device(device) if device is not None else default_device(model)
+        self.stages = {i: self._pieces.stages[i] for i in self.schedule.stages_of(self.rank)}
+        """This rank's stages by index."""
+        self.module = held(list(self.stages.values())).to(self.device)
+        """All parameters and buffers of this rank, under the model's own names."""
+        self._loss_fn = loss_fn
         with self._explained():
-            self._agree_on_tied_weights()
+            self._set_up(engine)
 
-    def step(self, *args: Tensor, target: Tensor | None = None, **kwargs: Tensor) -> Tensor | None:
+    def _set_up(self, engine: Literal["stagewright", "torch"]) -> None:
+        stage_of = [stage for stage, count in enumerate(self.plan.balance) for _ in range(count)]
+        parameters = self._pieces.captured.graph.parameters
+        sets = {holders(record, stage_of, self.schedule) for record in parameters}
+        sets.add(self.schedule.stage_ranks[-1])
+        self._groups = self._ranks.of_sets(ranks for ranks in sets if len(ranks) > 1)
+        agree(parameters, stage_of, self.schedule, self.module, self._groups)
+        weights = shared_weights(parameters, stage_of, self.schedule, self.module)
+        self._gradient_sum = GradientSum(weights, self._groups, self.stages) if weights else None
+        self._sums_gradients = True
+        self._engine: Executor | TorchEngine = (
+            self._executor() if engine == "stagewright" else self._torch_engine()
+        )
+
+    def step(
+        self, *args: Tensor, target: Any = None, loss_scale: float = 1.0, **kwargs: Tensor
+    ) -> Tensor | None:
         """Forward and backward of one batch; gradients are added to what is in ``.grad``.
 
         Args:
-            *args: The whole batch as the model takes it: every rank may pass it, the first uses it.
-            target: The whole batch's target: every rank may pass it, the last uses it.
+            *args: The whole batch as the model takes it: every rank may pass it, those of the
+                first stage use it.
+            target: The whole batch's target, a tensor or a nest of them: every rank may pass it,
+                those of the last stage use it.
+            loss_scale: What gradients, not the loss returned, are multiplied by.
             **kwargs: Inputs by keyword.
 
         Returns:
-            The batch's mean loss on the last rank, `None` elsewhere.
+            The batch's mean loss where the last stage is, `None` elsewhere.
 
         Raises:
             InvalidInput: The batch is not the plan's micro-batches.
             RankFailed: Another rank died or stopped answering; the message names it.
         """
-        flat: tuple[Tensor, ...] = ()
-        if self.rank == 0 or args or kwargs:  # refused on every rank alike, where all have it
-            flat = self._pieces.structure.flatten(args, kwargs)
-            self._check_batch(flat)
-        if self.rank == self.plan.num_stages - 1 and target is None:
+        if self._loss_fn is None or self.plan.schedule == "forward_only":
+            raise InvalidInput(
+                "this pipeline only evaluates; to train give it a loss_fn and a plan for training"
+            )
+        inputs = self._inputs(args, kwargs)
+        if self._has_last and target is None:
             raise InvalidInput("the last stage takes the loss and needs target=")
-        self._share_earlier_tied_gradients()
+        targets = split_target(target, self.plan.num_microbatches) if self._has_last else []
         with self._explained():
-            loss = self._engine.step(flat, target)
-            self._sum_tied_gradients()
-        return loss
+            if isinstance(self._engine, TorchEngine):
+                return self._step_of_torch(inputs, target)
+            losses = self._engine.train(
+                inputs, targets, loss_scale=loss_scale, sums_gradients=self._sums_gradients
+            )
+            return self._whole_loss(losses)
+
+    def evaluate(
+        self, *args: Tensor, target: Any = None, **kwargs: Tensor
+    ) -> tuple[Any, Tensor | None]:
+        """Forwards of one batch, without gradients; `train` chooses the mode, this does not.
+
+        Args:
+            *args: As for `step`.
+            target: As for `step`, for the loss; may be left out.
+            **kwargs: As for `step`.
+
+        Returns:
+            The model's output for the whole batch, and the mean loss if there is a target, where
+            the last stage is; `None` twice elsewhere.
+        """
+        if isinstance(self._engine, TorchEngine):
+            raise InvalidInput("torch's schedules do not evaluate; use engine='stagewright'")
+        inputs = self._inputs(args, kwargs)
+        targets: list[Any] = []
+        if self._has_last and target is not None and self._loss_fn is not None:
+            targets = split_target(target, self.plan.num_microbatches)
+        with self._explained():
+            made, losses = self._engine.evaluate(inputs, targets)
+            if not self._has_last:
+                return None, None
+            outputs = self._all_outputs(made)
+            loss = self._whole_loss(losses) if targets else None
+        sizes = [self._microbatch_size] * len(outputs)
+        return self._pieces.captured.unflatten_output(join_outputs(outputs, sizes)), loss
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Steps inside add to this rank's gradients without summing them over other ranks.
+
+        For batches larger than the plan's: take all steps but the last inside. On every rank alike.
+        """
+        self._sums_gradients = False
+        try:
+            yield
+        finally:
+            self._sums_gradients = True
 
     def barrier(self) -> None:
         """Wait until every rank is here.
@@ -150,13 +215,13 @@ class DistributedPipeline:
             dist.barrier(self._group)
 
     def share_results(self, loss: Tensor | None, elapsed_s: float) -> tuple[float, float]:
-        """The last rank's loss and the slowest rank's time, on every rank.
+        """The last stage's loss and the slowest rank's time, on every rank.
 
         Raises:
             RankFailed: A rank died; the message names it.
         """
         self._watch.doing = "sharing the loss"
-        last = self.plan.num_stages - 1
+        last = self.schedule.stage_ranks[-1][0]
         mean = loss if loss is not None else torch.zeros(())
         figures = torch.tensor([float(mean), elapsed_s], dtype=torch.float64, device=self.device)
         with self._explained():
@@ -165,21 +230,95 @@ class DistributedPipeline:
         return float(figures[0]), float(figures[1])
 
     def train(self, mode: bool = True) -> None:
-        """Switch this stage's mode; see `capture.segment.Segment.train`."""
+        """Switch the mode of this rank's stages; see `capture.segment.Segment.train`."""
         self.module.train(mode)
+
+    def observe(self, observer: Observer | None) -> None:
+        """Tell ``observer`` of every action from now on: what it was, its start and its end."""
+        if isinstance(self._engine, Executor):
+            self._engine.observer = observer
 
     def close(self) -> None:
         """Stop watching the other ranks; call it before destroying the process group."""
         self._watch.close()
 
-    def _share_of_loss(self, flat: Any, target: Tensor) -> Tensor:
-        tensors = iter(flat if isinstance(flat, tuple | list) else [flat])
-        outputs = [
-            next(tensors) if isinstance(node, fx.Node) else node
-            for node in self._pieces.captured.program.flat_outputs
+    @property
+    def _has_last(self) -> bool:
+        return self.plan.num_stages - 1 in self.stages
+
+    @property
+    def _microbatch_size(self) -> int:
+        return self.plan.inputs[0].shape[0]
+
+    def _executor(self) -> Executor:
+        groups = self._ranks
+        several = groups.size > 1
+        connections = Connections(
+            self.rank,
+            groups.everyone() if several else None,
+            groups.everyone() if several else None,
+            groups.global_ranks,
+            self._pieces.boundaries,
+            self.device,
+        )
+        last, specs = self.plan.num_stages - 1, [b.tensors for b in self._pieces.boundaries]
+        takes_loss = self._loss_fn is not None
+        stages = {
+            index: StageRun(
+                stage,
+                specs[index - 1] if index else self.plan.inputs,
+                specs[index] if index < last else (),
+                self._share_of_loss if index == last and takes_loss else None,
+                self.device,
+            )
+            for index, stage in self.stages.items()
+        }
+        executor = Executor(
+            self.schedule, self.rank, stages, connections, self._gradient_sum, self._watch.says
+        )
+        connections.introduce(executor.connected)
+        return executor
+
+    def _torch_engine(self) -> TorchEngine:
+        return TorchEngine(
+            self.module,
+            self.rank,
+            self.plan,
+            self._pieces.boundaries,
+            _output_specs(self._pieces),
+            self._share_of_loss,
+            self.device,
+            self._group,
+            self._watch,
+        )
+
+    def _step_of_torch(self, inputs: list[tuple[Tensor, ...]], target: Any) -> Tensor | None:
+        assert isinstance(self._engine, TorchEngine)
+        flat = tuple(torch.cat(column) for column in zip(*inputs, strict=True))
+        if self._gradient_sum is not None:
+            self._gradient_sum.begin()
+        loss = self._engine.step(flat, target)
+        if self._gradient_sum is not None:
+            self._gradient_sum.last_backward_ended(self.rank)
+            self._gradient_sum.finish()
+        return loss
+
+    def _inputs(
+        self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+    ) -> list[tuple[Tensor, ...]]:
+        """The micro-batches; checked wherever there is a batch, used where the first stage is."""
+        if 0 not in self.stages and not args and not kwargs:
+            return []
+        flat = self._pieces.structure.flatten(args, kwargs)
+        self._check_batch(flat)
+        names = self._pieces.structure.names
+        batches = split_batch(flat, self.plan.num_microbatches, self._microbatch_size, names)
+        if self.device.type == "cpu":
+            return batches
+        return [
+            tuple(tensor.to(self.device, non_blocking=True) for tensor in batch)
+            for batch in batches
         ]
-        output = self._pieces.captured.unflatten_output(outputs)
-        return self._loss_fn(output, target) / self.plan.num_microbatches
 
     def _check_batch(self, flat: tuple[Tensor, ...]) -> None:
         for spec, tensor in zip(self.plan.inputs, flat, strict=True):
@@ -190,44 +329,47 @@ class DistributedPipeline:
                     f"{wanted}: {self.plan.num_microbatches} micro-batches of {spec.shape[0]}"
                 )
 
-    def _agree_on_tied_weights(self) -> None:
-        """Every holder of a tied weight starts from its first stage's values."""
-        for _, group, weight in self._my_tied():
-            with torch.no_grad():
-                dist.broadcast(weight, group_src=0, group=group)
-
-    def _my_tied(self) -> list[tuple[TiedGroup, dist.ProcessGroup | None, Tensor]]:
-        return [
-            (tied, group, self._weight(tied))
-            for tied, group in self._tied
-            if self.rank in tied.stages
+    def _share_of_loss(self, flat: Any, target: Any) -> Tensor:
+        assert self._loss_fn is not None
+        tensors = iter(flat if isinstance(flat, tuple | list) else [flat])
+        tensors = (value for value in tensors if isinstance(value, Tensor))
+        outputs = [
+            next(tensors) if isinstance(node, fx.Node) else node
+            for node in self._pieces.captured.program.flat_outputs
         ]
+        output = self._pieces.captured.unflatten_output(outputs)
+        if self.device.type != "cpu":
+            target = pytree.tree_map_only(Tensor, lambda value: value.to(self.device), target)
+        return self._loss_fn(output, target) / self.plan.num_microbatches
 
-    def _share_earlier_tied_gradients(self) -> None:
-        """What earlier steps left is a sum already: give each owner its share before summing again.
+    def _whole_loss(self, shares: list[Tensor]) -> Tensor | None:
+        """The mean over the batch, of which each replica of the last stage took a part."""
+        if not self._has_last:
+            return None
+        loss = torch.stack(shares).sum() if shares else torch.zeros((), device=self.device)
+        replicas = self.schedule.stage_ranks[-1]
+        if len(replicas) > 1:
+            dist.all_reduce(loss, group=self._groups[replicas])
+        return loss
 
-        Keeping it apart instead would take a second gradient's memory.
-        """
-        for tied, _, weight in self._my_tied():
-            if weight.grad is not None:
-                weight.grad /= len(tied.stages)
-
-    def _sum_tied_gradients(self) -> None:
-        for tied, group, weight in self._my_tied():
-            if weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
-            self._watch.doing = f"summing the gradient of {tied.names[0]}"
-            dist.all_reduce(weight.grad, group=group)
-
-    def _weight(self, tied: TiedGroup) -> Tensor:
-        for name in tied.names:
-            try:
-                value = resolve(self.module, name)
-            except AttributeError:
-                continue
-            assert isinstance(value, Tensor)
-            return value
-        raise AssertionError(f"{tied.names} is not on stage {self.rank}")
+    def _all_outputs(self, made: dict[int, list[Any]]) -> list[tuple[Any, ...]]:
+        """Outputs of all micro-batches, those that other replicas of the last stage made too."""
+        replicas = self.schedule.stage_ranks[-1]
+        if len(replicas) == 1:
+            return [tuple(made[index]) for index in range(self.plan.num_microbatches)]
+        group, template = self._groups[replicas], next(iter(made.values()))
+        outputs = []
+        for index in range(self.plan.num_microbatches):
+            source = index % len(replicas)
+            values = made.get(index) or [
+                torch.empty_like(value) if isinstance(value, Tensor) else value
+                for value in template
+            ]
+            for value in values:
+                if isinstance(value, Tensor):
+                    dist.broadcast(value, group_src=source, group=group)
+            outputs.append(tuple(values))
+        return outputs
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -277,16 +419,38 @@ def _is_transport(error: BaseException | None) -> bool:
     return False
 
 
-def _owners(tied: TiedGroup, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """A group of the ranks that hold a tied weight; every rank takes part in making it."""
-    ranks = [dist.get_global_rank(group, stage) if group else stage for stage in tied.stages]
-    made: dist.ProcessGroup | None = dist.new_group(ranks)
-    return made
-
-
 def _output_specs(pieces: CutModel) -> tuple[TensorSpec, ...]:
     return tuple(
         tensor_spec(node.name, value_of(node), requires_grad=value_of(node).is_floating_point())
         for node in pieces.captured.program.flat_outputs
         if isinstance(node, fx.Node)
     )
+
+
+def _check_world(schedule: Schedule, group: dist.ProcessGroup | None) -> None:
+    wanted = len(schedule.ranks)
+    if not dist.is_initialized():
+        raise InvalidInput(
+            "call torch.distributed.init_process_group first, and start one process a device: "
+            f"torchrun --nproc-per-node {wanted} train.py"
+        )
+    ranks = dist.get_world_size(group)
+    if ranks != wanted:
+        stages = f"{schedule.num_stages} stages"
+        raise PlanMismatch(
+            f"the plan has {stages} on {wanted} devices, but {ranks} ranks were started; "
+            f"start {wanted}, or plan for {ranks} devices"
+        )
+
+
+def _fitting(schedule: Schedule, plan: Plan) -> Schedule:
+    """A schedule of the caller's own, if it can be run for this plan."""
+    validate(schedule)
+    theirs = (schedule.num_stages, schedule.num_microbatches)
+    wanted = (plan.num_stages, plan.num_microbatches)
+    if theirs != wanted:
+        raise PlanMismatch(
+            f"the schedule has {theirs[0]} stages and {theirs[1]} micro-batches, the plan "
+            f"{wanted[0]} and {wanted[1]}; write it for the plan's"
+        )
+    return schedule

@@ -8,12 +8,12 @@ from typing import Literal
 from ..core.errors import PlanMismatch
 from ..core.plan import Plan
 
-SCHEDULES = ("gpipe", "1f1b")
-"""Schedules that processes run."""
+TORCH_SCHEDULES = ("gpipe", "1f1b")
+"""Schedules that torch's engine is asked to run."""
 
-Where = Literal["processes", "devices", "one device"]
-"""What a plan is to be run on: a process a stage, one process with a device a stage, or one
-process and no more than one device."""
+Where = Literal["processes", "torch's processes", "devices", "one device"]
+"""What a plan is to be run on: a process a device, the same by torch's engine, one process with a
+device a stage, or one process and no more than one device."""
 
 
 def check_runnable(plan: Plan, where: Where = "processes") -> None:
@@ -21,16 +21,16 @@ def check_runnable(plan: Plan, where: Where = "processes") -> None:
 
     What each place takes:
 
-    ======================  =========  =======  ==========
-    the plan has            processes  devices  one device
-    ======================  =========  =======  ==========
-    layers reordered        no         no       no
-    replicas                no         no       yes
-    recomputation           no         no       yes
-    several stages a rank   no         yes      yes
-    schedules beyond two    no         yes      yes
-    1f1b run ahead further  no         yes      yes
-    ======================  =========  =======  ==========
+    ======================  =========  =================  =======  ==========
+    the plan has            processes  torch's processes  devices  one device
+    ======================  =========  =================  =======  ==========
+    layers reordered        no         no                 no       no
+    replicas                yes        no                 no       yes
+    recomputation           yes        no                 no       yes
+    several stages a rank   yes        no                 yes      yes
+    schedules beyond two    yes        no                 yes      yes
+    1f1b run ahead further  yes        no                 yes      yes
+    ======================  =========  =================  =======  ==========
 
     The model is captured in its own order, so no place runs another. Processes keep the plan's
     promises of time and memory, or refuse. One process works in GPipe's order whatever the plan
@@ -54,6 +54,7 @@ def check_runnable(plan: Plan, where: Where = "processes") -> None:
 
 _WORDS: dict[Where, str] = {
     "processes": "in processes",
+    "torch's processes": "by torch's engine",
     "devices": "on several devices by one process",
     "one device": "by one process",
 }
@@ -63,7 +64,7 @@ def _obstacles(plan: Plan, where: Where) -> Iterator[tuple[str, str]]:
     """What cannot be run, and the option of ``stagewright plan`` that avoids it."""
     if plan.layer_order and plan.layer_order != tuple(range(len(plan.layer_order))):
         yield "its layers are reordered, a model is cut in its own order", "--order given"
-    if where == "one device":
+    if where in ("one device", "processes"):
         return
     replicated = [index for index, stage in enumerate(plan.stages) if stage.replicas > 1]
     if replicated:
@@ -71,21 +72,25 @@ def _obstacles(plan: Plan, where: Where) -> Iterator[tuple[str, str]]:
         yield f"its stages have {counts} replicas, only one each is run", "--max-replicas 1"
     recomputed = [index for index, stage in enumerate(plan.stages) if stage.recompute != "never"]
     if recomputed:
-        yield f"{_stages(recomputed)} recomputed, which is not done yet", "--recompute never"
-    if where == "processes":
+        yield f"{_stages(recomputed)} recomputed, which is not done there", "--recompute never"
+    if where == "torch's processes":
         yield from _schedule_obstacles(plan)
 
 
 def _schedule_obstacles(plan: Plan) -> Iterator[tuple[str, str]]:
-    if plan.schedule == "forward_only":
-        yield "it is for one forward (latency), and processes train", "--objective step_time"
-    elif plan.schedule not in SCHEDULES:
+    if plan.schedule not in TORCH_SCHEDULES:
         yield (
-            f"its schedule is {plan.schedule}, only {' and '.join(SCHEDULES)} are run",
+            f"its schedule is {plan.schedule}, only {' and '.join(TORCH_SCHEDULES)} are run",
             "--schedule 1f1b",
         )
     if plan.chunks > 1:
         yield f"it puts {plan.chunks} stages on a device, only one is run", "--schedule 1f1b"
+    if plan.schedule == "1f1b" and plan.num_microbatches < plan.num_stages:
+        yield (
+            f"torch's 1F1B needs a micro-batch a stage, {plan.num_stages}, and it has "
+            f"{plan.num_microbatches}",
+            "--schedule gpipe",
+        )
     if plan.schedule == "1f1b" and all(stage.replicas == 1 for stage in plan.stages):
         yield from _depth_obstacles(plan)
 
@@ -112,8 +117,10 @@ def _stages(indices: list[int]) -> str:
 
 def _elsewhere(plan: Plan, where: Where) -> str:
     """The other way out, where there is one."""
-    if where == "one device" or next(_obstacles(plan, "one device"), None):
+    if next(_obstacles(plan, "one device"), None):
         return ""
-    if where == "processes" and next(_obstacles(plan, "devices"), None) is None:
-        return "; stagewright.Pipeline runs it as it is, in one process and in GPipe's order"
-    return "; stagewright.Pipeline on one device computes the same, and tries it out"
+    if where == "torch's processes":
+        return "; the engine of Stagewright runs it as it is"
+    return (
+        "; in processes it runs as it is, and stagewright.Pipeline on one device computes the same"
+    )

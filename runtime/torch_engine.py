@@ -24,7 +24,7 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 LossOfFlat = Callable[[Any, Tensor], Tensor]
 
 
-class Engine:
+class TorchEngine:
     """One rank's stage under one of torch's schedules.
 
     Args:

@@ -72,6 +72,10 @@ class Watch:
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
 
+    def says(self, doing: str) -> None:
+        """What this rank does next, for errors."""
+        self.doing = doing
+
     def close(self) -> None:
         """Stop the heartbeat; a rank that ended well is not missed."""
         self._stop.set()

@@ -1,4 +1,4 @@
-"""One rank: every model under every schedule against the unsplit model; prints JSON lines."""
+"""One rank: models under the given variants against the unsplit model; prints JSON lines."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import copy
 import json
 import os
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from stagewright.capture.difference import relative_difference
-from stagewright.core.plan import Plan
+from stagewright.core.cluster import Cluster
+from stagewright.core.plan import Plan, PlanOptions
 from stagewright.core.profile import Profile
+from stagewright.core.schedule import Schedule
+from stagewright.planner.from_balance import plan_from_balance
 from stagewright.runtime import torch_engine
 from stagewright.runtime.distributed import DistributedPipeline, init_process_group
-from stagewright.schedules.named import make_schedule
-from tests.torch_models import make_batch, make_case, make_plan, traced_profile
+from stagewright.runtime.recompute import RandomState
+from tests.torch_models import Case, make_batch, make_case, traced_profile
 
 PERFORMED: list[str] = []
 
@@ -33,35 +37,74 @@ def record(stage_class: type) -> None:
         setattr(stage_class, method, noted)
 
 
-def compare(
-    name: str, schedule: str, num_stages: int, dtype: torch.dtype, profile: Profile
-) -> dict[str, object]:
-    case = make_case(name)
+def plan_of(variant: dict[str, Any], profile: Profile, dtype: torch.dtype) -> Plan:
+    """Near-equal layer counts under the variant's options."""
+    count = variant["stages"]
+    base, extra = divmod(len(profile.layers), count)
+    replicas = variant.get("replicas", [1] * count)
+    chunks = variant.get("chunks", 1)
+    plan = plan_from_balance(
+        profile,
+        Cluster.uniform(sum(replicas) // chunks),
+        PlanOptions(
+            num_microbatches=variant.get("microbatches", 4),
+            schedule=variant["schedule"],
+            recompute=variant.get("recompute", "never"),
+        ),
+        [base + (index < extra) for index in range(count)],
+        replicas=replicas if max(replicas) > 1 else (),
+    )
+    if dtype is not torch.float64:
+        return plan
+    inputs = tuple(
+        spec.model_copy(update={"dtype": "float64"}) if spec.dtype == "float32" else spec
+        for spec in plan.inputs
+    )
+    return plan.model_copy(update={"inputs": inputs})
+
+
+def compare(case: Case, variant: dict[str, Any], profile: Profile) -> dict[str, object]:
+    dtype = getattr(torch, variant.get("dtype", "float64"))
     whole = copy.deepcopy(case.model).to(dtype)
-    plan: Plan = make_plan(case, num_stages, schedule=schedule, profile=profile)
-    if dtype is torch.float64:
-        inputs = tuple(
-            spec.model_copy(update={"dtype": "float64"}) if spec.dtype == "float32" else spec
-            for spec in plan.inputs
-        )
-        plan = plan.model_copy(update={"inputs": inputs})
-    pipeline = DistributedPipeline(case.model.to(dtype), plan, loss_fn=case.loss_fn)
+    plan = plan_of(variant, profile, dtype)
+    schedule = Schedule.model_validate(variant["own"]) if "own" in variant else None
+    pipeline = DistributedPipeline(
+        copy.deepcopy(case.model).to(dtype),
+        plan,
+        loss_fn=case.loss_fn,
+        schedule=schedule,
+        engine=variant.get("engine", "stagewright"),
+    )
+    pipeline.observe(lambda action, began, ended: PERFORMED.append(str(action)))
     batch, target = make_batch(case, plan, dtype=dtype)
     values = list(batch.values()) if isinstance(batch, dict) else list(batch)
-    PERFORMED.clear()
     losses, expected = [], []
+    PERFORMED.clear()
     for _ in range(2):  # twice, so that gradients accumulate and buffers move on
+        state = RandomState.now(torch.device("cpu"))
         loss = pipeline.step(*values, target=target)
         losses.append(None if loss is None else float(loss))
+        state.restore(torch.device("cpu"))
         expected.append(unsplit(whole, values, target, case, plan.num_microbatches))
-    order = [str(a) for a in make_schedule(plan.schedule, num_stages, 4).ranks[pipeline.rank]]
+    performed = list(PERFORMED)
+    evaluated = None
+    if pipeline.rank in pipeline.schedule.stage_ranks[-1] and "engine" not in variant:
+        whole.eval()
+    if "engine" not in variant:
+        pipeline.train(False)
+        output, _ = pipeline.evaluate(*values)
+        if output is not None:
+            with torch.no_grad():
+                wanted = whole(*values)
+            evaluated = max(
+                relative_difference(found, right)
+                for found, right in zip(tensors(output), tensors(wanted), strict=True)
+            )
     gradients = {key: p.grad for key, p in whole.named_parameters(remove_duplicate=False)}
-    buffers = dict(whole.named_buffers())
+    wanted_order = [str(action) for action in pipeline.schedule.ranks[pipeline.rank]] * 2
     result = {
-        "model": name,
-        "schedule": schedule,
+        "variant": variant,
         "rank": pipeline.rank,
-        "dtype": str(dtype),
         "names": sorted(pipeline.module.state_dict()),
         "all_names": sorted(whole.state_dict()),
         "loss": max(
@@ -71,16 +114,33 @@ def compare(
         "gradient": largest(
             {key: p.grad for key, p in pipeline.module.named_parameters()}, gradients
         ),
-        "buffer": largest(dict(pipeline.module.named_buffers()), buffers),
-        "order": order * 2 == PERFORMED,
+        "buffer": largest(dict(pipeline.module.named_buffers()), dict(whole.named_buffers())),
+        "evaluated": evaluated,
+        "order": wanted_order == performed,
     }
     pipeline.close()
     return result
 
 
-def largest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+def tensors(output: Any) -> list[torch.Tensor]:
+    """The floating tensors of a model's output."""
+    leaves = torch.utils._pytree.tree_leaves(output)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+
+
+def largest(
+    found: dict[str, torch.Tensor | None], expected: dict[str, torch.Tensor | None]
+) -> float:
     """Largest relative difference over all names."""
-    return max((relative_difference(found[key], expected[key]) for key in found), default=0.0)
+    return max(
+        (
+            relative_difference(value, expected[key])
+            if value is not None and expected[key] is not None
+            else float(value is not expected[key])
+            for key, value in found.items()
+        ),
+        default=0.0,
+    )
 
 
 def unsplit(whole, values, target, case, count) -> float:
@@ -96,13 +156,16 @@ def main() -> None:
     torch.set_num_threads(1)
     init_process_group(backend="gloo", timeout_s=60)
     record(torch_engine._WatchedStage)
-    num_stages = dist.get_world_size()
-    for name in sys.argv[1].split(","):
-        profile = traced_profile(make_case(name))
-        for schedule in ("gpipe", "1f1b"):
-            for dtype in (torch.float64, torch.float32):
-                found = compare(name, schedule, num_stages, dtype, profile)
-                with open(f"{sys.argv[2]}/{found['rank']}.jsonl", "a", encoding="utf-8") as file:
+    with open(sys.argv[1], encoding="utf-8") as file:
+        variants = json.load(file)
+    for name in dict.fromkeys(variant["model"] for variant in variants):
+        case = make_case(name)
+        profile = traced_profile(case)
+        for variant in variants:
+            if variant["model"] == name:
+                found = compare(case, variant, profile)
+                path = f"{sys.argv[2]}/{found['rank']}.jsonl"
+                with open(path, "a", encoding="utf-8") as file:
                     file.write(json.dumps(found) + "\n")
     dist.barrier()
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Under torchrun, one stage a rank: the same numbers as the unsplit model."""
+"""Under torchrun, any schedule: the same numbers as the unsplit model."""
 
 import json
 import os
@@ -7,21 +7,71 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(280)]
 
-CASES = [(2, "mlp,resnet,unet"), (2, "gpt2"), (3, "unet,gpt2")]
+V = {"chunks": 2, "stages": 4}
+ON_TWO = [
+    *({"model": "mlp", "schedule": name, "stages": 2} for name in ("gpipe", "1f1b", "zero_bubble")),
+    *(
+        {"model": "mlp", "schedule": name, **V}
+        for name in (
+            "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev",
+        )
+    ),
+    {"model": "mlp", "schedule": "1f1b", "stages": 2, "dtype": "float32"},
+    {"model": "mlp", "schedule": "gpipe", "stages": 2, "microbatches": 1},
+    {"model": "resnet", "schedule": "1f1b", "stages": 2, "recompute": "always"},
+    {"model": "resnet", "schedule": "zbv", "recompute": "always", **V},
+    {"model": "unet", "schedule": "1f1b", "stages": 2},
+    {"model": "unet", "schedule": "interleaved_zero_bubble", **V},
+    {"model": "gpt2", "schedule": "1f1b", "stages": 2},
+    {"model": "gpt2", "schedule": "dualpipev", **V},
+    {"model": "gpt2", "schedule": "zero_bubble", "stages": 2, "recompute": "always"},
+    *(
+        {"model": model, "schedule": name, "stages": 2, "engine": "torch"}
+        for model in ("unet", "gpt2")
+        for name in ("gpipe", "1f1b")
+    ),
+]  # fmt: skip
+UNEVEN_RANKS = {
+    "name": "gpipe",
+    "num_microbatches": 2,
+    "stage_ranks": [[0], [1], [0], [2]],  # rank 0 holds two stages, the others one
+    "ranks": [
+        ["0F0", "0F1", "2F0", "2F1", "2B0", "2B1", "0B0", "0B1"],
+        ["1F0", "1F1", "1I0", "1W0", "1B1"],
+        ["3F0", "3B0", "3F1", "3B1"],
+    ],
+}
+ON_THREE = [
+    {"model": "mlp", "schedule": "1f1b", "stages": 2, "replicas": [2, 1]},
+    {"model": "mlp", "schedule": "1f1b", "stages": 2, "replicas": [1, 2], "recompute": "always"},
+    {"model": "mlp", "schedule": "1f1b", "stages": 1, "replicas": [3], "microbatches": 5},
+    {"model": "mlp", "schedule": "gpipe", "stages": 4, "microbatches": 2, "own": UNEVEN_RANKS},
+    {"model": "gpt2", "schedule": "1f1b", "stages": 2, "replicas": [2, 1]},
+    {"model": "gpt2", "schedule": "gpipe", "stages": 2, "replicas": [1, 2]},
+    {"model": "gpt2", "schedule": "1f1b", "stages": 3},
+]
+ON_FOUR = [
+    {"model": "mlp", "schedule": "1f1b", "stages": 3, "replicas": [1, 2, 1]},
+    {"model": "gpt2", "schedule": "1f1b", "stages": 3, "replicas": [1, 2, 1]},
+    {"model": "gpt2", "schedule": "zbv", "stages": 4, "chunks": 2, "replicas": [2] * 4},
+    {"model": "unet", "schedule": "interleaved_1f1b", "stages": 8, "chunks": 2},
+]
+CASES = {"2 ranks": (2, ON_TWO), "3 ranks": (3, ON_THREE), "4 ranks": (4, ON_FOUR)}
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: f"{case[0]} ranks {case[1]}")
+@pytest.fixture(scope="module", params=CASES)
 def results(request, tmp_path_factory, repository):
-    """Every rank's account of every model and schedule, from one run."""
-    ranks, models = request.param
-    if "gpt2" in models:
-        pytest.importorskip("transformers")
+    """Every rank's account of every variant, from one run."""
+    ranks, variants = CASES[request.param]
+    pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("equality")
+    (folder / "variants.json").write_text(json.dumps(variants), encoding="utf-8")
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone",
-        f"--nproc-per-node={ranks}", "-m", "tests.runtime.equality_worker", models, str(folder),
+        f"--nproc-per-node={ranks}", "-m", "tests.runtime.equality_worker",
+        str(folder / "variants.json"), str(folder),
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
     done = subprocess.run(
@@ -30,7 +80,7 @@ def results(request, tmp_path_factory, repository):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -39,13 +89,13 @@ def results(request, tmp_path_factory, repository):
         for rank in range(ranks)
         for line in (folder / f"{rank}.jsonl").read_text(encoding="utf-8").splitlines()
     ]
-    assert len(found) == ranks * 4 * len(models.split(","))
+    assert len(found) == ranks * len(variants)
     return found
 
 
 def test_double_precision_is_exact(results):
     for entry in results:
-        if entry["dtype"] == "torch.float64":
+        if entry["variant"].get("dtype") != "float32":
             assert entry["gradient"] <= 1e-9, entry
             assert entry["buffer"] <= 1e-9, entry
 
@@ -54,16 +104,26 @@ def test_losses_agree(results):
     losses = [entry for entry in results if entry["loss"] is not None]
     assert losses
     for entry in losses:
-        assert entry["loss"] <= (1e-9 if entry["dtype"] == "torch.float64" else 1e-5), entry
+        is_single = entry["variant"].get("dtype") == "float32"
+        assert entry["loss"] <= (1e-5 if is_single else 1e-9), entry
+
+
+def test_evaluation_gives_the_models_output(results):
+    evaluated = [entry for entry in results if entry["evaluated"] is not None]
+    assert evaluated
+    for entry in evaluated:
+        is_single = entry["variant"].get("dtype") == "float32"
+        assert entry["evaluated"] <= (1e-5 if is_single else 1e-9), entry
 
 
 def test_ranks_hold_every_name_between_them(results):
     runs = {}
     for entry in results:
-        key = (entry["model"], entry["schedule"], entry["dtype"])
+        key = json.dumps(entry["variant"])
         runs.setdefault(key, (set(), set(entry["all_names"])))[0].update(entry["names"])
     assert all(held == wanted for held, wanted in runs.values())
 
 
-def test_torch_works_in_the_order_of_our_schedule(results):
+def test_work_is_done_in_the_order_of_the_schedule(results):
+    """By our executor, and by torch's own classes, which the schedules are modelled on."""
     assert all(entry["order"] for entry in results)

@@ -48,7 +48,9 @@ UNRUN = {
     "recomputation": (lambda: planned(recompute="always"), "recomputed", "--recompute never"),
     "order": (lambda: reordered(planned()), "its layers are reordered", "--order given"),
     "depth": (deeper, "stage 0 .* 5 micro-batches .* torch's 1F1B has 3", "--extra-in-flight 0"),
-    "one forward": (lambda: planned(objective="latency"), "one forward", "--objective step_time"),
+    "one forward": (
+        lambda: planned(objective="latency"), "schedule is forward_only", "--schedule 1f1b",
+    ),
     "zero_bubble": (
         lambda: planned(schedule="zero_bubble"), "schedule is zero_bubble", "--schedule 1f1b",
     ),
@@ -60,11 +62,21 @@ UNRUN = {
 
 
 @pytest.mark.parametrize("name", UNRUN)
-def test_processes_refuse_what_they_do_not_run(name):
+def test_torchs_engine_is_not_asked_for_what_it_does_not_run(name):
     make, use, way_out = UNRUN[name]
-    with pytest.raises(PlanMismatch, match=f"in processes: .*{use}") as caught:
-        check_runnable(make())
+    with pytest.raises(PlanMismatch, match=f"by torch's engine: .*{use}") as caught:
+        check_runnable(make(), "torch's processes")
     assert f"Plan again with {way_out}" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", UNRUN)
+def test_processes_run_all_but_another_order_of_layers(name):
+    made = UNRUN[name][0]()
+    if name == "order":
+        with pytest.raises(PlanMismatch, match="in processes: its layers are reordered"):
+            check_runnable(made)
+    else:
+        check_runnable(made)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
@@ -85,15 +97,15 @@ def test_everything_is_named_at_once():
     made = planned(num_layers=2, num_devices=4, max_replicas=2, recompute="always")
     made = with_stages(made, recompute="always")
     with pytest.raises(PlanMismatch) as caught:
-        check_runnable(made)
-    assert "--max-replicas 1 --recompute never; stagewright.Pipeline on one" in str(caught.value)
+        check_runnable(made, "devices")
+    assert "--max-replicas 1 --recompute never; in processes it runs" in str(caught.value)
 
 
 def test_one_process_takes_schedules_and_on_one_device_more():
     for made in (planned(schedule="zbv"), planned(objective="latency"), deeper()):
         check_runnable(made, "devices")
-        with pytest.raises(PlanMismatch, match=r"Pipeline runs it as it is, in one process"):
-            check_runnable(made)
+        with pytest.raises(PlanMismatch, match=r"the engine of Stagewright runs it as it is"):
+            check_runnable(made, "torch's processes")
     for made in (replicated(), planned(recompute="always")):
         check_runnable(made, "one device")
         with pytest.raises(PlanMismatch, match="several devices by one process"):
@@ -105,8 +117,8 @@ def test_one_process_takes_schedules_and_on_one_device_more():
 
 def test_distributed_refuses_before_it_looks_for_other_processes():
     case = make_case("mlp")
-    made = with_stages(make_plan(case, 2), recompute="always")
-    with pytest.raises(PlanMismatch, match="--recompute never"):
+    made = reordered(make_plan(case, 2))
+    with pytest.raises(PlanMismatch, match="--order given"):
         DistributedPipeline(case.model, made, loss_fn=case.loss_fn)
 
 

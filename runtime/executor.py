@@ -1,0 +1,228 @@
+"""One rank's part of a `Schedule`, action after action.
+
+The simulator plays the same document (`planner.play`): an action starts when the tensors it reads
+have arrived, what it makes is sent at once and travels while the rank goes on working.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..core.schedule import Action, Schedule, Work
+from .gradient_sum import GradientSum
+from .messages import Connections, Message, incoming, message_of
+from .stage_run import StageRun
+
+Observer = Callable[[Action, float, float], None]
+"""Told of each action, with its start and end in seconds of `time.perf_counter`."""
+
+BACKWARDS = (Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT)
+
+
+class Executor:
+    """Runs the stages of one rank.
+
+    Args:
+        schedule: Of all ranks.
+        rank: This one.
+        stages: This rank's stages by index.
+        connections: To the other ranks.
+        gradient_sum: Of what this rank shares with others; `None` if nothing.
+        doing: Told in words what comes next, for errors.
+        observer: Told what was done; `None` for nobody.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        rank: int,
+        stages: Mapping[int, StageRun],
+        connections: Connections,
+        gradient_sum: GradientSum | None,
+        doing: Callable[[str], None],
+        observer: Observer | None = None,
+    ) -> None:
+        self._schedule, self._rank = schedule, rank
+        self._stages, self._connections = stages, connections
+        self._gradient_sum, self._doing = gradient_sum, doing
+        self.observer = observer
+        self._training = _Course(schedule, schedule.ranks, rank)
+        forwards = [[a for a in actions if a.work is Work.FORWARD] for actions in schedule.ranks]
+        self._evaluation = _Course(schedule, forwards, rank)
+        self._handed: dict[Message, list[Tensor]] = {}
+
+    @property
+    def connected(self) -> list[tuple[int, int]]:
+        """Sender and receiver of every connection that a step uses, sorted."""
+        return self._training.connected
+
+    def train(
+        self,
+        inputs: Sequence[Sequence[Tensor]],
+        targets: Sequence[Tensor],
+        *,
+        loss_scale: float = 1.0,
+        sums_gradients: bool = True,
+    ) -> list[Tensor]:
+        """One training step.
+
+        Args:
+            inputs: Of each micro-batch; read where the first stage is.
+            targets: Of each micro-batch; read where the last stage is.
+            loss_scale: What gradients are multiplied by.
+            sums_gradients: Whether gradients of shared weights are summed over their ranks.
+
+        Returns:
+            The shares of the loss that were taken here.
+        """
+        for stage in self._stages.values():
+            stage.forget()
+            stage.loss_scale = loss_scale
+        reduces = self._gradient_sum if sums_gradients else None
+        if reduces is not None:
+            reduces.begin()
+        self._run(self._training, inputs, targets, {}, reduces)
+        if reduces is not None:
+            self._doing("summing gradients")
+            reduces.finish()
+        return [loss for stage in self._stages.values() for loss in stage.losses]
+
+    def evaluate(
+        self, inputs: Sequence[Sequence[Tensor]], targets: Sequence[Tensor]
+    ) -> tuple[dict[int, list[Any]], list[Tensor]]:
+        """Forwards alone, without gradients.
+
+        Returns:
+            The last stage's outputs by micro-batch, as far as they were made here, and the shares
+            of the loss, if there are targets.
+        """
+        for stage in self._stages.values():
+            stage.forget()
+        outputs: dict[int, list[Any]] = {}
+        self._run(self._evaluation, inputs, targets, outputs, None, trains=False)
+        return outputs, [loss for stage in self._stages.values() for loss in stage.losses]
+
+    def _run(
+        self,
+        course: _Course,
+        inputs: Sequence[Sequence[Tensor]],
+        targets: Sequence[Tensor],
+        outputs: dict[int, list[Any]],
+        reduces: GradientSum | None,
+        *,
+        trains: bool = True,
+    ) -> None:
+        self._handed.clear()
+        self._connections.begin(course.incoming)
+        for position, action in enumerate(course.actions):
+            self._doing(_WORDS[action.work].format(action.microbatch, action.stage))
+            arrived = self._arrived(action)
+            if reduces is not None and position in course.last_backwards:
+                reduces.last_backward_begins(action.stage)
+            began = time.perf_counter() if self.observer else 0.0
+            made = self._perform(action, arrived, inputs, targets, course, trains)
+            if self.observer:
+                self.observer(action, began, time.perf_counter())
+            if reduces is not None and position in course.last_backwards:
+                reduces.last_backward_ended(action.stage)
+            message = message_of(action, self._schedule.num_stages)
+            if message is not None:
+                self._hand_on(message, made)
+            elif action.work is Work.FORWARD and not trains:
+                outputs[action.microbatch] = made
+        self._doing("waiting for what was sent to be taken")
+        self._connections.finish()
+
+    def _perform(
+        self,
+        action: Action,
+        arrived: Sequence[Tensor],
+        inputs: Sequence[Sequence[Tensor]],
+        targets: Sequence[Tensor],
+        course: _Course,
+        trains: bool,
+    ) -> list[Any]:
+        stage, microbatch = self._stages[action.stage], action.microbatch
+        if action.work is Work.FORWARD:
+            return stage.forward(
+                microbatch,
+                arrived if action.stage else inputs[microbatch],
+                target=targets[microbatch] if targets else None,
+                recomputed=(action.stage, microbatch) in course.recomputed,
+                trains=trains,
+            )
+        if action.work is Work.RECOMPUTE:
+            stage.recompute(microbatch)
+        elif action.work is Work.BACKWARD_WEIGHT:
+            stage.backward_weight(microbatch)
+        else:
+            is_split = action.work is Work.BACKWARD_INPUT
+            return stage.backward(microbatch, arrived, split=is_split)
+        return []
+
+    def _arrived(self, action: Action) -> list[Tensor]:
+        """What other stages made for an action, once it is here."""
+        wanted = _read_by(action, self._schedule.num_stages)
+        if wanted is None:
+            return []
+        if wanted in self._handed:
+            return self._handed.pop(wanted)
+        behind = action.stage + (1 if wanted.is_gradient else -1)
+        return self._connections.receive(wanted, self._schedule.rank_of(behind, action.microbatch))
+
+    def _hand_on(self, message: Message, tensors: list[Tensor]) -> None:
+        receiver = self._schedule.rank_of(message.stage, message.microbatch)
+        if receiver == self._rank:
+            self._handed[message] = tensors
+        else:
+            self._connections.send(receiver, tensors)
+
+
+class _Course:
+    """What a rank does in a step, and what it has to know of the others.
+
+    Attributes:
+        actions: Its own, first to last.
+        incoming: See `messages.incoming`.
+        connected: Sender and receiver of every connection used, sorted.
+        last_backwards: Positions of each stage's last action that adds to gradients.
+        recomputed: Stage and micro-batch of forwards that keep no graph.
+    """
+
+    def __init__(self, schedule: Schedule, ranks: Sequence[Sequence[Action]], rank: int) -> None:
+        self.actions = ranks[rank]
+        self.incoming = incoming(ranks, schedule, rank)
+        made = {
+            (sender, schedule.rank_of(message.stage, message.microbatch))
+            for sender, actions in enumerate(ranks)
+            for action in actions
+            if (message := message_of(action, schedule.num_stages)) is not None
+        }
+        self.connected = sorted(pair for pair in made if pair[0] != pair[1])
+        last = {a.stage: i for i, a in enumerate(self.actions) if a.work in BACKWARDS}
+        self.last_backwards = frozenset(last.values())
+        self.recomputed = frozenset(
+            (a.stage, a.microbatch) for a in self.actions if a.work is Work.RECOMPUTE
+        )
+
+
+def _read_by(action: Action, num_stages: int) -> Message | None:
+    """What an action reads of another stage."""
+    if action.work is Work.FORWARD and action.stage:
+        return Message(False, action.stage, action.microbatch)
+    if action.work in (Work.BACKWARD, Work.BACKWARD_INPUT) and action.stage + 1 < num_stages:
+        return Message(True, action.stage, action.microbatch)
+    return None
+
+
+_WORDS = {
+    Work.FORWARD: "the forward of micro-batch {} on stage {}",
+    Work.BACKWARD: "the backward of micro-batch {} on stage {}",
+    Work.BACKWARD_INPUT: "the backward to the inputs of micro-batch {} on stage {}",
+    Work.BACKWARD_WEIGHT: "the backward to the weights of micro-batch {} on stage {}",
+    Work.RECOMPUTE: "the recomputation of micro-batch {} on stage {}",
+}

@@ -1,0 +1,61 @@
+"""Process groups of one pipeline's ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch.distributed as dist
+
+Ranks = tuple[int, ...]
+
+
+class Groups:
+    """Makes the groups a pipeline needs; all its ranks make the same ones in the same order.
+
+    Args:
+        group: The pipeline's ranks; the default group if `None`.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+        self.size = dist.get_world_size(group)
+        self.rank = dist.get_rank(group)
+        self.global_ranks = [
+            rank if group is None else dist.get_global_rank(group, rank)
+            for rank in range(self.size)
+        ]
+        self._made: list[dist.ProcessGroup] = []
+
+    def everyone(self) -> dist.ProcessGroup:
+        """A group of its own for all ranks, beside the pipeline's."""
+        made = self._new(range(self.size))
+        assert made is not None
+        return made
+
+    def of_sets(self, wanted: Iterable[Ranks]) -> dict[Ranks, dist.ProcessGroup]:
+        """A group for each set of ranks that this one is in."""
+        found = {}
+        for ranks in sorted(set(wanted)):
+            made = self._new(ranks)
+            if made is not None:
+                found[ranks] = made
+        return found
+
+    def close(self) -> None:
+        """Destroy what was made."""
+        while self._made:
+            dist.destroy_process_group(self._made.pop())
+
+    def _new(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
+        """A new group; `None` where this rank is not in it."""
+        if self._group is not None and self.rank not in ranks:
+            return None
+        made: dist.ProcessGroup = dist.new_group(
+            [self.global_ranks[rank] for rank in ranks],
+            # Ranks outside the pipeline do not take part, so its members settle it themselves.
+            use_local_synchronization=self._group is not None,
+        )
+        if self.rank not in ranks:
+            return None
+        self._made.append(made)
+        return made
