@@ -6,12 +6,15 @@ A change of content from one forward to the next is state that a graph does not 
 from __future__ import annotations
 
 import io
+import operator
 import random
 import sys
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from enum import Enum
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,6 +22,9 @@ from torch import Tensor, nn
 
 Content = Mapping[Any, Any]
 """A value by its parts: `Value`, `Length`, `Same`, or the parts of a part."""
+
+Put = Callable[[Any], None]
+"""Puts a value in the place of another one."""
 
 Change = Literal["drawn", "state", "growth", "object"]
 """A random generator was used; a value became another one; something was added or removed; another
@@ -132,7 +138,7 @@ def _content(value: Any, depth: int) -> Any:
         parts = {key: _content(part, depth - 1) for key, part in _parts(value)}
         return {"length": Length((len(value),)), **parts}
     if depth and is_plain_object(value):
-        parts = {name: _content(part, depth - 1) for name, part in vars(value).items()}
+        parts = {name: _content(part, depth - 1) for name, part in _held(value).items()}
         return {"object": Same(value), **parts}
     return Same(value)
 
@@ -189,6 +195,29 @@ def is_iterator(value: Any) -> bool:
     )
 
 
+def iterators_kept(module: nn.Module) -> Iterator[tuple[str, Any, Put | None]]:
+    """Iterators in attributes and in containers there; those inside of objects are not looked for.
+
+    Yields the attribute, the iterator, and what puts another one in its place: `None` where it
+    lies in a container that cannot be changed.
+    """
+
+    def search(value: Any, put: Put | None, depth: int) -> Iterator[tuple[Any, Put | None]]:
+        if is_iterator(value):
+            yield value, put
+        elif depth and isinstance(value, _CONTAINERS):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            changeable = isinstance(value, list | dict | deque)
+            for key, part in list(items):
+                inside = partial(operator.setitem, value, key) if changeable else None
+                yield from search(part, inside, depth - 1)
+
+    for name, value in plain_attributes(module).items():
+        own = partial(operator.setitem, vars(module), name)
+        for iterator, put in search(value, own, MAX_DEPTH):
+            yield name, iterator, put
+
+
 def is_plain_object(value: Any) -> bool:
     """An object of a class of the author's, its attributes open to see."""
     if isinstance(value, types.SimpleNamespace):
@@ -196,10 +225,43 @@ def is_plain_object(value: Any) -> bool:
     kinds = (nn.Module, Tensor, type, types.FunctionType, types.ModuleType, Enum)
     package = type(value).__module__.partition(".")[0]
     return (
-        hasattr(value, "__dict__")
+        package not in _OPAQUE_PACKAGES
         and not isinstance(value, kinds)
-        and package not in _OPAQUE_PACKAGES
+        and (hasattr(value, "__dict__") or next(_slots_of(type(value)), None) is not None)
     )
+
+
+def _slots_of(kind: type) -> Iterator[types.MemberDescriptorType]:
+    for each in kind.__mro__:
+        if "__slots__" in vars(each):
+            for slot in vars(each).values():
+                if isinstance(slot, types.MemberDescriptorType):
+                    yield slot
+
+
+def slots_held(value: Any) -> dict[types.MemberDescriptorType, Any]:
+    """What an object holds in its ``__slots__``; those never filled are left out."""
+    found = {}
+    for slot in _slots_of(type(value)):
+        with suppress(AttributeError):
+            found[slot] = slot.__get__(value, type(value))
+    return found
+
+
+def restore_slots(value: Any, held: Mapping[types.MemberDescriptorType, Any]) -> None:
+    """Fill its slots as `slots_held` found them, and no others."""
+    now = slots_held(value)
+    for slot in now.keys() - held.keys():
+        slot.__delete__(value)
+    for slot, content in held.items():
+        if slot not in now or now[slot] is not content:
+            slot.__set__(value, content)
+
+
+def _held(value: Any) -> dict[str, Any]:
+    """Everything a plain object holds, by name."""
+    slots = {slot.__name__: content for slot, content in slots_held(value).items()}
+    return {**slots, **getattr(value, "__dict__", {})}
 
 
 def everything_kept(model: nn.Module) -> list[Any]:
@@ -214,7 +276,7 @@ def everything_kept(model: nn.Module) -> list[Any]:
             for _, part in _parts(value):
                 visit(part, depth - 1)
         elif depth and is_plain_object(value):
-            for part in list(vars(value).values()):
+            for part in list(_held(value).values()):
                 visit(part, depth - 1)
 
     for module in model.modules():

@@ -17,7 +17,7 @@ from .checkpoints import watched_checkpoints
 from .gradients import watched_gradients
 from .guard import ParameterGuard
 from .hooks import HOOKS
-from .kept import Change, Content, change, contents, is_iterator, plain_attributes
+from .kept import Change, Content, change, contents, iterators_kept
 from .mode_reads import mode_readers
 from .nested import is_plain, take_tensors
 from .program import storage_key
@@ -361,13 +361,12 @@ def _iterators(model: nn.Module, found: Observation) -> None:
         CaptureError: It cannot be put back to where it is, so nobody may try the model.
     """
     for path, module in model.named_modules():
-        for name, value in plain_attributes(module).items():
-            if not is_iterator(value):
-                continue
-            if copied(value) is None:
+        for name, value, put in iterators_kept(module):
+            if put is None or copied(value) is None:
+                where = "is or holds" if put else "holds in a tuple or set"
                 raise CaptureError(
-                    f"{name!r} is an iterator that cannot be copied, so trying the model would "
-                    "use it up; keep a list and a position instead",
+                    f"{name!r} {where} an iterator that cannot be copied or put back, so trying "
+                    "the model would use it up; keep a list and a position instead",
                     module=path or type(module).__name__,
                 )
             found.blame(path, f"keeps the iterator {name!r}")

@@ -19,10 +19,11 @@ from .kept import (
     everything_kept,
     generator_state,
     is_array,
-    is_iterator,
     is_plain_object,
-    plain_attributes,
+    iterators_kept,
     restore_generator,
+    restore_slots,
+    slots_held,
 )
 from .program import storage_key
 
@@ -82,14 +83,19 @@ def _attributes(model: nn.Module) -> Restore:
 
 def _containers(model: nn.Module) -> Restore:
     """What containers and plain objects hold, as the objects they are."""
+    kept = everything_kept(model)
+    objects = [value for value in kept if is_plain_object(value)]
+    attributes = [vars(value) for value in objects if hasattr(value, "__dict__")]
     found = [
         (container, _entries(container))
-        for value in everything_kept(model)
-        if (container := vars(value) if is_plain_object(value) else value) is not None
-        and isinstance(container, list | dict | set | deque)
+        for container in (*kept, *attributes)
+        if isinstance(container, list | dict | set | deque)
     ]
+    slotted = [(value, slots_held(value)) for value in objects]
 
     def restore() -> None:
+        for value, slots in slotted:
+            restore_slots(value, slots)
         for container, held in found:
             now = _entries(container)
             if len(now) != len(held) or any(
@@ -160,14 +166,14 @@ def _iterators(model: nn.Module) -> Restore:
     found = []
     copies: dict[int, Any] = {}
     for module in model.modules():
-        for name, value in plain_attributes(module).items():
-            if is_iterator(value) and copied(value) is not None:
-                unused = copies.setdefault(id(value), copied(value))
-                found.append((module, name, unused))
+        for _, value, put in iterators_kept(module):
+            unused = copies.setdefault(id(value), copied(value))
+            if put is not None and unused is not None:
+                found.append((put, unused))
 
     def restore() -> None:
-        for module, name, unused in found:
-            vars(module)[name] = unused
+        for put, unused in found:
+            put(unused)
 
     return restore
 

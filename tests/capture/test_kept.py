@@ -43,6 +43,19 @@ def counting_object(model, h):
     return h * 2 if model.kept.steps % 4 == 0 else h
 
 
+class Slotted:
+    """Has no ``__dict__``."""
+
+    __slots__ = ("more", "steps")
+
+    def __init__(self, steps):
+        self.steps = steps
+
+
+def cycling_nested(model, h):
+    return h * next(model.kept["factors"][0])
+
+
 def counting(model, h):
     model.kept += 1
     return h.detach() if model.kept > 3 else h
@@ -75,11 +88,16 @@ KINDS = {
     "list": (lambda: [0], counting_list),
     "nested": (lambda: {"counts": [0]}, counting_nested),
     "object": (lambda: SimpleNamespace(steps=0), counting_object),
+    "slots": (lambda: Slotted(0), counting_object),
     "python": (lambda: random.Random(3), drawing),
     "numpy": (lambda: np.random.default_rng(3), drawing),
     "older numpy": (lambda: np.random.RandomState(3), drawing_older),
     "torch": (lambda: torch.Generator().manual_seed(3), drawing_torch),
     "iterator": (lambda: itertools.cycle([1.0, 1.0, 1.0, 3.0]), cycling),
+    "nested iterator": (
+        lambda: {"factors": [itertools.cycle([1.0, 1.0, 1.0, 3.0])]},
+        cycling_nested,
+    ),
     "training": (lambda: [0], training_later),
 }
 
@@ -163,6 +181,23 @@ def test_an_iterator_that_cannot_be_put_back_is_not_used_up():
     with pytest.raises(CaptureError, match="cannot be copied"):
         trace(model, torch.randn(3, 4))
     assert next(model.kept) == 1.0
+
+
+def test_an_iterator_in_a_tuple_is_not_used_up():
+    model = Keeping({"factors": (itertools.count(1.0),)}, cycling_nested)
+    with pytest.raises(CaptureError, match="in a tuple or set an iterator"):
+        trace(model, torch.randn(3, 4))
+    assert next(model.kept["factors"][0]) == 1.0
+
+
+def test_slots_are_put_back_as_they_were_filled():
+    model = nn.Linear(2, 2)
+    model.kept = Slotted([1])
+    with preserved(model):
+        model.kept.steps.append(2)
+        model.kept.steps, model.kept.more = [3], 4
+    assert model.kept.steps == [1]
+    assert not hasattr(model.kept, "more")
 
 
 def test_containers_tensors_arrays_and_generators_are_put_back():
