@@ -64,6 +64,7 @@ TrainingSchedule = Literal[
     "zero_bubble",
     "interleaved_zero_bubble",
     "zbv",
+    "dualpipev",
 ]
 ScheduleName = TrainingSchedule | Literal["forward_only"]
 

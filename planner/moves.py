@@ -24,7 +24,7 @@ from .labels import (
 )
 from .stage_table import Mask, StageTable
 
-SPLIT_BACKWARD = ("zero_bubble", "interleaved_zero_bubble", "zbv")
+SPLIT_BACKWARD = ("zero_bubble", "interleaved_zero_bubble", "zbv", "dualpipev")
 """Schedules that send gradients on before the gradients of weights are worked out."""
 
 Measure = Literal["1f1b", "gpipe", "throughput", "latency", "simulated_bound"]

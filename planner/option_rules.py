@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ..core.errors import InvalidInput
 from ..core.plan import PlanOptions
-from ..schedules.layout import SEVERAL_STAGES
+from ..schedules.layout import FOLDED, SEVERAL_STAGES
 
-CHUNKED = tuple(name for name in SEVERAL_STAGES if name != "zbv")
+CHUNKED = tuple(name for name in SEVERAL_STAGES if name not in FOLDED)
 """Schedules whose number of stages a device may be chosen."""
 
 TRAINING_ONLY = ("schedule", "num_microbatches", "max_replicas", "recompute", "optimizer")
@@ -37,7 +37,7 @@ def chunks_of(options: PlanOptions) -> int:
     """Stages a device."""
     if options.objective == "latency" or options.schedule not in SEVERAL_STAGES:
         return 1
-    return 2 if options.schedule == "zbv" else options.chunks
+    return 2 if options.schedule in FOLDED else options.chunks
 
 
 def _check_laps(options: PlanOptions) -> None:
@@ -71,8 +71,8 @@ def option_notes(options: PlanOptions) -> list[str]:
 def _check_chunks(options: PlanOptions) -> None:
     if options.schedule in CHUNKED and options.objective != "latency":
         return
-    if options.schedule == "zbv":
-        why = "the zbv schedule always puts 2 stages on a device"
+    if options.schedule in FOLDED:
+        why = f"the {options.schedule} schedule always puts 2 stages on a device"
     elif options.objective == "latency":
         why = "a plan for 'latency' puts 1 stage on a device"
     else:

@@ -2,7 +2,8 @@
 
 Start of an action: when its rank has done what comes before it and the results it reads have
 arrived. A forward reads the forward of the stage before, a backward (or its input part) that of
-the stage behind and its own forward, a weight part its input part.
+the stage behind and its own forward, a weight part its input part. A recomputation waits for what
+its backward waits for: it counts as the first part of it.
 
 A result that goes to another rank is sent when it is made and the message before it on the same
 channel has gone through; the computation goes on meanwhile. Each rank has a channel towards the
@@ -88,30 +89,33 @@ def play(order: Order, times: StageTimes) -> Played:
     return Played(step_time_s, start_s, end_s, sent_s, done_s, last_end_s)
 
 
-def bubble_fraction(
-    order: Order, times: StageTimes, step_time_s: float, num_microbatches: int, num_ranks: int
-) -> float:
-    """Share of all ranks' time in which they neither compute forward nor backward."""
-    duration_s, stages = durations(times), order.num_stages
-    works = np.flatnonzero(np.bincount(order.work))
-    busy_s = math.fsum(
-        num_microbatches * each
-        for work in works
-        for each in duration_s[work * stages : (work + 1) * stages].tolist()
-    )
+def bubble_fraction(counts: Ints, times: StageTimes, step_time_s: float, num_ranks: int) -> float:
+    """Share of all ranks' time in which they neither compute forward nor backward.
+
+    Args:
+        counts: See `Order`.
+        times: Of the same stages.
+        step_time_s: Of the whole step.
+        num_ranks: All of them.
+    """
+    busy_s = math.fsum((counts * durations(times)).tolist())
     capacity_s = step_time_s * num_ranks
     idle = 1 - busy_s / capacity_s if capacity_s else 0.0
     return idle if idle > ROUNDING else 0.0
 
 
 def durations(times: StageTimes) -> Floats:
-    """Of F, B, I and W of every stage, one work after the other."""
+    """Of F, B, I, W and R of every stage, one work after the other."""
     whole = np.asarray(times.backward_s, np.float64)
     first, second = whole / 2, whole / 2
     if len(times.backward_input_s):
         first = np.asarray(times.backward_input_s, np.float64)
         second = np.asarray(times.backward_weight_s, np.float64)
-    return np.concatenate((np.asarray(times.forward_s, np.float64), whole, first, second))
+    again = np.zeros_like(whole)
+    if len(times.recompute_s):
+        again = np.asarray(times.recompute_s, np.float64)
+    forward = np.asarray(times.forward_s, np.float64)
+    return np.concatenate((forward, whole - again, first - again, second, again))
 
 
 def _messages(times: StageTimes) -> tuple[Floats, Ints, int]:
@@ -137,16 +141,18 @@ def _stuck(order: Order, at: Ints, arrived_s: Floats, waiting: Ints) -> str:
     """What each rank that did not finish waits for."""
     wanted = {int(waiting[result]): int(result)
               for result in np.flatnonzero((waiting >= 0) & (arrived_s < 0))}  # fmt: skip
-    backward = "I" if (order.work == BACKWARD_INPUT).any() else "B"
+    split = order.work == BACKWARD_INPUT
+    parted = set(zip(order.stage[split].tolist(), order.microbatch[split].tolist(), strict=True))
     lines = []
     for rank in np.flatnonzero(at < order.first[1:]).tolist():
         action = at[rank]
         stage, microbatch = order.stage[action], order.microbatch[action]
-        letter = backward if order.work[action] == BACKWARD_WEIGHT else "F"
+        letter = "I" if order.work[action] == BACKWARD_WEIGHT else "F"
         if rank in wanted:
             behind, microbatch = divmod(wanted[rank], order.num_microbatches)
-            letter = "F" if behind < order.num_stages else backward
             stage = behind % order.num_stages
+            backward = "I" if (stage, microbatch) in parted else "B"
+            letter = "F" if behind < order.num_stages else backward
         lines.append(f"rank {rank} waits for {stage}{letter}{microbatch}")
     return "; ".join(lines)
 
@@ -251,7 +257,7 @@ def _play(
         free_s[rank] = end
         end_s[action] = end
         done_s[s] = max(done_s[s], end)
-        if what != 3:
+        if what < 3:
             backward = 0 if what == 0 else 1
             arrived = end
             target = s - 1 if backward else s + 1

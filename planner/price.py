@@ -13,7 +13,7 @@ from ..core.plan import OPTIMIZER_BYTES_PER_ELEMENT, MemoryUse, PlanOptions
 from ..core.schedule import ScheduleName
 from ..schedules.activations import most_in_flight
 from ..schedules.depths import default_depths
-from ..schedules.layout import copies, make_layout
+from ..schedules.layout import FOLDED, copies, make_layout
 from ..schedules.order import make_order
 from .assignment import Assignment
 from .classes import Devices
@@ -467,7 +467,7 @@ class Pricer:
         """The first of the stages that share this one's devices."""
         positions = assignment.num_stages // assignment.chunks
         lap, place = divmod(stage, positions)
-        return positions - 1 - place if self.schedule == "zbv" and lap else place
+        return positions - 1 - place if self.schedule in FOLDED and lap else place
 
     def through_s(self, forward_s: float, backward_s: float) -> float:
         """How long one micro-batch takes there and back: of split backwards the input part."""

@@ -26,7 +26,7 @@ from .simulate import StageTimes, step_time
 CLOSED_FORM_DEPTH = ("gpipe", "1f1b")
 """Schedules with a formula for the micro-batches in flight; the others' are simulated."""
 
-SPLIT_BACKWARD = ("zero_bubble", "interleaved_zero_bubble", "zbv")
+SPLIT_BACKWARD = ("zero_bubble", "interleaved_zero_bubble", "zbv", "dualpipev")
 """Schedules in which gradients run on to the front before a stage's own backward is done."""
 
 
@@ -299,7 +299,7 @@ class Split:
                 yield f"stage {other} is not behind stage {one} on devices of their kind"
         for stage in range(positions, self.num_stages):
             lap, position = divmod(stage, positions)
-            folds = self.options.schedule == "zbv" and lap % 2 == 1
+            folds = self.options.schedule in ("zbv", "dualpipev") and lap % 2 == 1
             expected = self.devices[positions - 1 - position if folds else position]
             if self.devices[stage] != expected:
                 yield f"stage {stage} is not on the devices its schedule puts it on"

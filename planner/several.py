@@ -12,9 +12,9 @@ from itertools import groupby, islice, product
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.units import format_bytes
 from ..schedules import jit
-from ..schedules.layout import make_layout
+from ..schedules.layout import FOLDED, make_layout
 from ..schedules.named import too_many_stages
-from .assignment import Assignment, Cuts
+from .assignment import Assignment, Cuts, repeated
 from .candidates import equal_layers, even_times, with_recompute
 from .fitted import Ways, fitted
 from .least_step import LeastStep
@@ -220,21 +220,9 @@ class Several:
         return time.monotonic() > self.request.deadline + GRACE_S
 
     def _repeated(self, one: Assignment, cuts: Cuts) -> Assignment:
-        """Every device takes one stage of each round; zbv's second round runs back."""
-        classes, ends = one.classes, one.ends
-        folds = self.request.options.schedule == "zbv"
-        for _ in range(1, self.chunks):
-            classes += one.classes[::-1] if folds else one.classes
-            ends += one.ends[::-1] if folds else one.ends
-        return replace(
-            one,
-            cuts=cuts,
-            replicas=one.replicas * self.chunks,
-            classes=classes,
-            ends=ends,
-            recompute=one.recompute * self.chunks,
-            chunks=self.chunks,
-        )
+        """Every device takes one stage of each round; the second round of a V runs back."""
+        folds = self.request.options.schedule in FOLDED
+        return repeated(one, cuts, self.chunks, folds=folds)
 
     @cached_property
     def misfits(self) -> list[tuple[Misfit, Assignment]]:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from ..core.errors import InvalidInput
-from ..core.schedule import Schedule, ScheduleName, Work
+from ..core.schedule import Schedule, ScheduleName
 from ..core.timeline import HeldMemory, Timeline, TimelineEvent
 from ..schedules.activations import changes, peak_activation_bytes
 from ..schedules.layout import copies
@@ -34,12 +34,16 @@ def step_time(
     """
     replicas = tuple(replicas) or (1,) * times.num_stages
     parts = 1 if times.shares_channels else math.gcd(*replicas)
-    lengths = []
-    for dealt in copies(num_microbatches, parts)[: 1 if chunks == 1 else 2]:
-        order = make_order(name, dealt, [count // parts for count in replicas], depths, chunks)
-        lengths.append(play(order, times).step_time_s)
-    longest_s, ranks = max(lengths), sum(replicas) // chunks
-    return longest_s, bubble_fraction(order, times, longest_s, num_microbatches, ranks)
+    sizes = copies(num_microbatches, parts)[: 1 if chunks == 1 else 2]
+    alone = [count // parts for count in replicas]
+    orders = [make_order(name, dealt, alone, depths, chunks) for dealt in sizes]
+    longest_s = max(play(order, times).step_time_s for order in orders)
+    if len(orders) == 1:  # a stage does the same for every micro-batch
+        counts = orders[0].counts * num_microbatches // sizes[0]
+    else:
+        more = num_microbatches % parts
+        counts = orders[0].counts * more + orders[1].counts * (parts - more)
+    return longest_s, bubble_fraction(counts, times, longest_s, sum(replicas) // chunks)
 
 
 def simulate(schedule: Schedule, times: StageTimes, *, with_events: bool = True) -> Timeline:
@@ -51,8 +55,8 @@ def simulate(schedule: Schedule, times: StageTimes, *, with_events: bool = True)
     computes forward nor backward. O(actions).
 
     Args:
-        schedule: Forwards and backwards, whole or split; no recomputation of its own: that is in
-            ``backward_s``.
+        schedule: Forwards and backwards, whole or split. Recomputation may be in ``backward_s``
+            alone; where it stands in the schedule, it is shown as the first part of a backward.
         times: Durations, one entry a stage.
         with_events: Leave out to learn only the step time, bubble and peak.
 
@@ -69,9 +73,7 @@ def simulate(schedule: Schedule, times: StageTimes, *, with_events: bool = True)
         source="simulated",
         num_ranks=order.num_ranks,
         step_time_s=played.step_time_s,
-        bubble_fraction=bubble_fraction(
-            order, times, played.step_time_s, order.num_microbatches, order.num_ranks
-        ),
+        bubble_fraction=bubble_fraction(order.counts, times, played.step_time_s, order.num_ranks),
         peak_activation_bytes=peaks,
         memory=_memory(order, times, played) if with_events and len(peaks) else (),
         events=_events(schedule, order, times, played) if with_events else (),
@@ -80,28 +82,37 @@ def simulate(schedule: Schedule, times: StageTimes, *, with_events: bool = True)
 
 def _order_of(schedule: Schedule) -> Order:
     """The arrays of a schedule that someone may have written by hand."""
-    rows = []
-    for actions in schedule.ranks:
-        for action in actions:
-            if action.work is Work.RECOMPUTE:
-                raise InvalidInput(
-                    f"the simulator counts recomputation within backwards, it takes no {action}"
-                )
-            rows.append((action.stage, WORKS.index(action.work), action.microbatch))
-    counts = np.bincount([work for _, work, _ in rows], minlength=len(WORKS)).tolist()
-    expected = schedule.num_stages * schedule.num_microbatches
-    whole, first, second = counts[1:4]
-    if (whole, first, second) not in ((0, 0, 0), (expected, 0, 0), (0, expected, expected)):
-        raise InvalidInput(
-            f"{whole} whole backwards, {first} input and {second} weight parts for "
-            f"{schedule.num_stages} stages x {schedule.num_microbatches} micro-batches; every one "
-            "must run once, whole or in both parts, or none at all"
-        )
+    rows = [
+        (action.stage, _NUMBERS[action.work], action.microbatch)
+        for actions in schedule.ranks
+        for action in actions
+    ]
     stage, work, microbatch = np.array(rows, np.int64).T.copy()
     first_action = np.cumsum([0, *map(len, schedule.ranks)])
-    return Order(
+    order = Order(
         schedule.num_microbatches, schedule.stage_ranks, first_action, stage, work, microbatch
     )
+    _check_backwards(order)
+    return order
+
+
+_NUMBERS = {work: number for number, work in enumerate(WORKS)}
+
+
+def _check_backwards(order: Order) -> None:
+    """Every micro-batch goes backward on every stage, whole or in both parts; or none does."""
+    if not order.trains:
+        return
+    expected = order.num_stages * order.num_microbatches
+    done = np.zeros((len(WORKS), expected), np.int64)
+    done[order.work, order.stage * order.num_microbatches + order.microbatch] = 1
+    _, whole, first, second, _ = done
+    if (whole + first != 1).any() or (first != second).any():
+        raise InvalidInput(
+            f"{whole.sum()} whole backwards, {first.sum()} input and {second.sum()} weight parts "
+            f"for {order.num_stages} stages x {order.num_microbatches} micro-batches; every one "
+            "must run once, whole or in both parts, or none at all"
+        )
 
 
 def _memory(order: Order, times: StageTimes, played: Played) -> tuple[HeldMemory, ...]:

@@ -26,6 +26,8 @@ class StageTimes:
         backward_input_s: Gradients of the inputs, where backwards are split; half of
             ``backward_s`` if empty.
         backward_weight_s: Gradients of the weights, likewise.
+        recompute_s: The part of each backward, or of its input part, that computes the forward
+            again, where the schedule has actions of its own for it (``R``); nothing if empty.
         sync_s: Summing the gradients of a stage over its replicas, once all have done their last
             backward and beside the work of other stages; empty if it takes no time.
         forward_channel: A link that messages from stage s to s + 1 share with all others of the
@@ -42,6 +44,7 @@ class StageTimes:
     recomputed_bytes: Sequence[int] = ()
     backward_input_s: Sequence[float] = ()
     backward_weight_s: Sequence[float] = ()
+    recompute_s: Sequence[float] = ()
     sync_s: Sequence[float] = ()
     forward_channel: Sequence[int] = ()
     backward_channel: Sequence[int] = ()
@@ -67,6 +70,7 @@ class StageTimes:
             ("recomputed_bytes", self.recomputed_bytes, (0, num_stages)),
             ("backward_input_s", self.backward_input_s, (0, num_stages)),
             ("backward_weight_s", self.backward_weight_s, (0, num_stages)),
+            ("recompute_s", self.recompute_s, (0, num_stages)),
             ("sync_s", self.sync_s, (0, num_stages)),
             ("forward_channel", self.forward_channel, (0, boundaries)),
             ("backward_channel", self.backward_channel, (0, boundaries)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..core.plan import Plan
 from ..core.timeline import Timeline
-from ..schedules.named import make_schedule
+from ..schedules.of_plan import schedule_of
 from .simulate import StageTimes, simulate
 
 
@@ -12,9 +12,11 @@ def plan_timeline(plan: Plan) -> Timeline:
     """When every action of the plan's step happens, by the plan's own numbers.
 
     Every replica is a rank of its own. What a stage computes again for a backward is shown as
-    large as its workspace, which is where a plan counts it.
+    large as its workspace, which is where a plan counts it, and as long as its forward: a plan
+    only says how long both take together.
     """
     stages = plan.stages
+    recomputes = [stage.recompute != "never" for stage in stages]
     times = StageTimes(
         forward_s=[stage.forward_time_s for stage in stages],
         backward_s=[stage.backward_time_s for stage in stages],
@@ -23,18 +25,15 @@ def plan_timeline(plan: Plan) -> Timeline:
         tied_sync_s=plan.tied_sync_time_s,
         saved_bytes=[stage.memory.activations_bytes // stage.in_flight for stage in stages],
         recomputed_bytes=[
-            0 if stage.recompute == "never" else stage.memory.workspace_bytes for stage in stages
+            stage.memory.workspace_bytes * again
+            for stage, again in zip(stages, recomputes, strict=True)
+        ],
+        recompute_s=[
+            min(stage.forward_time_s, stage.backward_time_s / 2) * again
+            for stage, again in zip(stages, recomputes, strict=True)
         ],
         sync_s=[stage.sync_time_s for stage in stages],
         forward_channel=plan.forward_channels,
         backward_channel=plan.backward_channels,
     )
-    schedule = make_schedule(
-        plan.schedule,
-        len(stages),
-        plan.num_microbatches,
-        replicas=[stage.replicas for stage in stages],
-        depths=[stage.in_flight for stage in stages] if plan.schedule == "1f1b" else (),
-        chunks=plan.chunks,
-    )
-    return simulate(schedule, times)
+    return simulate(schedule_of(plan), times)

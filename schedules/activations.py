@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .order import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Ints, Order
+from .order import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, RECOMPUTE, Ints, Order
 
 
 def changes(
@@ -24,19 +25,30 @@ def changes(
         order: Of all ranks.
         saved_bytes: What each stage keeps per micro-batch from its forward to its backward.
         recomputed_bytes: What each stage computes again for the time of a backward, none if empty.
+            Where the order says when (``R``), micro-batches that it does not name keep it all.
     """
     forward = order.work == FORWARD
     if forward.all():
         nothing = np.zeros(len(forward), np.int64)
         return nothing, nothing
     saved = np.asarray(saved_bytes, np.int64)[order.stage]
-    come, go = np.where(forward, saved, 0), np.where(forward, 0, saved)
+    come, go = np.where(forward, saved, 0), saved.copy()
     if len(recomputed_bytes):
         again = np.asarray(recomputed_bytes, np.int64)[order.stage]
-        come += np.where(forward | (order.work == BACKWARD_WEIGHT), 0, again)
-        go += np.where(forward, 0, again)
-    go[order.work == BACKWARD_INPUT] = 0
+        come += np.where(_begins(order), again, 0)
+        go += again
+    go[forward | (order.work == BACKWARD_INPUT) | (order.work == RECOMPUTE)] = 0
     return come, go
+
+
+def _begins(order: Order) -> NDArray[np.bool_]:
+    """The actions from which a recomputing stage holds everything."""
+    forward, again = order.work == FORWARD, order.work == RECOMPUTE
+    if not again.any():
+        return np.logical_not(forward | (order.work == BACKWARD_WEIGHT))
+    kept = np.ones((order.num_stages, order.num_microbatches), bool)
+    kept[order.stage[again], order.microbatch[again]] = False
+    return np.logical_or(again, forward & kept[order.stage, order.microbatch])
 
 
 def peak_activation_bytes(

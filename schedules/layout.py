@@ -10,8 +10,10 @@ from ..core.errors import InvalidInput
 from ..core.schedule import ScheduleName, TrainingSchedule
 
 ONE_STAGE_A_RANK = ("gpipe", "1f1b", "zero_bubble", "forward_only")
-SEVERAL_STAGES = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv")
+SEVERAL_STAGES = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev")
 ANY_REPLICAS = ("gpipe", "1f1b", "forward_only")
+FOLDED = ("zbv", "dualpipev")
+"""Schedules whose stages run to the last place and back: two on each."""
 IN_ROUNDS = ("interleaved_1f1b", "interleaved_zero_bubble")
 """Schedules that take as many micro-batches through one chunk before turning to the next."""
 
@@ -28,7 +30,7 @@ class Layout:
             stages.
         replicas: Ranks at each place.
         chunks: Stages at each place.
-        folded: Stages run to the last place and back (zbv), not round and round.
+        folded: Stages run to the last place and back (a V), not round and round.
     """
 
     stage_ranks: tuple[tuple[int, ...], ...]
@@ -60,7 +62,7 @@ def make_layout(
     for count in replicas[:positions]:
         places.append(tuple(range(begin, begin + count)))
         begin += count
-    folded = name == "zbv"
+    folded = name in FOLDED
     order = [*places, *reversed(places)] if folded else places * chunks
     return Layout(tuple(order), tuple(replicas[:positions]), chunks, folded)
 
@@ -91,8 +93,8 @@ def _check_chunks(name: str, num_stages: int, chunks: int) -> None:
         raise InvalidInput(f"a rank holds at least one stage, not {chunks}")
     if name in ONE_STAGE_A_RANK and chunks != 1:
         raise InvalidInput(f"the {name} schedule puts one stage on a rank, not {chunks}")
-    if name == "zbv" and chunks != 2:
-        raise InvalidInput(f"the zbv schedule puts two stages on a rank; chunks is {chunks}")
+    if name in FOLDED and chunks != 2:
+        raise InvalidInput(f"the {name} schedule puts two stages on a rank; chunks is {chunks}")
     if num_stages % chunks:
         raise InvalidInput(
             f"{num_stages} stages cannot be dealt {chunks} to a rank; ask for a multiple of "

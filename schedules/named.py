@@ -35,7 +35,8 @@ def make_schedule(
             replica k mod r. gpipe, 1f1b and forward_only take any numbers, the others equal ones.
         depths: Forwards each replica of a stage does before its first backward, for 1f1b alone;
             its own warm-up if empty.
-        chunks: Stages a rank: two for zbv, any for interleaved and looped schedules, else one.
+        chunks: Stages a rank: two for zbv and dualpipev, any for interleaved and looped
+            schedules, else one.
 
     Raises:
         InvalidInput: An unknown name, or numbers the schedule does not take.

@@ -1,10 +1,11 @@
 """The order of work of each schedule, as arrays.
 
-All but ``zbv`` interlace two sequences on every rank: its forwards and its backwards. After
-``depth`` forwards a backward and a forward take turns until the forwards are done. A rank with
-several stages (chunks) takes ``run`` micro-batches through one chunk, then through the next,
-forwards up and backwards down. Where backwards are split, the weight part of the i-th follows
-the input part of the (i + ``delay``)-th. The schedules differ in these numbers alone:
+All but the V-shaped ``zbv`` and ``dualpipev``, which have files of their own, interlace two
+sequences on every rank: its forwards and its backwards. After ``depth`` forwards a backward and a
+forward take turns until the forwards are done. A rank with several stages (chunks) takes ``run``
+micro-batches through one chunk, then through the next, forwards up and backwards down. Where
+backwards are split, the weight part of the i-th follows the input part of the (i + ``delay``)-th.
+The schedules differ in these numbers alone:
 
 ============================  ======================  ====================================  =====
 P places, n micro-batches     run                     depth of place p                      delay
@@ -21,7 +22,7 @@ torch's interleaved zero bubble with one chunk.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,17 +31,19 @@ from numpy.typing import NDArray
 from ..core.errors import InvalidInput
 from ..core.schedule import ScheduleName, Work
 from .depths import checked_depths, default_depths
+from .dualpipev import dualpipev_pattern
 from .jit import Kernel
+from .kinds import KINDS
 from .layout import IN_ROUNDS, Layout, make_layout
-from .zbv import KINDS, zbv_pattern
+from .zbv import zbv_pattern
 
 Ints = NDArray[np.int64]
 
 WORKS = tuple(Work)
 """What the numbers in `Order.work` stand for."""
 
-FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = range(4)
-assert WORKS[:4] == (Work.FORWARD, Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT)
+FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, RECOMPUTE = range(len(WORKS))
+assert "".join(WORKS) == "FBIWR"
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,13 @@ class Order:
         return bool((self.work != FORWARD).any())
 
     @property
+    def counts(self) -> Ints:
+        """How many actions of each work and stage there are, one work after the other."""
+        return np.bincount(
+            self.work * self.num_stages + self.stage, minlength=len(WORKS) * self.num_stages
+        )
+
+    @property
     def ranks(self) -> Ints:
         """The rank of each action."""
         return np.repeat(np.arange(self.num_ranks), np.diff(self.first))
@@ -94,8 +104,9 @@ def make_order(
     if depths and name != "1f1b":
         raise InvalidInput(f"depths are for the 1f1b schedule; {name} has its own")
     ranks = _Ranks.of(layout, num_microbatches)
-    if name == "zbv":
-        return _zbv(layout, ranks, num_microbatches)
+    if layout.folded:
+        pattern = zbv_pattern if name == "zbv" else dualpipev_pattern
+        return _v_shaped(pattern, layout, ranks, num_microbatches)
     before_last = layout.positions - 1 - ranks.position
     run, depth, delay = ranks.microbatches, ranks.actions, None
     if name in IN_ROUNDS or name == "zero_bubble":
@@ -228,21 +239,39 @@ def _interlace(
             microbatch[action] = which * replicas[rank] + replica[rank]
 
 
-def _zbv(layout: Layout, ranks: _Ranks, num_microbatches: int) -> Order:
+def _v_shaped(
+    pattern_of: Callable[[int, int, int], list[int]],
+    layout: Layout,
+    ranks: _Ranks,
+    num_microbatches: int,
+) -> Order:
     """Stages p and 2 P - 1 - p at place p."""
     columns = []
     for rank, position in enumerate(ranks.position.tolist()):
         dealt = int(ranks.microbatches[rank])
-        pattern, count = zbv_pattern(position, layout.positions, dealt)
-        kind = np.array(pattern)
-        index = np.empty_like(kind)
-        for each in range(len(KINDS)):
-            index[kind == each] = np.arange(count)
+        kinds = np.array(pattern_of(position, layout.positions, dealt))
+        chunk, work = (np.array(column)[kinds] for column in _COLUMNS)
+        index = _numbered(chunk, work)
         back = 2 * layout.positions - 1 - position
-        stage = np.array([(position, back)[chunk] for chunk, _ in KINDS])[kind]
-        work = np.array([WORKS.index(work) for _, work in KINDS])[kind]
+        stage = np.where(chunk == 0, position, back)
         microbatch = index * ranks.replicas[rank] + ranks.replica[rank]
         columns.append(np.stack((stage, work, microbatch))[:, index < dealt])
     first = np.cumsum([0, *(column.shape[1] for column in columns)])
     stage, work, microbatch = np.concatenate(columns, axis=1).copy()
     return Order(num_microbatches, layout.stage_ranks, first, stage, work, microbatch)
+
+
+_COLUMNS = [chunk for chunk, _ in KINDS], [WORKS.index(work) for _, work in KINDS]
+
+
+def _numbered(chunk: Ints, work: Ints) -> Ints:
+    """The micro-batch of each action: forwards and backwards in turn, weights as their inputs."""
+    index = np.empty_like(work)
+    for each in (0, 1):
+        forward = (chunk == each) & (work == FORWARD)
+        weight = (chunk == each) & (work == BACKWARD_WEIGHT)
+        backward = (chunk == each) & ((work == BACKWARD) | (work == BACKWARD_INPUT))
+        index[forward] = np.arange(forward.sum())
+        index[backward] = np.arange(backward.sum())
+        index[weight] = index[backward & (work == BACKWARD_INPUT)]
+    return index

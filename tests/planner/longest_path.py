@@ -16,15 +16,19 @@ def step_graph(schedule, times):
     Messages on a shared channel have the ``channel``, and nothing that orders them.
     """
     graph = networkx.DiGraph()
-    splits = any(action.work == "I" for actions in schedule.ranks for action in actions)
+    for action in (action for actions in schedule.ranks for action in actions):
+        node = (action.work.value, action.stage, action.microbatch)
+        graph.add_node(node, duration=duration_of(action, times))
     for rank, actions in enumerate(schedule.ranks):
         messages = {"next": [], "previous": []}
         for action in actions:
             node = (action.work.value, action.stage, action.microbatch)
-            graph.add_node(node, duration=duration_of(action, times))
             message = message_of(schedule, times, rank, action)
             if message:
-                way, target, send_s = message
+                way, other, send_s = message
+                target = ("F", other, action.microbatch)
+                if way == "previous":
+                    target = backward_of(graph, other, action.microbatch)
                 graph.add_node(("send", *node), duration=send_s)
                 graph.add_edge(node, ("send", *node))
                 graph.add_edge(("send", *node), target)
@@ -37,14 +41,13 @@ def step_graph(schedule, times):
         graph.add_edges_from(pairwise([(a.work.value, a.stage, a.microbatch) for a in actions]))
         for queue in messages.values():
             graph.add_edges_from(pairwise(queue))
-    back = "I" if splits else "B"
     for work, stage, index in [node for node in graph if node[0] in "FBI"]:
         if work == "F" and stage + 1 < schedule.num_stages:
             graph.add_edge((work, stage, index), ("F", stage + 1, index))
         if work != "F":
             graph.add_edge(("F", stage, index), (work, stage, index))
             if stage > 0:
-                graph.add_edge((work, stage, index), (back, stage - 1, index))
+                graph.add_edge((work, stage, index), backward_of(graph, stage - 1, index))
         if work == "I":
             graph.add_edge((work, stage, index), ("W", stage, index))
     if len(times.sync_s) and schedule.name != "forward_only":
@@ -57,6 +60,11 @@ def step_graph(schedule, times):
     return graph
 
 
+def backward_of(graph, stage, index):
+    """The backward of that stage that waits for gradients: whole, or the input part."""
+    return next(node for work in "BI" if (node := (work, stage, index)) in graph)
+
+
 def duration_of(action, times):
     if action.work == "F":
         return times.forward_s[action.stage]
@@ -67,7 +75,7 @@ def duration_of(action, times):
 
 
 def message_of(schedule, times, rank, action):
-    """Direction, who waits for it, and how long it travels."""
+    """Direction, the stage that waits for it, and how long it travels."""
     work, stage, index = action.work.value, action.stage, action.microbatch
     if work == "F" and stage + 1 < schedule.num_stages and len(times.send_forward_s):
         way, other, send_s = "next", stage + 1, times.send_forward_s[stage]
@@ -78,7 +86,7 @@ def message_of(schedule, times, rank, action):
     ranks = schedule.stage_ranks[other]
     if ranks[index % len(ranks)] == rank or send_s == 0:
         return None
-    return way, (work, other, index), send_s
+    return way, other, send_s
 
 
 def channel_of(action, times):

@@ -4,9 +4,10 @@ import random
 
 from stagewright.planner.simulate import StageTimes
 from stagewright.schedules.depths import default_depths
+from stagewright.schedules.layout import FOLDED, IN_ROUNDS
 
 ANY_REPLICAS = ("gpipe", "1f1b", "forward_only")
-SEVERAL_STAGES = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv")
+SEVERAL_STAGES = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev")
 NAMES = (*ANY_REPLICAS, *SEVERAL_STAGES, "zero_bubble")
 
 
@@ -15,13 +16,13 @@ def random_pipeline(seed, names=NAMES):
     draw = random.Random(seed)
     name = draw.choice(names)
     chunks = draw.choice([1, 2, 3]) if name in SEVERAL_STAGES else 1
-    chunks = 2 if name == "zbv" else chunks
+    chunks = 2 if name in FOLDED else chunks
     positions = draw.randrange(1, 5 if chunks == 1 else 4)
     replicas = [draw.choice([1, 1, 2])] * positions * chunks
     if name in ANY_REPLICAS:
         replicas = [draw.choice([1, 1, 2, 3]) for _ in range(positions)]
     num_microbatches = draw.randrange(1, 10)
-    if name in SEVERAL_STAGES:  # equal rounds
+    if name in IN_ROUNDS:
         num_microbatches = positions * replicas[0] * draw.randrange(1, 4)
     depths = random_depths(draw, num_microbatches, replicas) if name == "1f1b" else ()
     return name, random_times(draw, len(replicas)), num_microbatches, replicas, depths, chunks

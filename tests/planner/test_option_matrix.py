@@ -13,7 +13,7 @@ from stagewright.core.schedule import TrainingSchedule
 from stagewright.core.tensors import TensorSpec
 from stagewright.planner.plan import plan
 from stagewright.planner.validate import validate
-from stagewright.schedules.layout import SEVERAL_STAGES
+from stagewright.schedules.layout import FOLDED, SEVERAL_STAGES
 from tests.builders import chain_profile
 
 PROFILE = chain_profile(
@@ -69,7 +69,7 @@ def is_kept(made, options):
             assert is_asked == (name in told)
         return
     assert made.schedule == options.schedule
-    chunks = 2 if options.schedule == "zbv" else options.chunks
+    chunks = 2 if options.schedule in FOLDED else options.chunks
     assert made.chunks == (chunks if options.schedule in SEVERAL_STAGES else 1)
     samples = made.num_microbatches * made.inputs[0].shape[0]
     assert options.batch_size in (None, samples)
@@ -124,7 +124,7 @@ def test_options_together_are_kept_or_refused(seed):
 
 
 REFUSED_EVERYWHERE_ELSE = {
-    "chunks": {("step_time", name) for name in SEVERAL_STAGES if name != "zbv"},
+    "chunks": {("step_time", name) for name in SEVERAL_STAGES if name not in FOLDED},
     "max_extra_in_flight": {("step_time", "1f1b")},
 }
 

@@ -13,6 +13,7 @@ from stagewright.planner import price, several
 from stagewright.planner.assignment import Assignment, placed
 from stagewright.planner.classes import devices_of
 from stagewright.planner.cost import legal_positions, tables
+from stagewright.planner.moves import SPLIT_BACKWARD
 from stagewright.planner.plan import plan
 from stagewright.planner.price import Pricer
 from stagewright.planner.race import Race
@@ -20,11 +21,14 @@ from stagewright.planner.recount import Split
 from stagewright.planner.request import Request
 from stagewright.planner.spread import spreads
 from stagewright.planner.validate import validate
+from stagewright.schedules.layout import FOLDED
 from stagewright.schedules.named import in_flight
 from tests.builders import chain_profile, random_profile, two_level_cluster
 
 ONE_STAGE = ["zero_bubble"]
-CHUNKED = ["interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv"]
+CHUNKED = ["interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"]
+CHUNKS = {"zero_bubble": 1, "zbv": 2, "dualpipev": 2}
+"""Of schedules that take no others."""
 SCHEDULES = ONE_STAGE + CHUNKED
 
 PROFILES = {
@@ -73,14 +77,14 @@ def test_every_request_has_a_valid_plan_or_a_clear_refusal(schedule, cluster):
     plans, refused = 0, []
     for profile in PROFILES.values():
         for num_microbatches in (1, 4, 7, 128):
-            chunks = {"zero_bubble": 1, "zbv": 2}.get(schedule, draw.choice([1, 2, 3]))
+            chunks = CHUNKS.get(schedule, draw.choice([1, 2, 3]))
             asked = {
                 "num_microbatches": num_microbatches,
                 "num_stages": draw.choice([None, None, chunks, 2 * chunks, 3 * chunks]),
                 "max_replicas": draw.choice([1, 2, None]),
                 "recompute": draw.choice(["never", "auto", "always"]),
             }
-            if schedule not in ("zero_bubble", "zbv"):
+            if schedule not in CHUNKS:
                 asked["chunks"] = chunks
             try:
                 planned(profile, CLUSTERS[cluster], schedule=schedule, **asked)
@@ -203,12 +207,12 @@ def alternating(count):
 def test_layers_pinned_to_kinds_are_planned_where_devices_allow(schedule, fast, slow):
     """Cuts used to be chosen without a look at the pins: most requests had no plan."""
     profile = chain_profile([1e-3] * 20)
-    rounds = {"zero_bubble": 1, "zbv": 2}.get(schedule, 2)
+    rounds = CHUNKS.get(schedule, 2)
     asked = {"schedule": schedule, "max_replicas": None, "num_microbatches": 16}
     for pins in (
         alternating(2),
         (Pin(layer="layer.0", kind="slow"), Pin(layer="layer.3", kind="fast")),
-        alternating(rounds * 2 if schedule != "zbv" else 2),
+        alternating(rounds * 2 if schedule not in FOLDED else 2),
         (Pin(layer="layer.17", kind="fast"), Pin(layer="layer.19", kind="slow")),
     ):
         made = planned(profile, mixed(fast, slow), **asked, pins=pins)
@@ -267,7 +271,7 @@ def test_shared_links_are_priced_alike(schedule):
 def test_micro_batches_in_flight_are_the_schedules_own(seed):
     draw = random.Random(seed)
     schedule = draw.choice(SCHEDULES)
-    chunks = {"zbv": 2, "zero_bubble": 1}.get(schedule, draw.choice([1, 2, 3]))
+    chunks = CHUNKS.get(schedule, draw.choice([1, 2, 3]))
     ranks, replicas = draw.randrange(1, 4), draw.randrange(1, 4)
     num_stages = ranks * chunks
     m = draw.choice([ranks * replicas * draw.randrange(1, 4), draw.randrange(1, 20)])
@@ -305,7 +309,7 @@ def test_an_order_is_made_once_for_all_stages_and_cuts(monkeypatch):
     assert len(made) <= 3 * len(set(made))  # the plan, and what the service of tables asks again
 
 
-@pytest.mark.parametrize("schedule", ["zero_bubble", "interleaved_zero_bubble", "zbv"])
+@pytest.mark.parametrize("schedule", SPLIT_BACKWARD)
 def test_one_micro_batch_of_a_split_backward_is_below_its_whole_work(schedule):
     """Gradients go on before those of weights are done, so F + B is no bound: 2 + 2 + 1 < 6.
 

@@ -15,15 +15,19 @@ from stagewright.planner.plan import plan
 from stagewright.planner.recount import Split
 from stagewright.planner.request import Request
 from stagewright.planner.validate import validate
+from stagewright.schedules.layout import FOLDED
 from tests.builders import chain_profile, random_profile
 
 from .instances import Instance, draw_cluster
 
-SCHEDULES = ["zero_bubble", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv"]
+CHUNKS = {"zero_bubble": 1, "zbv": 2, "dualpipev": 2}
+"""Of schedules that take no others."""
+
+SCHEDULES = [*CHUNKS, "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble"]
 
 
 def chunks_of(options):
-    return {"zero_bubble": 1, "zbv": 2}.get(options.schedule, options.chunks)
+    return CHUNKS.get(options.schedule, options.chunks)
 
 
 def drawn(seed):
@@ -38,7 +42,7 @@ def drawn(seed):
         "optimizer": draw.choice(["none", "adam"]),
         "tied": draw.choice(["priced", "priced", "together"]),
     }
-    if schedule not in ("zero_bubble", "zbv"):
+    if schedule not in CHUNKS:
         asked["chunks"] = draw.choice([1, 2, 3])
     profile = random_profile(seed, draw.randrange(2, 7), ties=draw.choice([0, 0, 1]))
     cluster = draw_cluster(draw, draw.randrange(1, 5))
@@ -74,7 +78,7 @@ def splits(found):
         for chosen in permutations(groups, places):
             if len(set(chain(*chosen))) < places * replicas:
                 continue
-            laps = [chosen[:: -1 if options.schedule == "zbv" and lap else 1]
+            laps = [chosen[:: -1 if options.schedule in FOLDED and lap else 1]
                     for lap in range(chunks)]  # fmt: skip
             for inner in combinations(range(1, num_layers), places * chunks - 1):
                 counts = tuple(b - a for a, b in pairwise((0, *inner, num_layers)))

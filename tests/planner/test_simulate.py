@@ -152,7 +152,7 @@ def test_no_split_step_ends_before_its_lower_bound(seed):
     name, times, num_microbatches, replicas, *_ = random_pipeline(seed, ("zero_bubble",))
     end_s, _ = step_time(name, times, num_microbatches, replicas)
     dealt = -(-num_microbatches // replicas[0])
-    forwards, _, inputs, weights = np.split(durations(times), 4)
+    forwards, _, inputs, weights, _ = np.split(durations(times), 5)
     for stage in range(len(replicas)):
         there_s, own_s = sum(forwards[:stage]), dealt * (forwards[stage] + inputs[stage])
         sync_s = times.sync_s[stage] if len(times.sync_s) else 0.0
@@ -224,11 +224,44 @@ def test_missing_backwards_are_refused():
         simulate(schedule, StageTimes([1], [1]))
 
 
-def test_recomputation_is_part_of_a_backward():
-    ranks = (("0F0", "0R0", "0B0"),)
+def test_recomputation_is_the_first_part_of_a_backward():
+    """It waits for the gradient too, so the step is as long as if it were not shown apart."""
+    ranks = (("0F0", "0R0", "0B0"), ("1F0", "1B0"))
+    schedule = Schedule(name="1f1b", num_microbatches=1, stage_ranks=((0,), (1,)), ranks=ranks)
+    times = StageTimes([1, 1], [3, 2], recompute_s=[1, 0])
+    assert drawn(simulate(schedule, times)) == ["F0 .. .. .. R0 B0 B0", ".. F0 B0 B0 .. .. .."]
+    whole = simulate(make_schedule("1f1b", 2, 1), replace(times, recompute_s=()))
+    timeline = simulate(schedule, times)
+    assert timeline.step_time_s == whole.step_time_s
+    assert timeline.bubble_fraction == whole.bubble_fraction
+
+
+def test_a_backward_that_recomputes_nothing_is_shorter_and_its_microbatch_kept_whole():
+    ranks = (("0F0", "0F1", "0R0", "0B0", "0B1"),)
+    schedule = Schedule(name="gpipe", num_microbatches=2, stage_ranks=((0,),), ranks=ranks)
+    times = StageTimes([1], [3], recompute_s=[1], saved_bytes=[1], recomputed_bytes=[100])
+    timeline = simulate(schedule, times)
+    assert drawn(timeline) == ["F0 F1 R0 B0 B0 B1 B1"]
+    assert [(held.time_s, held.held_bytes) for held in timeline.memory] == [
+        (0, 1), (1, 102), (2, 202), (5, 101), (7, 0),
+    ]  # fmt: skip
+
+
+def test_recomputation_without_a_backward_is_refused():
+    ranks = (("0F0", "0R0"),)
     schedule = Schedule(name="1f1b", num_microbatches=1, stage_ranks=((0,),), ranks=ranks)
-    with pytest.raises(InvalidInput, match="takes no 0R0"):
+    with pytest.raises(InvalidInput, match="0 whole backwards, 0 input and 0 weight parts"):
         simulate(schedule, StageTimes([1], [1]))
+
+
+def test_of_mixed_backwards_the_right_part_is_waited_for():
+    ranks = (("0F0", "0F1", "0B1", "0B0"), ("1F0", "1B0", "1F1", "1I1", "1W1"))
+    made = Schedule(name="1f1b", num_microbatches=2, stage_ranks=((0,), (1,)), ranks=ranks)
+    assert simulate(made, StageTimes([1, 1], [2, 2])).step_time_s == 10
+    ranks = (("0F0", "0B0", "0F1", "0B1"), ("1F0", "1F1", "1I1", "1W1", "1B0"))
+    stuck = Schedule(name="1f1b", num_microbatches=2, stage_ranks=((0,), (1,)), ranks=ranks)
+    with pytest.raises(InvalidInput, match="rank 0 waits for 1B0; rank 1 waits for 0F1"):
+        simulate(stuck, StageTimes([1, 1], [1, 1]))
 
 
 def test_durations_must_fit_the_schedule():

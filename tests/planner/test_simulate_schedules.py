@@ -113,6 +113,25 @@ def test_zbv():
     ]
 
 
+def test_dualpipev():
+    """Backwards are whole where they hide behind nothing, split in the warm-up and at the end."""
+    schedule = make_schedule("dualpipev", 4, 4, chunks=2)
+    assert drawn(simulate(schedule, StageTimes(ONES, [2] * 4)), stages=True) == [
+        "0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3 3B1 3B1 3F2 0B0 0B0 3B2 3B2 3F3 ... 0B1 0B1 3B3 3B3 0I2 "
+        "0W2 0I3 0W3",
+        "... 1F0 2F0 1F1 2F1 1F2 2B0 2B0 2F2 1B0 1B0 1F3 2B1 2B1 2F3 1B1 1B1 2B2 2B2 1B2 1B2 2I3 "
+        "1I3 2W3 1W3",
+    ]
+
+
+def test_dualpipev_of_fewer_microbatches_leaves_out_what_is_not_there():
+    schedule = make_schedule("dualpipev", 4, 2, chunks=2)
+    assert drawn(simulate(schedule, StageTimes(ONES, [2] * 4)), stages=True) == [
+        "0F0 0F1 ... 3F0 3I0 3W0 3F1 3B1 3B1 0B0 0B0 ... ... 0B1 0B1",
+        "... 1F0 2F0 1F1 2F1 2B0 2B0 1B0 1B0 2B1 2B1 1B1 1B1 ... ...",
+    ]
+
+
 def test_a_boundary_inside_a_rank_costs_nothing():
     """Stages 1 and 2 of the V are both on rank 1; the other two boundaries take 1 each way."""
     schedule = make_schedule("zbv", 4, 1, chunks=2)

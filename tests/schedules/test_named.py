@@ -147,6 +147,8 @@ def test_depths_that_do_not_fit_are_refused():
         ("interleaved_zero_bubble", 3, (1,) * 6),
         ("looped_bfs", 2, (1,) * 4),
         ("zbv", 2, (1,) * 6),
+        ("dualpipev", 2, (1,) * 6),
+        ("dualpipev", 2, (2,) * 4),
     ],
 )
 def test_in_flight_is_the_most_a_rank_holds(name, chunks, replicas):
@@ -215,6 +217,7 @@ TORCH_NAMES = {
     "zero_bubble": "ScheduleInterleavedZeroBubble",
     "interleaved_zero_bubble": "ScheduleInterleavedZeroBubble",
     "zbv": "ScheduleZBVZeroBubble",
+    "dualpipev": "ScheduleDualPipeV",
 }
 
 
@@ -222,10 +225,12 @@ TORCH_NAMES = {
 def test_the_order_is_the_one_torch_plans(name):
     torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
     compared = 0
-    for positions, chunks, rounds in product((1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 5)):
+    for positions, chunks, rounds in product((1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 5, 9)):
         for num_microbatches in {rounds * positions, rounds}:
-            if (name == "zero_bubble" and chunks != 1) or (name == "zbv" and chunks != 2):
+            if chunks != {"zero_bubble": 1, "zbv": 2, "dualpipev": 2}.get(name, chunks):
                 continue
+            if name == "dualpipev" and num_microbatches < positions * chunks:
+                continue  # torch takes no fewer
             stages = positions * chunks
             try:
                 ours = make_schedule(name, stages, num_microbatches, chunks=chunks)
@@ -240,7 +245,12 @@ def test_the_order_is_the_one_torch_plans(name):
             )
             for rank in range(positions):
                 planned = theirs._calculate_single_rank_operations(rank)
-                expected = [str(action) for action in planned if action is not None]
+                expected = [
+                    str(part)
+                    for action in planned
+                    if action is not None
+                    for part in action.sub_actions or (action,)
+                ]
                 assert list(map(str, ours.ranks[rank])) == expected
                 compared += 1
     assert compared > 20

@@ -33,6 +33,7 @@ def written(ranks, stage_ranks, *, name="1f1b", num_microbatches=1):
         ("zero_bubble", 3, (1,) * 3, 1),
         ("interleaved_zero_bubble", 6, (1,) * 6, 3),
         ("zbv", 6, (1,) * 6, 2),
+        ("dualpipev", 6, (2,) * 6, 2),
         ("forward_only", 3, (1,) * 3, 1),
     ],
 )
