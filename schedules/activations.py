@@ -44,11 +44,13 @@ def changes(
 def _begins(order: Order) -> NDArray[np.bool_]:
     """The actions from which a recomputing stage holds everything."""
     forward, again = order.work == FORWARD, order.work == RECOMPUTE
+    begins: NDArray[np.bool_] = ~(forward | (order.work == BACKWARD_WEIGHT))
     if not again.any():
-        return np.logical_not(forward | (order.work == BACKWARD_WEIGHT))
+        return begins
     kept = np.ones((order.num_stages, order.num_microbatches), bool)
     kept[order.stage[again], order.microbatch[again]] = False
-    return np.logical_or(again, forward & kept[order.stage, order.microbatch])
+    begins = again | (forward & kept[order.stage, order.microbatch])
+    return begins
 
 
 def peak_activation_bytes(
