@@ -7,6 +7,7 @@ from typing import Literal
 
 from ..core.document import Record
 from ..core.graph import CaptureMode, Graph
+from ..core.graph_table import why_not_rebuildable
 from ..core.text_table import text_table
 
 
@@ -45,6 +46,7 @@ class CaptureReport(Record):
         num_cuts: Boundaries between layers.
         num_legal_cuts: Those where the model may be cut.
         fixed_mode: What stays in training mode when the model is switched to evaluation.
+        not_rebuildable: Why the graph is of no use without the model's code; empty if it is.
         notes: What else a reader should know.
     """
 
@@ -56,6 +58,7 @@ class CaptureReport(Record):
     num_cuts: int
     num_legal_cuts: int
     fixed_mode: tuple[str, ...] = ()
+    not_rebuildable: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -72,6 +75,7 @@ class CaptureReport(Record):
         ]
         lines += [f"  tried before: {a.tracer}: {_short(a.refusal)}" for a in self.attempts]
         lines += [f"  note: {note}" for note in self.notes]
+        lines += [f"  {self.not_rebuildable}"] if self.not_rebuildable else []
         rows = [("layer", "module", "how", "why")]
         rows += [(layer.name, layer.module_type, layer.how, layer.why) for layer in self.layers]
         return "\n".join([*lines, "", text_table(rows)])
@@ -114,6 +118,7 @@ def capture_report(
         num_cuts=len(graph.boundaries),
         num_legal_cuts=sum(boundary.legal for boundary in graph.boundaries),
         fixed_mode=graph.fixed_mode,
+        not_rebuildable=" ".join(why_not_rebuildable(graph)),
         notes=graph.notes,
     )
 

@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Context, Option
 
 from ..core.errors import InvalidInput
-from .output import JsonFlag, check_writable, emit, say, write_file
+from . import model_flags as flags
+from .follow_ups import command_line, measuring, without
+from .model_flags import own_model, request_named
+from .output import JsonFlag, check_writable, emit, say, say_next, write_file
 
 if TYPE_CHECKING:
     from ..capture.captured import Captured
+    from ..core.options import MeasureRequest
 
 
 def command(
-    model: Annotated[
-        str | None,
-        Argument(
-            metavar="[MODEL]",
-            help="package.module:function that returns the model, or a JSON file with a request.",
-        ),
-    ] = None,
-    sample: Annotated[
-        str | None,
-        Option(help="package.module:function that returns the inputs of one micro-batch."),
-    ] = None,
-    family: Annotated[
-        str | None,
-        Option(
-            help="Build the model by name instead: mlp, resnet, unet, gpt2, llama, qwen2, mixtral, "
-            "bert, t5 or vit."
-        ),
-    ] = None,
-    config: Annotated[str | None, Option(help="The family's configuration, as JSON.")] = None,
-    inputs: Annotated[
-        list[str] | None,
-        Option("--input", help="NAME=SHAPE:DTYPE:FILL, e.g. input=8x64; may be repeated."),
-    ] = None,
+    context: Context,
+    model: flags.Model = None,
+    sample: flags.Sample = None,
+    family: flags.Family = None,
+    config: flags.Config = None,
+    inputs: flags.Inputs = None,
     check: Annotated[
         bool, Option(help="Take two steps with the model and with its layers, and compare.")
     ] = True,
@@ -53,57 +40,40 @@ def command(
     """
     if output is not None:
         check_writable(output)
-    captured = _captured(model, sample, family, config, inputs, check)
+    request = request_named(model, family, config, inputs, sample=sample)
+    captured = _of_code(model, sample, check) if request is None else _of_request(request, check)
     report = captured.report()
     emit(report.model_dump_json() if as_json else str(report))
+    follow = _profiling(context.find_root().obj or ())
     if output is not None:
         write_file(output, captured.graph.to_json(indent=2) + "\n")
         say(f"wrote {output}", quiet=as_json)
+        if captured.graph.rebuildable:
+            follow = measuring(captured.graph, output)
+    say_next(follow, quiet=as_json)
 
 
-def _captured(
-    model: str | None,
-    sample: str | None,
-    family: str | None,
-    config: str | None,
-    inputs: list[str] | None,
-    check: bool,
-) -> Captured:
-    from .measure_request import family_request, read_request
+def _profiling(words: tuple[str, ...]) -> str:
+    """Measure the same model."""
+    unwanted = ["--debug", "capture", "--check", "--no-check", "--json"]
+    return command_line("profile", *without(words, unwanted, ["-o", "--output"]))
 
-    if family is not None:
-        _refuse("--family", {"MODEL": model, "--sample": sample})
-        request = family_request(family, "{}" if config is None else config, inputs or [], None)
-        return _of_request(request, check)
-    _refuse("a model of your own", {"--config": config, "--input": inputs})
-    if model is not None and model.endswith(".json"):
-        _refuse("a request file", {"--sample": sample})
-        return _of_request(read_request(Path(model)), check)
-    if model is None or sample is None:
-        raise InvalidInput(
-            "name a model and its sample (MODEL --sample package.module:function), "
-            "a --family, or a JSON file"
-        )
-    from .targets import call_target
 
-    module = call_target(model)
-    if not hasattr(module, "named_parameters"):
-        raise InvalidInput(f"{model} returned a {type(module).__name__}, not a torch.nn.Module")
+def _of_code(model: str | None, sample: str | None, check: bool) -> Captured:
+    module, inputs = own_model(model, sample)
     from ..capture.capture import trace
 
-    return trace(module, call_target(sample), check=check)
+    return trace(module, inputs, check=check)
 
 
-def _of_request(request: Any, check: bool) -> Captured:
+def _of_request(request: MeasureRequest, check: bool) -> Captured:
+    if request.model is None or request.sample is None:
+        raise InvalidInput(
+            "the file holds a captured graph already; measure it with 'stagewright profile', or "
+            "print it with 'stagewright show'"
+        )
     from ..capture.capture import trace
     from ..profiler.models.families import build_model, make_sample
 
     inputs, _ = make_sample(request.sample)
     return trace(build_model(request.model), inputs, check=check)
-
-
-def _refuse(with_what: str, options: dict[str, object]) -> None:
-    """Insist that none of these options was given: they would be ignored."""
-    for name, value in options.items():
-        if value is not None and value != []:
-            raise InvalidInput(f"{name} does not go together with {with_what}")

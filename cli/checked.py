@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from ..core.document import invalid_input
+from ..core.errors import InvalidInput
+from .flag_spelling import fields_in_flags
 
 RecordT = TypeVar("RecordT", bound=BaseModel)
 
@@ -20,7 +22,8 @@ def checked(kind: type[RecordT], **fields: object) -> RecordT:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise invalid_input(error, f"set of options ({kind.__name__})") from None
+        found = invalid_input(error, f"set of options ({kind.__name__})")
+        raise InvalidInput(fields_in_flags(str(found)), field=found.field) from None
 
 
 def checked_json(kind: Any, text: str | bytes, what: str) -> Any:

@@ -70,7 +70,7 @@ def command(
         f"plans and pictures are in {output}/",
         quiet=as_json,
     )
-    say_next("stagewright profile --help, for a model of your own", quiet=as_json)
+    say_next("stagewright profile --help", quiet=as_json)
 
 
 def _plan(name: str, service: Service, cluster: Cluster, output: Path, *, quiet: bool) -> Plan:

@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Argument
 
 from .documents import read_document
+from .follow_ups import command_line
 from .output import JsonFlag, emit, say_next
 
 
@@ -27,4 +28,4 @@ def command(
 
     found = diff(read_document(before, Profile), read_document(after, Profile))
     emit(found.model_dump_json(indent=2) if as_json else diff_table(found))
-    say_next(f"stagewright show {after}", quiet=as_json)
+    say_next(command_line("show", after), quiet=as_json)

@@ -70,9 +70,9 @@ def command(
     links = _measure_links(report, quiet=as_json) if with_links else None
     emit(_as_json(report, links) if as_json else "\n".join(_lines(report, links)))
     follow = "stagewright profile --help" if report.torch else MissingExtra("torch", "").install
-    if report.torch and not with_links:
-        follow += "; stagewright doctor --links measures links too"
     say_next(follow, quiet=as_json)
+    if report.torch and not with_links:
+        say_next("stagewright doctor --links", quiet=as_json)
 
 
 def _measure_links(report: Report, *, quiet: bool) -> Links:

@@ -8,8 +8,10 @@ from typing import Annotated
 from typer import Argument, Option
 
 from .documents import read_document
-from .model_names import named_model, read_precision
+from .follow_ups import command_line
+from .model_names import named_model
 from .output import JsonFlag, check_writable, emit, say, say_next, write_file
+from .precisions import read_precision
 
 
 def command(
@@ -59,7 +61,6 @@ def command(
     """
     from ..core.accelerators import accelerator
     from ..core.profile import Profile
-    from .profile_table import profile_table
 
     check_writable(output)
     wanted = read_precision(precision)
@@ -73,6 +74,7 @@ def command(
     )
     document = profile.to_json(indent=2)
     write_file(output, document + "\n")
-    emit(document if as_json else profile_table(profile))
+    emit(document if as_json else str(profile))
     say(f"wrote {output}", quiet=as_json)
-    say_next(f"stagewright plan {output} --devices 4x{found.name} -o plan.json", quiet=as_json)
+    follow = command_line("plan", output, "--devices", f"4x{found.name}", "-o", "plan.json")
+    say_next(follow, quiet=as_json)

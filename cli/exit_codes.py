@@ -25,6 +25,7 @@ import typer
 from ..core.errors import DeadlineExceeded, Infeasible, RankFailed, Refused, StagewrightError
 from ..profiler.machine.out_of_memory import is_out_of_memory
 from .extras import missing_extra
+from .flag_spelling import in_flags
 
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 """What typer raises for a wrong option or argument; it has no public name for it."""
@@ -86,6 +87,8 @@ def report(error: BaseException, *, as_json: bool) -> None:
         typer.echo(json.dumps(body, default=str), err=True)
         return
     text = message(error)
+    if isinstance(error, StagewrightError):
+        text = in_flags(text)
     usage = _usage(error)
     if usage and text.startswith(usage[0]):  # no words at all: the help
         typer.echo(text, err=True)

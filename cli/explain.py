@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from .documents import read_devices, read_document
+from .flag_spelling import flags_of
+from .follow_ups import after_plan, command_line
 from .output import JsonFlag, emit, say_next
 
 if TYPE_CHECKING:
     from ..core.explanation import Explanation
+    from ..core.plan import Plan
 
 WORTH_IT = 0.01
 """Gain from which a change is proposed."""
@@ -39,19 +41,21 @@ def command(
 
     found = explain(made, costs, cluster, deadline_s=deadline)
     emit(found.model_dump_json(indent=2) if as_json else str(found))
-    say_next(_next(found, plan, profile, devices), quiet=as_json)
+    say_next(_next(found, made, plan, profile, devices), quiet=as_json)
 
 
-def _next(found: Explanation, plan: Path, profile: Path, devices: str) -> str:
-    """The change of options that buys most, if one is worth it."""
-    flags = {
-        "twice the micro-batches": ["-m", str(2 * found.num_microbatches)],
-        "recomputation allowed": ["--recompute", "auto"],
-        "replicas allowed": ["--max-replicas", "any"],
+def _next(found: Explanation, plan: Plan, file: Path, profile: Path, devices: str) -> str:
+    """Plan again with the change of options that buys most, if one is worth it."""
+    changes: dict[str, dict[str, object]] = {
+        "twice the micro-batches": {"num_microbatches": 2 * found.num_microbatches},
+        "recomputation allowed": {"recompute": "auto"},
+        "replicas allowed": {"max_replicas": None},
     }
-    able = [entry for entry in found.alternatives if entry.text in flags]
+    able = [entry for entry in found.alternatives if entry.text in changes]
     best = max(able, key=lambda entry: entry.gain or 0.0, default=None)
     if best is None or (best.gain or 0.0) < WORTH_IT:
-        return f"stagewright show {plan} --svg plan.svg"
-    words = shlex.join(["plan", str(profile), "-d", devices, *flags[best.text]])
-    return f"stagewright {words}, with the plan's other options"
+        return after_plan(plan, file)
+    changed = plan.options.model_copy(update=changes[best.text])
+    if plan.options.batch_size is not None and "num_microbatches" in changes[best.text]:
+        changed = changed.model_copy(update={"batch_size": 2 * plan.options.batch_size})
+    return command_line("plan", profile, "-d", devices, *flags_of(changed))

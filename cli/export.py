@@ -9,6 +9,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from .documents import read_document
+from .follow_ups import command_line
 from .output import JsonFlag, check_writable, emit, say, say_next, write_file
 
 
@@ -35,4 +36,4 @@ def command(
     else:
         write_file(output, text if text.endswith("\n") else text + "\n")
         say(f"wrote {output}", quiet=as_json)
-    say_next(f"stagewright show {file}", quiet=as_json)
+    say_next(command_line("show", file), quiet=as_json)

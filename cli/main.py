@@ -51,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = get_command(build_app()).main(words, prog_name="stagewright", standalone_mode=False)
+        code = get_command(build_app()).main(
+            words, prog_name="stagewright", standalone_mode=False, obj=tuple(words)
+        )
         if code == INTERRUPTED:
             raise KeyboardInterrupt
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - every error ends here

@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from .documents import read_document
+from .follow_ups import planning
 from .output import JsonFlag, check_writable, emit, say, say_next, write_file
 
 
@@ -33,13 +34,12 @@ def command(
     """
     from ..core.profile import Profile
     from ..core.profile_merge import merge
-    from .profile_table import profile_table
 
     check_writable(output)
     profiles = [read_document(file, Profile) for file in files]
     profile = merge(profiles, samples=microbatch, names=[str(file) for file in files])
     document = profile.to_json(indent=2)
     write_file(output, document + "\n")
-    emit(document if as_json else profile_table(profile))
+    emit(document if as_json else str(profile))
     say(f"wrote {output}", quiet=as_json)
-    say_next(f"stagewright plan {output} --devices 4x24GB -o plan.json", quiet=as_json)
+    say_next(planning(profile, output), quiet=as_json)

@@ -41,7 +41,7 @@ def say(text: str, *, quiet: bool = False) -> None:
 
 
 def say_next(command: str, *, quiet: bool = False) -> None:
-    """Name the command that follows naturally."""
+    """Name the command that follows naturally: nothing but the command, so that it pastes."""
     say(f"next: {command}", quiet=quiet)
 
 

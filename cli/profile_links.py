@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.errors import InvalidInput, RankFailed
+from .follow_ups import command_line
 from .links_table import links_table
 from .output import check_writable, emit, say, say_next, write_file
 from .progress import progress_bar
@@ -140,7 +141,8 @@ def _finish(report: LinkReport, output: Path, *, as_json: bool) -> None:
     write_file(output, report.cluster.to_json(indent=2) + "\n")
     emit(report.model_dump_json(indent=2) if as_json else links_table(report))
     say(f"wrote {output}", quiet=as_json)
-    say_next(f"stagewright plan profile.json --devices {output}", quiet=as_json)
+    follow = command_line("plan", "profile.json", "--devices", output, "-o", "plan.json")
+    say_next(follow, quiet=as_json)
 
 
 def _give_up(message: str, *, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from .documents import read_document
+from .follow_ups import command_line
 from .output import JsonFlag, emit, say, say_next
 
 
@@ -41,4 +42,5 @@ def command(
     comparison.check()
     for line in comparison.remarks():
         say(line, quiet=as_json)
-    say_next("examples/train.py shows the same in a script of your own", quiet=as_json)
+    say("examples/train.py shows the same in a script of your own", quiet=as_json)
+    say_next(command_line("show", plan, "--trace", "trace.json"), quiet=as_json)

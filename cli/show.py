@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from ..core.errors import InvalidInput
-from ..core.text_table import text_table
-from ..core.units import format_bytes, format_time
 from .documents import read_document
+from .flag_spelling import plan_text
+from .follow_ups import after_plan, command_line, measuring, planning
 from .output import JsonFlag, check_writable, emit, say, say_next, write_file
 
 if TYPE_CHECKING:
-    from ..core.cluster import Cluster, Device
     from ..core.plan import Plan
 
 
@@ -41,8 +39,7 @@ def command(
     from ..core.graph import Graph
     from ..core.plan import Plan
     from ..core.profile import Profile
-    from .graph_table import graph_table
-    from .profile_table import profile_table
+    from ..core.profile_table import profile_table
 
     for path in (svg, trace):
         if path is not None:
@@ -52,58 +49,22 @@ def command(
     document = read_document(file, Profile, Plan, Cluster, Graph)
     if not isinstance(document, Profile) and (depth is not None or not tree):
         raise InvalidInput(f"--depth and --flat are for profiles; {file} is {document.SCHEMA}")
+    if not isinstance(document, Plan) and (svg is not None or trace is not None):
+        raise InvalidInput(f"--svg and --trace draw plans; {file} is {document.SCHEMA}")
     if isinstance(document, Plan):
         _draw(document, svg, trace, quiet=as_json)
-        text, follow = str(document), f"stagewright show {file} --svg plan.svg"
-    elif svg is not None or trace is not None:
-        raise InvalidInput(f"--svg and --trace draw plans; {file} is {document.SCHEMA}")
+        text = plan_text(document)
+        follow = after_plan(document, file, drawn=svg is not None or trace is not None)
     elif isinstance(document, Profile):
         text = profile_table(document, tree=tree, depth=depth)
-        follow = f"stagewright plan {file} --devices 4x24GB"
+        follow = planning(document, file)
     elif isinstance(document, Graph):
-        text, follow = graph_table(document), "stagewright profile --help"
+        text, follow = str(document), measuring(document, file)
     else:
-        assert isinstance(document, Cluster)
-        text, follow = cluster_table(document), f"stagewright plan profile.json --devices {file}"
+        text = str(document)
+        follow = command_line("plan", "profile.json", "--devices", file, "-o", "plan.json")
     emit(document.to_json(indent=2) if as_json else text)
     say_next(follow, quiet=as_json)
-
-
-def cluster_table(cluster: Cluster) -> str:
-    """A cluster as plain text: runs of equal devices, then its links from the innermost out."""
-    rows = [("devices", "count", "kind", "memory limit", "speed")]
-    for (kind, memory_bytes, speed), run in groupby(cluster.devices, key=_what):
-        names = [device.name for device in run]
-        rows.append(
-            (
-                names[0] if len(names) == 1 else f"{names[0]}..{names[-1]}",
-                str(len(names)),
-                kind,
-                "none" if memory_bytes is None else format_bytes(memory_bytes),
-                f"x {speed:g}",
-            )
-        )
-    links = [
-        (
-            level.name,
-            f"{level.group_size}, shared" if level.shared else str(level.group_size),
-            format_time(level.latency_s),
-            f"{format_bytes(level.bandwidth_bytes_per_s)}/s",
-            f"{format_bytes(level.all_reduce_bandwidth_bytes_per_s)}/s"
-            if level.all_reduce_bandwidth_bytes_per_s
-            else "the same",
-        )
-        for level in cluster.levels
-    ]
-    text = text_table(rows)
-    if links:
-        headings = ("link", "joins", "latency", "bandwidth", "all-reduce")
-        text += "\n\n" + text_table([headings, *links])
-    return text
-
-
-def _what(device: Device) -> tuple[str, int | None, float]:
-    return device.kind, device.memory_bytes, device.speed
 
 
 def _draw(plan: Plan, svg: Path | None, trace: Path | None, *, quiet: bool) -> None:

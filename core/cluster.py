@@ -213,3 +213,8 @@ class Cluster(Document):
             size, ranks = -(-size // members), -(-ranks // members)
             inner = max(inner, sizes[index])
         return time_s
+
+    def __str__(self) -> str:
+        from .cluster_table import cluster_table
+
+        return cluster_table(self)

@@ -238,6 +238,11 @@ class Graph(Document):
             check_rebuildable(self)
         return self
 
+    def __str__(self) -> str:
+        from .graph_table import graph_table
+
+        return graph_table(self)
+
 
 def check_boundaries(boundaries: tuple[Boundary, ...], num_layers: int) -> None:
     """There is one boundary per gap, in order."""

@@ -59,6 +59,30 @@ def test_the_report_says_what_is_opaque_and_why(theirs, capsys):
     assert [bool(layer.opaque) for layer in graph.layers] == [False, True]
 
 
+def test_what_is_not_data_and_what_is_next_are_told(theirs, capsys):
+    words = ("capture", "theirs_captured:Model", "--sample", "theirs_captured:sample")
+    assert main([*words, "--no-check", "-o", "graph.json"]) == 0
+    found = capsys.readouterr()
+    assert "  cannot be measured without the model's code: " in found.out
+    assert found.err.splitlines() == [
+        "wrote graph.json",
+        "next: stagewright profile theirs_captured:Model --sample theirs_captured:sample",
+    ]
+
+
+def test_a_graph_that_is_data_is_next(theirs, capsys):
+    words = ["capture", "--family", "mlp", "--input", "input=2x64"]
+    assert main([*words, "--output", "graph.json"]) == 0
+    found = capsys.readouterr()
+    assert "without the model's code" not in found.out
+    assert found.err.splitlines()[-1] == "next: stagewright profile graph.json"
+    assert main(words) == 0
+    following = capsys.readouterr().err
+    assert following == "next: stagewright profile --family mlp --input input=2x64\n"
+    assert main(["capture", "graph.json"]) == 2
+    assert "holds a captured graph already" in capsys.readouterr().err
+
+
 def test_json_is_one_document(theirs, capsys):
     words = ("capture", "theirs_captured:Model", "--sample", "theirs_captured:sample")
     assert main([*words, "--json"]) == 0

@@ -1,5 +1,7 @@
 """`explain` says in a table or as JSON what `stagewright.explain` finds."""
 
+import shlex
+
 import pytest
 
 from stagewright.core.explanation import Explanation
@@ -17,13 +19,20 @@ def plan_file(run, profile_file, tmp_path):
 def test_table_is_the_explanation(run, plan_file, profile_file, profile):
     ran = run("explain", plan_file, profile_file, "-d", "2x1GiB")
     assert ran.code == 0
-    assert ran.stderr == (
-        f"next: stagewright plan {profile_file} -d 2x1GiB --max-replicas any, with the plan's "
-        "other options\n"
-    )
+    assert ran.stderr == f"next: stagewright plan {profile_file} -d 2x1GiB --max-replicas any\n"
     assert ran.stdout == f"{explain(Plan.read(plan_file), profile, '2x1GiB')}\n"
     assert "one more device" in ran.stdout
     assert "equal layers" in ran.stdout
+
+
+def test_what_is_next_keeps_the_plan_s_other_options(run, profile_file):
+    options = ["-m", "16", "--optimizer", "sgd", "--pin", "rung.0=0", "--no-cut-after", "rung.0"]
+    assert run("plan", profile_file, "-d", "2x1GiB", *options, "-o", "plan.json").code == 0
+    ran = run("explain", "plan.json", profile_file, "-d", "2x1GiB")
+    words = shlex.split(ran.stderr.removeprefix("next: stagewright "))
+    assert words[:4] == ["plan", str(profile_file), "-d", "2x1GiB"]
+    again = Plan.from_json(run(*words, "--json").stdout).options
+    assert again == Plan.read("plan.json").options.model_copy(update={"max_replicas": None})
 
 
 def test_json_is_the_explanation(run, plan_file, profile_file):

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import shlex
 from typing import get_args
 
 import pytest
@@ -20,11 +21,23 @@ def test_table_on_stdout_and_the_way_on_on_stderr(run, profile_file):
     assert ran.stdout == f"{plan}\n"
     assert ran.stderr.splitlines() == [
         "wrote plan.json",
-        "next: stagewright explain plan.json "
-        + str(profile_file)
-        + " -d 2x1GiB, to see what would help",
+        f"next: stagewright explain plan.json {profile_file} -d 2x1GiB",
         "next: stagewright show plan.json --svg plan.svg",
     ]
+
+
+def test_what_is_next_can_be_pasted(run, profile_file):
+    """Cause: prose stood behind the commands, and a shell took it for arguments."""
+    words = ["plan", profile_file, "--devices", "2x1GiB", "--pin", "rung.0=@1GiB"]
+    hints = [run(*words).stderr]
+    for _ in range(3):
+        line = hints[-1].splitlines()[-1].removeprefix("next: stagewright ")
+        ran = run(*shlex.split(line))
+        assert ran.code == 0, line
+        hints.append(ran.stderr)
+    assert hints[0].endswith(f"next: stagewright {shlex.join(map(str, words))} -o plan.json\n")
+    followed = [hint.splitlines()[-1].split(maxsplit=2)[2] for hint in hints if hint]
+    assert followed[1:] == ["show plan.json --svg plan.svg", "explain --help"]
 
 
 def test_json_is_the_plan_and_nothing_else(run, profile_file, cluster_file):
@@ -81,7 +94,15 @@ OF_A_NAMED_MODEL = ("microbatch", "sequence", "precision", "estimate_for", "cali
 
 def test_every_option_has_a_flag_with_its_default():
     parameters = dict(inspect.signature(command).parameters)
-    for name in ("profiles", "devices", "deadline", "output", "as_json", *OF_A_NAMED_MODEL):
+    for name in (
+        "context",
+        "profiles",
+        "devices",
+        "deadline",
+        "output",
+        "as_json",
+        *OF_A_NAMED_MODEL,
+    ):
         del parameters[name]
     found = {NAMES.get(name, name): parameter.default for name, parameter in parameters.items()}
     defaults = {name: field.default for name, field in PlanOptions.model_fields.items()}
@@ -153,8 +174,8 @@ def test_ways_out_are_told_with_their_step(run, profile_file):
     words = ["plan", profile_file, "-d", "1x12MiB", "--schedule", "gpipe", "--optimizer", "none"]
     ran = run(*words)
     assert ran.code == 3
-    assert "it would fit with 4 devices: 114 ms a step, or num_microbatches=1: 30 ms a step of " \
-        "0.125 times the samples, or schedule='1f1b': 240 ms a step" in ran.stderr  # fmt: skip
+    assert "it would fit with 4 devices: 114 ms a step, or --microbatches 1: 30 ms a step of " \
+        "0.125 times the samples, or --schedule 1f1b: 240 ms a step" in ran.stderr  # fmt: skip
     ways_out = json.loads(run(*words, "--json").stderr)["ways_out"]
     assert {"text": "schedule='1f1b'", "step_time_s": 0.24} in ways_out
 
@@ -168,13 +189,13 @@ def test_ways_out_are_told_with_their_step(run, profile_file):
         (["ladder.json", "-d", "unjoined.json"], "give the links as 'levels', innermost first"),
         (["ladder.json", "-d", "2xcpu", "--deadline", "nan"], "--deadline"),
         (["ladder.json", "-d", "2xcpu", "--batch-size", "16", "-m", "3"], "numbers that divide"),
-        (["ladder.json", "ladder.json", "-d", "2xcpu"], "name a batch_size"),
+        (["ladder.json", "ladder.json", "-d", "2xcpu"], "name a --batch-size"),
         (["ladder.json", "-d", "absent.json"], "cannot read absent.json"),
         (["cluster.json", "-d", "2xcpu"], "cluster.json is stagewright.cluster/1"),
         (["ladder.json", "-d", "ladder.json"], "expected stagewright.cluster/1"),
-        (["ladder.json", "-d", "2xcpu", "--schedule", "fifo"], "/schedule"),
-        (["ladder.json", "-d", "2xcpu", "-m", "0"], "/num_microbatches"),
-        (["ladder.json", "-d", "2xcpu", "--objective", "fun"], "/objective"),
+        (["ladder.json", "-d", "2xcpu", "--schedule", "fifo"], "--schedule: Input"),
+        (["ladder.json", "-d", "2xcpu", "-m", "0"], "--microbatches: Input"),
+        (["ladder.json", "-d", "2xcpu", "--objective", "fun"], "--objective: Input"),
         (["ladder.json", "-d", "2xcpu", "--max-replicas", "many"], "a number or 'any'"),
         (["ladder.json", "-d", "2xcpu", "--together", "rung.0"], "FIRST:LAST, not 'rung.0'"),
         (["ladder.json", "-d", "2xcpu", "--together", "a:b:c"], "FIRST:LAST"),

@@ -53,7 +53,7 @@ def test_family_as_a_table(run):
     assert ran.stdout.startswith("layer ")
     assert ran.stderr.splitlines() == [
         "wrote profile.json",
-        "next: stagewright plan profile.json --devices 4x24GB -o plan.json",
+        "next: stagewright plan profile.json --devices 2xcpu -o plan.json",
     ]
     profile = Profile.read("profile.json")
     assert profile.spec is not None

@@ -140,4 +140,6 @@ def test_graph_is_a_row_per_layer(run, tmp_path):
         "3 layers, 1 legal cut, 1.0 MiB of parameters, 1 of them tied",
         f"id {graph.content_id()}",
         "a note",
+        "cannot be measured without the model's code",
     ]
+    assert ran.stderr == "next: stagewright profile --help\n"

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ..core.module_tree import ModuleNode, module_tree
-from ..core.profile import Profile
-from ..core.text_table import printable, text_table
-from ..core.units import count, format_bytes, format_time
+from .module_tree import ModuleNode, module_tree
+from .profile import Profile
 from .profile_rows import Costs, CostSums
+from .text_table import printable, text_table
+from .units import count, format_bytes, format_time
 
 HEADINGS = ("layer", "forward", "backward", "time", "parameters", "activations", "memory", "")
 
@@ -35,7 +35,7 @@ class _Line:
 
 
 def profile_table(profile: Profile, *, tree: bool = True, depth: int | None = None) -> str:
-    """What ``stagewright profile`` and ``stagewright show`` print.
+    """The table `print(profile)` and ``stagewright show`` show.
 
     Args:
         profile: What was measured or estimated.
@@ -186,6 +186,8 @@ def _provenance(profile: Profile) -> list[str]:
         settings.append(count(provenance.busy_neighbours, "busy neighbour"))
     if provenance.autocast:
         settings.append(f"autocast to {provenance.autocast}")
+    if provenance.tf32 is not None and "products" in provenance.tf32:
+        settings.append(f"{provenance.tf32} in tf32")
     if provenance.compiled:
         settings.append("compiled")
     lines = [", ".join(map(printable, settings))] if settings else []

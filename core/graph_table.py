@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..core.graph import Boundary, Graph
-from ..core.text_table import printable, text_table
-from ..core.units import count, format_bytes
+from .graph import Boundary, Graph
+from .text_table import printable, text_table
+from .units import count, format_bytes
 
 HEADINGS = ("layer", "module", "operations", "parameters", "a cut behind sends", "")
 
 
 def graph_table(graph: Graph) -> str:
-    """What ``stagewright show`` prints of a graph."""
+    """The table `print(graph)` and ``stagewright show`` show."""
     operations = Counter(entry.layer for entry in graph.operations)
     cuts: list[Boundary | None] = [*graph.boundaries, None]
     rows: list[tuple[str, ...]] = [
@@ -39,6 +39,7 @@ def graph_table(graph: Graph) -> str:
         + (f", {tied} of them tied" if tied else ""),
         f"id {graph.content_id()}",
         *map(printable, graph.notes),
+        *why_not_rebuildable(graph),
     ]
     return "\n".join([text_table([HEADINGS[: len(rows[0])], *rows]), "", *lines])
 
@@ -49,3 +50,16 @@ def _cut(cut: Boundary | None) -> str:
     if not cut.legal:
         return f"no cut: {cut.reason}" if cut.reason else "no cut"
     return f"{format_bytes(cut.forward_bytes)}, {format_bytes(cut.backward_bytes)} back"
+
+
+def why_not_rebuildable(graph: Graph) -> list[str]:
+    """That a graph is of no use without the model's code, and the first reason; else nothing."""
+    if graph.rebuildable:
+        return []
+    reasons = graph.not_rebuildable
+    text = "cannot be measured without the model's code"
+    if reasons:
+        where = f" in {reasons[0].layer}" if reasons[0].layer else ""
+        more = f" (and {count(len(reasons) - 1, 'more reason')})" if len(reasons) > 1 else ""
+        text += f": {reasons[0].reason}{where}{more}"
+    return [printable(text)]

@@ -2,8 +2,6 @@
 
 import pytest
 
-from stagewright.cli.profile_rows import CostSums
-from stagewright.cli.profile_table import profile_table
 from stagewright.core.graph import Boundary, Layer, Parameter
 from stagewright.core.profile import (
     Clocks,
@@ -13,6 +11,8 @@ from stagewright.core.profile import (
     SavedStorage,
     Timing,
 )
+from stagewright.core.profile_rows import CostSums
+from stagewright.core.profile_table import profile_table
 
 NAMES = ("embed", "body.0", "body.1", "body.2", "head")
 CLASSES = ("e", "b", "b", "b", "h")

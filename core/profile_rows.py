@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..core.profile import Profile
-from ..core.profile_pool import total_time_s
+from .profile import Profile
+from .profile_pool import total_time_s
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,26 @@
+"""Precisions by short names and by torch's."""
+
+import pytest
+
+from stagewright.cli.precisions import long_name, read_precision
+from stagewright.core.errors import InvalidInput
+
+
+@pytest.mark.parametrize(
+    ("text", "precision"),
+    [
+        ("bf16", "bfloat16"), ("bfloat16", "bfloat16"), ("BF16", "bfloat16"),
+        ("fp16", "float16"), ("float16", "float16"), ("fp32", "float32"),
+        ("float32", "float32"), ("tf32", "tf32"), (None, None),
+    ],
+)  # fmt: skip
+def test_both_spellings_are_read(text, precision):
+    """Cause: --autocast took bfloat16, and --precision did not."""
+    assert read_precision(text) == precision
+    assert long_name(text) == precision
+
+
+def test_others_are_refused_or_left_to_who_checks_them():
+    with pytest.raises(InvalidInput, match="fp32, tf32, bf16, fp16, not 'int8'"):
+        read_precision("int8")
+    assert long_name("int8") == "int8"
