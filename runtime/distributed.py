@@ -22,6 +22,7 @@ from ..core.schedule import Schedule
 from ..core.tensors import TensorSpec
 from ..schedules.of_plan import schedule_of
 from ..schedules.validate import validate
+from .batch_statistics import BatchStatistics, RunningStatistics
 from .cut import CutModel, cut_for_plan
 from .executor import Executor, Observer
 from .gradient_sum import GradientSum
@@ -70,6 +71,7 @@ class DistributedPipeline:
         group: The ranks, in order; the default group if `None`.
         sample: See `runtime.cut.cut_for_plan`.
         schedule: An order of work instead of the plan's, for the same stages and micro-batches.
+        batch_statistics: How running statistics move; see `runtime.batch_statistics`.
         engine: ``stagewright`` runs any schedule. ``torch`` runs gpipe and 1f1b by
             ``torch.distributed.pipelining``, for comparison.
 
@@ -89,6 +91,7 @@ class DistributedPipeline:
         group: dist.ProcessGroup | None = None,
         sample: Any = None,
         schedule: Schedule | None = None,
+        batch_statistics: BatchStatistics = "microbatch",
         engine: Literal["stagewright", "torch"] = "stagewright",
     ) -> None:
         check_runnable(plan, "torch's processes" if engine == "torch" else "processes")
@@ -109,7 +112,7 @@ class DistributedPipeline:
         """This rank's stages by index."""
         self.module = held(list(self.stages.values())).to(self.device)
         """All parameters and buffers of this rank, under the model's own names."""
-        self._loss_fn = loss_fn
+        self._loss_fn, self._batch_statistics = loss_fn, batch_statistics
         with self._explained():
             self._set_up(engine)
 
@@ -117,7 +120,7 @@ class DistributedPipeline:
         stage_of = [stage for stage, count in enumerate(self.plan.balance) for _ in range(count)]
         parameters = self._pieces.captured.graph.parameters
         sets = {holders(record, stage_of, self.schedule) for record in parameters}
-        sets.add(self.schedule.stage_ranks[-1])
+        sets.update(self.schedule.stage_ranks)
         self._groups = self._ranks.of_sets(ranks for ranks in sets if len(ranks) > 1)
         agree(parameters, stage_of, self.schedule, self.module, self._groups)
         weights = shared_weights(parameters, stage_of, self.schedule, self.module)
@@ -270,6 +273,7 @@ class DistributedPipeline:
                 specs[index] if index < last else (),
                 self._share_of_loss if index == last and takes_loss else None,
                 self.device,
+                self._statistics(index),
             )
             for index, stage in self.stages.items()
         }
@@ -278,6 +282,18 @@ class DistributedPipeline:
         )
         connections.introduce(executor.connected)
         return executor
+
+    def _statistics(self, stage: int) -> RunningStatistics | None:
+        replicas = self.schedule.stage_ranks[stage]
+        found = RunningStatistics(
+            self.stages[stage],
+            self._batch_statistics,
+            self.plan.num_microbatches,
+            len(replicas),
+            replicas.index(self.rank),
+            self._groups.get(replicas),
+        )
+        return found if found.is_needed else None
 
     def _torch_engine(self) -> TorchEngine:
         return TorchEngine(

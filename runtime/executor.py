@@ -80,12 +80,16 @@ class Executor:
             The shares of the loss that were taken here.
         """
         for stage in self._stages.values():
-            stage.forget()
+            stage.begin(trains=True)
             stage.loss_scale = loss_scale
         reduces = self._gradient_sum if sums_gradients else None
         if reduces is not None:
             reduces.begin()
         self._run(self._training, inputs, targets, {}, reduces)
+        for stage in self._stages.values():
+            if stage.statistics is not None:
+                self._doing("sharing the statistics of batch normalisation")
+                stage.statistics.finish()
         if reduces is not None:
             self._doing("summing gradients")
             reduces.finish()
@@ -101,7 +105,7 @@ class Executor:
             of the loss, if there are targets.
         """
         for stage in self._stages.values():
-            stage.forget()
+            stage.begin(trains=False)
         outputs: dict[int, list[Any]] = {}
         self._run(self._evaluation, inputs, targets, outputs, None, trains=False)
         return outputs, [loss for stage in self._stages.values() for loss in stage.losses]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..core.tensors import TensorSpec
+from .batch_statistics import RunningStatistics
 from .recompute import RandomState, as_before
 from .split_backward import SplitBackward
 
-LossOfFlat = Callable[[Any, Tensor], Tensor]
+LossOfFlat = Callable[[Any, Any], Tensor]
 
 
 @dataclass
@@ -34,7 +36,7 @@ class _Kept:
     received: tuple[Tensor, ...]
     roots: list[GradientEdge | None] = field(default_factory=list)
     random: RandomState | None = None
-    target: Tensor | None = None
+    target: Any = None
     seed: Tensor | None = None
     split: SplitBackward | None = None
 
@@ -49,6 +51,7 @@ class StageRun:
         sent: Specs of its outputs likewise; empty for the last stage.
         loss: For the last stage: this micro-batch's share of the loss; `None` elsewhere.
         device: Where the stage is.
+        statistics: Moves running statistics when a step ends; `None` to leave that to the modules.
     """
 
     def __init__(
@@ -58,8 +61,10 @@ class StageRun:
         sent: Sequence[TensorSpec],
         loss: LossOfFlat | None,
         device: torch.device,
+        statistics: RunningStatistics | None = None,
     ) -> None:
         self.module = module
+        self.statistics = statistics
         self._received, self._sent = received, sent
         self._loss, self._device = loss, device
         self._kept: dict[int, _Kept] = {}
@@ -72,7 +77,7 @@ class StageRun:
         microbatch: int,
         inputs: Sequence[Tensor],
         *,
-        target: Tensor | None = None,
+        target: Any = None,
         recomputed: bool = False,
         trains: bool = True,
     ) -> list[Any]:
@@ -94,6 +99,12 @@ class StageRun:
             if self._loss is not None and target is not None:
                 self.losses.append(self._loss(outputs, target).detach())
             return outputs
+        with self.statistics.of(microbatch) if self.statistics else nullcontext():
+            return self._forward(microbatch, inputs, target, recomputed)
+
+    def _forward(
+        self, microbatch: int, inputs: Sequence[Tensor], target: Any, recomputed: bool
+    ) -> list[Any]:
         kept = _Kept(self._leaves(inputs), target=target)
         self._kept[microbatch] = kept
         if recomputed:
@@ -149,10 +160,12 @@ class StageRun:
         assert kept.split is not None
         kept.split.of_weights()
 
-    def forget(self) -> None:
-        """Drop what an interrupted step left."""
+    def begin(self, *, trains: bool) -> None:
+        """A step begins; what an interrupted one left is dropped."""
         self._kept.clear()
         self.losses.clear()
+        if self.statistics is not None and trains:
+            self.statistics.begin()
 
     def _leaves(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return tuple(

@@ -51,6 +51,8 @@ ON_THREE = [
     {"model": "gpt2", "schedule": "1f1b", "stages": 2, "replicas": [2, 1]},
     {"model": "gpt2", "schedule": "gpipe", "stages": 2, "replicas": [1, 2]},
     {"model": "gpt2", "schedule": "1f1b", "stages": 3},
+    {"model": "unet", "schedule": "1f1b", "stages": 2, "replicas": [1, 2], "recompute": "always"},
+    {"model": "resnet", "schedule": "gpipe", "stages": 2, "replicas": [2, 1], "microbatches": 5},
 ]
 ON_FOUR = [
     {"model": "mlp", "schedule": "1f1b", "stages": 3, "replicas": [1, 2, 1]},
