@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from ..core.errors import CaptureError
+from ..core.errors import CaptureError, first_line
 from .program import CALL, OPAQUE, PATH, VALUE, Program, is_inside, path_of
 from .quiet import quiet_loggers
 from .sample import CallStructure
@@ -83,7 +83,7 @@ def traced_program(
     except Exception as error:
         where = tracer.current_path or "the model itself"
         raise CaptureError(
-            f"torch.fx: {type(error).__name__} in {where}: {str(error).splitlines()[0]}",
+            f"torch.fx: {type(error).__name__} in {where}: {first_line(error)}",
             module=tracer.current_path,
         ) from error
     if random_state() != before:
@@ -205,7 +205,7 @@ def _propagate(
                     recorder.run(*given)
             except Exception as error:
                 raise CaptureError(
-                    f"{type(error).__name__} in {recorder.current!r}: {str(error).splitlines()[0]}",
+                    f"{type(error).__name__} in {recorder.current!r}: {first_line(error)}",
                     module=recorder.current,
                 ) from error
     # GraphModule copies the graph's nodes one to one, so names identify them.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from ..core.document import invalid_input
-from ..core.errors import InvalidInput, MeasurementError, StagewrightError
+from ..core.errors import InvalidInput, MeasurementError, StagewrightError, first_line
 from ..core.options import MeasureRequest
 from ..core.profile import Profile
 from .child_process import measure_apart
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ..core.families import ModelSpec
     from ..core.graph import Graph
     from ..core.options import ProfilingOptions
+    from ..core.progress import Progress
     from ..core.sample import Sample
-    from .measure.profile import Progress
     from .models.families import LossFunction
 
 DEVICE = "/profiling/device"
@@ -159,7 +159,7 @@ def _build(
             ) from error
     except (RuntimeError, MemoryError) as error:
         raise MeasurementError(
-            f"the model and its sample do not fit: {str(error).splitlines()[0]}; "
+            f"the model and its sample do not fit: {first_line(error)}; "
             "configure a smaller model, or use a smaller micro-batch"
         ) from error
 

@@ -7,13 +7,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from ..core.errors import InvalidInput, MeasurementError, StagewrightError
 from ..core.options import MeasureRequest
 from ..core.profile import Profile
-
-Progress = Callable[[int, int, str], None]
+from ..core.progress import Progress
 
 COMMAND = (sys.executable, "-m", "stagewright.profiler.child")
 

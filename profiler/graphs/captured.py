@@ -24,7 +24,7 @@ from ...capture.sample import CallStructure, dtype_name
 from ...core.errors import InvalidInput
 from ...core.graph import Boundary, Graph, Parameter
 from ...core.state_tensors import StateTensor
-from .skeleton import Skeleton, first_line, skeleton
+from .skeleton import Skeleton, in_one_line, skeleton
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _propagate(parts: Skeleton, graph: Graph, device: torch.device) -> frozenset
             except Exception as error:
                 raise InvalidInput(
                     f"operation {recorder.current!r} cannot be done on what it is given: "
-                    f"{first_line(error)}",
+                    f"{in_one_line(error)}",
                     field="/operations",
                 ) from error
     by_name = recorder.values

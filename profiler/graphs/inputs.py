@@ -20,7 +20,7 @@ from ..layers.runs import LayerRun, mapped
 from ..models.families import make_sample
 from .captured import Rebuilt
 from .needs import within_budget
-from .skeleton import first_line
+from .skeleton import in_one_line
 from .values import made_up
 
 MAX_COMPUTED_BYTES = 2**30
@@ -111,7 +111,7 @@ def _known_values(
             except Exception as error:
                 raise InvalidInput(
                     f"operation {node.name!r} cannot be done on what it is given: "
-                    f"{first_line(error)}",
+                    f"{in_one_line(error)}",
                     field="/operations",
                 ) from error
             for source in node.all_input_nodes:

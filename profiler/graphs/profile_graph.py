@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from ...core.errors import MeasurementError
 from ...core.graph import Graph
 from ...core.options import ProfilingOptions
 from ...core.profile import LayerProfile, Profile
+from ...core.progress import Progress
 from ...core.units import format_bytes
 from ..layers.blame import need
 from ..layers.cost_classes import cost_classes, members_of
@@ -32,8 +33,6 @@ from .inputs import MAX_HELD_BYTES, BoundaryValues
 from .kept import kept_bytes, sharing, storage_table
 from .layer_at_hand import MeasuredLayer, measure_layer
 from .needs import fixed_bytes, least_bytes
-
-Progress = Callable[[int, int, str], None]
 
 NOTE = (
     "measured without the model's code, one layer at a time on made-up values; "

@@ -31,7 +31,7 @@ from ...core.arguments import (
     SpecialFloat,
     StateReference,
 )
-from ...core.errors import InvalidInput
+from ...core.errors import InvalidInput, first_line
 from ...core.graph import Graph, LeafModule, Operation, Region
 from ...core.operations import GETITEM
 from ...core.state_tensors import StateTensor
@@ -149,7 +149,7 @@ class _Builder:
         except Exception as error:
             raise InvalidInput(
                 f"module {leaf.name!r}: {leaf.type} does not accept these settings: "
-                f"{first_line(error)}",
+                f"{in_one_line(error)}",
                 field="/modules",
             ) from error
         wanted = {
@@ -315,12 +315,11 @@ def function_of(operation: Operation) -> Any:
     except (AttributeError, ImportError) as error:
         raise InvalidInput(
             f"operation {operation.name!r} calls {operation.target}, which this installation does "
-            f"not have (torch {torch.__version__}): {first_line(error)}",
+            f"not have (torch {torch.__version__}): {in_one_line(error)}",
             field="/operations",
         ) from error
 
 
-def first_line(error: Exception) -> str:
-    """What went wrong, in one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+def in_one_line(error: Exception) -> str:
+    """What went wrong, and of what kind it is."""
+    return f"{type(error).__name__}: {first_line(error)}"

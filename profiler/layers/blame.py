@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, fx
 
 from ...capture.program import tensors_of, value_of
-from ...core.errors import MeasurementError, StagewrightError
+from ...core.errors import MeasurementError, StagewrightError, first_line
 from ...core.units import format_bytes
 from ..machine.out_of_memory import is_out_of_memory
 
@@ -43,12 +43,6 @@ def out_of_memory(error: BaseException, *runs: LayerRun) -> str:
         f"out of memory in {_name(*runs)}: {first_line(error)}; {need(*runs)}; use a smaller "
         "micro-batch, or a device with more memory"
     )
-
-
-def first_line(error: BaseException) -> str:
-    """Of its message; torch's go on for pages."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else ""
 
 
 def _name(*runs: LayerRun) -> str:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from ...capture.capture import trace
 from ...capture.captured import Captured
 from ...capture.sample import CallStructure
-from ...core.errors import CaptureError, MeasurementError, StagewrightError
+from ...core.errors import CaptureError, MeasurementError, StagewrightError, first_line
 from ..machine.out_of_memory import is_out_of_memory
-from .blame import blamed, first_line, out_of_memory
+from .blame import blamed, out_of_memory
 from .first_run import first_run
 from .precision import Context
 from .runs import LayerRun, layer_runs

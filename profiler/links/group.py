@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from ...core.errors import InvalidInput, RankFailed
+from ...core.errors import InvalidInput, RankFailed, first_line
 from ..machine.host_memory import host_memory_bytes
 from .beats import Beats
 from .records import LinkOptions, RankDevice
@@ -132,7 +132,7 @@ class RankGroup:
             timer.cancel()
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
-            text = too_long if _is_timeout(error) else f"{who}: {_first_line(error)}. {ADVICE}"
+            text = too_long if _is_timeout(error) else f"{who}: {first_line(error)}. {ADVICE}"
             lost = self._lost()
             raise RankFailed(_blame(lost) + text, ranks=lost) from error
         finally:
@@ -282,7 +282,3 @@ def _blame(lost: Sequence[int]) -> str:
 def _is_timeout(error: BaseException) -> bool:
     text = str(error).lower()
     return "timed out" in text or "timeout" in text
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -13,19 +13,18 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from threading import Timer
 
 from ...core.cluster import Cluster
 from ...core.errors import InvalidInput, MeasurementError, RankFailed
+from ...core.progress import Progress
 from .records import LinkOptions, LinkReport
 
 STARTING_S = 60.0
 """For processes to import torch, on a busy machine."""
-
-Progress = Callable[[int, int, str], None]
 
 
 def measure_local_links(num_ranks: int, *, kind: str = "cpu", budget_s: float = 6.0) -> Cluster:

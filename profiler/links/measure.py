@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import mean
 from typing import Literal
 
 from ...core.cluster import Cluster
 from ...core.errors import InvalidInput
+from ...core.progress import Progress
 from .cluster import devices_of, remarks, scatter
 from .fit import fit_levels
 from .group import RankGroup
@@ -26,8 +27,6 @@ PROBING_SHARE = 0.2
 CROWD_BYTES = 4 * 2**20
 MOST_CROWDED = 8
 """Pairs that send at once when a shared level is looked for."""
-
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass

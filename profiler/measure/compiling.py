@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...core.errors import MeasurementError
+from ...core.errors import MeasurementError, first_line
 from ..layers.blame import blamed
 from ..layers.precision import Context
 from ..layers.runs import LayerRun, Values, backward_pairs
@@ -57,7 +57,7 @@ def _compiler_needed() -> Iterator[None]:
         yield
     except Exception as error:
         if _says_no_compiler(error):
-            raise MeasurementError(f"{_first_line(error)}; {WAY_OUT}") from error
+            raise MeasurementError(f"{first_line(error)}; {WAY_OUT}") from error
         raise
 
 
@@ -68,7 +68,3 @@ def _says_no_compiler(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0]

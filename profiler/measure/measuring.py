@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from statistics import median
 
+from ...core.progress import Progress
 from .passes import Passes, Samples
 from .repeats import representative, worth_repeating
 from .whole_model import WholeModel
-
-Progress = Callable[[int, int, str], None]
 
 MIN_PASSES = 3
 """Over one layer of every class; the whole model runs as often."""

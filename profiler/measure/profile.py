@@ -15,6 +15,7 @@ from ...core.errors import InvalidInput
 from ...core.families import ModelSpec
 from ...core.options import ProfilingOptions
 from ...core.profile import Profile
+from ...core.progress import Progress
 from ..layers.cost_classes import cost_classes, members_of
 from ..layers.first_run import first_run
 from ..layers.loss import Loss, LossFunction
@@ -29,7 +30,6 @@ from ..machine.throttling import watched_clocks
 from .compiling import NOTE, compile_layers
 from .document import Measured, profile_document
 from .measuring import Measuring
-from .measuring import Progress as Progress
 from .passes import Passes, Samples
 from .whole_model import WholeModel, eager_call
 
