@@ -31,6 +31,7 @@ from ..models.families import build_loss, build_model
 from .calibration import Observation, calibrated, observation
 from .copies import META, on_meta, without_values
 from .errors import error_band, error_note
+from .refusal import measured_instead
 from .settings import TENSORS, check_settings, floating_dtype
 from .times import CostTable, Rates, default_rates
 from .work import LayerWork, ModelWork, model_work
@@ -109,18 +110,19 @@ def estimate(
 
     Raises:
         InvalidInput: Device, sample or a profile to calibrate by does not fit.
-        CaptureError: The model cannot be traced on the meta device.
+        CaptureError: The model cannot be traced or run on the meta device; it can be measured.
     """
     wanted = target(device, precision, num_threads)
     dtype = DTYPES[wanted.precision]
-    work = model_work(
-        without_values(model, dtype),
-        on_meta(sample, dtype),
-        backend=wanted.device.backend,
-        winograd=wanted.winograd,
-        loss_fn=loss_fn,
-        target=None if target_tensor is None else on_meta(target_tensor, dtype),
-    )
+    with measured_instead(type(model).__name__):
+        work = model_work(
+            without_values(model, dtype),
+            on_meta(sample, dtype),
+            backend=wanted.device.backend,
+            winograd=wanted.winograd,
+            loss_fn=loss_fn,
+            target=None if target_tensor is None else on_meta(target_tensor, dtype),
+        )
     return document(work, wanted, rates_for(wanted, calibrate_by), spec, calibrate_by)
 
 
