@@ -1,0 +1,112 @@
+"""Calls between the processes of an RPC session, whose errors come back as values.
+
+``torch.distributed.rpc`` raises a remote error as its own type with a traceback for a message,
+and prints it on the worker. Here an error is an answer that says where it happened.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed.rpc as rpc
+from torch.futures import Future
+
+from ...core.errors import CaptureError, InvalidInput, PlanMismatch, StagewrightError
+
+_OWN = {kind.__name__: kind for kind in (InvalidInput, PlanMismatch, CaptureError)}
+
+
+class StageError(StagewrightError):
+    """Code of the model raised on a worker; the message names worker, stage and error.
+
+    Args:
+        message: Where it happened, and the error's first line.
+        remote_traceback: The worker's traceback.
+    """
+
+    def __init__(self, message: str, *, remote_traceback: str = "") -> None:
+        super().__init__(message)
+        self.remote_traceback = remote_traceback
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error on its way to the master.
+
+    Attributes:
+        where: The worker, and what it was doing.
+        kind: Name of the error's class.
+        message: The error in words.
+        remote_traceback: The worker's traceback.
+    """
+
+    where: str
+    kind: str
+    message: str
+    remote_traceback: str
+
+    @classmethod
+    def of(cls, error: Exception, doing: str = "") -> Failure:
+        """An error of this process."""
+        return cls(
+            f"{own_name()}{doing and ', '}{doing}",
+            type(error).__name__,
+            str(error),
+            "".join(traceback.format_exception(error)),
+        )
+
+    def to_error(self) -> StagewrightError:
+        """The same error if it is one of this library's, a `StageError` otherwise."""
+        if self.kind in _OWN:
+            return _OWN[self.kind](f"on {self.where}: {self.message}")
+        return StageError(
+            f"on {self.where}: {self.kind}: {self.message}",
+            remote_traceback=self.remote_traceback,
+        )
+
+
+def own_name() -> str:
+    """What this process is called in its RPC session."""
+    return str(rpc.get_worker_info().name)
+
+
+def answer(function: Callable[..., Any], *args: Any) -> Any:
+    """Run on a worker: what the function returns, or the `Failure` it ended with."""
+    try:
+        return function(*args)
+    except Exception as error:  # noqa: BLE001 (the caller raises it)
+        return Failure.of(error)
+
+
+def send(
+    to: str, function: Callable[..., Any], *args: Any, timeout_s: float | None = None
+) -> Future[Any]:
+    """Start a call on another process.
+
+    Inside a ``dist_autograd`` context the tensors it takes along are recorded.
+
+    Args:
+        to: Name of the process.
+        function: Imported there by its name.
+        *args: Pickled, tensors apart.
+        timeout_s: Seconds until it fails; the session's if `None`.
+    """
+    seconds = rpc.constants.UNSET_RPC_TIMEOUT if timeout_s is None else timeout_s
+    future: Future[Any] = rpc.rpc_async(to, function, args=args, timeout=seconds)
+    return future
+
+
+def packed(value: Any, what: str) -> bytes:
+    """A pickle made here, so that what cannot be pickled or read is an error with a name.
+
+    Raises:
+        InvalidInput: It cannot be pickled.
+    """
+    try:
+        return pickle.dumps(value)
+    except Exception as error:
+        raise InvalidInput(f"{what} cannot be pickled: {type(error).__name__}: {error}") from error
