@@ -1,0 +1,164 @@
+"""One rank of a run that is saved under one plan and goes on under the next."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from stagewright.runtime.checkpoint.load import load_checkpoint
+from stagewright.runtime.checkpoint.save import save_checkpoint
+from stagewright.runtime.distributed import DistributedPipeline
+from tests.torch_models import SPECS, Case, make_plan, traced_profile
+
+STEPS = 2
+"""Of every leg."""
+
+MICROBATCHES = 4
+
+LEGS: tuple[tuple[str, int, dict[str, object]], ...] = (
+    ("4 stages", 4, {"num_stages": 4, "schedule": "1f1b"}),
+    ("2 stages", 2, {"num_stages": 2, "schedule": "gpipe"}),
+    ("unsplit", 1, {}),
+    ("3 stages", 3, {"num_stages": 3, "schedule": "1f1b"}),
+)
+"""Name, ranks, and what to give `make_plan`; each goes on from where the one before it saved."""
+
+
+class Tied(nn.Module):
+    """A language model in small: a tied embedding, layer and batch normalisation, a frozen bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 8)
+        self.blocks = nn.Sequential(
+            *(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+              for _ in range(3))
+        )  # fmt: skip
+        self.norm = nn.BatchNorm1d(6)
+        self.head = nn.Linear(8, 16, bias=False)
+        self.head.weight = self.embed.weight
+        self.blocks[1][1].bias.requires_grad_(False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.norm(self.blocks(self.embed(tokens))))
+
+
+def make_batch(number: int, count: int = MICROBATCHES) -> tuple[Tensor, Tensor]:
+    """Tokens and the tokens that follow them, other ones in every step."""
+    generator = torch.Generator().manual_seed(number)
+    tokens = torch.randint(0, 16, (2 * count, 7), generator=generator)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def loss_fn(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+class Run:
+    """The model in training, split as a leg says or whole, with its optimizer and scheduler."""
+
+    def __init__(self, optimizer: str, how: dict[str, object], seed: int) -> None:
+        torch.manual_seed(seed)  # other numbers in every leg: all must be loaded
+        model = Tied().double()
+        self.model: DistributedPipeline | nn.Module = model
+        if how:
+            sample, _ = make_batch(0, count=1)
+            case = Case("tied", SPECS["mlp"], model, sample, loss_fn)
+            plan = make_plan(
+                case, profile=traced_profile(case), num_microbatches=MICROBATCHES, **how
+            )
+            self.model = DistributedPipeline(model, plan, loss_fn=loss_fn)
+        module = self.model.module if isinstance(self.model, DistributedPipeline) else model
+        self.optimizer = make_optimizer(optimizer, module)
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+
+    def steps(self, first: int, count: int) -> list[float | None]:
+        return [self.step(number) for number in range(first, first + count)]
+
+    def step(self, number: int) -> float | None:
+        batch, target = make_batch(number)
+        loss = (
+            self.model.step(batch, target=target)
+            if isinstance(self.model, DistributedPipeline)
+            else unsplit_step(self.model, batch, target)
+        )
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.scheduler.step()
+        return None if loss is None else float(loss)
+
+
+def unsplit_step(model: nn.Module, batch: Tensor, target: Tensor) -> Tensor:
+    losses = []
+    pieces = zip(batch.chunk(MICROBATCHES), target.chunk(MICROBATCHES), strict=True)
+    for piece, wanted in pieces:
+        loss = loss_fn(model(piece), wanted) / MICROBATCHES
+        loss.backward()
+        losses.append(loss.detach())
+    return torch.stack(losses).sum()
+
+
+def make_optimizer(kind: str, module: nn.Module) -> torch.optim.Optimizer:
+    """In two groups, without the frozen parameter; a stage may have parameters of one kind only."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if kind == "sgd":
+        return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    return torch.optim.AdamW(groups, lr=0.01)
+
+
+def run_leg(name: str, position: int, folder: Path, rank: int) -> dict[str, object]:
+    """Load, train, save; the first leg goes on to the end, for comparison."""
+    _, ranks, how = LEGS[position]
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/{name}-{position}",
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=60),
+    )
+    run = Run(name, how, seed=position)
+    first = position * STEPS
+    if position:
+        loaded = load_checkpoint(folder / name, run.model, run.optimizer)
+        assert loaded.step == first
+        run.scheduler.load_state_dict(loaded.extra["scheduler"])
+    losses = run.steps(first, STEPS)
+    save_checkpoint(
+        folder / name,
+        run.model,
+        run.optimizer,
+        step=first + STEPS,
+        extra={"scheduler": run.scheduler.state_dict()},
+    )
+    following = run.steps(STEPS, (len(LEGS) - 1) * STEPS) if position == 0 else []
+    if isinstance(run.model, DistributedPipeline):
+        run.model.barrier()
+        run.model.close()
+    dist.destroy_process_group()
+    return {"optimizer": name, "leg": position, "losses": losses, "following": following}
+
+
+def main() -> None:
+    folder, rank, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(",")
+    torch.set_num_threads(1)
+    with open(folder / f"{rank}.jsonl", "w", encoding="utf-8") as file:
+        for name in names:
+            for position, (_, ranks, _) in enumerate(LEGS):
+                if rank < ranks:
+                    file.write(json.dumps(run_leg(name, position, folder, rank)) + "\n")
+                    file.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Saved under one plan and resumed under another, the losses are those of a run never stopped."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import chain
+
+import pytest
+
+from stagewright.runtime.checkpoint.folder import find
+from tests.runtime.checkpoint.resume_worker import LEGS, STEPS
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
+
+RANKS = max(ranks for _, ranks, _ in LEGS)
+EXACT = 1e-12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, repository):
+    """One run over all legs and both optimizers."""
+    folder = tmp_path_factory.mktemp("resume")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
+    processes = [
+        subprocess.Popen(
+            [
+                sys.executable, "-m", "tests.runtime.checkpoint.resume_worker",
+                str(folder), str(rank), "adamw,sgd",
+            ],
+            cwd=repository, env=environment, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(RANKS)
+    ]  # fmt: skip
+    try:
+        for process in processes:
+            _, account = process.communicate(timeout=200)
+            assert process.returncode == 0, account[-3000:]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    return folder
+
+
+def entries(folder, name, leg):
+    for rank in range(LEGS[leg][1]):
+        for line in (folder / f"{rank}.jsonl").read_text().splitlines():
+            entry = json.loads(line)
+            if (entry["optimizer"], entry["leg"]) == (name, leg):
+                yield entry
+
+
+def losses(folder, name, leg, key="losses"):
+    """Of the rank that has them."""
+    (found,) = [e[key] for e in entries(folder, name, leg) if None not in e[key]]
+    return found
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_the_loss_curve_continues(folder, name):
+    without_stop = losses(folder, name, 0) + losses(folder, name, 0, "following")
+    resumed = list(chain.from_iterable(losses(folder, name, leg) for leg in range(len(LEGS))))
+    assert len(without_stop) == len(LEGS) * STEPS
+    assert resumed == pytest.approx(without_stop, rel=EXACT)
+    assert len(set(without_stop)) == len(without_stop)
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_what_is_saved_does_not_depend_on_the_plan(folder, name):
+    records = [find(folder / name, step)[1] for step in range(STEPS, 9, STEPS)]
+    assert [record.ranks for record in records] == [ranks for _, ranks, _ in LEGS]
+    for record in records[1:]:
+        assert record.model == records[0].model
+        assert record.aliases == records[0].aliases
+        assert record.optimizer.parameters.keys() == records[0].optimizer.parameters.keys()
+        slots = [
+            {key: state.slots for key, state in r.optimizer.parameters.items()}
+            for r in (record, records[0])
+        ]
+        assert slots[0] == slots[1]
+    assert records[0].aliases == {"head.weight": "embed.weight"}
+    assert "blocks.1.1.bias" in records[0].model.keys() - records[0].optimizer.parameters.keys()
+    assert {"norm.running_mean", "norm.num_batches_tracked"} <= records[0].model.keys()
+    assert records[0].plan.startswith("plan_")
+    assert records[2].plan is None
