@@ -20,6 +20,7 @@ from .evaluation import fits
 from .frontier import mode_suspects, trace_around
 from .gate import Expected, compare_pieces, eager_steps, follows_mode, observe
 from .observe import Observation
+from .plain_reasons import plainest
 from .recipe import Recipe
 from .sample import CallStructure, read_sample, sample_ranges
 from .segment import Segment
@@ -90,8 +91,7 @@ def trace(
                 return _described(case, name, captured, attempts)
         refused = _could_not(model, [refusal for _, refusal in attempts])
         if mode == "auto" and wanted is None:
-            reasons = dict.fromkeys(str(why) for _, why in attempts)
-            reason = f"could not be taken apart: {'; '.join(reasons)}"
+            reason = f"could not be taken apart: {plainest([str(why) for _, why in attempts])}"
             ((name, tracer),) = tracers_for(model, flat, "modules")
             with suppress(CaptureError):
                 captured = _refined(replace(case, recipe=Recipe(name, {"": reason})), tracer)

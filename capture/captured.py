@@ -13,7 +13,7 @@ from ..core.errors import CaptureError
 from ..core.graph import Graph
 from .cuts import Cut
 from .document import graph_document
-from .layers import Layers
+from .layers import Layers, functions_kept
 from .nested import put
 from .program import Program
 from .report import CaptureReport, capture_report
@@ -53,7 +53,8 @@ class Captured:
     def report(self) -> CaptureReport:
         """How the model was captured, layer by layer, and what was tried before."""
         refused = [(tracer, str(refusal)) for tracer, refusal in self.attempts]
-        return capture_report(self.graph, refused, self.checked)
+        kept = functions_kept(self.program, self.layers)
+        return capture_report(self.graph, refused, self.checked, kept)
 
     def segment(
         self,

@@ -8,6 +8,7 @@ from torch import nn
 
 from ..core.errors import CaptureError
 from .observe import Observation
+from .plain_reasons import plain_reason
 from .program import Program, is_inside
 
 MAX_STEPS = 12
@@ -95,7 +96,7 @@ def _grown(
         path = path.rpartition(".")[0]
     if path not in paths:
         return dict(frontier)
-    reason = f"could not be traced ({str(refusal).removeprefix('torch.export: ')})"
+    reason = f"could not be traced: {plain_reason(str(refusal))}"
     kind = type(model.get_submodule(path))
     written_here = not kind.__module__.startswith("torch.")
     alike = {

@@ -12,6 +12,7 @@ from .constants import constant_nodes
 from .in_place import is_random, mutated_inputs
 from .program import (
     CALL,
+    FUNCTION,
     OPAQUE,
     Program,
     path_of,
@@ -118,6 +119,15 @@ def why_opaque(program: Program, layers: Layers, index: int) -> str:
     return "; ".join(
         reason if inner == path else f"{inner} {reason}" for inner, reason in reasons.items()
     )
+
+
+def functions_kept(program: Program, layers: Layers) -> dict[int, list[str]]:
+    """Custom autograd functions by the layer that calls them: they stay as they are."""
+    found: dict[int, list[str]] = {}
+    for node, layer in layers.layer_of.items():
+        if FUNCTION in node.meta:
+            found.setdefault(layer, []).append(str(node.meta[FUNCTION]))
+    return found
 
 
 def block_paths(model: nn.Module, nodes: list[fx.Node], opaque: Collection[str] = ()) -> set[str]:

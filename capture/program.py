@@ -26,6 +26,9 @@ OPAQUE = "stagewright_opaque"
 WHOLE = "stagewright_whole"
 """Key of ``node.meta`` of the one call of the whole model, where it could not be taken apart."""
 
+FUNCTION = "stagewright_function"
+"""Key of ``node.meta`` that names the custom autograd function called, which is kept as it is."""
+
 WRITTEN = "stagewright_written"
 """Key of ``node.meta``: which tensor arguments of an opaque call it was seen to change in place."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ..core.document import Record
 from ..core.graph import CaptureMode, Graph
 from ..core.graph_table import why_not_rebuildable
 from ..core.text_table import text_table
+from .plain_reasons import plain_reason
 
 
 class CapturedLayer(Record):
@@ -18,7 +19,7 @@ class CapturedLayer(Record):
         name: The module's name.
         module_type: Its class.
         how: ``traced`` into operations, or ``opaque``: called as its author wrote it.
-        why: Why it is opaque.
+        why: Why it is opaque; of a traced layer, what in it is kept as it is.
     """
 
     name: str
@@ -73,7 +74,7 @@ class CaptureReport(Record):
             f"  {len(self.layers)} layers, {self.num_opaque} of them opaque; "
             f"{self.num_legal_cuts} of {self.num_cuts} cuts legal",
         ]
-        lines += [f"  tried before: {a.tracer}: {_short(a.refusal)}" for a in self.attempts]
+        lines += [f"  tried before: {a.tracer}: {plain_reason(a.refusal)}" for a in self.attempts]
         lines += [f"  note: {note}" for note in self.notes]
         lines += [f"  {self.not_rebuildable}"] if self.not_rebuildable else []
         rows = [("layer", "module", "how", "why")]
@@ -92,7 +93,10 @@ DESCRIPTIONS: dict[CaptureMode, str] = {
 
 
 def capture_report(
-    graph: Graph, attempts: Sequence[tuple[str, str]], checked: str
+    graph: Graph,
+    attempts: Sequence[tuple[str, str]],
+    checked: str,
+    functions: Mapping[int, Sequence[str]] | None = None,
 ) -> CaptureReport:
     """The report of a captured graph.
 
@@ -100,7 +104,9 @@ def capture_report(
         graph: The graph.
         attempts: Tracers tried before, each with its refusal.
         checked: How it was compared with the model, in words.
+        functions: Custom autograd functions that layers call, by the layer's index.
     """
+    functions = functions or {}
     return CaptureReport(
         model=graph.model,
         mode=graph.mode,
@@ -111,9 +117,9 @@ def capture_report(
                 name=layer.name,
                 module_type=layer.module_type,
                 how="opaque" if layer.opaque else "traced",
-                why=layer.opaque,
+                why=layer.opaque or _kept(functions.get(index, ())),
             )
-            for layer in graph.layers
+            for index, layer in enumerate(graph.layers)
         ),
         num_cuts=len(graph.boundaries),
         num_legal_cuts=sum(boundary.legal for boundary in graph.boundaries),
@@ -123,5 +129,6 @@ def capture_report(
     )
 
 
-def _short(text: str) -> str:
-    return text.splitlines()[0] if text else ""
+def _kept(functions: Sequence[str]) -> str:
+    names = ", ".join(dict.fromkeys(functions))
+    return f"calls {names} with its own derivative, kept as it is" if names else ""

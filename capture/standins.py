@@ -24,7 +24,7 @@ from .hooks import HOOKS
 from .in_place import is_region, region_of
 from .nested import is_plain, places, put, reach, take_tensors
 from .observe import Observation, RecordedCall
-from .program import OPAQUE, PATH, VALUE, WRITTEN, Program, path_of
+from .program import FUNCTION, OPAQUE, PATH, VALUE, WRITTEN, Program, path_of
 
 
 @dataclass
@@ -255,6 +255,8 @@ def _replace(
         else:
             call = graph.call_module(entry.module, args, kwargs)
         call.meta = {**node.meta, VALUE: put(_as_tuple(entry.outputs), values)}
+        if entry.function is not None:
+            call.meta[FUNCTION] = entry.function.__name__
         if entry.recorded is not None:
             call.meta[PATH] = entry.module
             if entry.module in opaque:
@@ -277,7 +279,9 @@ def _describe(found: fx.Node, call: fx.Node, value: Any) -> None:
     """Give a chain of element accesses the call's place, and its end the value."""
     node = found
     while node is not call:
-        meta = {key: item for key, item in call.meta.items() if key not in (OPAQUE, WRITTEN)}
+        meta = {
+            key: item for key, item in call.meta.items() if key not in (FUNCTION, OPAQUE, WRITTEN)
+        }
         node.meta = {**meta, VALUE: value if node is found else None}
         node = node.all_input_nodes[0]
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 from .graph import Boundary, Graph
-from .text_table import printable, text_table
+from .text_table import clipped, printable, text_table
 from .units import count, format_bytes
 
 HEADINGS = ("layer", "module", "operations", "parameters", "a cut behind sends", "")
+
+MOST_REASON = 100
+"""Characters of why a layer is opaque, or cannot be cut behind."""
 
 
 def graph_table(graph: Graph) -> str:
@@ -22,7 +25,7 @@ def graph_table(graph: Graph) -> str:
             str(operations[index]) if operations else "",
             format_bytes(layer.parameter_bytes),
             _cut(cut),
-            f"OPAQUE: {layer.opaque}" if layer.opaque else "",
+            f"OPAQUE: {clipped(layer.opaque, MOST_REASON)}" if layer.opaque else "",
         )
         for index, (layer, cut) in enumerate(zip(graph.layers, cuts, strict=True))
     ]
@@ -59,7 +62,7 @@ def why_not_rebuildable(graph: Graph) -> list[str]:
     reasons = graph.not_rebuildable
     text = "cannot be measured without the model's code"
     if reasons:
-        where = f" in {reasons[0].layer}" if reasons[0].layer else ""
+        where = f", in {reasons[0].layer}" if reasons[0].layer else ""
         more = f" (and {count(len(reasons) - 1, 'more reason')})" if len(reasons) > 1 else ""
         text += f": {reasons[0].reason}{where}{more}"
     return [printable(text)]

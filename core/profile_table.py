@@ -10,7 +10,7 @@ from statistics import median
 from .module_tree import ModuleNode, module_tree
 from .profile import Profile
 from .profile_rows import Costs, CostSums
-from .text_table import printable, text_table
+from .text_table import clipped, printable, text_table
 from .units import count, format_bytes, format_time
 
 HEADINGS = ("layer", "forward", "backward", "time", "parameters", "activations", "memory", "")
@@ -21,7 +21,7 @@ UNRELIABLE = 0.25
 BAR = 10
 """Characters for the largest share shown."""
 
-MOST_REASON = 60
+MOST_REASON = 100
 """Characters of why a layer is opaque."""
 
 
@@ -89,9 +89,7 @@ def _marks(profile: Profile, layers: Sequence[int], repeats: int) -> str:
     marks = [f"x{repeats}"] if repeats > 1 else []
     opaque = [profile.layers[index].layer for index in layers if profile.layers[index].layer.opaque]
     if len(opaque) == 1:
-        reason = opaque[0].opaque
-        reason = reason if len(reason) <= MOST_REASON else f"{reason[: MOST_REASON - 3]}..."
-        marks.append(f"OPAQUE: {reason}")
+        marks.append(f"OPAQUE: {clipped(opaque[0].opaque, MOST_REASON)}")
     elif opaque:
         marks.append(f"{len(opaque)} OPAQUE")
     return ", ".join(marks)

@@ -27,3 +27,8 @@ def printable(text: str) -> str:
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def clipped(text: str, most: int) -> str:
+    """The text, or its beginning if it is longer than ``most`` characters."""
+    return text if len(text) <= most else f"{text[: most - 3].rstrip()}..."

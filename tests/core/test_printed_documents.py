@@ -28,7 +28,7 @@ GRAPH = Graph(
             GRAPH,
             [
                 "router  Router",
-                "cannot be measured without the model's code: a module of type Router in router "
+                "cannot be measured without the model's code: a module of type Router, in router "
                 "(and 1 more reason)",
             ],
         ),

@@ -1,0 +1,86 @@
+"""Why a module stays as written, in words its author understands."""
+
+import pytest
+import torch
+from torch import nn
+
+from stagewright.capture.capture import trace
+from stagewright.capture.plain_reasons import plain_reason, plainest
+
+TORCH_SAYS = (
+    "torch.export: GuardOnDataDependentSymNode: Could not guard on data-dependent expression "
+    "Eq(u0, 1) (unhinted: Eq(u0, 1)).  (Size-like symbols: none)"
+)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [
+        (TORCH_SAYS, "it branches on its data"),
+        ("torch.fx: TraceError in gate: symbolically traced variables cannot be used as inputs to "
+         "control flow", "it branches on its data"),
+        ("torch.export: GuardOnDataDependentSymNode: Could not extract specialized integer from "
+         "data-dependent expression u0", "it computes a number from its data and goes on with it "
+         "in Python"),
+        ("torch.fx: a random number was drawn while tracing and would be frozen",
+         "it draws random numbers in Python"),
+        ("forward of the model itself hooks a tensor's gradient",
+         "its own forward hooks a tensor's gradient"),
+        ("torch.export: ValueError: cat expects tensors\nmore", "ValueError: cat expects tensors"),
+    ],
+)  # fmt: skip
+def test_what_tracers_say_is_said_plainly(refusal, reason):
+    assert plain_reason(refusal) == reason
+
+
+def test_other_words_are_cut_short_and_known_reasons_come_first():
+    assert len(plain_reason("torch.export: " + "long " * 99)) <= 100
+    assert plainest(["torch.export: odd", TORCH_SAYS]) == "it branches on its data"
+    assert plainest(["torch.export: odd", "torch.fx: odder"]) == "odd"
+
+
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.inner(x) if x.sum() > 0 else x
+
+
+class Round(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Quantised(nn.Linear):
+    def forward(self, x):
+        return Round.apply(super().forward(x))
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.gate, self.last = nn.Linear(4, 4), Gate(), Quantised(4, 4)
+
+    def forward(self, x):
+        return self.last(self.gate(self.first(x)))
+
+
+def test_reports_say_why_in_a_sentence_and_what_is_kept():
+    """Cause: a branch on data was a GuardOnDataDependentSymNode, a kept function just "traced"."""
+    report = trace(Model(), torch.randn(3, 4), check=False).report()
+    whys = {layer.name: (layer.how, layer.why) for layer in report.layers}
+    assert whys["gate"] == ("opaque", "could not be traced: it branches on its data")
+    assert whys["last"] == ("traced", "calls Round with its own derivative, kept as it is")
+    assert whys["first"] == ("traced", "")
+
+
+def test_a_model_that_is_one_layer_says_why_once():
+    (layer,) = trace(Gate(), torch.randn(3, 4), check=False).report().layers
+    assert layer.why == "could not be taken apart: it branches on its data"
