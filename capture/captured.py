@@ -82,6 +82,7 @@ class Captured:
             outputs,
             enter=enter if first else None,
             leave=None if end else leave,
+            cuts=[cut.boundary.after + 1 for cut in self.cuts if cut.boundary.legal],
         )
         if self.evaluation is not None:
             made.evaluate_with(self.evaluation.segment(first, last, enter=enter, leave=leave))

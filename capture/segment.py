@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -10,8 +12,11 @@ from torch import Tensor, fx, nn
 
 from ..core.errors import PlanMismatch
 from .in_place import mutated_inputs
+from .keyed import KeyedCopy, Keys
 from .layers import Layers
 from .program import WHOLE, Program, path_of
+
+Code = Callable[..., tuple[Any, ...]]
 
 
 class Segment(nn.Module):
@@ -25,7 +30,10 @@ class Segment(nn.Module):
         self._fixed_mode = fixed_mode
         self._captured_training = training
         self._constants: dict[str, Tensor] = {}
-        self._code: Callable[..., tuple[Any, ...]] | None = None
+        self._code: Code | None = None
+        self._make_keyed_code: Callable[[], Code] | None = None
+        self._keyed_code: Code | None = None
+        self._keys: Keys | None = None
         self._kept_in_evaluation: tuple[nn.Module, ...] = ()
         self._whole: tuple[nn.Module, ...] = ()
         self._evaluation: tuple[Segment, ...] = ()
@@ -37,7 +45,27 @@ class Segment(nn.Module):
             (evaluation,) = self._evaluation
             evaluation.follow_buffers(self)
             return evaluation(*inputs)  # type: ignore[no-any-return]
+        if self._keys is not None:
+            assert self._keyed_code is not None
+            return self._keyed_code(self, self._keys, *inputs)
         return self._code(self, *inputs)
+
+    @contextmanager
+    def keyed(self, keys: Keys) -> Iterator[None]:
+        """Draw every layer's random numbers by these keys; generators are left where that ends."""
+        before = self._keys
+        if self._keyed_code is None:
+            assert self._make_keyed_code is not None
+            self._keyed_code = self._make_keyed_code()
+        self._keys = keys
+        try:
+            if self._evaluation:
+                with self._evaluation[0].keyed(keys):
+                    yield
+            else:
+                yield
+        finally:
+            self._keys = before
 
     def train(self, mode: bool = True) -> Self:
         """Switch training or evaluation mode.
@@ -131,6 +159,7 @@ def make_segment(
     *,
     enter: Callable[[Any], Any] | None = None,
     leave: Callable[[Any], Any] | None = None,
+    cuts: Sequence[int] = (),
 ) -> Segment:
     """The layers ``first`` up to, not including, ``last``.
 
@@ -143,37 +172,85 @@ def make_segment(
         outputs: Nodes (or constants) whose values it returns, in order.
         enter: Applied to every input, if given.
         leave: Applied to every output, if given.
+        cuts: Positions where the model may be cut, ascending; see `keyed`.
     """
-    wanted = [node for node in program.graph.nodes if first <= layers.layer_of.get(node, -1) < last]
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for position, node in enumerate(inputs):
-        copies[node] = graph.placeholder(f"input_{position}")
-    if enter:
-        for node in inputs:
-            copies[node] = graph.call_function(enter, (copies[node],))
-    needed = _with_constants(wanted, outputs, copies, layers)
-    attributes: dict[str, Any] = {}
-    for node in program.graph.nodes:
-        if node not in needed or node in copies:
-            continue
-        copy = graph.node_copy(node, lambda source: copies[source])
-        if node.op in ("get_attr", "call_module"):
-            target = str(node.target)
-            if node.op == "get_attr":
-                target = _own_name(program, node, wanted)
-                copy.target = target
-            attributes[target] = program.attribute(target)
-        copies[node] = copy
-    results = [copies[out] if isinstance(out, fx.Node) else out for out in outputs]
-    if leave:
-        results = [
-            graph.call_function(leave, (out,)) if isinstance(out, fx.Node) else out
-            for out in results
+    piece = _Piece(program, layers, first, last, inputs, outputs, enter, leave)
+    segment = _assemble(program, *piece.copied(fx.Graph()))
+
+    def make_keyed_code() -> Code:
+        graph = fx.Graph()
+        keyed = KeyedCopy(program, layers, cuts, graph)
+        return _code(segment, piece.copied(graph, keyed.copy)[0])
+
+    segment._make_keyed_code = make_keyed_code
+    return segment
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What `make_segment` is given."""
+
+    program: Program
+    layers: Layers
+    first: int
+    last: int
+    inputs: Sequence[fx.Node]
+    outputs: Sequence[Any]
+    enter: Callable[[Any], Any] | None
+    leave: Callable[[Any], Any] | None
+
+    def copied(
+        self,
+        graph: fx.Graph,
+        copy_node: Callable[[fx.Node, Mapping[fx.Node, fx.Node]], fx.Node] | None = None,
+    ) -> tuple[fx.Graph, dict[str, Any]]:
+        """Its operations, added to a graph, and what they read of the model by name.
+
+        Args:
+            graph: Added to.
+            copy_node: Copies one node; as it is if not given.
+        """
+        program, layer_of = self.program, self.layers.layer_of
+        wanted = [
+            node for node in program.graph.nodes if self.first <= layer_of.get(node, -1) < self.last
         ]
-    graph.output(tuple(results))
-    graph.lint()
-    return _assemble(program, graph, attributes)
+        copies: dict[fx.Node, fx.Node] = {}
+        self._add_inputs(graph, copies)
+        needed = _with_constants(wanted, self.outputs, copies, self.layers)
+        attributes: dict[str, Any] = {}
+        for node in program.graph.nodes:
+            if node not in needed or node in copies:
+                continue
+            if copy_node is None:
+                copy = graph.node_copy(node, lambda source: copies[source])
+            else:
+                copy = copy_node(node, copies)
+            if node.op in ("get_attr", "call_module"):
+                target = str(node.target)
+                if node.op == "get_attr":
+                    target = _own_name(program, node, wanted)
+                    copy.target = target
+                attributes[target] = program.attribute(target)
+            copies[node] = copy
+        self._add_outputs(graph, copies)
+        graph.lint()
+        return graph, attributes
+
+    def _add_inputs(self, graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+        for position, node in enumerate(self.inputs):
+            copies[node] = graph.placeholder(f"input_{position}")
+        if self.enter:
+            for node in self.inputs:
+                copies[node] = graph.call_function(self.enter, (copies[node],))
+
+    def _add_outputs(self, graph: fx.Graph, copies: Mapping[fx.Node, fx.Node]) -> None:
+        results = [copies[out] if isinstance(out, fx.Node) else out for out in self.outputs]
+        if self.leave:
+            results = [
+                graph.call_function(self.leave, (out,)) if isinstance(out, fx.Node) else out
+                for out in results
+            ]
+        graph.output(tuple(results))
 
 
 def _with_constants(
@@ -220,15 +297,23 @@ def _assemble(program: Program, graph: fx.Graph, attributes: dict[str, Any]) -> 
     segment = Segment(program.fixed_mode, program.training)
     for target, value in attributes.items():
         attach(segment, program.model, target, value)
-    # Of the GraphModule only the generated function is wanted: it would register every plain
-    # tensor as a persistent buffer, and so change the model's names.
-    segment._code = type(fx.GraphModule(segment, graph)).forward
+    segment._code = _code(segment, graph)
     if any(WHOLE in node.meta for node in graph.nodes):
         segment.become(program.model)
     if program.training:
         frozen = program.frozen_modules
         segment._kept_in_evaluation = tuple(m for m in segment.modules() if m in frozen)
     return segment
+
+
+def _code(segment: Segment, graph: fx.Graph) -> Code:
+    """The generated function alone.
+
+    A GraphModule would register every plain tensor as a persistent buffer, and so change the
+    model's names.
+    """
+    code: Code = type(fx.GraphModule(segment, graph)).forward
+    return code
 
 
 def attach(segment: Segment, model: nn.Module, target: str, value: Any) -> None:
