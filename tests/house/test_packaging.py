@@ -15,12 +15,19 @@ NOT_SOURCE = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", 
 
 def modules(repository: Path, folders: dict[str, str]) -> set[str]:
     """Every module's path as an installed package has it."""
-    found = {f"stagewright/{path.name}" for path in (repository / "stagewright").glob("*.py")}
+    found = {path.relative_to(repository).as_posix() for path in own_files(repository, "*.py")}
     for package, folder in folders.items():
         root = repository / folder
         for path in root.rglob("*.py"):
             found.add(f"{package.replace('.', '/')}/{path.relative_to(root).as_posix()}")
     return found
+
+
+def own_files(repository: Path, pattern: str) -> list[Path]:
+    """Files below ``stagewright/`` itself, not those behind its links."""
+    root = repository / "stagewright"
+    folders = [path for path in root.iterdir() if path.is_dir() and not path.is_symlink()]
+    return [*root.glob(pattern), *(path for folder in folders for path in folder.rglob(pattern))]
 
 
 def test_every_package_is_listed(repository, pyproject, folders):
@@ -30,10 +37,11 @@ def test_every_package_is_listed(repository, pyproject, folders):
         for path in (repository / folder).rglob("__init__.py")
     }
     inside = {
-        "stagewright." + path.parent.name for path in repository.glob("stagewright/*/__init__.py")
+        path.parent.relative_to(repository).as_posix().replace("/", ".")
+        for path in own_files(repository, "__init__.py")
     }
     listed = set(pyproject["tool"]["setuptools"]["packages"])
-    assert listed == {"stagewright"} | holding_code | inside
+    assert listed == holding_code | inside
     assert set(folders) <= listed
 
 

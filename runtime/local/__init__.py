@@ -1,0 +1,1 @@
+"""Stages in one process: micro-batches in clock order over one or several devices."""

@@ -1,0 +1,77 @@
+"""One micro-batch's backward after another's, on the same stage.
+
+Without it the engine may begin the backward of a second micro-batch before the first has ended,
+and both have their activations recomputed in memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+
+class _Fork(torch.autograd.Function):
+    """An identity with a second, empty output; its backward waits for both."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, value: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        return value.detach(), value.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> Tensor | None:
+        return gradients[0]
+
+
+class _Join(torch.autograd.Function):
+    """An identity with a second input that it ignores; the token's backward waits for it."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, value: Tensor, token: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> tuple[Tensor | None, None]:
+        return gradients[0], None
+
+
+def fork(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], Tensor | None]:
+    """Tie a token to the first value that has a gradient.
+
+    Returns:
+        The values, and the token: who joins it is gone back through before these values are.
+        `None` where no value has a gradient.
+    """
+    index = first_differentiable(values)
+    if index is None:
+        return values, None
+    value, token = _Fork.apply(values[index])  # type: ignore[no-untyped-call]
+    return (*values[:index], value, *values[index + 1 :]), token
+
+
+def join(values: tuple[Any, ...], token: Tensor) -> tuple[Any, ...] | None:
+    """Tie the first value that has a gradient to a token.
+
+    Returns:
+        The values; `None` if none has a gradient. Tying one that has none would have the first
+        layer compute a gradient that nobody wants.
+    """
+    index = first_differentiable(values)
+    if index is None:
+        return None
+    value = _Join.apply(values[index], token)  # type: ignore[no-untyped-call]
+    return (*values[:index], value, *values[index + 1 :])
+
+
+def first_differentiable(values: tuple[Any, ...]) -> int | None:
+    """Where the first tensor is that a gradient will reach, if any."""
+    if not torch.is_grad_enabled():
+        return None
+    return next(
+        (i for i, value in enumerate(values) if isinstance(value, Tensor) and value.requires_grad),
+        None,
+    )

@@ -1,0 +1,109 @@
+"""Running statistics of a whole batch, where layers see only micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from .flags import is_recomputing
+
+
+@contextmanager
+def deferred_statistics(modules: list[_BatchNorm]) -> Iterator[None]:
+    """Update running statistics once at the end, by the mean and variance of all that passed.
+
+    Micro-batches are still normalised by their own statistics. Layers in evaluation mode are
+    left alone.
+    """
+    with ExitStack() as stack:
+        kept = [
+            stack.enter_context(_collected(module))
+            for module in modules
+            if module.training and module.track_running_stats
+        ]
+        yield
+        stack.close()
+        for moments in kept:
+            moments.commit()
+
+
+def batch_norms(root: nn.Module) -> list[_BatchNorm]:
+    """Those of a module that keep running statistics."""
+    return [
+        module
+        for module in root.modules()
+        if isinstance(module, _BatchNorm) and module.track_running_stats
+    ]
+
+
+class _Moments:
+    """Count, mean and sum of squared deviations of each channel, merged piece by piece.
+
+    Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+    variances", 1979: no cancellation, unlike sums of squares.
+    """
+
+    def __init__(self, module: _BatchNorm) -> None:
+        self._module = module
+        self._count = 0
+        self._mean: Tensor | None = None
+        self._squares: Tensor | None = None
+
+    def add(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """A forward pre-hook: what is about to be normalised."""
+        if is_recomputing():
+            return
+        values = inputs[0].detach()
+        values = values.to(torch.promote_types(values.dtype, torch.float32))
+        count = values.numel() // values.shape[1]
+        if not count:
+            return
+        with torch.no_grad():
+            dims = [dim for dim in range(values.dim()) if dim != 1]
+            variance, mean = torch.var_mean(values, dims, correction=0)
+            self._merge(count, mean, variance * count)
+
+    def _merge(self, count: int, mean: Tensor, squares: Tensor) -> None:
+        if self._mean is None or self._squares is None:
+            self._count, self._mean, self._squares = count, mean, squares
+            return
+        total = self._count + count
+        apart = mean - self._mean
+        self._squares = self._squares + squares + apart**2 * (self._count * count / total)
+        self._mean = self._mean + apart * (count / total)
+        self._count = total
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Move the running statistics as the layer itself would for the whole batch."""
+        module, mean = self._module, self._mean
+        if mean is None or self._squares is None:
+            return
+        assert module.num_batches_tracked is not None
+        assert module.running_mean is not None
+        assert module.running_var is not None
+        module.num_batches_tracked += 1
+        factor = (
+            1 / float(module.num_batches_tracked) if module.momentum is None else module.momentum
+        )
+        variance = self._squares / max(self._count - 1, 1)
+        module.running_mean.lerp_(mean.to(module.running_mean.dtype), factor)
+        module.running_var.lerp_(variance.to(module.running_var.dtype), factor)
+
+
+@contextmanager
+def _collected(module: _BatchNorm) -> Iterator[_Moments]:
+    """The layer keeps no statistics inside; they are collected instead."""
+    moments = _Moments(module)
+    hook = module.register_forward_pre_hook(moments.add)
+    module.track_running_stats = False
+    try:
+        yield moments
+    finally:
+        module.track_running_stats = True
+        hook.remove()

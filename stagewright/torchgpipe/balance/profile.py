@@ -1,0 +1,132 @@
+"""What each layer of a sequential module costs, measured on a copy of it."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...core.errors import InvalidInput
+from ...profiler.machine.cuda_blocks import allocated_bytes
+
+Values = tuple[Any, ...]
+
+
+def layerwise_sandbox(module: nn.Sequential, device: torch.device) -> Iterator[nn.Module]:
+    """Copies of the layers on a device, in training mode, one at a time."""
+    for layer in module:
+        yield copy.deepcopy(layer).to(device).train()
+
+
+def profile_times(
+    module: nn.Sequential, sample: Any, timeout: float, device: torch.device
+) -> list[float]:
+    """Seconds of each layer's forward and backward: the median of the rounds.
+
+    Raises:
+        InvalidInput: Some parameter already has a gradient: measuring is for fresh modules.
+    """
+    if any(parameter.grad is not None for parameter in module.parameters()):
+        raise InvalidInput("some parameter already has gradient; call zero_grad() first")
+    rounds: list[list[float]] = []
+    begun = time.monotonic()
+    while not rounds or time.monotonic() - begun < timeout:
+        rounds.append(_time_round(module, sample, device))
+    if len(rounds) > 1:
+        rounds = rounds[1:]  # the first pays for what is made once
+    return [statistics.median(column) for column in zip(*rounds, strict=True)]
+
+
+def _time_round(module: nn.Sequential, sample: Any, device: torch.device) -> list[float]:
+    times = []
+    value = _moved(sample, device)
+    for layer in layerwise_sandbox(module, device):
+        value = _detached(value)
+        _synchronize(device)
+        begun = time.perf_counter()
+        value = layer(value)
+        roots = [output for output in _tuple(value) if output.requires_grad]
+        if roots:
+            torch.autograd.backward(roots, roots)
+        _synchronize(device)
+        times.append(time.perf_counter() - begun)
+    return times
+
+
+def profile_sizes(
+    module: nn.Sequential, input: Any, chunks: int, param_scale: float, device: torch.device
+) -> list[float]:
+    """Bytes of each layer: what its forward leaves behind, and copies of its parameters.
+
+    The forward is of one sample; what it leaves is multiplied by the samples of a micro-batch.
+    """
+    samples = _tuple(input)[0].size(0) / chunks
+    value = _moved(_first_sample(input), device)
+    sizes = []
+    for layer in layerwise_sandbox(module, device):
+        value = _detached(value)
+        with _LeftBehind() as left:
+            value = layer(value)
+        parameters = sum(p.numel() * p.element_size() for p in layer.parameters())
+        sizes.append(left.size_bytes() * samples + parameters * param_scale)
+    return sizes
+
+
+class _LeftBehind(TorchDispatchMode):
+    """Counts the memory that operations made and that is still held afterwards.
+
+    By autograd or by anything else; on a GPU in the blocks its allocator hands out.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+        for tensor in _tensors(result):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in given:
+                size_bytes = allocated_bytes(storage.nbytes(), tensor.device)
+                self._made[storage._cdata] = StorageWeakRef(storage), size_bytes
+        return result
+
+    def size_bytes(self) -> int:
+        """Bytes still held."""
+        return sum(size for reference, size in self._made.values() if not reference.expired())
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _tuple(value: Any) -> Values:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    moved = tuple(v.detach().to(device).requires_grad_(v.requires_grad) for v in _tuple(value))
+    return moved if isinstance(value, tuple) else moved[0]
+
+
+def _detached(value: Any) -> Any:
+    fresh = tuple(v.detach().requires_grad_(v.requires_grad) for v in _tuple(value))
+    return fresh if isinstance(value, tuple) else fresh[0]
+
+
+def _first_sample(value: Any) -> Any:
+    first = tuple(v[:1].detach().requires_grad_(v.requires_grad) for v in _tuple(value))
+    return first if isinstance(value, tuple) else first[0]
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

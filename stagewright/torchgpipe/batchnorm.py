@@ -1,0 +1,131 @@
+"""Batch normalisation whose running statistics are those of whole batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..runtime.local.flags import is_recomputing
+
+__all__ = ["DeferredBatchNorm"]
+
+
+class DeferredBatchNorm(_BatchNorm):
+    """Normalises each micro-batch by itself, and updates running statistics once a batch.
+
+    As torchgpipe's, for tensors of 2 dimensions too: the variance is that of the batch itself,
+    not the estimate for the population (``nn.BatchNorm`` takes the latter).
+
+    Args:
+        num_features: Channels.
+        eps: Added to the variance.
+        momentum: Weight of a new batch in the running statistics; `None` for a plain average.
+        affine: Whether it has a weight and a bias.
+        chunks: Micro-batches that make a batch.
+    """
+
+    sum: Tensor
+    sum_squares: Tensor
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        chunks: int = 1,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats=True)
+        assert self.running_mean is not None
+        self.register_buffer("sum", torch.zeros_like(self.running_mean))
+        self.register_buffer("sum_squares", torch.zeros_like(self.running_mean))
+        self.chunks = chunks
+        self.counter = 0
+        self.tracked = 0
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        """Any number of dimensions with channels second will do."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return self._normalised(input, self.running_mean, self.running_var, training=False)
+        if not is_recomputing():
+            self._track(input.detach())
+            if self.tracked >= self.chunks:
+                self.commit()
+        return self._normalised(input, None, None, training=True)
+
+    def _normalised(
+        self, input: Tensor, mean: Tensor | None, variance: Tensor | None, *, training: bool
+    ) -> Tensor:
+        return F.batch_norm(
+            input, mean, variance, self.weight, self.bias, training, momentum=0.0, eps=self.eps
+        )
+
+    @torch.no_grad()
+    def _track(self, input: Tensor) -> None:
+        others = [dim for dim in range(input.dim()) if dim != 1]
+        self.sum += input.sum(others)
+        self.sum_squares += input.square().sum(others)
+        self.counter += input.numel() // input.size(1)
+        self.tracked += 1
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Move the running statistics by what was tracked, and begin anew."""
+        assert self.num_batches_tracked is not None
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        self.num_batches_tracked += 1
+        share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+        mean = self.sum / self.counter
+        variance = self.sum_squares / self.counter - mean.square()
+        self.running_mean.mul_(1 - share).add_(mean, alpha=share)
+        self.running_var.mul_(1 - share).add_(variance, alpha=share)
+        self.sum.zero_()
+        self.sum_squares.zero_()
+        self.counter = 0
+        self.tracked = 0
+
+    @classmethod
+    def convert_deferred_batch_norm(cls, module: nn.Module, chunks: int = 1) -> Any:
+        """Replace every batch normalisation with running statistics, a lone one included.
+
+        Args:
+            module: Changed where it holds such layers; their parameters and statistics stay.
+            chunks: Micro-batches that make a batch.
+
+        Returns:
+            The module, or what replaces it.
+        """
+        if isinstance(module, DeferredBatchNorm) and module.chunks == chunks:
+            return module
+        if isinstance(module, _BatchNorm) and module.track_running_stats:
+            return cls._from(module, chunks)
+        for name, child in module.named_children():
+            module.add_module(name, cls.convert_deferred_batch_norm(child, chunks))
+        return module
+
+    @classmethod
+    def _from(cls, module: _BatchNorm, chunks: int) -> DeferredBatchNorm:
+        made = cls(module.num_features, module.eps, module.momentum, module.affine, chunks)
+        if module.affine:
+            made.weight, made.bias = module.weight, module.bias
+        assert module.running_mean is not None
+        made.running_mean = module.running_mean
+        made.running_var = module.running_var
+        made.num_batches_tracked = module.num_batches_tracked
+        made.sum = torch.zeros_like(module.running_mean)
+        made.sum_squares = torch.zeros_like(module.running_mean)
+        return made.train(module.training)
+
+
+def commit_rest(module: nn.Module) -> None:
+    """End the batch for layers that were given fewer micro-batches than they wait for."""
+    for part in module.modules():
+        if isinstance(part, DeferredBatchNorm) and part.training and part.tracked:
+            part.commit()
