@@ -234,7 +234,7 @@ class RpcPipeline:
 
     def close(self) -> None:
         """Have the workers let go of their stages; they go on serving."""
-        if self._stages and self._roll.failure is None:
+        if self._stages and self._roll.missing is None:
             self._on_all("close")
         self._stages = ()
         self._roll.close()
@@ -251,7 +251,8 @@ class RpcPipeline:
             order = Order(source, self.plan, tuple(indices), places, sample)
             started[worker] = send(worker, answer, build, order)
         built: dict[str, Built] = {
-            worker: self._roll.wait(worker, future) for worker, future in started.items()
+            worker: self._roll.wait(worker, future, "building the stages")
+            for worker, future in started.items()
         }
         self._most_stages = max(len(indices) for indices in placed.values())
         by_index = {
@@ -296,7 +297,7 @@ class RpcPipeline:
                 first = self._stages[0]
                 send(first.owner_name(), forward, first, task, values)
             for stage, future in lending:
-                self._roll.wait(stage.owner_name(), future)
+                self._roll.wait(stage.owner_name(), future, "lending tied weights")
             self._wait_for(len(batches))
             return self._inbox.take()
 
@@ -314,7 +315,7 @@ class RpcPipeline:
         """
         waited_s, before = 0.0, self._inbox.count
         while not self._inbox.has(count, 0.2):
-            self._roll.check()
+            self._roll.check(f"micro-batch {self._inbox.count} of {self.num_split}")
             waited_s = waited_s + 0.2 if self._inbox.count == before else 0.0
             before = self._inbox.count
             if waited_s > self._timeout_s:
@@ -325,7 +326,9 @@ class RpcPipeline:
                 )
 
     def _on(self, stage: rpc.RRef[StageServer], method: str, *args: Any) -> Any:
-        return self._roll.ask(stage.owner_name(), on_stage, stage, method, *args)
+        worker = stage.owner_name()
+        future = send(worker, answer, on_stage, stage, method, *args)
+        return self._roll.wait(worker, future, method)
 
     def _on_all(self, method: str, *args: Any) -> list[Any]:
         """What every stage answers, asked at once."""
@@ -333,7 +336,7 @@ class RpcPipeline:
             (stage.owner_name(), send(stage.owner_name(), answer, on_stage, stage, method, *args))
             for stage in self._stages
         ]
-        return [self._roll.wait(worker, future) for worker, future in started]
+        return [self._roll.wait(worker, future, method) for worker, future in started]
 
 
 def with_split(plan: Plan, num_split: int) -> Plan:

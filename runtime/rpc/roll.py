@@ -6,13 +6,14 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed.rpc as rpc
 from torch.futures import Future
 
 from ...core.errors import RankFailed
-from .calls import Failure, answer, send
+from .calls import Failure, send
 
 INTERVAL_S = 0.5
 LAST_LOOK_S = 5.0
@@ -22,6 +23,27 @@ LAST_LOOK_S = 5.0
 def present() -> str:
     """Runs on a worker: where it is."""
     return f"{socket.gethostname()}, process {os.getpid()}"
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A worker that is gone.
+
+    Attributes:
+        who: Its name, and what became of it.
+        rank: Its rank in the session.
+    """
+
+    who: str
+    rank: int
+
+    def to_error(self, doing: str) -> RankFailed:
+        """What the master raises, which was at ``doing``."""
+        return RankFailed(
+            f"{self.who}; the master was at {doing}. Start all processes again, from the last "
+            "checkpoint",
+            ranks=(self.rank,),
+        )
 
 
 class RollCall:
@@ -37,14 +59,13 @@ class RollCall:
 
     def __init__(self, workers: Sequence[str], timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self.failure: RankFailed | None = None
+        self.missing: Missing | None = None
         self._where = dict.fromkeys(workers, "never answered")
         self._stop = threading.Event()
         self._asked = {worker: self._ask(worker) for worker in self._where}
         for worker, future in self._asked.items():
             self._look(worker, future)
-        if self.failure is not None:
-            raise self.failure
+        self.check("its first call")
         self._thread = threading.Thread(target=self._repeat, daemon=True)
         self._thread.start()
 
@@ -53,39 +74,35 @@ class RollCall:
         self._stop.set()
         self._thread.join()
 
-    def check(self) -> None:
+    def check(self, doing: str) -> None:
         """Nothing, if all workers are there.
 
         Raises:
             RankFailed: One is not; the message names it.
         """
-        if self.failure is not None:
-            raise self.failure
+        if self.missing is not None:
+            raise self.missing.to_error(doing)
 
-    def ask(self, worker: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function on a worker and wait for what it returns.
+    def wait(self, worker: str, future: Future[Any], doing: str) -> Any:
+        """What a call started on a worker with `answer` returns.
 
         Raises:
             RankFailed: A worker died or stopped answering.
             StagewrightError: The function raised there.
         """
-        return self.wait(worker, send(worker, answer, function, *args))
-
-    def wait(self, worker: str, future: Future[Any]) -> Any:
-        """What a call started on a worker with `answer` returns; raises like `ask`."""
         done = threading.Event()
         future.add_done_callback(lambda _: done.set())
         while not done.wait(INTERVAL_S):
-            self.check()
+            self.check(doing)
         try:
             value = future.wait()
         except RuntimeError as error:
-            raise self._explained(error, worker) from error
+            raise self._explained(error, f"{doing} on {worker}") from error
         if isinstance(value, Failure):
             raise value.to_error()
         return value
 
-    def do(self, work: Callable[[], Any], what: str) -> None:
+    def do(self, work: Callable[[], Any], doing: str) -> None:
         """Run something that waits for workers in ways of its own.
 
         It is left alone, on a thread of its own, if a worker dies meanwhile.
@@ -106,16 +123,15 @@ class RollCall:
         while thread.is_alive():
             thread.join(INTERVAL_S)
             if thread.is_alive():
-                self.check()
-        if errors and isinstance(errors[0], RuntimeError):
-            self._look_again()
-            if self.failure is not None:
-                raise RankFailed(f"{self.failure}, at {what}", ranks=self.failure.ranks)
-        if errors:
-            raise errors[0]
+                self.check(doing)
+        for error in errors:
+            if isinstance(error, RuntimeError):
+                self._look_again()
+                self.check(doing)
+            raise error
 
     def _repeat(self) -> None:
-        while self.failure is None and not self._stop.wait(INTERVAL_S):
+        while self.missing is None and not self._stop.wait(INTERVAL_S):
             for worker, future in self._asked.items():
                 if future.done():
                     self._look(worker, future)
@@ -129,19 +145,20 @@ class RollCall:
         try:
             self._where[worker] = future.wait()
         except RuntimeError as error:
-            self.failure = self.failure or RankFailed(
-                f"{worker} ({self._where[worker]}) stopped answering ({_first_line(error)}); "
-                "start all processes again, from the last checkpoint",
-                ranks=(int(rpc.get_worker_info(worker).id),),
+            self.missing = self.missing or Missing(
+                f"{worker} ({self._where[worker]}) stopped answering ({_first_line(error)})",
+                int(rpc.get_worker_info(worker).id),
             )
 
     def _look_again(self) -> None:
         for worker, future in [(name, self._ask(name, LAST_LOOK_S)) for name in self._where]:
             self._look(worker, future)
 
-    def _explained(self, error: RuntimeError, worker: str) -> RankFailed:
+    def _explained(self, error: RuntimeError, doing: str) -> RankFailed:
         self._look_again()
-        return self.failure or RankFailed(f"a call to {worker} failed: {_first_line(error)}")
+        if self.missing is not None:
+            return self.missing.to_error(doing)
+        return RankFailed(f"{doing} failed, though every worker answers: {_first_line(error)}")
 
 
 def _first_line(error: BaseException) -> str:

@@ -101,12 +101,16 @@ def _join(name: str, rank: int, world_size: int, address: str, timeout_s: float)
             timeout=timedelta(seconds=timeout_s),
         )
         number = store.add(f"stagewright-rpc/sessions of rank {rank}", 1)
+        session = PrefixStore(f"stagewright-rpc/{number}", store)
+        session.set(f"joined/{rank}", "1")
+        if rank == 0:
+            session.wait([f"joined/{other}" for other in range(world_size)])
     except RuntimeError as error:
         raise RankFailed(
             f"{name} did not meet the others at {address}: {str(error).strip()}. Start "
             f"{world_size} processes with this address and ranks from 0 to {world_size - 1}"
         ) from error
-    return PrefixStore(f"stagewright-rpc/{number}", store)
+    return session
 
 
 def _wait_for_end(store: Store) -> str:

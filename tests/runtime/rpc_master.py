@@ -150,8 +150,14 @@ def errors() -> Iterator[Found]:
     local = nn.Sequential(nn.Linear(4, 4))
     local.forward = lambda x: x
     yield {"unsent": caught(lambda: RpcPipeline(local, plan, workers=WORKERS))}
+    yield {"unknown": caught(lambda: RpcPipeline(only_here, plan, workers=WORKERS))}
     yield {"few": caught(lambda: RpcPipeline(model, plan, workers=["worker1"]))}
     yield {"split": caught(lambda: RpcPipeline(model, plan, workers=WORKERS, num_split=3))}
+
+
+def only_here() -> nn.Module:
+    """Workers know this file by another name, or not at all."""
+    return nn.Identity()
 
 
 def death() -> Iterator[Found]:

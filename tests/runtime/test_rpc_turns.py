@@ -1,0 +1,83 @@
+"""Micro-batches of a stage in order, whatever order their threads are in."""
+
+import threading
+
+import pytest
+
+from stagewright.runtime.rpc.turns import Abandoned, Turns
+
+WAIT_S = 20
+
+
+def start(turns, step, microbatch, log, ready=lambda: True):
+    def work():
+        try:
+            with turns.turn(step, microbatch, ready):
+                log.append((step, microbatch))
+        except Abandoned:
+            log.append("abandoned")
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def finish(*threads):
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+
+
+def test_turns_come_in_order_though_the_threads_do_not():
+    turns, log = Turns(), []
+    finish(*[start(turns, 0, microbatch, log) for microbatch in (3, 1, 2, 0)])
+    assert log == [(0, 0), (0, 1), (0, 2), (0, 3)]
+
+
+def test_a_turn_waits_for_what_it_needs():
+    turns, log, came = Turns(), [], threading.Event()
+    waiting = start(turns, 0, 0, log, came.is_set)
+    assert not log
+    came.set()
+    turns.changed()
+    finish(waiting)
+    assert log == [(0, 0)]
+
+
+def test_a_later_step_ends_the_waiting_for_an_earlier_one():
+    turns, log = Turns(), []
+    old = start(turns, 0, 5, log)
+    with turns.turn(1, 0, lambda: True):
+        finish(old)
+    assert log == ["abandoned"]
+    with pytest.raises(Abandoned), turns.turn(0, 5, lambda: True):
+        pass
+
+
+def test_an_error_ends_its_step_and_no_other():
+    turns, log = Turns(), []
+    waiting = start(turns, 0, 1, log)
+    with pytest.raises(ArithmeticError), turns.turn(0, 0, lambda: True):
+        raise ArithmeticError
+    finish(waiting)
+    finish(start(turns, 1, 0, log))
+    assert log == ["abandoned", (1, 0)]
+
+
+def test_no_turn_comes_between():
+    turns, log = Turns(), []
+    with turns.between():
+        waiting = start(turns, 0, 0, log)
+        assert not log
+    finish(waiting)
+    assert log == [(0, 0)]
+
+
+def test_the_end_lets_everybody_go():
+    turns, log = Turns(), []
+    waiting = start(turns, 0, 1, log)
+    while turns._step != 0:
+        pass
+    turns.end()
+    finish(waiting)
+    assert log == ["abandoned"]
