@@ -30,6 +30,7 @@ COMMANDS = (
     "export",
     "serve",
     "run",
+    "checkpoint",
     "demo",
 )
 """Each names a module of this folder whose function ``command`` is the command.

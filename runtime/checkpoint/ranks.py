@@ -22,11 +22,12 @@ class Ranks:
 
     Args:
         group: The default group if `None`, where there is one.
+        alone: Whether this process acts for itself, whatever groups there are.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None, *, alone: bool = False) -> None:
         self.group = group
-        self.together = dist.is_available() and dist.is_initialized()
+        self.together = dist.is_available() and dist.is_initialized() and not alone
         self.rank = dist.get_rank(group) if self.together else 0
         self.size = dist.get_world_size(group) if self.together else 1
         if self.rank < 0:

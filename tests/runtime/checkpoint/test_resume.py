@@ -7,9 +7,11 @@ import sys
 from itertools import chain
 
 import pytest
+import torch
 
+from stagewright.runtime.checkpoint.convert import convert_checkpoint
 from stagewright.runtime.checkpoint.folder import find
-from tests.runtime.checkpoint.resume_worker import LEGS, STEPS
+from tests.runtime.checkpoint.resume_worker import LEGS, MICROBATCHES, STEPS
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
 
@@ -79,8 +81,15 @@ def test_what_is_saved_does_not_depend_on_the_plan(folder, name):
             for r in (record, records[0])
         ]
         assert slots[0] == slots[1]
+    assert records[0].plan.startswith("plan_")
+    assert records[2].plan is None
     assert records[0].aliases == {"head.weight": "embed.weight"}
     assert "blocks.1.1.bias" in records[0].model.keys() - records[0].optimizer.parameters.keys()
     assert {"norm.running_mean", "norm.num_batches_tracked"} <= records[0].model.keys()
-    assert records[0].plan.startswith("plan_")
-    assert records[2].plan is None
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_buffers_went_through_all_plans(folder, name, tmp_path):
+    convert_checkpoint(folder / name, tmp_path / "model.pt")
+    found = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert found["norm.num_batches_tracked"] == len(LEGS) * STEPS * MICROBATCHES

@@ -1,0 +1,121 @@
+"""A checkpoint as a file that other programs read."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.errors import InvalidInput
+from .folder import find
+from .ranks import Ranks
+from .reader import read_tensors
+from .record import Checkpoint, SavedOptimizer, model_key, slot_key
+from .tensors import torch_dtype
+
+SUFFIXES = (".safetensors", ".pt", ".pth")
+
+
+def convert_checkpoint(
+    folder: str | Path,
+    output: str | Path,
+    *,
+    step: int | None = None,
+    with_optimizer: bool = False,
+) -> Checkpoint:
+    """Write a step as one file, whole or not at all.
+
+    ``.pt`` and ``.pth`` hold a plain ``state_dict``, tied weights under all their names; with the
+    optimizer a dictionary of ``model``, ``optimizer`` (as torch's ``get_optimizer_state_dict``
+    has it), ``step`` and ``extra``. Safetensors hold each tensor once; with the optimizer under
+    the checkpoint's own keys, and what is no tensor in the file's metadata.
+
+    Args:
+        folder: As given to `save_checkpoint`, or one step's folder in it.
+        output: Its suffix chooses the form.
+        step: Which; the one saved last if `None`.
+        with_optimizer: Whether to write the optimizer too.
+
+    Returns:
+        The step's record.
+
+    Raises:
+        InvalidInput: There is no such step, it holds no optimizer, the suffix is another one, or
+            safetensors is not installed.
+    """
+    path, target = Path(folder), Path(output)
+    _check_output(target)
+    path, record = find(path, step)
+    if with_optimizer and record.optimizer is None:
+        raise InvalidInput(f"{path.name} was saved without an optimizer")
+    tensors = {
+        key: torch.empty(saved.shape, dtype=torch_dtype(saved))
+        for key, saved in record.tensors(optimizer=with_optimizer).items()
+    }
+    read_tensors(path, tensors, Ranks(alone=True))
+    partial = target.with_name(target.name + ".partial")
+    try:
+        if target.suffix == ".safetensors":
+            _write_safetensors(partial, record, tensors, with_optimizer)
+        else:
+            torch.save(_plain(record, tensors, with_optimizer), partial)
+        partial.replace(target)
+    except (OSError, RuntimeError) as error:  # torch.save says RuntimeError of a full disk
+        raise InvalidInput(f"cannot write {target}: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return record
+
+
+def _check_output(target: Path) -> None:
+    if target.suffix not in SUFFIXES:
+        raise InvalidInput(f"{target} ends in none of {', '.join(SUFFIXES)}; give it one of them")
+    if not target.parent.is_dir():
+        raise InvalidInput(f"cannot write {target}: there is no folder {target.parent}")
+    if target.suffix == ".safetensors" and importlib.util.find_spec("safetensors") is None:
+        raise InvalidInput(
+            "safetensors is not installed; run pip install safetensors, or write "
+            f"{target.with_suffix('.pt')}"
+        )
+
+
+def _plain(record: Checkpoint, tensors: dict[str, Tensor], with_optimizer: bool) -> dict[str, Any]:
+    model = {name: tensors[model_key(name)] for name in record.model}
+    model |= {alias: model[name] for alias, name in record.aliases.items()}
+    if not with_optimizer or record.optimizer is None:
+        return model
+    return {
+        "model": model,
+        "optimizer": _optimizer(record.optimizer, tensors),
+        "step": record.step,
+        "extra": record.extra,
+    }
+
+
+def _optimizer(saved: SavedOptimizer, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """State and groups by parameter names."""
+    groups: list[dict[str, Any]] = [{"params": [], **group} for group in saved.groups]
+    state: dict[str, Any] = {}
+    for name, kept in saved.parameters.items():
+        groups[kept.group]["params"].append(name)
+        slots = {slot: tensors[slot_key(name, slot)] for slot in kept.slots}
+        if slots or kept.values:
+            state[name] = kept.values | slots
+    return {"state": state, "param_groups": groups}
+
+
+def _write_safetensors(
+    path: Path, record: Checkpoint, tensors: dict[str, Tensor], with_optimizer: bool
+) -> None:
+    from safetensors.torch import save_file
+
+    metadata = {"format": "pt", "step": str(record.step), "aliases": json.dumps(record.aliases)}
+    if with_optimizer:
+        metadata["checkpoint"] = record.to_json()
+    else:
+        tensors = {name: tensors[model_key(name)] for name in record.model}
+    save_file(tensors, path, metadata=metadata)
