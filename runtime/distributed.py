@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from ..core.tensors import TensorSpec
 from ..schedules.of_plan import schedule_of
 from ..schedules.validate import validate
 from .batch_statistics import BatchStatistics, RunningStatistics
+from .clipping import clip_to_global_norm
 from .cut import CutModel, cut_for_plan
 from .executor import Executor, Observer
 from .gradient_sum import GradientSum
@@ -71,6 +72,8 @@ class DistributedPipeline:
         group: The ranks, in order; the default group if `None`.
         sample: See `runtime.cut.cut_for_plan`.
         schedule: An order of work instead of the plan's, for the same stages and micro-batches.
+        autocast: Run the stages and the loss under ``torch.autocast`` to this dtype. A plan made
+            from a profile under the same autocast counts what is then sent.
         batch_statistics: How running statistics move; see `runtime.batch_statistics`.
         engine: ``stagewright`` runs any schedule. ``torch`` runs gpipe and 1f1b by
             ``torch.distributed.pipelining``, for comparison.
@@ -91,6 +94,7 @@ class DistributedPipeline:
         group: dist.ProcessGroup | None = None,
         sample: Any = None,
         schedule: Schedule | None = None,
+        autocast: torch.dtype | None = None,
         batch_statistics: BatchStatistics = "microbatch",
         engine: Literal["stagewright", "torch"] = "stagewright",
     ) -> None:
@@ -103,11 +107,15 @@ class DistributedPipeline:
         self._group = group
         self.diagnosing = False
         """Whether it is finding out which rank failed; a signal handler should let it finish."""
-        self._pieces = cut_for_plan(model, plan, sample)
+        self.device = torch.device(device) if device is not None else default_device(model)
+        self._autocast = autocast
+        with self._casting(
+            default_device(model)
+        ):  # so that what is sent has the dtype it will have
+            self._pieces = cut_for_plan(model, plan, sample)
         self._watch = Watch(
             distributed_c10d._get_default_store(), self.rank, self._ranks.size, group
         )
-        self.device = torch.device(device) if device is not None else default_device(model)
         self.stages = {i: self._pieces.stages[i] for i in self.schedule.stages_of(self.rank)}
         """This rank's stages by index."""
         self.module = held(list(self.stages.values())).to(self.device)
@@ -124,6 +132,7 @@ class DistributedPipeline:
         self._groups = self._ranks.of_sets(ranks for ranks in sets if len(ranks) > 1)
         agree(parameters, stage_of, self.schedule, self.module, self._groups)
         weights = shared_weights(parameters, stage_of, self.schedule, self.module)
+        self._holders = {id(weight.tensor): len(weight.ranks) for weight in weights}
         self._gradient_sum = GradientSum(weights, self._groups, self.stages) if weights else None
         self._sums_gradients = True
         self._engine: Executor | TorchEngine = (
@@ -158,7 +167,7 @@ class DistributedPipeline:
         if self._has_last and target is None:
             raise InvalidInput("the last stage takes the loss and needs target=")
         targets = split_target(target, self.plan.num_microbatches) if self._has_last else []
-        with self._explained():
+        with self._explained(), self._casting(self.device):
             if isinstance(self._engine, TorchEngine):
                 return self._step_of_torch(inputs, target)
             losses = self._engine.train(
@@ -186,7 +195,7 @@ class DistributedPipeline:
         targets: list[Any] = []
         if self._has_last and target is not None and self._loss_fn is not None:
             targets = split_target(target, self.plan.num_microbatches)
-        with self._explained():
+        with self._explained(), self._casting(self.device):
             made, losses = self._engine.evaluate(inputs, targets)
             if not self._has_last:
                 return None, None
@@ -206,6 +215,23 @@ class DistributedPipeline:
             yield
         finally:
             self._sums_gradients = True
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale the gradients so that their norm over the whole model is at most ``max_norm``.
+
+        Called on every rank, between `step` and the optimizer's.
+
+        Returns:
+            The norm before, the same on every rank and as the unsplit model's.
+
+        Raises:
+            RankFailed: A rank died; the message names it.
+        """
+        self._watch.doing = "clipping gradients"
+        with self._explained():
+            return clip_to_global_norm(
+                self.module.parameters(), max_norm, self._holders, self._group, self.device
+            )
 
     def barrier(self) -> None:
         """Wait until every rank is here.
@@ -244,6 +270,12 @@ class DistributedPipeline:
     def close(self) -> None:
         """Stop watching the other ranks; call it before destroying the process group."""
         self._watch.close()
+
+    def _casting(self, device: torch.device) -> AbstractContextManager[Any]:
+        if self._autocast is None:
+            return nullcontext()
+        # Weights are cast anew in every action: a cache would outlive the step that fills it.
+        return torch.autocast(device.type, self._autocast, cache_enabled=False)
 
     @property
     def _has_last(self) -> bool:

@@ -183,7 +183,7 @@ class Executor:
         if receiver == self._rank:
             self._handed[message] = tensors
         else:
-            self._connections.send(receiver, tensors)
+            self._connections.send(message, receiver, tensors)
 
 
 class _Course:

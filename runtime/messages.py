@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..core.errors import InvalidInput
 from ..core.graph import Boundary
 from ..core.schedule import Action, Schedule, Work
 from ..core.tensors import TensorSpec
@@ -133,8 +134,13 @@ class Connections:
         for rank in self._expected:
             self._post(rank)
 
-    def send(self, receiver: int, tensors: Sequence[Tensor]) -> None:
-        """Send a message, without waiting for the receiver."""
+    def send(self, message: Message, receiver: int, tensors: Sequence[Tensor]) -> None:
+        """Send a message, without waiting for the receiver.
+
+        Raises:
+            InvalidInput: It is not of the shapes and dtypes that the receiver expects.
+        """
+        _check(message, tensors, held_by(message, self._boundaries))
         while self._sending and self._sending[0][0].is_completed():
             self._sending.popleft()
         group = self._groups[receiver > self._rank]
@@ -187,6 +193,19 @@ class _Receiving:
         for wait in self.waits:
             wait()
         return self.tensors
+
+
+def _check(message: Message, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
+    """Refuse what would arrive as something else: the receiver has made room for the specs."""
+    for tensor, spec in zip(tensors, specs, strict=True):
+        found = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        if found != (spec.shape, spec.dtype):
+            kind = "gradient of" if message.is_gradient else "activation"
+            raise InvalidInput(
+                f"the {kind} {spec.name!r} for stage {message.stage} is {found[1]} {found[0]}, but "
+                f"{spec.dtype} {spec.shape} was planned; call the pipeline outside of autocast and "
+                "ask for it by autocast=, and plan for the batch that is given"
+            )
 
 
 def _empty(spec: TensorSpec, device: torch.device) -> Tensor:

@@ -67,6 +67,7 @@ def compare(case: Case, variant: dict[str, Any], profile: Profile) -> dict[str, 
     dtype = getattr(torch, variant.get("dtype", "float64"))
     whole = copy.deepcopy(case.model).to(dtype)
     plan = plan_of(variant, profile, dtype)
+    cast = getattr(torch, variant["autocast"]) if "autocast" in variant else None
     schedule = Schedule.model_validate(variant["own"]) if "own" in variant else None
     pipeline = DistributedPipeline(
         copy.deepcopy(case.model).to(dtype),
@@ -74,6 +75,7 @@ def compare(case: Case, variant: dict[str, Any], profile: Profile) -> dict[str, 
         loss_fn=case.loss_fn,
         schedule=schedule,
         engine=variant.get("engine", "stagewright"),
+        autocast=cast,
     )
     pipeline.observe(lambda action, began, ended: PERFORMED.append(str(action)))
     batch, target = make_batch(case, plan, dtype=dtype)
@@ -85,8 +87,16 @@ def compare(case: Case, variant: dict[str, Any], profile: Profile) -> dict[str, 
         loss = pipeline.step(*values, target=target)
         losses.append(None if loss is None else float(loss))
         state.restore(torch.device("cpu"))
-        expected.append(unsplit(whole, values, target, case, plan.num_microbatches))
+        with torch.autocast("cpu", cast, enabled=cast is not None):
+            expected.append(unsplit(whole, values, target, case, plan.num_microbatches))
     performed = list(PERFORMED)
+    gradient = largest(
+        {key: p.grad for key, p in pipeline.module.named_parameters()},
+        {key: p.grad for key, p in whole.named_parameters(remove_duplicate=False)},
+    )
+    largest_norm = 0.01  # below what either model has
+    norm = float(pipeline.clip_grad_norm_(largest_norm))
+    expected_norm = float(torch.nn.utils.clip_grad_norm_(whole.parameters(), largest_norm))
     evaluated = None
     if pipeline.rank in pipeline.schedule.stage_ranks[-1] and "engine" not in variant:
         whole.eval()
@@ -94,7 +104,7 @@ def compare(case: Case, variant: dict[str, Any], profile: Profile) -> dict[str, 
         pipeline.train(False)
         output, _ = pipeline.evaluate(*values)
         if output is not None:
-            with torch.no_grad():
+            with torch.no_grad(), torch.autocast("cpu", cast, enabled=cast is not None):
                 wanted = whole(*values)
             evaluated = max(
                 relative_difference(found, right)
@@ -111,7 +121,9 @@ def compare(case: Case, variant: dict[str, Any], profile: Profile) -> dict[str, 
             (abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True) if a is not None),
             default=None,
         ),
-        "gradient": largest(
+        "gradient": gradient,
+        "norm": abs(norm - expected_norm) / expected_norm,
+        "clipped": largest(
             {key: p.grad for key, p in pipeline.module.named_parameters()}, gradients
         ),
         "buffer": largest(dict(pipeline.module.named_buffers()), dict(whole.named_buffers())),

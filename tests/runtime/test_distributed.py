@@ -20,6 +20,13 @@ ON_TWO = [
     ),
     {"model": "mlp", "schedule": "1f1b", "stages": 2, "dtype": "float32"},
     {"model": "mlp", "schedule": "gpipe", "stages": 2, "microbatches": 1},
+    *(
+        {
+            "model": model, "schedule": "1f1b", "stages": 2, "dtype": "float32",
+            "autocast": "bfloat16", "recompute": "always",
+        }
+        for model in ("mlp", "unet")
+    ),
     {"model": "resnet", "schedule": "1f1b", "stages": 2, "recompute": "always"},
     {"model": "resnet", "schedule": "zbv", "recompute": "always", **V},
     {"model": "unet", "schedule": "1f1b", "stages": 2},
@@ -99,6 +106,7 @@ def test_double_precision_is_exact(results):
     for entry in results:
         if entry["variant"].get("dtype") != "float32":
             assert entry["gradient"] <= 1e-9, entry
+            assert max(entry["norm"], entry["clipped"]) <= 1e-9, entry
             assert entry["buffer"] <= 1e-9, entry
 
 
@@ -108,6 +116,13 @@ def test_losses_agree(results):
     for entry in losses:
         is_single = entry["variant"].get("dtype") == "float32"
         assert entry["loss"] <= (1e-5 if is_single else 1e-9), entry
+
+
+def test_single_precision_is_close_under_autocast_too(results):
+    for entry in results:
+        if entry["variant"].get("dtype") == "float32":
+            found = (entry["gradient"], entry["buffer"], entry["norm"], entry["clipped"])
+            assert max(found) <= 1e-5, entry
 
 
 def test_evaluation_gives_the_models_output(results):
