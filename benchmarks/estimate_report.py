@@ -27,8 +27,10 @@ of PipeDream's repository.
 
 `stagewright estimate gpt2-xl --device H100` and `stagewright plan gpt2-xl --devices 4x24GB` need no
 GPU, no weights and no network. The model is built and captured on torch's meta device, where
-tensors have shapes and no memory, so neither it nor its sample has to fit. Every operation of
-every layer's forward and backward is looked at there:
+tensors have shapes and no memory, so neither it nor its sample has to fit. A model of your own is
+`stagewright.estimate(model, sample, device="H100")`; one that branches on its data, or draws random
+numbers in blocks that are recomputed, does not run without values and has to be measured. Every
+operation of every layer's forward and backward is looked at there:
 
 - its FLOPs, from its shapes (a multiplication and an addition are two). Attention counts as the
   fused kernel a device runs, half of it where it is causal; grouped products of experts count the
@@ -64,8 +66,9 @@ GPU_TEXT = """## On a GPU
 
 **No GPU was measured for this project**, so the error below is all there is for GPUs: four of the
 profiles published with PipeDream (Narayanan et al. 2019), convolutional nets in float32, timed
-module by module on a GPU that the profiles do not name. Of that paper's it is the V100: a
-ReLU of 1.6 GB in `vgg16` moves 740 GB/s, more than the Titan X's memory gives. It says little of
+module by module on a GPU that the profiles do not name. Of that paper's it can only be the V100,
+and notes call it so: a ReLU of 1.6 GB in `vgg16` moves 740 GB/s, more than the Titan X's memory
+gives. It says little of
 transformers in bf16 on later GPUs: their efficiencies are of published kernels, named below. The
 band printed for every GPU is the largest of these errors. That 3 x 3 filters in float32 take
 Winograd's algorithm was put in after looking at these profiles; the efficiencies were not.

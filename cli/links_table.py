@@ -27,7 +27,9 @@ def links_table(report: LinkReport) -> str:
         f"{count(len(report.cluster.devices), 'rank')} on {', '.join(kinds)}, by {report.backend}"
     ]
     if report.levels:
-        lines += ["", text_table([HEADINGS, *map(_row, report.levels)])]
+        columns = list(zip(HEADINGS, *map(_row, report.levels), strict=True))
+        told = [column for column in columns if any(column[1:])]  # two ranks are one pair alone
+        lines += ["", text_table(list(zip(*told, strict=True)))]
     return "\n".join([*lines, *(f"note: {note}" for note in report.notes)])
 
 

@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from ..core.errors import InvalidInput
 from .measure_request import family_request, read_request
-from .targets import call_target
+from .targets import call_target, load_target
 
 if TYPE_CHECKING:
     from ..core.options import MeasureRequest
@@ -74,7 +74,7 @@ def request_named(
 
 
 def own_model(model: str | None, sample: str | None) -> tuple[Any, Any]:
-    """The module and the sample that functions in somebody's code return.
+    """The module and the sample that functions in somebody's code return; or a module there.
 
     Raises:
         InvalidInput: One is not named, fails, or is something else.
@@ -84,7 +84,9 @@ def own_model(model: str | None, sample: str | None) -> tuple[Any, Any]:
             "name a model and its sample (MODEL --sample package.module:function), "
             "a --family, or a JSON file"
         )
-    module = call_target(model)
+    module = load_target(model)
+    if isinstance(module, type) or not hasattr(module, "named_parameters"):
+        module = call_target(model)
     if not hasattr(module, "named_parameters"):
         raise InvalidInput(f"{model} returned a {type(module).__name__}, not a torch.nn.Module")
     return module, call_target(sample)

@@ -146,13 +146,19 @@ def _gain(step_time_s: float, baseline: Baseline) -> str:
     other_s = baseline.step_time_s
     if other_s is None:
         return f"{what} cannot be used{': ' if baseline.reason else ''}{baseline.reason}"
+    return f"{what}: {format_time(other_s)}; this plan {_compared(step_time_s, other_s)}"
+
+
+def _compared(step_time_s: float, other_s: float) -> str:
+    """One time against another: in percent, from twice the time on in multiples."""
     faster, slower = sorted((step_time_s, other_s))
-    change = slower / faster - 1 if faster else 0.0
-    if change < 0.0005:
-        verdict = "this plan takes the same time"
-    else:
-        verdict = f"this plan is {change:.1%} {'faster' if step_time_s < other_s else 'slower'}"
-    return f"{what}: {format_time(other_s)}; {verdict}"
+    ratio = slower / faster if faster else 1.0
+    if ratio < 1.0005:
+        return "takes the same time"
+    if ratio < 2:
+        return f"is {ratio - 1:.1%} {'faster' if step_time_s < other_s else 'slower'}"
+    times = f"{ratio:.1f} times as"
+    return f"is {times} fast" if step_time_s < other_s else f"takes {times} long"
 
 
 def _split(baseline: Baseline) -> str:

@@ -29,6 +29,7 @@ def fails():
 def no_model():
     return 3
 
+made = model()
 NUMBER = 3
 """
 
@@ -98,6 +99,13 @@ def test_own_model_with_a_loss(run, theirs):
     profile = Profile.read("profile.json")
     assert profile.loss is not None
     assert len(profile.layers) == 3
+
+
+def test_a_model_that_was_made_already_needs_no_function(run, theirs):
+    """Cause: it was called without its input, and the error spoke of a missing argument."""
+    ran = run("profile", f"{theirs}:made", "--sample", f"{theirs}:sample", *QUICK)
+    assert ran.code == 0, ran.stderr
+    assert len(Profile.read("profile.json").layers) == 3
 
 
 @pytest.mark.usefixtures("theirs")

@@ -33,7 +33,7 @@ def test_alone_it_starts_the_ranks_and_writes_a_cluster(run):
     assert min(memory) > 2**20
     lines = [" ".join(line.split()) for line in ran.stdout.splitlines()]
     assert lines[0] == "2 ranks on cpu, by gloo"
-    assert lines[2].startswith("link joins latency bandwidth fit error all-reduce fit error")
+    assert lines[2] == "link joins latency bandwidth fit error all-reduce fit error"
     assert lines[4].startswith("node 2 ")
     assert "next: stagewright plan profile.json --devices cluster.json" in ran.stderr
 

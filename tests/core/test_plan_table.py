@@ -99,6 +99,25 @@ def test_gain_and_loss_against_equal_layer_counts():
     assert "this plan is 11.1% faster" in str(make_plan(heavy_front, cluster, num_microbatches=8))
 
 
+@pytest.mark.parametrize(
+    ("step_time_s", "other_s", "said"),
+    [
+        (1.0, 5.831, "is 5.8 times as fast"),
+        (5.831, 1.0, "takes 5.8 times as long"),
+        (1.0, 2.0, "is 2.0 times as fast"),
+        (1.0, 1.999, "is 99.9% faster"),
+        (1.0, 1.0004, "takes the same time"),
+        (0.0, 1.0, "takes the same time"),
+    ],
+)
+def test_from_twice_the_time_on_multiples_are_told(step_time_s, other_s, said):
+    """Cause: "483.1% faster" is read as 4.8 times as fast."""
+    made = plan_from_balance(chain_profile([1, 1, 1, 9]), Cluster.uniform(2), None, [1, 3])
+    other = made.baselines[0].model_copy(update={"step_time_s": other_s})
+    told = made.model_copy(update={"step_time_s": step_time_s, "baselines": (other,)})
+    assert f"; this plan {said}\n" in str(told)
+
+
 def test_without_a_limit_none_is_shown():
     assert " none " in str(make_plan(chain_profile([1, 1]), Cluster.uniform(2)))
 
