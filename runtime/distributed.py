@@ -74,6 +74,8 @@ class DistributedPipeline:
         schedule: An order of work instead of the plan's, for the same stages and micro-batches.
         autocast: Run the stages and the loss under ``torch.autocast`` to this dtype. A plan made
             from a profile under the same autocast counts what is then sent.
+        keyed_dropout: A seed by which dropout follows layer, step and micro-batch alone, so that
+            no number depends on the plan (`runtime.keyed_dropout`); `None` for masks as they come.
         batch_statistics: How running statistics move; see `runtime.batch_statistics`.
         engine: ``stagewright`` runs any schedule. ``torch`` runs gpipe and 1f1b by
             ``torch.distributed.pipelining``, for comparison.
@@ -95,6 +97,7 @@ class DistributedPipeline:
         sample: Any = None,
         schedule: Schedule | None = None,
         autocast: torch.dtype | None = None,
+        keyed_dropout: int | None = None,
         batch_statistics: BatchStatistics = "microbatch",
         engine: Literal["stagewright", "torch"] = "stagewright",
     ) -> None:
@@ -121,6 +124,9 @@ class DistributedPipeline:
         self.module = held(list(self.stages.values())).to(self.device)
         """All parameters and buffers of this rank, under the model's own names."""
         self._loss_fn, self._batch_statistics = loss_fn, batch_statistics
+        self._dropout_seed = keyed_dropout
+        self.steps = 0
+        """Steps taken, which keyed dropout follows: set it when resuming."""
         with self._explained():
             self._set_up(engine)
 
@@ -170,9 +176,15 @@ class DistributedPipeline:
         with self._explained(), self._casting(self.device):
             if isinstance(self._engine, TorchEngine):
                 return self._step_of_torch(inputs, target)
+            seed = self._dropout_seed
             losses = self._engine.train(
-                inputs, targets, loss_scale=loss_scale, sums_gradients=self._sums_gradients
+                inputs,
+                targets,
+                loss_scale=loss_scale,
+                sums_gradients=self._sums_gradients,
+                dropout_key=None if seed is None else (seed, self.steps),
             )
+            self.steps += 1
             return self._whole_loss(losses)
 
     def evaluate(

@@ -67,6 +67,7 @@ class Executor:
         *,
         loss_scale: float = 1.0,
         sums_gradients: bool = True,
+        dropout_key: tuple[int, int] | None = None,
     ) -> list[Tensor]:
         """One training step.
 
@@ -75,13 +76,14 @@ class Executor:
             targets: Of each micro-batch; read where the last stage is.
             loss_scale: What gradients are multiplied by.
             sums_gradients: Whether gradients of shared weights are summed over their ranks.
+            dropout_key: Seed and step; see `keyed_dropout`.
 
         Returns:
             The shares of the loss that were taken here.
         """
         for stage in self._stages.values():
             stage.begin(trains=True)
-            stage.loss_scale = loss_scale
+            stage.loss_scale, stage.dropout_key = loss_scale, dropout_key
         reduces = self._gradient_sum if sums_gradients else None
         if reduces is not None:
             reduces.begin()

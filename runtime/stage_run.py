@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..core.tensors import TensorSpec
 from .batch_statistics import RunningStatistics
+from .keyed_dropout import keyed_dropout
 from .recompute import RandomState, as_before
 from .split_backward import SplitBackward
 
@@ -24,6 +25,7 @@ class _Kept:
     """Of one micro-batch, from its forward to its backward.
 
     Attributes:
+        microbatch: Which one.
         received: The stage's inputs, leaves of its graph.
         roots: Where each output's gradient enters the graph; `None` for outputs without one. Not
             the outputs themselves: what was sent is let go.
@@ -33,6 +35,7 @@ class _Kept:
         split: The second part of its backward.
     """
 
+    microbatch: int
     received: tuple[Tensor, ...]
     roots: list[GradientEdge | None] = field(default_factory=list)
     random: RandomState | None = None
@@ -71,6 +74,8 @@ class StageRun:
         self.losses: list[Tensor] = []
         self.loss_scale = 1.0
         """What gradients are multiplied by, for half precision."""
+        self.dropout_key: tuple[int, int] | None = None
+        """Seed and step that random numbers follow; `None` for the generators' own course."""
 
     def forward(
         self,
@@ -105,12 +110,12 @@ class StageRun:
     def _forward(
         self, microbatch: int, inputs: Sequence[Tensor], target: Any, recomputed: bool
     ) -> list[Any]:
-        kept = _Kept(self._leaves(inputs), target=target)
+        kept = _Kept(microbatch, self._leaves(inputs), target=target)
         self._kept[microbatch] = kept
         if recomputed:
             kept.random = RandomState.now(self._device)
             with torch.no_grad():
-                outputs = list(self.module(*kept.received))
+                outputs = self._outputs(kept)
                 if self._loss is not None:
                     self.losses.append(self._share_of_loss(outputs, kept))
         else:
@@ -167,6 +172,15 @@ class StageRun:
         if self.statistics is not None and trains:
             self.statistics.begin()
 
+    def _outputs(self, kept: _Kept) -> list[Any]:
+        if self.dropout_key is None:
+            return list(self.module(*kept.received))
+        seed, step = self.dropout_key
+        with keyed_dropout(
+            self.module, seed=seed, step=step, microbatch=kept.microbatch, device=self._device
+        ):
+            return list(self.module(*kept.received))
+
     def _leaves(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return tuple(
             value.detach().requires_grad_(spec.requires_grad)
@@ -175,7 +189,7 @@ class StageRun:
 
     def _with_graph(self, kept: _Kept) -> list[Any]:
         """The outputs, and the loss behind them on the last stage; their graph is kept."""
-        outputs = list(self.module(*kept.received))
+        outputs = self._outputs(kept)
         if self._loss is None:
             kept.roots = [_root(value) for value in outputs]
             return outputs
