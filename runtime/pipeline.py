@@ -2,38 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ..capture.segment import Segment
-from ..core.errors import InvalidInput
+from ..core.errors import InvalidInput, PlanMismatch
 from ..core.plan import Plan
 from .cut import CutModel, cut_for_plan
+from .local.places import CopyStreams, full_device
+from .local.run import LocalStage, run_stages
+from .local.statistics import batch_norms, deferred_statistics
 from .microbatch import join_outputs, split_batch
 from .runnable import check_runnable
+
+CheckpointMode = Literal["always", "except_last", "never"]
+"""Which micro-batches keep their inputs alone and are computed again in the backward."""
 
 
 class Pipeline(nn.Module):
     """Runs a model stage by stage and micro-batch by micro-batch, in GPipe's clock order.
 
     It has the model's own parameters and buffers under the model's own names, is called like the
-    model, and is differentiated like it: the backward pass runs through all stages. Given several
-    devices, stage ``s`` lives on the ``s``-th; their work overlaps because it is queued in clock
-    order (Huang et al. 2019, section 2.3). No schedule changes a result, so a plan of any
-    runs in this order; `runtime.runnable` says which plans are refused.
+    model, and is differentiated like it: the backward pass runs through all stages. Its length
+    is the number of stages, its items are the stages. Given several devices, stage ``s`` lives
+    on the ``s``-th, and they work at the same time (Huang et al. 2019, section 2.3). No schedule
+    changes a result, so a plan of any runs in this order; `runtime.runnable` says which plans
+    are refused.
+
+    An error in a stage is raised as it is, with a note that names the stage and micro-batch.
 
     Args:
         model: The model the plan was made for. Its modules are used, not copied.
         plan: Where to cut, and into how many micro-batches to split a batch.
         devices: One device, or one for every stage; `None` leaves the model where it is.
         sample: See `runtime.cut.cut_for_plan`.
+        chunks: Micro-batches a batch, instead of the plan's number. A batch with fewer samples
+            is split into fewer, and one that does not divide into unequal ones.
+        checkpoint: Which micro-batches to compute again in the backward, on all stages; `None`
+            for what the plan says of each stage. In training mode only.
+        deferred_batch_norm: Update the running statistics of batch normalisation once a batch,
+            by the statistics of the whole batch, instead of once a micro-batch.
 
     Raises:
         PlanMismatch: The plan is for another model, or uses what this cannot run.
-        InvalidInput: The number of devices is neither one nor the number of stages.
+        InvalidInput: The number of devices is neither one nor the number of stages, or another
+            argument is not what it may be.
     """
 
     def __init__(
@@ -43,16 +61,27 @@ class Pipeline(nn.Module):
         *,
         devices: Sequence[torch.device | str] | None = None,
         sample: Any = None,
+        chunks: int | None = None,
+        checkpoint: CheckpointMode | None = None,
+        deferred_batch_norm: bool = False,
     ) -> None:
         super().__init__()
         spread = devices is not None and len(devices) > 1
         check_runnable(plan, "devices" if spread else "one device")
+        self._num_microbatches = _checked_chunks(plan, chunks)
+        self._checkpoint = _checked_modes(plan, checkpoint)
         pieces = cut_for_plan(model, plan, sample)
         object.__setattr__(self, "_pieces", pieces)
-        self._num_microbatches = plan.num_microbatches
         fixed_size = pieces.captured.program.mode == "export"
         self._microbatch_size = plan.inputs[0].shape[0] if fixed_size and plan.inputs else None
+        if deferred_batch_norm and fixed_size and batch_norms(model):
+            raise PlanMismatch(
+                "this model's batch normalisation was captured as single operations, whose "
+                "statistics cannot be deferred; leave out deferred_batch_norm"
+            )
+        self._deferred = deferred_batch_norm
         self._devices = _place(pieces, devices, model)
+        self._streams = CopyStreams()
         self._share_names(model)
         self.training = model.training
 
@@ -73,6 +102,15 @@ class Pipeline(nn.Module):
         """The stages in order."""
         return self._pieces.stages
 
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    def __getitem__(self, index: int) -> Segment:
+        return self.stages[index]
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self.stages)
+
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
         """Run a batch.
 
@@ -81,37 +119,32 @@ class Pipeline(nn.Module):
             along their first dimension, scalars averaged over samples.
 
         Raises:
-            InvalidInput: The batch does not split into the plan's micro-batches, or an output's
-                first dimension is not the micro-batch, so that it cannot be put together.
+            InvalidInput: The batch does not split into micro-batches, or an output's first
+                dimension is not the micro-batch, so that it cannot be put together.
         """
         structure = self._pieces.structure
         flat = structure.flatten(args, kwargs)
-        batches = split_batch(flat, self._num_microbatches, self._microbatch_size, structure.names)
-        values: list[tuple[Any, ...]] = [tuple(batch) for batch in batches]
-        for clock in range(len(values) + len(self.stages) - 1):
-            for stage in reversed(range(len(self.stages))):
-                if 0 <= (microbatch := clock - stage) < len(values):
-                    values[microbatch] = self._run(stage, values[microbatch])
+        count = self._num_microbatches
+        if self._microbatch_size and flat[0].dim():  # a smaller batch may be fewer of that size
+            count = max(1, min(count, len(flat[0]) // self._microbatch_size))
+        batches = split_batch(flat, count, self._microbatch_size, structure.names)
+        with deferred_statistics(batch_norms(self)) if self._deferred else nullcontext():
+            values = run_stages(self._local_stages(len(batches)), batches)
         sizes = [len(batch[0]) for batch in batches]
         return self._pieces.captured.unflatten_output(join_outputs(values, sizes))
 
-    def _run(self, index: int, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        stage, device = self.stages[index], self._devices[index]
-        if device is None:
-            return tuple(stage(*inputs))
-        moved = [
-            value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
-            for value in inputs
+    def _local_stages(self, num_microbatches: int) -> list[LocalStage]:
+        again = {"always": num_microbatches, "except_last": num_microbatches - 1, "never": 0}
+        places = self._streams.places(self._devices)
+        return [
+            LocalStage(
+                partial(_run, stage, place.device),
+                stage,
+                place,
+                checkpointed=again[mode] if self.training else 0,
+            )
+            for stage, place, mode in zip(self.stages, places, self._checkpoint, strict=True)
         ]
-        elsewhere = {
-            name: parameter.to(device)
-            for name, parameter in stage.named_parameters()
-            if parameter.device != device
-        }
-        if elsewhere:  # a tied weight lives with its first stage; gradients flow back to it
-            result: tuple[Any, ...] = torch.func.functional_call(stage, elsewhere, tuple(moved))
-            return result
-        return tuple(stage(*moved))
 
     def train(self, mode: bool = True) -> Self:
         """Switch training or evaluation mode.
@@ -131,6 +164,39 @@ class Pipeline(nn.Module):
         return self
 
 
+def _run(
+    stage: Segment, device: torch.device | None, microbatch: int, inputs: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    elsewhere = {
+        name: parameter.to(device)
+        for name, parameter in stage.named_parameters()
+        if device is not None and parameter.device != device
+    }
+    if elsewhere:  # a tied weight lives with its first stage; gradients flow back to it
+        result: tuple[Any, ...] = torch.func.functional_call(stage, elsewhere, inputs)
+        return result
+    return tuple(stage(*inputs))
+
+
+def _checked_chunks(plan: Plan, chunks: int | None) -> int:
+    if chunks is None:
+        return plan.num_microbatches
+    if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
+        raise InvalidInput(f"chunks is {chunks!r}; give a number of micro-batches from 1 up")
+    return chunks
+
+
+def _checked_modes(plan: Plan, checkpoint: CheckpointMode | None) -> tuple[CheckpointMode, ...]:
+    """Each stage's mode."""
+    if checkpoint is None:
+        return tuple(stage.recompute for stage in plan.stages)
+    if checkpoint not in get_args(CheckpointMode):
+        raise InvalidInput(
+            f"checkpoint is {checkpoint!r}; give one of {', '.join(get_args(CheckpointMode))}"
+        )
+    return (checkpoint,) * plan.num_stages
+
+
 def _place(
     pieces: CutModel, devices: Sequence[torch.device | str] | None, model: nn.Module
 ) -> list[torch.device | None]:
@@ -139,7 +205,7 @@ def _place(
         return [None] * count
     if len(devices) not in (1, count):
         raise InvalidInput(f"give one device, or {count}: one for every stage; got {len(devices)}")
-    placed = [torch.device(device) for device in devices] * (1 if len(devices) == count else count)
+    placed = [full_device(device) for device in devices] * (1 if len(devices) == count else count)
     for stage, device in reversed(list(zip(pieces.stages, placed, strict=True))):
         stage.to(device)  # last to first, so that a tied weight ends on its first stage's device
         stage.give_buffers(model)

@@ -26,7 +26,7 @@ def check_runnable(plan: Plan, where: Where = "processes") -> None:
     ======================  =========  =================  =======  ==========
     layers reordered        no         no                 no       no
     replicas                yes        no                 no       yes
-    recomputation           yes        no                 no       yes
+    recomputation           yes        no                 yes      yes
     several stages a rank   yes        no                 yes      yes
     schedules beyond two    yes        no                 yes      yes
     1f1b run ahead further  yes        no                 yes      yes
@@ -35,8 +35,8 @@ def check_runnable(plan: Plan, where: Where = "processes") -> None:
     The model is captured in its own order, so no place runs another. Processes keep the plan's
     promises of time and memory, or refuse. One process works in GPipe's order whatever the plan
     says, so it takes every schedule: outputs and gradients are the same. On one device there is
-    nothing to place and no memory of a stage to keep, so replicas and recomputation, which change
-    no number either, are passed over; with a device a stage they would be missed.
+    nothing to place, so replicas, which change no number either, are passed over; with a device a
+    stage they would be missed.
 
     Raises:
         PlanMismatch: Naming all that cannot be run, and the options to plan with instead.
@@ -70,14 +70,14 @@ def _obstacles(plan: Plan, where: Where) -> Iterator[tuple[str, str]]:
     if replicated:
         counts = "-".join(str(stage.replicas) for stage in plan.stages)
         yield f"its stages have {counts} replicas, only one each is run", "--max-replicas 1"
-    recomputed = [index for index, stage in enumerate(plan.stages) if stage.recompute != "never"]
-    if recomputed:
-        yield f"{_stages(recomputed)} recomputed, which is not done there", "--recompute never"
     if where == "torch's processes":
         yield from _schedule_obstacles(plan)
 
 
 def _schedule_obstacles(plan: Plan) -> Iterator[tuple[str, str]]:
+    recomputed = [index for index, stage in enumerate(plan.stages) if stage.recompute != "never"]
+    if recomputed:
+        yield f"{_stages(recomputed)} recomputed, which is not done there", "--recompute never"
     if plan.schedule not in TORCH_SCHEDULES:
         yield (
             f"its schedule is {plan.schedule}, only {' and '.join(TORCH_SCHEDULES)} are run",

@@ -163,8 +163,8 @@ def test_exported_models_say_which_batch_they_take():
     pipeline = Pipeline(case.model, make_plan(case, 2, num_microbatches=4))
     with pytest.raises(InvalidInput, match="micro-batch size 2"):
         pipeline(input_ids=torch.zeros(7, 12, dtype=torch.int64))
-    with pytest.raises(InvalidInput, match="plan with 3 micro-batches"):
-        pipeline(input_ids=torch.zeros(6, 12, dtype=torch.int64))
+    with pytest.raises(InvalidInput, match="plan with 5 micro-batches"):
+        pipeline(input_ids=torch.zeros(10, 12, dtype=torch.int64))
     with pytest.raises(InvalidInput, match="unknown"):
         pipeline(tokens=torch.zeros(8, 12, dtype=torch.int64))
 

@@ -1,0 +1,240 @@
+"""`Pipeline` in one process: checkpoint modes, any batch, deferred statistics, errors, items."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from stagewright.capture.difference import relative_difference
+from stagewright.core.errors import InvalidInput, PlanMismatch
+from stagewright.runtime import pipeline as home
+from stagewright.runtime.pipeline import Pipeline
+from tests.torch_models import Case, make_case, make_plan
+
+MODES = ["always", "except_last", "never"]
+
+
+class Counter(nn.Module):
+    """Counts how often it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return x * 1
+
+
+def small(*, dropout=0.0):
+    """Layers that have everything a second run could change, and a plan in three stages."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(dropout),
+        nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=None), nn.Tanh(), nn.Linear(8, 1),
+    ).double()  # fmt: skip
+    case = Case("small", make_case("mlp").spec, model, torch.rand(2, 4).double(), None)
+    return model, make_plan(case, 3, num_microbatches=4, balance=[2, 3, 3])
+
+
+def recomputing(plan, *modes):
+    stages = tuple(
+        stage.model_copy(update={"recompute": mode})
+        for stage, mode in zip(plan.stages, modes, strict=True)
+    )
+    return plan.model_copy(update={"stages": stages})
+
+
+def in_pieces(model, x, count):
+    return torch.cat([model(part) for part in torch.tensor_split(x, count)])
+
+
+def same_training(pipeline, model, x, count):
+    """One step of both; the largest difference of output, gradients and buffers."""
+    found, expected = pipeline(x), in_pieces(model, x, count)
+    found.pow(2).sum().backward()
+    expected.pow(2).sum().backward()
+    pairs = [(found, expected)]
+    pairs += [
+        (p.grad, q.grad) for p, q in zip(pipeline.parameters(), model.parameters(), strict=True)
+    ]
+    pairs += list(zip(pipeline.buffers(), model.buffers(), strict=True))
+    return max(relative_difference(ours, theirs) for ours, theirs in pairs)
+
+
+@pytest.mark.parametrize("checkpoint", [*MODES, None])
+@pytest.mark.parametrize("devices", [None, ["cpu"] * 3])
+def test_checkpoint_modes_change_no_number(checkpoint, devices):
+    model, plan = small()
+    whole = copy.deepcopy(model)
+    plan = recomputing(plan, "always", "never", "except_last")
+    pipeline = Pipeline(model, plan, devices=devices, checkpoint=checkpoint)
+    for size in (8, 11):
+        x = torch.rand(size, 4, dtype=torch.double)
+        assert same_training(pipeline, whole, x, 4) <= 1e-12
+
+
+def count_calls(pipeline, x):
+    """How often each stage runs in the forward, and in the backward."""
+    calls = [0] * len(pipeline)
+
+    def count(index):
+        def hook(*_):
+            calls[index] += 1
+
+        return hook
+
+    hooks = [stage.register_forward_hook(count(i)) for i, stage in enumerate(pipeline)]
+    output = pipeline(x)
+    forward = list(calls)
+    if output.requires_grad:
+        output.sum().backward()
+    for hook in hooks:
+        hook.remove()
+    return forward, [after - before for after, before in zip(calls, forward, strict=True)]
+
+
+def test_stages_run_again_as_the_plan_or_the_caller_says():
+    model, plan = small()
+    plan = recomputing(plan, "always", "never", "except_last")
+    x = torch.rand(8, 4, dtype=torch.double)
+    assert count_calls(Pipeline(model, plan), x) == ([4, 4, 4], [4, 0, 3])
+    for mode, again in zip(MODES, (4, 3, 0), strict=True):
+        assert count_calls(Pipeline(model, plan, checkpoint=mode), x) == ([4] * 3, [again] * 3)
+    pipeline = Pipeline(model, plan, checkpoint="always")
+    assert count_calls(pipeline.eval(), x) == ([4] * 3, [0] * 3)
+    with torch.no_grad():
+        assert count_calls(pipeline.train(), x) == ([4] * 3, [0] * 3)
+
+
+def test_masks_of_dropout_are_the_same_when_run_again():
+    model, plan = small(dropout=0.5)
+    other = copy.deepcopy(model)
+    x = torch.rand(8, 4, dtype=torch.double)
+    gradients = []
+    for each, mode in ((model, "always"), (other, "never")):
+        pipeline = Pipeline(each, plan, checkpoint=mode)
+        torch.manual_seed(3)
+        pipeline(x).sum().backward()
+        gradients.append([parameter.grad for parameter in each.parameters()])
+    for ours, theirs in zip(*gradients, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_chunks_instead_of_the_plans():
+    model, plan = small()
+    for chunks, size, pieces in ((2, 8, 2), (6, 8, 6), (5, 11, 5), (8, 4, 4)):
+        whole = copy.deepcopy(model)
+        pipeline = Pipeline(model, plan, chunks=chunks)
+        pipeline.zero_grad()
+        x = torch.rand(size, 4, dtype=torch.double)
+        if size // pieces < 2:  # too few for batch statistics
+            torch.testing.assert_close(pipeline.eval()(x), whole.eval()(x))
+            pipeline.train()
+            continue
+        whole.zero_grad()
+        assert same_training(pipeline, whole, x, pieces) <= 1e-12
+    for chunks in (0, -1, 2.0, True, "4"):
+        with pytest.raises(InvalidInput, match="chunks is"):
+            Pipeline(model, plan, chunks=chunks)
+    with pytest.raises(InvalidInput, match="checkpoint is 'sometimes'; give one of always"):
+        Pipeline(model, plan, checkpoint="sometimes")
+
+
+def test_a_smaller_batch_of_an_exported_model_is_fewer_micro_batches():
+    case = make_case("gpt2")
+    pipeline = Pipeline(case.model, make_plan(case, 2, num_microbatches=4))
+    tokens = torch.randint(0, 64, (6, 12))
+    assert torch.is_tensor(pipeline(input_ids=tokens).logits)
+    torch.testing.assert_close(
+        pipeline(input_ids=tokens).logits, case.model(input_ids=tokens).logits
+    )
+
+
+def test_length_items_and_iteration():
+    model, plan = small()
+    pipeline = Pipeline(model, plan)
+    assert len(pipeline) == 3
+    assert list(pipeline) == list(pipeline.stages) == [pipeline[i] for i in range(3)]
+    assert pipeline[-1] is pipeline.stages[2]
+    with pytest.raises(IndexError):
+        pipeline[3]
+
+
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_an_error_says_where(checkpoint):
+    model, plan = small()
+    pipeline = Pipeline(model, plan, checkpoint=checkpoint)
+
+    def fail(*_):
+        raise ArithmeticError("of the model")
+
+    model[4].register_forward_hook(fail)
+    with pytest.raises(ArithmeticError, match="of the model") as caught:
+        pipeline(torch.rand(8, 4, dtype=torch.double))
+    assert caught.value.__notes__ == ["in stage 1, micro-batch 0"]
+
+
+@pytest.mark.parametrize("checkpoint", MODES)
+@pytest.mark.parametrize("size", [8, 11, 4])
+def test_deferred_statistics_are_those_of_the_whole_batch(checkpoint, size):
+    model, plan = small()
+    whole = copy.deepcopy(model)
+    pipeline = Pipeline(model, plan, checkpoint=checkpoint, deferred_batch_norm=True, chunks=2)
+    names = list(pipeline.state_dict())
+    for _ in range(2):
+        x = torch.rand(size, 4, dtype=torch.double) + 3
+        pipeline(x).sum().backward()
+        whole[1](whole[0](x))
+        if size > 4:
+            second = in_pieces(lambda part: whole[4](model_head(model, part)), x, 2)
+            whole[5](second)
+    for index in (1, 5) if size > 4 else (1,):
+        for ours, theirs in zip(model[index].buffers(), whole[index].buffers(), strict=True):
+            torch.testing.assert_close(ours, theirs)
+    assert list(pipeline.state_dict()) == names == list(whole.state_dict())
+    before = model[1].running_mean.clone()
+    pipeline.eval()(x)
+    assert torch.equal(model[1].running_mean, before)
+
+
+def model_head(model, part):
+    """The first layers with a micro-batch's own statistics, without moving any."""
+    hidden = nn.functional.batch_norm(
+        model[0](part), None, None, model[1].weight, model[1].bias, training=True
+    )
+    return hidden.relu()
+
+
+def test_statistics_that_cannot_be_deferred_are_refused(monkeypatch):
+    model, plan = small()
+    found = home.cut_for_plan
+
+    def exported(*arguments):
+        pieces = found(*arguments)
+        pieces.captured.program.mode = "export"
+        return pieces
+
+    monkeypatch.setattr(home, "cut_for_plan", exported)
+    with pytest.raises(PlanMismatch, match="leave out deferred_batch_norm"):
+        Pipeline(model, plan, deferred_batch_norm=True)
+
+
+def test_a_failed_step_leaves_deferred_layers_as_they_were():
+    model, plan = small()
+    pipeline = Pipeline(model, plan, deferred_batch_norm=True)
+    with pytest.raises(RuntimeError):
+        pipeline(torch.rand(8, 5, dtype=torch.double))
+    assert all(m.track_running_stats for m in model if isinstance(m, nn.BatchNorm1d))
+    assert not model[1]._forward_pre_hooks
+    assert model[1].num_batches_tracked == 0
+
+
+def test_buffers_of_any_module_move_once():
+    model = nn.Sequential(nn.Linear(2, 2), Counter(), nn.Linear(2, 2))
+    case = Case("counter", make_case("mlp").spec, model, torch.rand(2, 2), None)
+    plan = make_plan(case, 2, num_microbatches=4)
+    before = int(model[1].calls)
+    Pipeline(model, plan, checkpoint="always")(torch.rand(8, 2)).sum().backward()
+    assert model[1].calls == before + 4
