@@ -26,6 +26,7 @@ from .several import best_of_schedule, rescue
 from .stage_table import StageTable
 from .steady import steady
 from .warm_up import deepen
+from .whole_groups import filled
 
 COARSE_ATOMS = (32, 96, 300)
 """Positions of the quick searches whose plans start the exact one."""
@@ -81,7 +82,10 @@ class Pool:
         self.values[assignment] = min(value, self.values.get(assignment, math.inf))
 
     def best(self, most: int) -> list[Assignment]:
-        """The best ones, and that of each number of stages; none much worse than the best."""
+        """The best ones, and that of each number of stages; none much worse than the best.
+
+        On whole groups of devices where that is as good.
+        """
         order = sorted(self.values, key=lambda entry: (self.values[entry], entry))
         if not order:
             return []
@@ -90,7 +94,8 @@ class Pool:
         for entry in order:
             of_count.setdefault(entry.num_stages, entry)
         chosen = dict.fromkeys([*order[:most], *of_count.values()])
-        return [entry for entry in chosen if self.values[entry] <= limit]
+        near = [entry for entry in chosen if self.values[entry] <= limit]
+        return list(dict.fromkeys(filled(entry, self.pricer) for entry in near))
 
 
 def solve(request: Request) -> Decision:
