@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from typer import Option
+from typing import TYPE_CHECKING
 
 from ..core.errors import InvalidInput
-from . import model_flags as flags
+from . import model_flags as of_model
+from . import profile_flags as flags
 from .follow_ups import planning
 from .model_flags import own_model, refuse, request_named
 from .output import JsonFlag, check_writable, emit, say, say_next, write_file
@@ -19,69 +18,28 @@ if TYPE_CHECKING:
     from ..core.profile import Profile
     from ..core.progress import Progress
 
-LINKS = "Links between devices"
 DEFAULT_OUTPUT = Path("profile.json")
 
 
 def command(
-    model: flags.Model = None,
-    sample: flags.Sample = None,
-    loss: Annotated[
-        str | None, Option(help="package.module:function of output and target; the loss.")
-    ] = None,
-    target: Annotated[
-        str | None,
-        Option(help="package.module:function that returns the target; with --family a tensor."),
-    ] = None,
-    family: flags.Family = None,
-    config: flags.Config = None,
-    inputs: flags.Inputs = None,
-    device: Annotated[
-        str | None, Option(help="cpu, cuda or cuda:N; the model is moved there.")
-    ] = None,
-    threads: Annotated[int | None, Option(help="CPU threads of the measured model.")] = None,
-    neighbours: Annotated[
-        int | None, Option(help="Processes kept busy alike on other cores meanwhile.")
-    ] = None,
-    budget: Annotated[float | None, Option(help="Seconds to spend on repeats.")] = None,
-    autocast: Annotated[str | None, Option(help="Run under torch.autocast: bf16 or fp16.")] = None,
-    compiled: Annotated[
-        bool | None,
-        Option("--compile/--no-compile", help="Compile every layer with torch.compile first."),
-    ] = None,
-    deduplicate: Annotated[
-        bool | None,
-        Option(
-            "--deduplicate/--no-deduplicate",
-            help="Measure one of the layers that do the same, or each.",
-        ),
-    ] = None,
-    links: Annotated[
-        bool,
-        Option(
-            "--links",
-            help="Measure the links between devices instead; no model.",
-            rich_help_panel=LINKS,
-        ),
-    ] = False,
-    ranks: Annotated[
-        int | None,
-        Option(
-            min=2, help="CPU ranks to start, instead of a rank a device.", rich_help_panel=LINKS
-        ),
-    ] = None,
-    timeout: Annotated[
-        float,
-        Option(min=1, help="Seconds a rank waits for another.", rich_help_panel=LINKS),
-    ] = 60.0,
-    output: Annotated[
-        Path | None,
-        Option(
-            "--output",
-            "-o",
-            help="Write the result to this file: profile.json, or cluster.json with --links.",
-        ),
-    ] = None,
+    model: of_model.Model = None,
+    sample: of_model.Sample = None,
+    loss: flags.Loss = None,
+    target: flags.Target = None,
+    family: of_model.Family = None,
+    config: of_model.Config = None,
+    inputs: of_model.Inputs = None,
+    device: flags.Device = None,
+    threads: flags.Threads = None,
+    neighbours: flags.Neighbours = None,
+    budget: flags.Budget = None,
+    autocast: flags.Autocast = None,
+    compiled: flags.Compiled = None,
+    deduplicate: flags.Deduplicate = None,
+    links: flags.Links = False,
+    ranks: flags.Ranks = None,
+    timeout: flags.Timeout = 60.0,
+    output: flags.Output = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure what each layer of a model costs, for one micro-batch; or links between devices.

@@ -6,6 +6,7 @@ from torch import nn
 
 from stagewright.capture.capture import trace
 from stagewright.capture.plain_reasons import plain_reason, plainest
+from tests.capture.awkward import Branch, Quantised
 
 TORCH_SAYS = (
     "torch.export: GuardOnDataDependentSymNode: Could not guard on data-dependent expression "
@@ -39,34 +40,10 @@ def test_other_words_are_cut_short_and_known_reasons_come_first():
     assert plainest(["torch.export: odd", "torch.fx: odder"]) == "odd"
 
 
-class Gate(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.inner(x) if x.sum() > 0 else x
-
-
-class Round(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.round()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient
-
-
-class Quantised(nn.Linear):
-    def forward(self, x):
-        return Round.apply(super().forward(x))
-
-
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.gate, self.last = nn.Linear(4, 4), Gate(), Quantised(4, 4)
+        self.first, self.gate, self.last = nn.Linear(8, 8), Branch(), Quantised()
 
     def forward(self, x):
         return self.last(self.gate(self.first(x)))
@@ -74,13 +51,13 @@ class Model(nn.Module):
 
 def test_reports_say_why_in_a_sentence_and_what_is_kept():
     """Cause: a branch on data was a GuardOnDataDependentSymNode, a kept function just "traced"."""
-    report = trace(Model(), torch.randn(3, 4), check=False).report()
+    report = trace(Model(), torch.randn(3, 8), check=False).report()
     whys = {layer.name: (layer.how, layer.why) for layer in report.layers}
     assert whys["gate"] == ("opaque", "could not be traced: it branches on its data")
-    assert whys["last"] == ("traced", "calls Round with its own derivative, kept as it is")
+    assert whys["last.fc"] == ("traced", "calls Round with its own derivative, kept as it is")
     assert whys["first"] == ("traced", "")
 
 
 def test_a_model_that_is_one_layer_says_why_once():
-    (layer,) = trace(Gate(), torch.randn(3, 4), check=False).report().layers
+    (layer,) = trace(Branch(), torch.randn(3, 8), check=False).report().layers
     assert layer.why == "could not be taken apart: it branches on its data"
