@@ -92,6 +92,9 @@ def load_checkpoint(
         ranks.each(mine.make_room)
         read_tensors(mine.path, mine.room, ranks)
         ranks.each(mine.finish)
+    if isinstance(model, DistributedPipeline):
+        taken = mine.record.pipeline_steps
+        model.steps = mine.record.step if taken is None else taken
     return Loaded(
         mine.record.step, mine.record.extra, difference.missing, difference.unused, mine.path
     )

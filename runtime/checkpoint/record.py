@@ -70,6 +70,7 @@ class Checkpoint(Document):
     Attributes:
         step: As given by who saved it.
         ranks: Processes that saved it.
+        pipeline_steps: `DistributedPipeline.steps`, which keyed dropout follows.
         plan: Content id of the plan it was trained under, if known.
         model: Parameters and persistent buffers by canonical name.
         aliases: Every other name of a tied tensor, and its canonical one.
@@ -85,6 +86,7 @@ class Checkpoint(Document):
     schema_version: Literal["stagewright.checkpoint/1"] = SCHEMA
     step: int = Field(ge=0)
     ranks: int = Field(ge=1)
+    pipeline_steps: int | None = Field(None, ge=0)
     plan: str | None = None
     model: dict[str, SavedTensor]
     aliases: dict[str, str] = Field(default_factory=dict)

@@ -105,6 +105,7 @@ class _Described:
     """What one rank tells the first of its part."""
 
     step: int
+    pipeline_steps: int | None
     extra: dict[str, JsonValue]
     plan: str | None
     model: dict[str, SavedTensor]
@@ -128,6 +129,7 @@ class _Part:
             raise InvalidInput(f"step is {step!r}; give the number of steps taken")
         return _Described(
             step=step,
+            pipeline_steps=target.steps,
             extra={key: as_json(f"extra[{key!r}]", value) for key, value in (extra or {}).items()},
             plan=plan.content_id() if plan else target.plan,
             model={name: describe(name, tensor) for name, tensor in target.tensors.items()},
@@ -170,6 +172,7 @@ def _merge(parts: Sequence[_Described]) -> Checkpoint:
     return Checkpoint(
         step=parts[0].step,
         ranks=len(parts),
+        pipeline_steps=parts[0].pipeline_steps,
         plan=parts[0].plan,
         model=model,
         aliases={alias: name for alias, name in aliases.items() if alias not in model},

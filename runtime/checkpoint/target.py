@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -28,6 +29,7 @@ class Target:
         names: All names of each, by its key in ``tensors``.
         ranks: Who takes part.
         plan: Content id of the plan, if known.
+        steps: `DistributedPipeline.steps`.
         explained: ``explained(doing)`` goes around communication: names the rank that failed.
     """
 
@@ -35,6 +37,7 @@ class Target:
     names: Mapping[str, tuple[str, ...]]
     ranks: Ranks
     plan: str | None
+    steps: int | None
     explained: Callable[[str], AbstractContextManager[None]]
 
     def canonical_names(self) -> dict[int, str]:
@@ -72,19 +75,24 @@ def target_of(
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"expected a pipeline or a module, got {type(model).__name__}")
     tensors, names = _once(model, [])
-    return Target(tensors, names, Ranks(group), None, lambda doing: nullcontext())
+    return Target(tensors, names, Ranks(group), None, None, lambda doing: nullcontext())
 
 
 def _of_pipeline(pipeline: DistributedPipeline, group: dist.ProcessGroup | None) -> Target:
     records = pipeline._pieces.captured.graph.parameters
     tensors, names = _once(pipeline.module, [record.names for record in records])
 
-    def explained(doing: str) -> AbstractContextManager[None]:
+    @contextmanager
+    def explained(doing: str) -> Iterator[None]:
         pipeline._watch.doing = doing
-        return pipeline._explained()
+        on_gpu = pipeline.device.type == "cuda"
+        # NCCL sends objects through the current device.
+        with pipeline._explained(), torch.cuda.device(pipeline.device) if on_gpu else nullcontext():
+            yield
 
     ranks = Ranks(group or pipeline._group)
-    return Target(tensors, names, ranks, pipeline.plan.content_id(), explained)
+    plan = pipeline.plan.content_id()
+    return Target(tensors, names, ranks, plan, pipeline.steps, explained)
 
 
 def _once(

@@ -11,23 +11,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from stagewright.core.cluster import Cluster
+from stagewright.core.plan import Plan, PlanOptions
+from stagewright.planner.from_balance import plan_from_balance
 from stagewright.runtime.checkpoint.load import load_checkpoint
 from stagewright.runtime.checkpoint.save import save_checkpoint
 from stagewright.runtime.distributed import DistributedPipeline
-from tests.torch_models import SPECS, Case, make_plan, traced_profile
+from tests.torch_models import SPECS, Case, traced_profile
 
 STEPS = 2
 """Of every leg."""
 
 MICROBATCHES = 4
 
-LEGS: tuple[tuple[str, int, dict[str, object]], ...] = (
-    ("4 stages", 4, {"num_stages": 4, "schedule": "1f1b"}),
-    ("2 stages", 2, {"num_stages": 2, "schedule": "gpipe"}),
-    ("unsplit", 1, {}),
-    ("3 stages", 3, {"num_stages": 3, "schedule": "1f1b"}),
+LEGS: tuple[tuple[int, str, tuple[int, ...]], ...] = (
+    (4, "1f1b", (1, 1, 1, 1)),
+    (2, "gpipe", (1, 1)),
+    (1, "unsplit", ()),
+    (3, "1f1b", (2, 1)),
+    (2, "interleaved_1f1b", (1, 1, 1, 1)),
 )
-"""Name, ranks, and what to give `make_plan`; each goes on from where the one before it saved."""
+"""Ranks, schedule and replicas of each stage; each goes on from where the one before it saved."""
 
 
 class Tied(nn.Module):
@@ -60,19 +64,28 @@ def loss_fn(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
+def make_plan(model: nn.Module, schedule: str, replicas: tuple[int, ...]) -> Plan:
+    sample, _ = make_batch(0, count=1)
+    profile = traced_profile(Case("tied", SPECS["mlp"], model, sample, loss_fn))
+    base, extra = divmod(len(profile.layers), len(replicas))
+    return plan_from_balance(
+        profile,
+        Cluster.uniform(dist.get_world_size()),
+        PlanOptions.model_validate({"num_microbatches": MICROBATCHES, "schedule": schedule}),
+        [base + (index < extra) for index in range(len(replicas))],
+        replicas=replicas if max(replicas) > 1 else (),
+    )
+
+
 class Run:
     """The model in training, split as a leg says or whole, with its optimizer and scheduler."""
 
-    def __init__(self, optimizer: str, how: dict[str, object], seed: int) -> None:
+    def __init__(self, optimizer: str, schedule: str, replicas: tuple[int, ...], seed: int) -> None:
         torch.manual_seed(seed)  # other numbers in every leg: all must be loaded
         model = Tied().double()
         self.model: DistributedPipeline | nn.Module = model
-        if how:
-            sample, _ = make_batch(0, count=1)
-            case = Case("tied", SPECS["mlp"], model, sample, loss_fn)
-            plan = make_plan(
-                case, profile=traced_profile(case), num_microbatches=MICROBATCHES, **how
-            )
+        if replicas:
+            plan = make_plan(model, schedule, replicas)
             self.model = DistributedPipeline(model, plan, loss_fn=loss_fn)
         module = self.model.module if isinstance(self.model, DistributedPipeline) else model
         self.optimizer = make_optimizer(optimizer, module)
@@ -119,7 +132,7 @@ def make_optimizer(kind: str, module: nn.Module) -> torch.optim.Optimizer:
 
 def run_leg(name: str, position: int, folder: Path, rank: int) -> dict[str, object]:
     """Load, train, save; the first leg goes on to the end, for comparison."""
-    _, ranks, how = LEGS[position]
+    ranks, schedule, replicas = LEGS[position]
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/{name}-{position}",
@@ -127,11 +140,12 @@ def run_leg(name: str, position: int, folder: Path, rank: int) -> dict[str, obje
         world_size=ranks,
         timeout=timedelta(seconds=60),
     )
-    run = Run(name, how, seed=position)
+    run = Run(name, schedule, replicas, seed=position)
     first = position * STEPS
     if position:
         loaded = load_checkpoint(folder / name, run.model, run.optimizer)
         assert loaded.step == first
+        assert getattr(run.model, "steps", first) == first
         run.scheduler.load_state_dict(loaded.extra["scheduler"])
     losses = run.steps(first, STEPS)
     save_checkpoint(
@@ -154,7 +168,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with open(folder / f"{rank}.jsonl", "w", encoding="utf-8") as file:
         for name in names:
-            for position, (_, ranks, _) in enumerate(LEGS):
+            for position, (ranks, _, _) in enumerate(LEGS):
                 if rank < ranks:
                     file.write(json.dumps(run_leg(name, position, folder, rank)) + "\n")
                     file.flush()

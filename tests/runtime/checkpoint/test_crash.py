@@ -10,14 +10,17 @@ import pytest
 
 from tests.runtime.checkpoint.crash_worker import CASES
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+
+ROUNDS = 5
 
 
 def deaths(repository, *words):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
     done = subprocess.run(
         [sys.executable, "-m", "tests.runtime.checkpoint.crash_worker", *map(str, words)],
-        cwd=repository, env=environment, capture_output=True, text=True, timeout=200, check=False,
+        cwd=repository, env=environment, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -28,7 +31,7 @@ def killed_in_turn(repository, tmp_path_factory):
     return deaths(repository, "operations", tmp_path_factory.mktemp("operations"))
 
 
-@pytest.mark.parametrize(("step", "keep"), CASES, ids=["new", "the only one", "replaced"])
+@pytest.mark.parametrize(("step", "keep"), CASES, ids=["new", "replaced"])
 def test_at_every_operation_on_a_file(step, keep, killed_in_turn):
     """Value 2 was saved before, the one killed saves 3, and the next 9."""
     found = [e for e in killed_in_turn if (e["step"], e["keep"]) == (step, keep)]
@@ -41,13 +44,13 @@ def test_at_every_operation_on_a_file(step, keep, killed_in_turn):
         assert entry["after"] == 9
         steps = [name for name in entry["rest"] if name.startswith("step-")]
         assert not any(name.endswith(".old") for name in steps)
-        assert len(steps) == keep or keep is None
+        assert len(steps) == keep
         assert sorted(set(entry["rest"]) - set(steps)) == [".lock", "latest"]
 
 
 def test_ranks_at_random_moments(repository, tmp_path):
-    found = deaths(repository, "random", tmp_path, 8)
-    assert len(found) == 8
+    found = deaths(repository, "random", tmp_path, ROUNDS)
+    assert len(found) == ROUNDS
     for entry in found:
         assert entry["found"] >= entry["at once"] >= entry["first"]
         assert set(entry["codes"]) <= {-signal.SIGKILL, 1}
