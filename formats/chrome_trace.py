@@ -3,32 +3,46 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from ..core.schedule import Work
 from ..core.timeline import HeldMemory, Timeline, TimelineEvent
 
 RANKS, MESSAGES = 0, 1
-"""Process ids: computation has one track a rank, communication may overlap and stands apart."""
+"""Process ids: computation has one track a rank, communication may overlap and stands apart. A
+second timeline has the next two."""
 
 
-def chrome_trace(timeline: Timeline) -> str:
+def chrome_trace(*timelines: Timeline) -> str:
     """JSON in the Trace Event Format, times in microseconds.
 
     Work is a complete event (``X``) on its rank's track. Messages and sums over replicas are
     asynchronous events (``b``, ``e``), since several can go on at once, and beside work. The
-    activations each rank holds are a counter (``C``).
+    activations each rank holds are a counter (``C``). Several timelines, such as the predicted
+    and the measured one, stand one below the other on one axis.
     """
-    events: list[dict[str, Any]] = [
-        _name("process_name", RANKS, 0, f"ranks ({timeline.source})"),
-        _name("process_name", MESSAGES, 0, "messages"),
-    ]
-    for rank in range(timeline.num_ranks):
-        events.append(_name("thread_name", RANKS, rank, f"rank {rank}"))
-    for number, event in enumerate(timeline.events):
-        events += _trace_events(number, event)
-    events += [_counter(held) for held in timeline.memory]
+    events: list[dict[str, Any]] = []
+    for place, timeline in enumerate(timelines):
+        events += [_moved(event, place) for event in _events(timeline)]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, allow_nan=False)
+
+
+def _moved(event: dict[str, Any], place: int) -> dict[str, Any]:
+    """The event among those of the timeline at this place; ids are of the whole trace."""
+    ids = {"id": event["id"] + place * 10**9} if "id" in event else {}
+    return {**event, "pid": event["pid"] + 2 * place, **ids}
+
+
+def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    yield _name("process_name", RANKS, 0, f"ranks ({timeline.source})")
+    yield _name("process_name", MESSAGES, 0, f"messages ({timeline.source})")
+    for rank in range(timeline.num_ranks):
+        yield _name("thread_name", RANKS, rank, f"rank {rank}")
+    for number, event in enumerate(timeline.events):
+        yield from _trace_events(number, event)
+    for held in timeline.memory:
+        yield _counter(held)
 
 
 def _name(what: str, process: int, thread: int, name: str) -> dict[str, Any]:

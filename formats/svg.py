@@ -14,6 +14,7 @@ from ..schedules.layout import Layout, make_layout
 
 LABEL_WIDTH, CHART_WIDTH, MARGIN = 190, 760, 24
 TOP, ROW_HEIGHT, ROW_GAP, BOTTOM = 64, 26, 6, 36
+PANEL_GAP = 18
 DIGIT_WIDTH = 7.0
 
 STYLE = """
@@ -50,31 +51,32 @@ SYNC_HEIGHT = 6
 """A sum over replicas is a strip at the foot of the row: the rank may compute meanwhile."""
 
 
-def timeline_svg(plan: Plan, timeline: Timeline) -> str:
+def timeline_svg(plan: Plan, timeline: Timeline, beside: Timeline | None = None) -> str:
     """An SVG document that stands alone and follows the reader's light or dark theme.
 
     Args:
         plan: Names the rows.
         timeline: Of that plan, simulated or measured; ranks as in `make_schedule`. Messages are
             not drawn. Of a rank's stages every other one is paler.
+        beside: Another of the same plan, drawn below on the same axis, such as the measured one.
     """
+    drawn = [timeline] if beside is None else [timeline, beside]
+    length_s = max(each.step_time_s for each in drawn)
     where = make_layout(
         plan.schedule,
         plan.num_microbatches,
         [stage.replicas for stage in plan.stages],
         plan.chunks,
     )
-    height = TOP + timeline.num_ranks * (ROW_HEIGHT + ROW_GAP) + BOTTOM
+    panel = timeline.num_ranks * (ROW_HEIGHT + ROW_GAP)
+    height = TOP + len(drawn) * panel + (len(drawn) - 1) * PANEL_GAP + BOTTOM
     width = MARGIN + LABEL_WIDTH + CHART_WIDTH + MARGIN
     title = (
         f"{plan.model or 'Model'}: {plan.num_stages} stage{'s' * (plan.num_stages > 1)}"
         f"{f' on {where.num_ranks} devices' * (where.num_ranks != plan.num_stages)}, "
         f"{plan.schedule}, {plan.num_microbatches} micro-batches"
     )
-    facts = (
-        f"step {format_time(timeline.step_time_s)}, bubble {timeline.bubble_fraction:.1%}, "
-        f"{timeline.source} from {'an ESTIMATED' if plan.estimated else 'a MEASURED'} profile"
-    )
+    facts = "; ".join(_facts(plan, each) for each in drawn)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
         f'width="{width}" height="{height}" role="img" aria-labelledby="title">',
@@ -83,12 +85,25 @@ def timeline_svg(plan: Plan, timeline: Timeline) -> str:
         f'<rect class="back" width="{width}" height="{height}"/>',
         f'<text class="title" x="{MARGIN}" y="24">{escape(title)}</text>',
         f'<text class="soft" x="{MARGIN}" y="44">{escape(facts)}</text>',
-        *_legend(width, {event.kind for event in timeline.events}),
-        *_rows(plan, timeline, where),
-        *_axis(timeline.step_time_s, height - BOTTOM),
+        *_legend(width, {event.kind for each in drawn for event in each.events}),
+        *(
+            line
+            for number, each in enumerate(drawn)
+            for line in _rows(plan, each, where, TOP + number * (panel + PANEL_GAP), length_s)
+        ),
+        *_axis(length_s, height - BOTTOM),
         "</svg>",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _facts(plan: Plan, timeline: Timeline) -> str:
+    """For example ``step 12 ms, bubble 8.0%, simulated from a MEASURED profile``."""
+    source: str = timeline.source
+    if source == "simulated":
+        source += f" from {'an ESTIMATED' if plan.estimated else 'a MEASURED'} profile"
+    step = format_time(timeline.step_time_s)
+    return f"step {step}, bubble {timeline.bubble_fraction:.1%}, {source}"
 
 
 def _legend(width: int, kinds: set[str]) -> Iterator[str]:
@@ -102,11 +117,13 @@ def _legend(width: int, kinds: set[str]) -> Iterator[str]:
         yield f'<text x="{x + 18}" y="44">{name}</text>'
 
 
-def _rows(plan: Plan, timeline: Timeline, where: Layout) -> Iterator[str]:
+def _rows(
+    plan: Plan, timeline: Timeline, where: Layout, top: int, length_s: float
+) -> Iterator[str]:
     """A label, an idle band and the boxes of each rank."""
     x = MARGIN + LABEL_WIDTH
     for rank in range(timeline.num_ranks):
-        y = TOP + rank * (ROW_HEIGHT + ROW_GAP)
+        y = top + rank * (ROW_HEIGHT + ROW_GAP)
         if rank < where.num_ranks:
             label = _label(plan, where, rank)
             yield f'<text x="{MARGIN}" y="{y + 17}">{escape(_shortened(label))}</text>'
@@ -116,7 +133,7 @@ def _rows(plan: Plan, timeline: Timeline, where: Layout) -> Iterator[str]:
     }
     for event in timeline.events:
         odd = " odd" * ((event.rank, event.stage) in paler)
-        yield from _box(event, timeline.step_time_s, odd)
+        yield from _box(event, top, length_s, odd)
 
 
 def _label(plan: Plan, where: Layout, rank: int) -> str:
@@ -139,13 +156,13 @@ def _shortened(label: str) -> str:
     return label if len(label) <= most else label[: most - 1] + "…"
 
 
-def _box(event: TimelineEvent, step_time_s: float, odd: str) -> Iterator[str]:
+def _box(event: TimelineEvent, top: int, length_s: float, odd: str) -> Iterator[str]:
     kind = CLASSES.get(event.kind)
-    if kind is None or step_time_s <= 0:
+    if kind is None or length_s <= 0:
         return
-    x = MARGIN + LABEL_WIDTH + CHART_WIDTH * event.start_s / step_time_s
-    y = TOP + event.rank * (ROW_HEIGHT + ROW_GAP)
-    width = CHART_WIDTH * (event.end_s - event.start_s) / step_time_s
+    x = MARGIN + LABEL_WIDTH + CHART_WIDTH * event.start_s / length_s
+    y = top + event.rank * (ROW_HEIGHT + ROW_GAP)
+    width = CHART_WIDTH * (event.end_s - event.start_s) / length_s
     height = ROW_HEIGHT
     if kind == "sync":
         y, height = y + ROW_HEIGHT - SYNC_HEIGHT, SYNC_HEIGHT

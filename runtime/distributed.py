@@ -290,6 +290,11 @@ class DistributedPipeline:
         return torch.autocast(device.type, self._autocast, cache_enabled=False)
 
     @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The ranks; `None` for the default group."""
+        return self._group
+
+    @property
     def _has_last(self) -> bool:
         return self.plan.num_stages - 1 in self.stages
 

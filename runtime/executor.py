@@ -132,6 +132,7 @@ class Executor:
             began = time.perf_counter() if self.observer else 0.0
             made = self._perform(action, arrived, inputs, targets, course, trains)
             if self.observer:
+                self._stages[action.stage].settle()
                 self.observer(action, began, time.perf_counter())
             if reduces is not None and position in course.last_backwards:
                 reduces.last_backward_ended(action.stage)

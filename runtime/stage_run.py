@@ -172,6 +172,11 @@ class StageRun:
         if self.statistics is not None and trains:
             self.statistics.begin()
 
+    def settle(self) -> None:
+        """Wait until the device has done what it was given."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
     def _outputs(self, kept: _Kept) -> list[Any]:
         if self.dropout_key is None:
             return list(self.module(*kept.received))

@@ -62,3 +62,17 @@ def test_sums_and_memory_stand_apart_from_work():
         ("C", 3e6, 0),
     ]
     assert {event["name"] for event in events if event["ph"] == "X"} >= {"1I1", "0W0"}
+
+
+def test_two_timelines_stand_one_below_the_other():
+    made = plan(chain_profile([1.0, 1.0], forward_bytes=8), Cluster.uniform(2), num_microbatches=3)
+    predicted = plan_timeline(made)
+    measured = predicted.model_copy(update={"source": "measured"})
+    both = json.loads(chrome_trace(predicted, measured))["traceEvents"]
+    alone = json.loads(chrome_trace(predicted))["traceEvents"]
+    assert both[: len(alone)] == alone
+    assert {event["pid"] for event in both} == {0, 1, 2, 3}
+    names = [e["args"]["name"] for e in both if e["name"] == "process_name"]
+    assert names[::2] == ["ranks (simulated)", "ranks (measured)"]
+    opened = [event["id"] for event in both if event["ph"] == "b"]
+    assert len(opened) == len(set(opened)) > 0

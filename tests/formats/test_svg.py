@@ -6,6 +6,7 @@ import pytest
 
 from stagewright.core.cluster import Cluster
 from stagewright.core.graph import Parameter
+from stagewright.core.plan import PlanOptions
 from stagewright.core.schedule import Work
 from stagewright.core.timeline import Timeline
 from stagewright.formats.svg import CHART_WIDTH, LABEL_WIDTH, MARGIN, timeline_svg
@@ -109,3 +110,45 @@ def test_several_stages_on_a_row_and_split_backwards():
         assert len(boxes(root, kind)) == len(boxes(root, f"{kind} odd")) == 8
     assert ">inputs</text>" in text
     assert ">backward</text>" not in text
+
+
+def test_the_measured_step_is_drawn_below_on_the_same_axis():
+    made = plan(chain_profile([1.0, 2.0]), Cluster.uniform(2), num_microbatches=2)
+    predicted = plan_timeline(made)
+    slower = predicted.model_copy(
+        update={"source": "measured", "step_time_s": 2 * predicted.step_time_s}
+    )
+    alone, both = (
+        ElementTree.fromstring(timeline_svg(made, *drawn))
+        for drawn in ((predicted,), (predicted, slower))
+    )
+    single, double = boxes(alone, "forward"), boxes(both, "forward")
+    assert len(double) == 2 * len(single)
+    assert double[0][1] == pytest.approx(single[0][1] / 2, rel=1e-2)  # the longer one's axis
+    assert float(both.get("height")) > float(alone.get("height")) + 50  # two more rows
+    assert "measured" in "".join(both.itertext())
+
+
+def test_recomputation_has_boxes_of_its_own():
+    made = plan(chain_profile([1, 1]), Cluster.uniform(2), num_microbatches=2)
+    again = dict(made.stages[0]) | {"recompute": "always", "backward_time_s": 3.0}
+    timeline, root, text = picture(
+        type(made).model_validate({**dict(made), "stages": [again, made.stages[1]]})
+    )
+    found, scale = boxes(root, "recompute"), CHART_WIDTH / timeline.step_time_s
+    assert [width for _, width in found] == pytest.approx([scale, scale], abs=0.006)
+    assert ">recompute</text>" in text
+    assert len(boxes(root, "backward")) == 4
+
+
+def test_whole_and_split_backwards_stand_side_by_side():
+    made = plan(
+        chain_profile([1] * 4),
+        Cluster.uniform(2),
+        PlanOptions(schedule="dualpipev", num_microbatches=4),
+    )
+    _, root, text = picture(made)
+    assert devices_of(root) == ["0+3  device:0, 2 layers", "1+2  device:1, 2 layers"]
+    for name in ("forward", "backward", "inputs", "weights"):
+        assert f">{name}</text>" in text
+        assert boxes(root, name)

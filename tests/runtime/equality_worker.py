@@ -20,6 +20,7 @@ from stagewright.planner.from_balance import plan_from_balance
 from stagewright.runtime import torch_engine
 from stagewright.runtime.distributed import DistributedPipeline, init_process_group
 from stagewright.runtime.recompute import RandomState
+from stagewright.runtime.trace import record as record_step
 from tests.torch_models import Case, make_batch, make_case, traced_profile
 
 PERFORMED: list[str] = []
@@ -82,6 +83,15 @@ def compare(case: Case, variant: dict[str, Any], profile: Profile) -> dict[str, 
     values = list(batch.values()) if isinstance(batch, dict) else list(batch)
     losses, expected = [], []
     PERFORMED.clear()
+    timeline = None
+    if "traced" in variant:
+        with record_step(pipeline) as trace:
+            pipeline.step(*values, target=target)
+        timeline = trace.timeline()
+        pipeline.module.zero_grad()
+        unsplit(whole, values, target, case, plan.num_microbatches)  # buffers move there too
+        whole.zero_grad()
+        pipeline.observe(lambda action, began, ended: PERFORMED.append(str(action)))
     for _ in range(2):  # twice, so that gradients accumulate and buffers move on
         state = RandomState.now(torch.device("cpu"))
         loss = pipeline.step(*values, target=target)
@@ -129,6 +139,8 @@ def compare(case: Case, variant: dict[str, Any], profile: Profile) -> dict[str, 
         "buffer": largest(dict(pipeline.module.named_buffers()), dict(whole.named_buffers())),
         "evaluated": evaluated,
         "order": wanted_order == performed,
+        "plan": json.loads(plan.to_json()),
+        "timeline": None if timeline is None else json.loads(timeline.to_json()),
     }
     pipeline.close()
     return result

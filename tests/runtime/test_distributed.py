@@ -7,6 +7,11 @@ import sys
 
 import pytest
 
+from stagewright.core.plan import Plan
+from stagewright.core.timeline import Timeline
+from stagewright.runtime.compare import compare
+from stagewright.schedules.of_plan import schedule_of
+
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(280)]
 
 V = {"chunks": 2, "stages": 4}
@@ -29,7 +34,7 @@ ON_TWO = [
     ),
     {"model": "resnet", "schedule": "1f1b", "stages": 2, "recompute": "always"},
     {"model": "resnet", "schedule": "zbv", "recompute": "always", **V},
-    {"model": "unet", "schedule": "1f1b", "stages": 2},
+    {"model": "unet", "schedule": "1f1b", "stages": 2, "traced": True},
     {"model": "unet", "schedule": "interleaved_zero_bubble", **V},
     {"model": "gpt2", "schedule": "1f1b", "stages": 2},
     {"model": "gpt2", "schedule": "dualpipev", **V},
@@ -51,7 +56,7 @@ UNEVEN_RANKS = {
     ],
 }
 ON_THREE = [
-    {"model": "mlp", "schedule": "1f1b", "stages": 2, "replicas": [2, 1]},
+    {"model": "mlp", "schedule": "1f1b", "stages": 2, "replicas": [2, 1], "traced": True},
     {"model": "mlp", "schedule": "1f1b", "stages": 2, "replicas": [1, 2], "recompute": "always"},
     {"model": "mlp", "schedule": "1f1b", "stages": 1, "replicas": [3], "microbatches": 5},
     {"model": "mlp", "schedule": "gpipe", "stages": 4, "microbatches": 2, "own": UNEVEN_RANKS},
@@ -62,7 +67,7 @@ ON_THREE = [
     {"model": "resnet", "schedule": "gpipe", "stages": 2, "replicas": [2, 1], "microbatches": 5},
 ]
 ON_FOUR = [
-    {"model": "mlp", "schedule": "1f1b", "stages": 3, "replicas": [1, 2, 1]},
+    {"model": "mlp", "schedule": "1f1b", "stages": 3, "replicas": [1, 2, 1], "traced": True},
     {"model": "gpt2", "schedule": "1f1b", "stages": 3, "replicas": [1, 2, 1]},
     {"model": "gpt2", "schedule": "zbv", "stages": 4, "chunks": 2, "replicas": [2] * 4},
     {"model": "unet", "schedule": "interleaved_1f1b", "stages": 8, "chunks": 2},
@@ -144,3 +149,22 @@ def test_ranks_hold_every_name_between_them(results):
 def test_work_is_done_in_the_order_of_the_schedule(results):
     """By our executor, and by torch's own classes, which the schedules are modelled on."""
     assert all(entry["order"] for entry in results)
+
+
+def test_a_recorded_step_holds_every_action_once_and_after_what_it_reads(results):
+    traced = [entry for entry in results if entry["timeline"] is not None]
+    assert traced
+    for entry in traced:
+        plan, timeline = (
+            Plan.model_validate(entry["plan"]), Timeline.model_validate(entry["timeline"]),
+        )  # fmt: skip
+        found = [f"{e.rank}: {e.stage}{e.kind.value}{e.microbatch}" for e in timeline.events]
+        ranks = enumerate(schedule_of(plan).ranks)
+        assert sorted(found) == sorted(f"{r}: {action}" for r, acts in ranks for action in acts)
+        assert timeline.source == "measured"
+        ends = {(e.stage, e.kind, e.microbatch): e.end_s for e in timeline.events}
+        for event in timeline.events:
+            before = ends.get((event.stage - 1, event.kind, event.microbatch))
+            if event.kind == "F" and before is not None:
+                assert event.start_s >= before - 5e-3  # clocks are read to about a barrier's time
+        assert all(each.measured_s > 0 for each in compare(plan, timeline).stages)

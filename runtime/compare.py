@@ -1,0 +1,212 @@
+"""A plan's promises against a recorded step: which stage or link took longer than planned."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..core.errors import InvalidInput
+from ..core.plan import Plan
+from ..core.profile import LayerProfile, Profile, Timing
+from ..core.schedule import Work
+from ..core.text_table import text_table
+from ..core.timeline import Timeline, TimelineEvent
+from ..core.units import format_time
+
+BACKWARD_PARTS = (Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT, Work.RECOMPUTE)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One duration of a plan, predicted and measured.
+
+    Attributes:
+        what: For example ``stage 1 forward``.
+        predicted_s: Of one micro-batch.
+        measured_s: The median over micro-batches; `None` where a step does not show it.
+    """
+
+    what: str
+    predicted_s: float
+    measured_s: float | None
+
+    @property
+    def late_s(self) -> float:
+        """How much longer it took than predicted; negative if shorter."""
+        return 0.0 if self.measured_s is None else self.measured_s - self.predicted_s
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A plan against a recorded step.
+
+    Attributes:
+        step: From the first action to the end of the last; a recorded one does not show the sum of
+            gradients that follows.
+        stages: Forward and backward of each stage, two entries a stage.
+        links: What each boundary's messages take, forwards and then backwards.
+    """
+
+    step: Compared
+    stages: tuple[Compared, ...]
+    links: tuple[Compared, ...]
+
+    @property
+    def worst(self) -> Compared:
+        """The duration that is furthest from its prediction, in seconds."""
+        return max((*self.stages, *self.links), key=lambda each: abs(each.late_s))
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = [("", "predicted", "measured", "off by")]
+        rows += [
+            (
+                each.what,
+                format_time(each.predicted_s),
+                "not seen" if each.measured_s is None else format_time(each.measured_s),
+                "" if each.measured_s is None else _percent(each),
+            )
+            for each in (self.step, *self.stages, *self.links)
+        ]
+        table = text_table(rows)
+        worst = self.worst
+        way = "longer" if worst.late_s > 0 else "shorter"
+        said = f"{worst.what} is furthest off: {format_time(abs(worst.late_s))} {way}"
+        return f"{table}\n{said} than planned, a micro-batch"
+
+
+def compare(plan: Plan, timeline: Timeline) -> Comparison:
+    """A plan against a step recorded of it.
+
+    A message's time is seen where its receiver waited for it: from the end of what made it to the
+    start of what reads it, the least over micro-batches.
+
+    Args:
+        plan: What was run.
+        timeline: From `trace.record`, of the same stages.
+
+    Raises:
+        InvalidInput: The step is of other stages or micro-batches.
+    """
+    seen = {(event.stage, event.microbatch) for event in timeline.events}
+    wanted = {(s, k) for s in range(plan.num_stages) for k in range(plan.num_microbatches)}
+    if seen != wanted:
+        stages = len({stage for stage, _ in seen})
+        microbatches = len({microbatch for _, microbatch in seen})
+        raise InvalidInput(
+            f"the recorded step has {stages} stages and {microbatches} micro-batches, the plan "
+            f"{plan.num_stages} and {plan.num_microbatches}; record a step of this plan"
+        )
+    stages_found = []
+    for index, stage in enumerate(plan.stages):
+        mine = [event for event in timeline.events if event.stage == index]
+        forwards = [_length(event) for event in mine if event.kind == Work.FORWARD]
+        backwards = _by_microbatch(event for event in mine if event.kind in BACKWARD_PARTS)
+        stages_found.append(
+            Compared(f"stage {index} forward", stage.forward_time_s, statistics.median(forwards))
+        )
+        stages_found.append(
+            Compared(f"stage {index} backward", stage.backward_time_s, _median(backwards))
+        )
+    links = [
+        Compared(
+            f"stage {index} to {index + 1}",
+            plan.stages[index].send_forward_time_s,
+            _message_s(timeline, index, index + 1, (Work.FORWARD,)),
+        )
+        for index in range(plan.num_stages - 1)
+    ] + [
+        Compared(
+            f"stage {index + 1} back to {index}",
+            plan.stages[index + 1].send_backward_time_s,
+            _message_s(timeline, index + 1, index, (Work.BACKWARD, Work.BACKWARD_INPUT)),
+        )
+        for index in range(plan.num_stages - 1)
+    ]
+    step = Compared("step", plan.step_time_s, timeline.step_time_s)
+    return Comparison(step, tuple(stages_found), tuple(links))
+
+
+def corrected(profile: Profile, plan: Plan, comparison: Comparison) -> Profile:
+    """The profile with each stage's layers scaled to what the stage took.
+
+    A step shows stages, not layers, so layers of one stage keep their proportions. Time that a
+    plan adds to a stage's layers (recomputation, the loss) is scaled with them.
+
+    Raises:
+        InvalidInput: The plan is not of this profile's layers.
+    """
+    names = tuple(entry.layer.name for entry in profile.layers)
+    if names != plan.layer_names:
+        raise InvalidInput(
+            f"the plan has {len(plan.layer_names)} layers and the profile {len(names)}, or other "
+            "ones; give the profile that was planned from"
+        )
+    layers: list[LayerProfile] = []
+    for index, stage in enumerate(plan.stages):
+        forward, backward = comparison.stages[2 * index : 2 * index + 2]
+        for entry in profile.layers[stage.first_layer : stage.first_layer + stage.num_layers]:
+            layers.append(_scaled(entry, _factor(forward), _factor(backward)))
+    note = "times of layers corrected by a recorded step of a plan"
+    return profile.model_copy(update={"layers": tuple(layers), "notes": (*profile.notes, note)})
+
+
+def _scaled(entry: LayerProfile, forward: float, backward: float) -> LayerProfile:
+    changes: dict[str, Timing | None] = {"forward": _times(entry.forward, forward)}
+    for name in ("backward", "backward_input", "backward_weight"):
+        timing = getattr(entry, name)
+        changes[name] = None if timing is None else _times(timing, backward)
+    return entry.model_copy(update=changes)
+
+
+def _times(timing: Timing, factor: float) -> Timing:
+    return timing.model_copy(
+        update={"median_s": timing.median_s * factor, "spread_s": timing.spread_s * factor}
+    )
+
+
+def _factor(each: Compared) -> float:
+    if not each.predicted_s or each.measured_s is None:
+        return 1.0
+    return each.measured_s / each.predicted_s
+
+
+def _message_s(
+    timeline: Timeline, sender: int, receiver: int, works: tuple[Work, ...]
+) -> float | None:
+    """The least time between a message's making and its use, where the receiver stood idle."""
+    made = {e.microbatch: e for e in timeline.events if e.stage == sender and e.kind in works}
+    found = []
+    for rank in range(timeline.num_ranks):
+        free_s = 0.0
+        for event in timeline.events:
+            if event.rank != rank:
+                continue
+            source = made.get(event.microbatch)
+            reads = event.stage == receiver and event.kind in works
+            if reads and source is not None and source.rank != rank and free_s <= source.end_s:
+                found.append(max(event.start_s - source.end_s, 0.0))
+            free_s = event.end_s
+    return min(found, default=None)
+
+
+def _by_microbatch(events: Iterable[TimelineEvent]) -> list[float]:
+    """The parts of each micro-batch's backward together."""
+    found: dict[int, float] = {}
+    for event in events:
+        found[event.microbatch] = found.get(event.microbatch, 0.0) + _length(event)
+    return list(found.values())
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _length(event: TimelineEvent) -> float:
+    return event.end_s - event.start_s
+
+
+def _percent(each: Compared) -> str:
+    if not each.predicted_s:
+        return ""
+    return f"{each.late_s / each.predicted_s:+.0%}"

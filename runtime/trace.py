@@ -1,0 +1,115 @@
+"""What ran when: a step as a `Timeline`, measured where the plan has a simulated one."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from ..core.errors import InvalidInput
+from ..core.schedule import Action
+from ..core.timeline import Timeline, TimelineEvent
+
+if TYPE_CHECKING:
+    from .distributed import DistributedPipeline
+
+CLOCK_READINGS = 9
+"""Times at which all ranks read their clocks together; the median is taken."""
+
+Span = tuple[str, float, float]
+
+
+class Trace:
+    """The actions of one rank while it was recorded; `timeline` puts all ranks' together."""
+
+    def __init__(self, pipeline: DistributedPipeline) -> None:
+        self._pipeline = pipeline
+        self._spans: list[Span] = []
+        self._ahead_s = _ahead_of_rank_0(pipeline)
+
+    def timeline(self) -> Timeline:
+        """The last step that was recorded, by the clock of rank 0; called on every rank.
+
+        Raises:
+            InvalidInput: No step was recorded.
+        """
+        pipeline = self._pipeline
+        count = len(pipeline.schedule.ranks[pipeline.rank])
+        mine = [
+            (name, begin - self._ahead_s, end - self._ahead_s)
+            for name, begin, end in self._spans[-count:]
+        ]
+        everyone: list[Any] = [None] * len(pipeline.schedule.ranks)
+        dist.all_gather_object(everyone, mine, group=pipeline.group)
+        return _timeline(everyone)
+
+    def note(self, action: Action, begin_s: float, end_s: float) -> None:
+        """What the executor tells of each action."""
+        self._spans.append((str(action), begin_s, end_s))
+
+
+@contextmanager
+def record(pipeline: DistributedPipeline) -> Iterator[Trace]:
+    """Record the steps taken inside, on every rank::
+
+        with record(pipeline) as trace:
+            pipeline.step(batch, target=target)
+        timeline = trace.timeline()
+        Path("step.json").write_text(timeline.to_json())
+
+    On GPUs every action is waited for, so that its end is known; a recorded step is a little
+    slower than others for that.
+    """
+    found = Trace(pipeline)
+    pipeline.observe(found.note)
+    try:
+        yield found
+    finally:
+        pipeline.observe(None)
+
+
+def _ahead_of_rank_0(pipeline: DistributedPipeline) -> float:
+    """How far this rank's clock is ahead, to about the time of a barrier."""
+    readings = []
+    for _ in range(CLOCK_READINGS):
+        pipeline.barrier()
+        mine = torch.tensor([time.perf_counter()], dtype=torch.float64, device=pipeline.device)
+        first = mine.clone()
+        dist.broadcast(first, group_src=0, group=pipeline.group)
+        readings.append(float(mine - first))
+    return statistics.median(readings)
+
+
+def _timeline(ranks: list[list[Span]]) -> Timeline:
+    if not any(ranks):
+        raise InvalidInput("no step was recorded; take one inside `with record(pipeline)`")
+    origin = min(begin for spans in ranks for _, begin, _ in spans)
+    length = max(end for spans in ranks for _, _, end in spans) - origin
+    events = []
+    busy = 0.0
+    for rank, spans in enumerate(ranks):
+        for name, begin, end in spans:
+            action = Action.model_validate(name)
+            busy += end - begin
+            events.append(
+                TimelineEvent(
+                    rank=rank,
+                    stage=action.stage,
+                    kind=action.work,
+                    microbatch=action.microbatch,
+                    start_s=begin - origin,
+                    end_s=end - origin,
+                )
+            )
+    return Timeline(
+        source="measured",
+        num_ranks=len(ranks),
+        step_time_s=length,
+        bubble_fraction=max(0.0, 1 - busy / (length * len(ranks))) if length else 0.0,
+        events=tuple(sorted(events, key=lambda event: (event.start_s, event.rank))),
+    )
