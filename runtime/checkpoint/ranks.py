@@ -131,7 +131,7 @@ def _attempt(action: Callable[[], T]) -> Outcome[T]:
 def _portable(outcome: Outcome[T]) -> Outcome[T]:
     """With the error that other ranks raise; the original may hold what cannot be sent."""
     error = outcome[1]
-    if error is None:
+    if error is None or isinstance(error, RankFailed):
         return outcome
     if isinstance(error, StagewrightError | OSError):
         return None, InvalidInput(str(error))

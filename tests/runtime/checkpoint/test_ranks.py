@@ -1,0 +1,70 @@
+"""Where one rank cannot go along, all of them hear why, and nothing is saved by halves."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
+
+SAID = {
+    "other step": "rank 0 saves step 1, rank 1 step 2",
+    "no json": "rank 1: cannot save extra['f'], a builtin_function_or_method",
+    "other shape": "common.weight is float32 [4, 4] on one rank and float32 [5, 4] on rank 1",
+    "other rate": "ranks that hold common.weight keep different state for it: ",
+    "other optimizer": "ranks use different optimizers: Adam, SGD; use one",
+    "other folder": "is not the folder that rank 0 writes to; save into one that all",
+    "full disk": "rank 1: OSError: [Errno 28] No space left on device",
+    "another saves": "another process is saving into ",
+    "load more": "not in the checkpoint: more.weight, more.bias",
+    "load less": "not in the model: of 0.weight, of 0.bias, of 1.weight, of 1.bias",
+    "load optimizer": "rank 1: the checkpoint is of SGD, the optimizer is Adam",
+}
+
+
+@pytest.fixture(scope="module")
+def told(repository, tmp_path_factory):
+    """Each rank's account by case."""
+    folder = tmp_path_factory.mktemp("ranks") / "run"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.runtime.checkpoint.disagree_worker", str(folder)],
+        cwd=repository, env=environment, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    entries = [json.loads(line) for line in done.stdout.splitlines()]
+    return {
+        case: sorted((e for e in entries if e["case"] == case), key=lambda e: e["rank"])
+        for case in {entry["case"]: None for entry in entries}
+    }
+
+
+def test_every_case_was_tried_on_both(told):
+    assert set(told) == {"well", *SAID, "bug", "load well", "random"}
+    assert all([entry["rank"] for entry in entries] == [0, 1] for entries in told.values())
+
+
+def test_together_it_works(told):
+    assert [entry.get("done") for entry in told["well"]] == ["step-000001"] * 2
+    assert [entry.get("done") for entry in told["load well"]] == [1, 1]
+    drawn = [entry.get("done") for entry in told["random"]]
+    assert None not in drawn
+    assert drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_both_are_told(told, case):
+    for entry in told[case]:
+        assert entry["error"] == "InvalidInput", entry
+        assert SAID[case] in entry["said"]
+    steps = [name for name in told[case][0]["left"] if name.startswith((".saving", "step"))]
+    assert steps == ["step-000001"]
+
+
+def test_a_bug_is_raised_where_it_is_and_named_elsewhere(told):
+    first, second = told["bug"]
+    assert second["error"] == "ZeroDivisionError"
+    assert first["error"] == "RankFailed"
+    assert first["said"] == "rank 1: ZeroDivisionError: division by zero"
