@@ -361,3 +361,24 @@ def test_names_in_a_record_lead_nowhere_else(tmp_path):
     (tmp_path / "latest").write_text("../../etc")
     with pytest.raises(InvalidInput, match="there is no checkpoint"):
         load_checkpoint(tmp_path, model)
+
+
+@pytest.mark.gpu
+def test_from_one_device_to_another(tmp_path):
+    """A fused optimizer keeps its counter on the GPU, an ordinary one on the CPU."""
+    model = Small().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+    model(torch.randn(8, 4, device="cuda")).sum().backward()
+    optimizer.step()
+    save_checkpoint(tmp_path, model, optimizer, step=1)
+    on_cpu = Small()
+    resumed = torch.optim.AdamW(on_cpu.parameters())
+    load_checkpoint(tmp_path, on_cpu, resumed)
+    assert torch.equal(on_cpu.first.weight, model.first.weight.cpu())
+    assert resumed.state[on_cpu.scale]["step"].device.type == "cpu"
+    train(on_cpu, resumed, 1)
+    save_checkpoint(tmp_path, on_cpu, resumed, step=2)
+    load_checkpoint(tmp_path, model, optimizer)
+    state = optimizer.state[model.scale]
+    assert {value.device.type for value in state.values()} == {"cuda"}
+    optimizer.step()
