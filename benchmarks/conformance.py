@@ -121,10 +121,11 @@ def main() -> int:
     parser.add_argument("--time-limit", type=float, default=TIME_LIMIT_S, help="seconds a cell")
     arguments = parser.parse_args()
     cells = chosen(arguments.only)
-    sides: list[Side] = [
-        *(["ours"] if not arguments.torch_only else []),
-        *(["torch"] if not arguments.ours_only else []),
-    ]
+    both: tuple[Side, ...] = ("ours", "torch")
+    unwanted = {"torch" if arguments.ours_only else "", "ours" if arguments.torch_only else ""}
+    sides = [side for side in both if side not in unwanted]
+    if arguments.write and not arguments.read and (arguments.only or len(sides) < 2):
+        parser.error("--write takes the whole table, both columns")
     found = []
     for row in read(arguments.read) if arguments.read else run(cells, sides, arguments.time_limit):
         found.append(row)
@@ -133,7 +134,7 @@ def main() -> int:
     if not arguments.json:
         print(page(found))
     if arguments.write and not is_whole(found):
-        parser.error("--write takes the whole table, both columns")
+        parser.error(f"--write takes the whole table, both columns; {len(found)} cells were read")
     if arguments.write:
         write_between_marks(arguments.write, "conformance.py", page(found))
     print(summary(found), file=sys.stderr)

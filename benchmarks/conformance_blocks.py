@@ -80,7 +80,8 @@ class Attention(nn.Module):
         return y
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.HEADS, -1)).transpose(1, 2)
+        heads: Tensor = x.unflatten(-1, (self.HEADS, -1))
+        return heads.transpose(1, 2)
 
 
 class TransformerBlock(nn.Module):

@@ -116,7 +116,8 @@ class Group:
         failures: list[Failure] = []
         while len(answers) < self._ranks and time.monotonic() < deadline:
             waiting = [pipe for pipe in self._pipes if pipe not in answers]
-            for pipe in wait(waiting, timeout=max(0.0, deadline - time.monotonic())):
+            ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+            for pipe in (pipe for pipe in waiting if pipe in ready):
                 answers[pipe] = answer = _received(pipe)
                 if isinstance(answer, Failure):
                     failures.append(answer)

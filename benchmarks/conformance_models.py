@@ -96,7 +96,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(4, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        skips = []
+        skips: list[Tensor] = []
         for step in self.down:
             x = step(functional.max_pool2d(x, 2) if skips else x)
             skips.append(x)
@@ -313,7 +313,8 @@ def squares(output: Tensor, target: Tensor) -> Tensor:
 
 
 def both_squares(outputs: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
-    return squares(outputs[0], target) + 0.3 * squares(outputs[1], target)
+    last, early = outputs
+    return squares(last, target) + 0.3 * squares(early, target)
 
 
 def next_token(scores: Tensor, target: Tensor) -> Tensor:

@@ -21,7 +21,8 @@ def page(rows: Sequence[Row]) -> str:
         those = [row for row in rows if row.cell.ranks == ranks]
         if those:
             parts += [f"### {ranks} ranks", grid(those)]
-    for side, title in (("ours", "What ours refuses"), ("torch", "What becomes of torch's")):
+    titles: dict[Side, str] = {"ours": "Why ours is not equal", "torch": "Why torch's is not equal"}
+    for side, title in titles.items():
         found = reasons(rows, side)
         if found:
             parts += [f"### {title}", "\n".join(found)]
@@ -68,7 +69,7 @@ def _marked(outcome: Outcome) -> str:
 
 def reasons(rows: Sequence[Row], side: Side) -> list[str]:
     """Each reason for not being equal once, with the cells that have it."""
-    found: dict[str, dict[str, dict[str, list[int]]]] = {}
+    found: dict[str, dict[str, dict[str, list[int]]]] = {}  # why, model, schedule: ranks
     for row in rows:
         outcome: Outcome = getattr(row, side)
         if outcome.word not in ("", "equal"):
@@ -90,12 +91,14 @@ def _where(schedules: dict[str, list[int]]) -> str:
     )
 
 
-_PLACES = re.compile(r"\[enforce fail at [^]]*\] |\[Rank \d+\] | ?\(\[[\d.]+\]:[^)]*\)")
+_PLACES = re.compile(r"\[enforce fail at [^]]*\] | ?\(\[[\d.]+\]:[^)]*\)")
+_STAGES = re.compile(r"\[\d+(, \d+)*\]|\bstage \d+")
 
 
 def _short(text: str) -> str:
-    """Without addresses, which differ from run to run, and no longer than a line or two."""
-    bare = _PLACES.sub("", text).strip()
+    """Without addresses and numbers of stages, in which like errors differ; a line or two."""
+    bare = _STAGES.sub(lambda found: "[..]" if found[0][0] == "[" else "a stage", text)
+    bare = _PLACES.sub("", bare).strip()
     return bare if len(bare) <= LONGEST else f"{bare[:LONGEST].rsplit(' ', 1)[0]} ..."
 
 

@@ -113,7 +113,7 @@ def _model_inputs(split: fx.GraphModule, stage: int) -> list[tuple[int, str]]:
         node: i for i, node in enumerate(n for n in split.graph.nodes if n.op == "placeholder")
     }
     call = [node for node in split.graph.nodes if node.op == "call_module"][stage]
-    module = split.get_submodule(call.target)
+    module: Any = split.get_submodule(call.target)
     names = [node.target for node in module.graph.nodes if node.op == "placeholder"]
     return [
         (places[argument], name)

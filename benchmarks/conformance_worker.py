@@ -16,6 +16,7 @@ from conformance_masks import Masks, Recording
 from conformance_ours import OurTrial
 from conformance_reference import StepState, judge, unsplit
 from conformance_torch import TorchTrial
+from torch._C._distributed_c10d import TCPStore
 
 from stagewright.core.errors import RankFailed, StagewrightError
 
@@ -76,10 +77,10 @@ def _meet(rank: int, ranks: int, orders: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     timeout = timedelta(seconds=TRANSPORT_TIMEOUT_S)
     if rank == 0:
-        store = dist.TCPStore("127.0.0.1", 0, ranks, True, timeout, wait_for_workers=False)
+        store = TCPStore("127.0.0.1", 0, ranks, True, timeout, wait_for_workers=False)
         orders.send(store.port)
     else:
-        store = dist.TCPStore("127.0.0.1", orders.recv(), ranks, False, timeout)
+        store = TCPStore("127.0.0.1", orders.recv(), ranks, False, timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
     orders.send("ready")
 
