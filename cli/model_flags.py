@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from ..core.errors import InvalidInput
-from .measure_request import family_request, read_request
 from .targets import call_target, load_target
 
 if TYPE_CHECKING:
@@ -61,6 +60,8 @@ def request_named(
     Raises:
         InvalidInput: What was given does not go together, or cannot be read.
     """
+    from .measure_request import family_request, read_request
+
     in_code = {f"--{name}": value for name, value in objects.items()}
     as_data = {"--config": config, "--input": inputs}
     if family is not None:
