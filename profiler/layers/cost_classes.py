@@ -15,6 +15,7 @@ from types import FunctionType
 from typing import Any
 
 from torch import Tensor, fx, nn
+from torch.nn.utils import parametrize
 
 from ...capture.captured import Captured
 from ...capture.cuts import differentiable_nodes
@@ -155,9 +156,15 @@ class _Key:
     def _type(self, module: nn.Module) -> tuple[object, ...]:
         """Its name; a factory makes types of one name that do different things."""
         kind = type(module)
-        name = f"{kind.__module__}.{kind.__qualname__}"
         if isinstance(module, fx.GraphModule):  # a type for each
-            return name, module.code
+            return _name(kind), module.code
+        if _is_parametrized(kind):  # likewise; how it is parametrized, its children say
+            tensors = sorted(name for name in vars(kind) if not name.startswith("__"))
+            return "parametrized", *tensors, *self._kind(kind.__mro__[1])
+        return self._kind(kind)
+
+    def _kind(self, kind: type) -> tuple[object, ...]:
+        name = _name(kind)
         return (name,) if _is_importable(kind) else (name, self._plain(kind))
 
     def _callable(self, target: Any) -> object:
@@ -194,6 +201,21 @@ class _Key:
 
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_parametrized(kind: type) -> bool:
+    """Whether a type is what ``torch.nn.utils.parametrize`` made of a module's own, no more."""
+    added = [
+        value.fget if isinstance(value, property) else value
+        for name, value in vars(kind).items()
+        if callable(value) or not name.startswith("__")
+    ]
+    makers = {getattr(value, "__module__", None) for value in added}
+    return makers == {parametrize.__name__}
 
 
 def _callable_name(target: Any) -> str:

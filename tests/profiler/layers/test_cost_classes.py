@@ -220,6 +220,37 @@ def test_what_a_factory_made_is_alike_only_if_it_is_the_same():
     assert found[1] == found[3] != found[2]
 
 
+def test_parametrized_modules_are_alike_if_parametrized_alike():
+    """Each has a type of its own, so each once was a class by itself."""
+
+    def weight(module=nn.Linear, **options):
+        return nn.utils.parametrizations.weight_norm(module(8, 8), **options)
+
+    def changed():
+        module = weight()
+        type(module).forward = lambda self, x: nn.Linear.forward(self, x) * 2
+        return module
+
+    spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8))
+    bias = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8), name="bias", dim=None)
+    _, *found = of_children(
+        nn.Linear(8, 8), weight(), weight(), weight(dim=1), weight(turning_linear()), spectral,
+        bias, changed(), nn.Linear(8, 8),
+    )  # fmt: skip
+    assert found[0] == found[1]
+    assert len(set(found)) == len(found) - 1
+
+
+def turning_linear():
+    """A type of the name of another one."""
+
+    class Linear(nn.Linear):
+        def forward(self, x):
+            return super().forward(super().forward(x))
+
+    return Linear
+
+
 class Checkpointed(nn.Module):
     def __init__(self, **options):
         super().__init__()
