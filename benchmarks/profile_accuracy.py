@@ -39,7 +39,7 @@ from stagewright.core.units import format_time
 from stagewright.planner.balance import balance
 from stagewright.profiler.layers.runs import layer_runs
 from stagewright.profiler.machine.allocator import keep_freed_memory
-from stagewright.profiler.measure.profile import TimedProfile, timed_profile
+from stagewright.profiler.measure.profile import TimedProfile, Wanted, timed_profile
 from stagewright.profiler.models.families import build_loss, build_model
 
 ERROR_LIMIT = 0.05
@@ -85,9 +85,8 @@ class Subject:
         return cls(name, GPT2Spec(family="gpt2", config=DEEP), {"input_ids": tokens}, tokens)
 
     def profile(self, model: nn.Module, options: ProfilingOptions) -> TimedProfile:
-        return timed_profile(
-            model, self.sample, options, loss_fn=build_loss(self.spec), target=self.target
-        )
+        wanted = Wanted(options, build_loss(self.spec), self.target)
+        return timed_profile(model, self.sample, wanted)
 
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {"gpt2": Subject.gpt2, "resnet50": Subject.resnet50}

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..core.errors import CaptureError, StagewrightError
 from ..core.graph import Boundary, Graph
@@ -19,12 +19,12 @@ from .captured import Captured
 from .evaluation import fits
 from .frontier import mode_suspects, trace_around
 from .gate import Expected, compare_pieces, eager_steps, follows_mode, observe
-from .observe import Observation
 from .plain_reasons import plainest
 from .recipe import Recipe
-from .sample import CallStructure, read_sample, sample_ranges
+from .sample import check_module, read_sample, sample_ranges
 from .segment import Segment
 from .state import preserved
+from .subject import Subject
 from .tracers import Mode, Tracer, tracers_for, with_layers
 
 WAYS_OUT = (
@@ -114,13 +114,9 @@ def _described(
 
 
 @dataclass(frozen=True)
-class _Case:
-    """What is captured, what is known of it, and what it is held against."""
+class _Case(Subject):
+    """What is captured, and what it is held against."""
 
-    model: nn.Module
-    structure: CallStructure
-    flat: tuple[Tensor, ...]
-    seen: Observation
     expected: Expected | None
     recipe: Recipe | None
 
@@ -153,12 +149,11 @@ def _refined(case: _Case, tracer: Tracer) -> Captured:
 
 def _add_evaluation(case: _Case, tracer: Tracer, captured: Captured) -> None:
     """Give evaluation a graph of its own, if it can be cut where the training graph is."""
-    given = (case.model, case.structure, case.flat, case.seen, captured.program.opaque)
     program = captured.program
     fixed = program.fixed_mode
     try:
         with _as_capture_error(), preserved(case.model, training=False):
-            evaluation = with_layers(tracer(*given))
+            evaluation = with_layers(tracer(case, program.opaque))
     except CaptureError:
         return
     if not fits(captured, evaluation):
@@ -176,12 +171,11 @@ def _accepted(case: _Case, tracer: Tracer, opaque: Mapping[str, str]) -> Capture
     Raises:
         CaptureError: It could not be traced, or is not equal.
     """
-    given = (case.model, case.structure, case.flat, case.seen)
     with _as_capture_error(), preserved(case.model):
         if case.recipe is not None:
-            program = tracer(*given, opaque)
+            program = tracer(case, opaque)
         else:
-            program = trace_around(case.model, case.seen, partial(tracer, *given), opaque)
+            program = trace_around(case.model, case.seen, partial(tracer, case), opaque)
         captured = with_layers(program)
     if case.expected is not None:
         with _as_capture_error():
@@ -247,7 +241,12 @@ def checked_how(expected: Expected | None) -> str:
 
 
 def default_device(model: nn.Module) -> torch.device:
-    """Where the model's first parameter or buffer lives; the CPU if it has none."""
+    """Where the model's first parameter or buffer lives; the CPU if it has none.
+
+    Raises:
+        InvalidInput: It is no module.
+    """
+    check_module(model)
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return torch.device("cpu")

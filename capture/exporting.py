@@ -6,7 +6,7 @@ import functools
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from types import FrameType
 from typing import Any
@@ -17,36 +17,26 @@ from torch.utils import _pytree as pytree
 
 from ..core.errors import CaptureError
 from .nested import skeleton, take_tensors
-from .observe import Observation
 from .program import CALL, PATH, Program, is_inside
 from .quiet import quiet_loggers
-from .sample import CallStructure
 from .standins import call_as_written, recurrent, stand_ins
+from .subject import Subject
 
 _CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range")
 
 
-def export_program(
-    model: nn.Module,
-    structure: CallStructure,
-    flat: Sequence[Tensor],
-    seen: Observation | None = None,
-    opaque: Mapping[str, str] | None = None,
-) -> Program:
+def export_program(subject: Subject, opaque: Mapping[str, str]) -> Program:
     """Export in the mode the model is in, at exactly this input shape.
 
     Args:
-        model: The model.
-        structure: How it is called.
-        flat: Its inputs.
-        seen: What an eager forward showed; its custom autograd functions are called as written.
+        subject: The model; its custom autograd functions are called as written.
         opaque: Modules that are called as their author wrote them, and why.
 
     Raises:
         CaptureError: Export refused the model; the message names the module and operation.
     """
-    args, kwargs = structure.unflatten(flat)
-    seen, opaque = seen or Observation(), opaque or {}
+    model, structure, seen = subject.model, subject.structure, subject.seen
+    args, kwargs = structure.unflatten(subject.flat)
     functions = [cls for cls, paths in seen.functions.items() if not _all_inside(paths, opaque)]
     try:
         with (

@@ -94,14 +94,35 @@ class CallStructure:
         return tuple(values[:split]), dict(zip(self.keyword, values[split:], strict=True))
 
 
+def check_module(model: object) -> None:
+    """Insist that a model is an ``nn.Module``.
+
+    Raises:
+        InvalidInput: It is something else; the message says what, and the way out.
+    """
+    if isinstance(model, nn.Module):
+        return
+    name = getattr(model, "__name__", "")
+    if isinstance(model, type):
+        raise InvalidInput(f"{name} is a class, and a model is a module; make one: {name}(...)")
+    if callable(model):
+        raise InvalidInput(
+            f"{name or type(model).__name__} is a function, and a model is an nn.Module; give the "
+            "module it returns or calls, or write the function as the forward of one"
+        )
+    raise InvalidInput(f"a model is an nn.Module; found a {type(model).__name__}")
+
+
 def read_sample(model: nn.Module, sample: Any) -> tuple[CallStructure, tuple[Tensor, ...]]:
     """Name the tensors of a sample after the parameters of the model's ``forward``.
 
     The same tensor passed twice becomes two, so that each stays an input of its own.
 
     Raises:
-        InvalidInput: The sample is not of an accepted form, or ``forward`` does not take it.
+        InvalidInput: The model is no module, the sample is not of an accepted form, or
+            ``forward`` does not take it.
     """
+    check_module(model)
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = {}
     if isinstance(sample, Mapping):

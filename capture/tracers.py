@@ -17,17 +17,16 @@ from .layers import assign_layers
 from .leaves import restore_leaves
 from .masks import restore_causal_attention
 from .modes import follow_mode
-from .observe import Observation, function_owners
+from .observe import function_owners
 from .program import Program
-from .sample import CallStructure
+from .subject import Subject
 from .tracing import sequential_program, traced_program
 from .whole import whole_program
 
 Mode = Literal["auto", "export", "trace"]
 
-Tracer = Callable[
-    [nn.Module, CallStructure, tuple[Tensor, ...], Observation, Mapping[str, str]], Program
-]
+Tracer = Callable[[Subject, Mapping[str, str]], Program]
+"""Traces around the modules given by path, which are called as written, with the reason."""
 
 
 def tracers_for(model: nn.Module, flat: tuple[Tensor, ...], mode: str) -> list[tuple[str, Tracer]]:
@@ -46,47 +45,23 @@ def tracers_for(model: nn.Module, flat: tuple[Tensor, ...], mode: str) -> list[t
     return named[mode]
 
 
-def _sequential(
-    model: nn.Module,
-    structure: CallStructure,
-    flat: tuple[Tensor, ...],
-    seen: Observation,
-    opaque: Mapping[str, str],
-) -> Program:
-    return sequential_program(model, structure, flat, {**function_owners(seen), **opaque})
+def _sequential(subject: Subject, opaque: Mapping[str, str]) -> Program:
+    return sequential_program(subject, {**function_owners(subject.seen), **opaque})
 
 
-def _trace(
-    model: nn.Module,
-    structure: CallStructure,
-    flat: tuple[Tensor, ...],
-    seen: Observation,
-    opaque: Mapping[str, str],
-) -> Program:
-    owners = function_owners(seen)
+def _trace(subject: Subject, opaque: Mapping[str, str]) -> Program:
+    owners = function_owners(subject.seen)
     if "" in owners:
         raise CaptureError(f"torch.fx: forward of the model itself {owners['']}")
-    return traced_program(model, structure, flat, outermost({**owners, **opaque}))
+    return traced_program(subject, outermost({**owners, **opaque}))
 
 
-def _whole(
-    model: nn.Module,
-    structure: CallStructure,
-    flat: tuple[Tensor, ...],
-    seen: Observation,
-    opaque: Mapping[str, str],
-) -> Program:
-    return whole_program(model, structure, flat, seen, opaque[""])
+def _whole(subject: Subject, opaque: Mapping[str, str]) -> Program:
+    return whole_program(subject, opaque[""])
 
 
-def _export(
-    model: nn.Module,
-    structure: CallStructure,
-    flat: tuple[Tensor, ...],
-    seen: Observation,
-    opaque: Mapping[str, str],
-) -> Program:
-    program = export_program(model, structure, flat, seen, opaque)
+def _export(subject: Subject, opaque: Mapping[str, str]) -> Program:
+    program = export_program(subject, opaque)
     restore_leaves(program)
     restore_causal_attention(program)
     erase_copies_behind_attention(program)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import operator
 import warnings
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, fx, nn
@@ -16,59 +16,45 @@ from torch.utils import _pytree as pytree
 from ..core.errors import CaptureError, first_line
 from .program import CALL, OPAQUE, PATH, VALUE, Program, is_inside, path_of
 from .quiet import quiet_loggers
-from .sample import CallStructure
 from .state import preserved, random_state
+from .subject import Subject
 
 
-def sequential_program(
-    model: nn.Module,
-    structure: CallStructure,
-    flat: Sequence[Tensor],
-    opaque: Mapping[str, str] | None = None,
-) -> Program:
+def sequential_program(subject: Subject, opaque: Mapping[str, str]) -> Program:
     """Every child of an ``nn.Sequential`` is one node, called as it is, whatever it does inside.
 
     Args:
-        model: The ``nn.Sequential``.
-        structure: How it is called.
-        flat: Its input.
+        subject: The ``nn.Sequential``.
         opaque: What tracers would lose, by path of the module that does it.
     """
     graph = fx.Graph()
-    value = graph.placeholder(structure.names[0])
-    for name in model._modules:
+    value = graph.placeholder(subject.structure.names[0])
+    for name in subject.model._modules:
         value = graph.call_module(name, (value,))
         value.meta[PATH], value.meta[CALL] = name, name
-        for path, reason in (opaque or {}).items():
+        for path, reason in opaque.items():
             if is_inside(path, name):
                 value.meta[OPAQUE] = reason if path == name else f"{path} {reason}"
     graph.output(value)
-    program = _finish(model, graph, structure, flat, "sequential")
-    program.opaque = dict(opaque or {})
+    program = _finish(subject, graph, "sequential")
+    program.opaque = dict(opaque)
     return program
 
 
-def traced_program(
-    model: nn.Module,
-    structure: CallStructure,
-    flat: Sequence[Tensor],
-    opaque: Mapping[str, str] | None = None,
-) -> Program:
+def traced_program(subject: Subject, opaque: Mapping[str, str]) -> Program:
     """Symbolic tracing with ``torch.nn`` modules as leaves.
 
     Args:
-        model: The model.
-        structure: How it is called.
-        flat: Its inputs.
+        subject: The model.
         opaque: Modules that are leaves too, called as their author wrote them, and why.
 
     Raises:
         CaptureError: The model's Python depends on its data, or calls what cannot be traced.
     """
-    leaves = opaque or {}
+    model = subject.model
     tracer = _Tracer()
-    tracer.leaves = {id(model.get_submodule(path)) for path in leaves}
-    given = set(structure.names)
+    tracer.leaves = {id(model.get_submodule(path)) for path in opaque}
+    given = set(subject.structure.names)
     parameters = inspect.signature(model.forward).parameters.values()
     if any(entry.kind is entry.VAR_POSITIONAL for entry in parameters):
         raise CaptureError("torch.fx: forward takes *args, whose number it cannot know")
@@ -97,10 +83,10 @@ def traced_program(
             node.meta[PATH], node.meta[CALL] = path, key
         if node.op == "call_module":
             node.meta[PATH] = str(node.target)
-            if str(node.target) in leaves:
-                node.meta[OPAQUE] = leaves[str(node.target)]
-    program = _finish(model, graph, structure, flat, "trace")
-    program.opaque = dict(leaves)
+            if str(node.target) in opaque:
+                node.meta[OPAQUE] = opaque[str(node.target)]
+    program = _finish(subject, graph, "trace")
+    program.opaque = dict(opaque)
     return program
 
 
@@ -125,19 +111,14 @@ class _Tracer(fx.Tracer):
         return super().call_module(m, forward, args, kwargs)
 
 
-def _finish(
-    model: nn.Module,
-    graph: fx.Graph,
-    structure: CallStructure,
-    flat: Sequence[Tensor],
-    mode: Any,
-) -> Program:
+def _finish(subject: Subject, graph: fx.Graph, mode: Literal["sequential", "trace"]) -> Program:
     """Flatten the output, give every node its fake value and split tuples into elements."""
+    model, structure = subject.model, subject.structure
     placeholders = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
     order = [placeholders[name] for name in structure.names]
     output = next(node for node in graph.nodes if node.op == "output")
     result = output.args[0]
-    values = _propagate(model, graph, dict(zip(order, flat, strict=True)))
+    values = _propagate(model, graph, dict(zip(order, subject.flat, strict=True)))
     for node, value in values.items():
         node.meta[VALUE] = value
     shape = fx.map_arg(result, lambda node: values[node])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -11,31 +11,23 @@ from torch.utils import _pytree as pytree
 
 from ..core.errors import CaptureError
 from .nested import reach, skeleton
-from .observe import Observation
 from .program import OPAQUE, VALUE, WHOLE, WRITTEN, Program
 from .sample import CallStructure
+from .subject import Subject
 
 
-def whole_program(
-    model: nn.Module,
-    structure: CallStructure,
-    flat: Sequence[Tensor],
-    seen: Observation,
-    reason: str,
-) -> Program:
+def whole_program(subject: Subject, reason: str) -> Program:
     """One call of the model; it cannot be cut.
 
     Args:
-        model: The model.
-        structure: How it is called.
-        flat: Its inputs.
-        seen: What an eager forward showed; the shapes of its outputs are taken from there.
+        subject: The model; the shapes of its outputs are what an eager forward showed.
         reason: Why it could not be taken apart.
 
     Raises:
         CaptureError: What it returns cannot be described.
     """
-    recorded = seen.calls.get(("", 0))
+    model, structure = subject.model, subject.structure
+    recorded = subject.seen.calls.get(("", 0))
     if recorded is None or recorded.problem or not recorded.forms:
         problem = recorded.problem if recorded else "it did not run on this sample"
         raise CaptureError(f"the model cannot be called whole: {problem or 'it returns no tensor'}")
@@ -43,7 +35,7 @@ def whole_program(
     inputs = [graph.placeholder(name) for name in structure.names]
     with FakeTensorMode(allow_non_fake_inputs=True) as fake_mode:
         values = [form.empty() for form in recorded.forms]
-        for node, tensor in zip(inputs, flat, strict=True):
+        for node, tensor in zip(inputs, subject.flat, strict=True):
             node.meta[VALUE] = fake_mode.from_tensor(tensor)
     call = graph.call_function(_calls(model, structure), tuple(inputs))
     call.meta = {VALUE: tuple(values), OPAQUE: reason, WHOLE: True, WRITTEN: recorded.written}

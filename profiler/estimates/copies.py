@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.overrides import TorchFunctionMode
 
+from ...capture.sample import check_module
 from ...core.errors import InvalidInput
+from .functions import FunctionMode
 
 META = torch.device("meta")
 
@@ -22,8 +23,10 @@ def without_values(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     Floating tensors are of that type, those included that modules hold as plain attributes.
 
     Raises:
-        InvalidInput: A lazy module has not met a sample yet, so it has no shapes.
+        InvalidInput: It is no module, or a lazy one that has not met a sample yet, so that it has
+            no shapes.
     """
+    check_module(model)
     memo: dict[int, Any] = {}
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
@@ -52,22 +55,18 @@ def on_meta(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
-class _PlainTensors(TorchFunctionMode):
+class _PlainTensors(FunctionMode):
     """Inside, tensors are copied without values, and what autograd made (a cache) as well."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self._dtype = dtype
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+    def call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if func is not Tensor.__deepcopy__:
-            return func(*args, **(kwargs or {}))
+        if function is not Tensor.__deepcopy__:
+            return function(*args, **kwargs)
         tensor = args[0]
         moved = on_meta(tensor, self._dtype)
         return moved.requires_grad_(tensor.is_leaf and tensor.requires_grad)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from ...core.accelerators import Backend
+from .functions import FunctionMode
 
 aten = torch.ops.aten
 
@@ -25,28 +25,23 @@ _ATTENTION = (
 _DROPOUT = (functional.dropout, aten.dropout.default, torch.dropout)
 
 
-class DeviceKernels(TorchFunctionMode):
+class DeviceKernels(FunctionMode):
     """Inside, attention and dropout on meta tensors run the kernels a device would run."""
 
     def __init__(self, backend: Backend) -> None:
         super().__init__()
         self._backend = backend
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+    def call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        kwargs = kwargs or {}
-        if func in _ATTENTION:
+        if function in _ATTENTION:
             chosen = self._attention(*args, **kwargs)
             if chosen is not None:
                 return chosen
-        elif func in _DROPOUT and self._backend != "cpu":
+        elif function in _DROPOUT and self._backend != "cpu":
             return _fused_dropout(*args, **kwargs)
-        return func(*args, **kwargs)
+        return function(*args, **kwargs)
 
     def _attention(
         self,

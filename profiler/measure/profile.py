@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from ...core.progress import Progress
 from ..layers.cost_classes import cost_classes, members_of
 from ..layers.first_run import first_run
 from ..layers.loss import Loss, LossFunction
+from ..layers.numbers import notes_on_numbers
 from ..layers.precision import Context, as_in_training, forward_context
 from ..layers.runs import layer_runs
 from ..layers.traced import make_gradients, traced
@@ -69,15 +71,25 @@ def profile(
         progress: Called with layers done, layers in all, and the layer's name.
 
     Raises:
-        InvalidInput: The sample does not fit the model, the model is on another device, or the
-            caller is in inference mode.
+        InvalidInput: The model is no ``nn.Module``, the sample does not fit it, it is on another
+            device, the loss is not one number, or the caller is in inference mode.
         CaptureError: The model cannot be traced.
         MeasurementError: A layer failed, or ran out of memory; the message names it, and what it
             needed.
     """
-    return timed_profile(
-        model, sample, options, loss_fn=loss_fn, target=target, spec=spec, progress=progress
-    ).profile
+    wanted = Wanted(options or ProfilingOptions(), loss_fn, target, spec, progress)
+    return timed_profile(model, sample, wanted).profile
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to measure of a model and how; `profile` explains each."""
+
+    options: ProfilingOptions
+    loss_fn: LossFunction | None = None
+    target: Tensor | None = None
+    spec: ModelSpec | None = None
+    progress: Progress | None = None
 
 
 class TimedProfile(NamedTuple):
@@ -87,56 +99,28 @@ class TimedProfile(NamedTuple):
     layers_s: float
 
 
-def timed_profile(
-    model: nn.Module,
-    sample: Any,
-    options: ProfilingOptions | None = None,
-    *,
-    loss_fn: LossFunction | None = None,
-    target: Tensor | None = None,
-    spec: ModelSpec | None = None,
-    progress: Progress | None = None,
-) -> TimedProfile:
+def timed_profile(model: nn.Module, sample: Any, wanted: Wanted) -> TimedProfile:
     """What `profile` does, and what it took; see there."""
     device = default_device(model)
     with as_in_training(device):
-        return _timed(
-            model,
-            sample,
-            options or ProfilingOptions(),
-            device,
-            loss_fn=loss_fn,
-            target=target,
-            spec=spec,
-            progress=progress,
-        )
+        return _timed(model, sample, wanted, device)
 
 
-def _timed(
-    model: nn.Module,
-    sample: Any,
-    options: ProfilingOptions,
-    device: torch.device,
-    *,
-    loss_fn: LossFunction | None,
-    target: Tensor | None,
-    spec: ModelSpec | None,
-    progress: Progress | None,
-) -> TimedProfile:
+def _timed(model: nn.Module, sample: Any, wanted: Wanted, device: torch.device) -> TimedProfile:
+    options = wanted.options
     _check_device(device, options.device)
     structure, flat = read_sample(model, sample)
     flat = tuple(tensor.detach().to(device) for tensor in flat)
+    loss = None if wanted.loss_fn is None else Loss(wanted.loss_fn, wanted.target, device)
     training = None if model.training else True
     context = forward_context(options, device)
     with threads(options.num_threads), preserved(model, training=training):
         tracing = forward_context(options, device, cached=False)
         captured = traced(model, structure, flat, context, tracing)
-        loss = None if loss_fn is None else Loss(loss_fn, target, device)
         with busy_neighbours(options.busy_neighbours), watched_clocks(device) as clocks:
-            found, layers_s = _measure(captured, flat, loss, options, context, progress)
-    return TimedProfile(
-        profile_document(found, spec, provenance(device, options, clocks.clocks())), layers_s
-    )
+            found, layers_s = _measure(captured, flat, loss, options, context, wanted.progress)
+    where = provenance(device, options, clocks.clocks())
+    return TimedProfile(profile_document(found, wanted.spec, where), layers_s)
 
 
 def _measure(
@@ -158,6 +142,7 @@ def _measure(
     make_gradients(runs)
     inputs = dict(zip(captured.program.inputs, flat, strict=True))
     first = first_run(model, runs, inputs, len(classes), context)
+    notes = notes_on_numbers(captured, first.values, runs[len(classes) :], context)
     if options.compile:
         compile_layers(runs, first.values, context)
     samples = [Samples() for _ in runs]
@@ -169,7 +154,7 @@ def _measure(
     whole = WholeModel(call, runs, flat, clock, context)
     measuring = Measuring(passes, whole, groups, samples, [run.name for run in runs], progress)
     measuring.run(options.budget_s, split=not options.compile)
-    notes = (NOTE,) if options.compile else ()
+    notes += (NOTE,) if options.compile else ()
     found = Measured(captured, runs, first, samples, classes, whole, notes, on_its_own=clock.cuda)
     return found, measuring.layers_s
 

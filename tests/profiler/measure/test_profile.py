@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from stagewright.capture.capture import trace
 from stagewright.capture.program import storage_key
 from stagewright.core.errors import InvalidInput
 from stagewright.core.options import ProfilingOptions
 from stagewright.core.profile import Profile
+from stagewright.profiler.estimates.estimate import estimate
 from stagewright.profiler.measure.profile import profile
 from tests.state_checks import snapshot
 from tests.torch_models import call, make_case
@@ -103,6 +105,73 @@ def test_the_loss_is_a_cost_of_its_own():
     assert found.loss.saved_activation_bytes > 0
     with pytest.raises(InvalidInput, match="target"):
         profile(case.model, case.sample, options=QUICK, loss_fn=case.loss_fn)
+
+
+LOSSES = {
+    "a vector": (
+        lambda output, target: (output - target).square().mean(1),
+        r"returned 2 numbers \(shape \(2,\)\).*reduce them",
+    ),
+    "a Python number": (
+        lambda output, target: (output - target).square().mean().item(),
+        "returned a float; return the loss alone",
+    ),
+    "the loss and more": (
+        lambda output, target: ((output - target).square().mean(), output),
+        "returned a tuple; return the loss alone",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LOSSES)
+def test_a_loss_is_one_number(what):
+    """A vector was once summed without a word."""
+    loss_fn, said = LOSSES[what]
+    model = nn.Sequential(nn.Linear(4, 4))
+    sample, target = torch.randn(2, 4), torch.randn(2, 4)
+    before = snapshot(model)
+    with pytest.raises(InvalidInput, match=said):
+        profile(model, sample, options=QUICK, loss_fn=loss_fn, target=target)
+    assert snapshot(model) == before
+
+
+@pytest.mark.parametrize(
+    ("value", "loss_fn", "said"),
+    [
+        (float("nan"), None, "the model's output on this sample holds NaN"),
+        (float("nan"), nn.functional.mse_loss, "the model's output on this sample holds NaN"),
+        (1.0, lambda x, y: nn.functional.mse_loss(x, y) / 0, "the loss of this sample is inf"),
+        (1.0, nn.functional.mse_loss, None),
+        (float("-inf"), None, None),
+    ],
+)
+def test_numbers_that_are_none_are_noted(value, loss_fn, said):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    with torch.no_grad():
+        model[2].bias[0] = value
+    target = None if loss_fn is None else torch.randn(2, 4)
+    found = profile(model, torch.randn(2, 4), options=QUICK, loss_fn=loss_fn, target=target)
+    noted = [note for note in found.notes if "check the sample" in note]
+    assert [note.partition(";")[0] for note in noted] == ([said] if said else [])
+
+
+def test_what_is_no_module_is_refused():
+    """A function once failed for want of an attribute ``parameters``."""
+
+    def make_model():
+        return nn.Linear(4, 4)
+
+    for model, said in (
+        (make_model, "make_model is a function.*give the module it returns"),
+        (nn.Linear, r"Linear is a class.*make one: Linear\(...\)"),
+        ("model.pt", "found a str"),
+    ):
+        with pytest.raises(InvalidInput, match=said):
+            profile(model, torch.randn(2, 4), options=QUICK)
+        with pytest.raises(InvalidInput, match=said):
+            estimate(model, torch.randn(2, 4), device="H100")
+        with pytest.raises(InvalidInput, match=said):
+            trace(model, torch.randn(2, 4))
 
 
 def test_progress_ends_at_its_total():
