@@ -16,7 +16,9 @@ from statistics import median
 
 from ..core.errors import InvalidInput, RankFailed, StagewrightError
 from ..core.plan import Plan
+from ..core.timeline import Timeline
 from ..runtime.runnable import check_runnable
+from ..schedules.of_plan import schedule_of
 
 WORKER = "stagewright.cli.train_worker"
 
@@ -28,10 +30,12 @@ class TrainingResult:
     Attributes:
         losses: Mean loss of each step's batch.
         step_times_s: Forward, backward and gradient synchronisation of each step.
+        timeline: Of one more step, where it was asked for.
     """
 
     losses: tuple[float, ...]
     step_times_s: tuple[float, ...]
+    timeline: Timeline | None = None
 
     @property
     def step_time_s(self) -> float:
@@ -40,9 +44,15 @@ class TrainingResult:
 
 
 def train(
-    plan: Plan, *, steps: int, whole: bool = False, seed: int = 0, timeout_s: float = 120.0
+    plan: Plan,
+    *,
+    steps: int,
+    whole: bool = False,
+    seed: int = 0,
+    timeout_s: float = 120.0,
+    records: bool = False,
 ) -> TrainingResult:
-    """Train a plan's model on made-up data: one process a stage, or the whole model in one.
+    """Train a plan's model on made-up data: a process a device, or the whole model in one.
 
     Args:
         plan: Must name a model family.
@@ -50,6 +60,7 @@ def train(
         whole: Train the unsplit model instead.
         seed: Of the weights and the data; equal seeds make the two comparable.
         timeout_s: How long a rank waits for another.
+        records: Take one more step, and record it.
 
     Raises:
         InvalidInput: The plan names no family.
@@ -61,7 +72,7 @@ def train(
         results = Path(folder)
         path = results / "plan.json"
         plan.write(path)
-        ranks = 0 if whole else plan.num_stages
+        ranks = 0 if whole else len(schedule_of(plan).ranks)
         launcher = (
             ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
             if ranks
@@ -70,13 +81,14 @@ def train(
         options = [f"--steps={steps}", f"--seed={seed}", f"--timeout={timeout_s}"]
         command = [
             sys.executable, *launcher, "-m", WORKER, str(path), folder, *options,
-            *(["--whole"] if whole else []),
+            *(["--whole"] if whole else []), *(["--record"] if records else []),
         ]  # fmt: skip
         code, talk = _run(command)
         if code:
             raise _failure(results, code, talk)
         found = json.loads((results / "result.json").read_text(encoding="utf-8"))
-    return TrainingResult(tuple(found["losses"]), tuple(found["step_times_s"]))
+        timeline = Timeline.read(results / "timeline.json") if records and not whole else None
+    return TrainingResult(tuple(found["losses"]), tuple(found["step_times_s"]), timeline)
 
 
 def check_trainable(plan: Plan) -> None:

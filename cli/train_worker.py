@@ -25,6 +25,7 @@ from ..core.plan import Plan
 from ..profiler.machine.allocator import keep_freed_memory
 from ..profiler.models.families import build_loss, build_model, training_batch
 from ..runtime.distributed import DistributedPipeline, init_process_group
+from ..runtime.trace import record
 
 LEARNING_RATE = 1e-3
 
@@ -41,6 +42,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--timeout", type=float, default=120.0)
     parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--record", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     keep_freed_memory()
@@ -51,7 +53,13 @@ def main() -> int:
         for step in (
             train_whole(plan, given.steps, given.seed)
             if given.whole
-            else train_split(plan, given.steps, given.seed, given.timeout)
+            else train_split(
+                plan,
+                given.steps,
+                given.seed,
+                given.timeout,
+                given.results / "timeline.json" if given.record else None,
+            )
         ):
             steps.append(step)
             (given.results / f"training.{rank}").touch()
@@ -68,8 +76,13 @@ def main() -> int:
     return 0
 
 
-def train_split(plan: Plan, num_steps: int, seed: int, timeout_s: float) -> Iterator[Step]:
-    """Train this rank's stage; every rank yields the batch's loss and the slowest rank's time."""
+def train_split(
+    plan: Plan, num_steps: int, seed: int, timeout_s: float, recorded: Path | None
+) -> Iterator[Step]:
+    """Train this rank's stages; every rank yields the batch's loss and the slowest rank's time.
+
+    With ``recorded`` one more step is taken, and rank 0 writes its timeline there.
+    """
     init_process_group(backend="gloo", timeout_s=timeout_s)
     model, loss_fn = _seeded_model(plan, seed)
     pipeline = DistributedPipeline(model, plan, loss_fn=loss_fn)
@@ -84,6 +97,14 @@ def train_split(plan: Plan, num_steps: int, seed: int, timeout_s: float) -> Iter
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
         yield pipeline.share_results(loss, elapsed_s)
+    if recorded is not None:
+        inputs, target = _batch(plan, seed, num_steps)
+        with record(pipeline) as trace:
+            pipeline.barrier()
+            pipeline.step(*inputs, target=target)
+        timeline = trace.timeline()
+        if pipeline.rank == 0:
+            timeline.write(recorded)
     pipeline.close()
     dist.destroy_process_group()
 

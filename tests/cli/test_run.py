@@ -10,9 +10,11 @@ import pytest
 from stagewright.cli import demo_requests, launch
 from stagewright.cli.comparison import Comparison
 from stagewright.cli.main import main
+from stagewright.core.cluster import Cluster
 from stagewright.core.errors import PlanMismatch
-from stagewright.core.plan import Plan
-from tests.torch_models import make_case, make_plan
+from stagewright.core.plan import Plan, PlanOptions
+from stagewright.planner.plan import plan
+from tests.torch_models import make_case, make_plan, traced_profile
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
 
@@ -35,6 +37,25 @@ def test_run_trains_a_plan_and_compares(tmp_path):
     assert found["measured_step_s"] > 0
 
 
+def test_a_planned_uneven_replication_is_run_from_its_file_and_drawn(tmp_path):
+    profile = traced_profile(make_case("unet"))
+    options = PlanOptions(num_stages=2, max_replicas=2, num_microbatches=4, recompute="always")
+    made = plan(profile, Cluster.uniform(3), options)
+    assert sorted(stage.replicas for stage in made.stages) == [1, 2]
+    path, trace, svg = (tmp_path / name for name in ("plan.json", "trace.json", "step.svg"))
+    made.write(path)
+    done = subprocess.run(
+        [sys.executable, "-m", "stagewright.cli", "run", str(path), "--compare", "--steps", "2",
+         "--trace", str(trace), "--svg", str(svg)],
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "is furthest off" in done.stderr
+    processes = {event["pid"] for event in json.loads(trace.read_text())["traceEvents"]}
+    assert processes == {0, 1, 2, 3}
+    assert "measured" in svg.read_text()
+
+
 def test_run_needs_a_model_it_can_build(tmp_path, capsys):
     path = tmp_path / "plan.json"
     make_plan(make_case("mlp"), 2).model_copy(update={"spec": None}).write(path)
@@ -46,11 +67,11 @@ def test_run_refuses_what_processes_do_not_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(launch, "_run", lambda command: pytest.fail("a process was started"))
     path = tmp_path / "plan.json"
     made = make_plan(make_case("mlp"), 2)
-    stages = tuple(stage.model_copy(update={"recompute": "always"}) for stage in made.stages)
-    made.model_copy(update={"stages": stages}).write(path)
+    order = tuple(reversed(range(len(made.layer_names))))
+    made.model_copy(update={"layer_order": order}).write(path)
     assert main(["run", str(path)]) == 2
     found = capsys.readouterr()
-    assert "--recompute never" in found.err
+    assert "--order given" in found.err
     assert "training" not in found.err
 
 
