@@ -1,8 +1,8 @@
 """Every message gets its gradient, because distributed autograd waits for all of them.
 
 Its algorithm ("fast mode" in torch's documentation) counts on a gradient for each tensor message
-sent in a context. If one never comes, parameters before it silently get none at all: a weight
-lent to a stage that did not use it would lose its gradient of other stages too.
+sent in a context. If one never comes, the backward pass waits until it times out: a weight lent to
+a stage that takes no gradient of it is enough.
 """
 
 from __future__ import annotations

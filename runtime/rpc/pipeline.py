@@ -7,7 +7,6 @@ one micro-batch while stage 0 works on another. Gradients are those of ``dist_au
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
@@ -18,13 +17,14 @@ import torch.distributed.rpc as rpc
 from torch import Tensor, nn
 from torch.futures import Future
 
-from ...core.errors import InvalidInput, PlanMismatch, RankFailed
+from ...core.errors import InvalidInput, RankFailed
 from ...core.plan import Plan
 from ..microbatch import join_outputs, split_batch
-from ..runnable import check_runnable
 from .anchor import anchor
-from .build import Built, Order, OutputForm, Source, build
+from .assembly import assemble
+from .build import Source
 from .calls import answer, send
+from .fitting import check_places, with_split
 from .inbox import Inbox
 from .roll import RollCall
 from .session import DEFAULT_TIMEOUT_S
@@ -55,8 +55,8 @@ class RpcPipeline:
     differentiated; elsewhere it is a plain forward. Whatever the plan's schedule, all forwards
     come before all backwards, as in GPipe, so stages hold every micro-batch's activations.
 
-    Use everything that was computed in a context for its loss: distributed autograd leaves out
-    gradients where the outputs of one call are not used (call those under ``torch.no_grad``).
+    Use every output computed in a context for its loss, and compute others under
+    ``torch.no_grad``: the backward pass waits for a gradient of each, until it times out.
 
     Args:
         model: A module, which is sent to the workers with its weights, or a function without
@@ -87,7 +87,7 @@ class RpcPipeline:
         sample: Any = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        _check(plan, workers, devices)
+        check_places(plan, workers, devices)
         self.plan = plan if num_split is None else with_split(plan, num_split)
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -96,7 +96,10 @@ class RpcPipeline:
         source = Source.of(model, torch.initial_seed() if seed is None else seed)
         self._roll = RollCall(list(dict.fromkeys(workers)), timeout_s)
         try:
-            self._build(source, workers, devices or [None] * len(workers), sample)
+            places = devices or [None] * len(workers)
+            parts = assemble(self._roll, source, self.plan, workers, places, sample)
+            self._parts, self._stages = parts, parts.stages
+            self._connect()
         except BaseException:
             self._roll.close()
             raise
@@ -126,7 +129,7 @@ class RpcPipeline:
         batches = self._split(args, kwargs)
         outputs = self._run(batches, torch.is_grad_enabled() and _in_context())
         sizes = [len(batch[0]) for batch in batches]
-        return self._output.unflatten(join_outputs(outputs, sizes))
+        return self._parts.output.unflatten(join_outputs(outputs, sizes))
 
     def forward_backward(
         self,
@@ -163,7 +166,7 @@ class RpcPipeline:
         outputs = self._run(batches, True)
         total = torch.zeros(())
         for flat, wanted, size in zip(outputs, target.split(sizes), sizes, strict=True):
-            loss = loss_fn(self._output.unflatten(flat), wanted)
+            loss = loss_fn(self._parts.output.unflatten(flat), wanted)
             total = total + loss * (size / sum(sizes))
         total = anchor(total, [value for flat in outputs for value in flat])
         run_backward = dist_autograd.backward  # type: ignore[attr-defined]
@@ -201,10 +204,10 @@ class RpcPipeline:
     def state_dict(self) -> dict[str, Tensor]:
         """The whole model's, gathered on this process's CPU under the model's own names."""
         found = {name: value for part in self._on_all("state") for name, value in part.items()}
-        for tied in self._tied:
+        for tied in self._parts.tied:
             weight = next(found[name] for name in tied.names if name in found)
             found.update(dict.fromkeys(tied.names, weight))
-        return {name: found[name] for name in self._names if name in found}
+        return {name: found[name] for name in self._parts.names if name in found}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Give every stage its part of the whole model's state.
@@ -212,12 +215,15 @@ class RpcPipeline:
         Raises:
             InvalidInput: Names are missing or unknown.
         """
-        missing, unknown = set(self._names) - state.keys(), state.keys() - set(self._names)
+        names = set(self._parts.names)
+        missing, unknown = names - state.keys(), state.keys() - names
         if missing or unknown:
             raise InvalidInput(
                 f"not this model's state: missing {sorted(missing)}, unknown {sorted(unknown)}"
             )
-        self._on_all("load", dict(state))
+        for stage, held in zip(self._stages, self._on_all("names"), strict=True):
+            future = self._start(stage, "load", {name: state[name] for name in held})
+            self._roll.wait(stage.owner_name(), future, "loading values")
 
     def train(self, mode: bool = True) -> Self:
         """Switch all stages to training or evaluation mode.
@@ -239,58 +245,33 @@ class RpcPipeline:
         self._stages = ()
         self._roll.close()
 
-    def _build(
-        self, source: Source, workers: Sequence[str], devices: Sequence[str | None], sample: Any
-    ) -> None:
-        placed: dict[str, list[int]] = {}
-        for index, worker in enumerate(workers):
-            placed.setdefault(worker, []).append(index)
-        started: dict[str, Future[Any]] = {}
-        for worker, indices in placed.items():
-            places = tuple(devices[index] for index in indices)
-            order = Order(source, self.plan, tuple(indices), places, sample)
-            started[worker] = send(worker, answer, build, order)
-        built: dict[str, Built] = {
-            worker: self._roll.wait(worker, future, "building the stages")
-            for worker, future in started.items()
-        }
-        self._most_stages = max(len(indices) for indices in placed.values())
-        by_index = {
-            index: stage
-            for worker, indices in placed.items()
-            for index, stage in zip(indices, built[worker].stages, strict=True)
-        }
-        self._stages = tuple(by_index[index] for index in range(len(workers)))
-        first = built[workers[0]]
-        self._names, self._tied, self._structure = first.names, first.tied, first.structure
-        self._microbatch_size = first.microbatch_size
-        self._output: OutputForm = pickle.loads(first.output)
-        self._connect()
-
     def _connect(self) -> None:
+        """Tell every stage where to send what."""
         inbox = rpc.RRef(self._inbox)
-        for index, (stage, onward) in enumerate(
-            zip(self._stages, (*self._stages[1:], None), strict=True)
-        ):
+        onward = (*self._stages[1:], None)
+        for index, (stage, following) in enumerate(zip(self._stages, onward, strict=True)):
             borrowers = {
                 group: tuple(self._stages[other] for other in tied.stages[1:])
-                for group, tied in enumerate(self._tied)
+                for group, tied in enumerate(self._parts.tied)
                 if tied.stages[0] == index
             }
-            self._on(stage, "connect", Route(onward, inbox, borrowers))
+            future = self._start(stage, "connect", Route(following, inbox, borrowers))
+            self._roll.wait(stage.owner_name(), future, "connecting the stages")
 
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Tensor, ...]]:
-        flat = self._structure.flatten(args, kwargs)
-        return split_batch(flat, self.num_split, self._microbatch_size, self._structure.names)
+        structure, size = self._parts.structure, self._parts.microbatch_size
+        flat = structure.flatten(args, kwargs)
+        return split_batch(flat, self.num_split, size, structure.names)
 
     def _run(self, batches: list[tuple[Tensor, ...]], wants_grad: bool) -> list[tuple[Any, ...]]:
         """Flat outputs of every micro-batch; one step at a time, whoever calls."""
         with self._lock:
-            if not self._stages:
-                raise InvalidInput("this pipeline is closed")
+            self._check_open()
             step = self._inbox.begin()
-            lending = [self._lend(stage, step, wants_grad) for stage in self._lenders()]
-            window = max(1, THREADS // self._most_stages)
+            lending = [
+                (stage, self._start(stage, "lend", step, wants_grad)) for stage in self._lenders()
+            ]
+            window = max(1, THREADS // self._parts.most_stages)
             for microbatch, values in enumerate(batches):
                 self._wait_for(microbatch + 1 - window)
                 task = Task(step, microbatch, wants_grad)
@@ -302,10 +283,8 @@ class RpcPipeline:
             return self._inbox.take()
 
     def _lenders(self) -> list[rpc.RRef[StageServer]]:
-        return [self._stages[index] for index in sorted({tied.stages[0] for tied in self._tied})]
-
-    def _lend(self, stage: rpc.RRef[StageServer], step: int, wants_grad: bool) -> Any:
-        return stage, send(stage.owner_name(), answer, on_stage, stage, "lend", step, wants_grad)
+        owners = {tied.stages[0] for tied in self._parts.tied}
+        return [self._stages[index] for index in sorted(owners)]
 
     def _wait_for(self, count: int) -> None:
         """Until so many micro-batches are through.
@@ -325,56 +304,21 @@ class RpcPipeline:
                     "timeout_s="
                 )
 
-    def _on(self, stage: rpc.RRef[StageServer], method: str, *args: Any) -> Any:
-        worker = stage.owner_name()
-        future = send(worker, answer, on_stage, stage, method, *args)
-        return self._roll.wait(worker, future, method)
+    def _check_open(self) -> None:
+        if not self._stages:
+            raise InvalidInput("this pipeline is closed")
+
+    def _start(self, stage: rpc.RRef[StageServer], method: str, *args: Any) -> Future[Any]:
+        return send(stage.owner_name(), answer, on_stage, stage, method, *args)
 
     def _on_all(self, method: str, *args: Any) -> list[Any]:
         """What every stage answers, asked at once."""
-        started = [
-            (stage.owner_name(), send(stage.owner_name(), answer, on_stage, stage, method, *args))
-            for stage in self._stages
+        self._check_open()
+        started = [(stage, self._start(stage, method, *args)) for stage in self._stages]
+        return [
+            self._roll.wait(stage.owner_name(), future, f"{method!r} of all stages")
+            for stage, future in started
         ]
-        return [self._roll.wait(worker, future, method) for worker, future in started]
-
-
-def with_split(plan: Plan, num_split: int) -> Plan:
-    """The plan for the same batch in another number of micro-batches.
-
-    Raises:
-        InvalidInput: The batch does not divide so.
-    """
-    if not plan.inputs:
-        raise InvalidInput("this plan records no inputs; plan with num_microbatches instead")
-    batch = plan.inputs[0].shape[0] * plan.num_microbatches
-    if num_split < 1 or batch % num_split:
-        raise InvalidInput(f"num_split is {num_split}; it has to divide the batch of {batch}")
-    size = batch // num_split
-    inputs = tuple(
-        spec.model_copy(update={"shape": (size, *spec.shape[1:])}) for spec in plan.inputs
-    )
-    changed = {"num_microbatches": num_split, "inputs": inputs}
-    if size != plan.inputs[0].shape[0]:
-        changed["boundaries"] = ()  # their shapes are those of the planned size
-    return plan.model_copy(update=changed)
-
-
-def _check(plan: Plan, workers: Sequence[str], devices: Sequence[Any] | None) -> None:
-    check_runnable(plan, "one device")
-    if any(stage.replicas > 1 for stage in plan.stages):
-        raise PlanMismatch("a plan with replicas is not run over RPC; plan with --max-replicas 1")
-    if any(stage.recompute != "never" for stage in plan.stages):
-        raise PlanMismatch("recomputation is not done over RPC; plan with --recompute never")
-    if len(workers) != plan.num_stages:
-        raise InvalidInput(
-            f"the plan has {plan.num_stages} stages, but {len(workers)} workers are named; name "
-            "one for each stage, the same one several times if it serves several"
-        )
-    if devices is not None and len(devices) != plan.num_stages:
-        raise InvalidInput(
-            f"{len(devices)} devices for {plan.num_stages} stages; give one for each stage"
-        )
 
 
 def _in_context() -> bool:

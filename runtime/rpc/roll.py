@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -13,11 +14,13 @@ import torch.distributed.rpc as rpc
 from torch.futures import Future
 
 from ...core.errors import RankFailed
-from .calls import Failure, send
+from .calls import Failure, StageError, send
 
 INTERVAL_S = 0.5
 LAST_LOOK_S = 5.0
 """How long a worker has to answer after a call failed, before the call itself is blamed."""
+
+PYTHON_ERROR = "Python code raised (a hook, a custom backward), in words torch does not pass on"
 
 
 def present() -> str:
@@ -126,8 +129,7 @@ class RollCall:
                 self.check(doing)
         for error in errors:
             if isinstance(error, RuntimeError):
-                self._look_again()
-                self.check(doing)
+                raise self._explained(error, doing) from error
             raise error
 
     def _repeat(self) -> None:
@@ -154,11 +156,24 @@ class RollCall:
         for worker, future in [(name, self._ask(name, LAST_LOOK_S)) for name in self._where]:
             self._look(worker, future)
 
-    def _explained(self, error: RuntimeError, doing: str) -> RankFailed:
+    def _explained(self, error: RuntimeError, doing: str) -> Exception:
+        """The same error in words that say where, if it came from another process."""
         self._look_again()
         if self.missing is not None:
             return self.missing.to_error(doing)
-        return RankFailed(f"{doing} failed, though every worker answers: {_first_line(error)}")
+        if "RPCErr" in str(error):
+            return RankFailed(
+                f"{doing} failed, though every worker answers: {_first_line(error)}. If it takes "
+                "longer, give controller and serve more with timeout_s="
+            )
+        if found := re.match(r"Error on Node (\d+): ", str(error)):
+            what = str(error)[found.end() :].replace("python_error", PYTHON_ERROR)
+            return StageError(f"on {self._name(int(found[1]))}, {doing}: {what}")
+        return error
+
+    def _name(self, rank: int) -> str:
+        names = (name for name in self._where if int(rpc.get_worker_info(name).id) == rank)
+        return next(names, f"rank {rank}")
 
 
 def _first_line(error: BaseException) -> str:

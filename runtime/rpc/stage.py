@@ -137,10 +137,14 @@ class StageServer:
                 if name not in self._elsewhere
             }
 
+    def names(self) -> list[str]:
+        """What this stage takes values of: all it uses, lent weights included."""
+        return list(self._stage.state_dict())
+
     def load(self, state: dict[str, Tensor]) -> None:
         """Take over values."""
         with self._turns.between():
-            self._stage.load_state_dict(state, strict=False)
+            self._stage.load_state_dict(state)
 
     def parameters(self) -> dict[str, rpc.RRef[Tensor]]:
         """References to the trainable parameters that live here."""

@@ -142,9 +142,14 @@ def errors() -> Iterator[Found]:
         batch[4:6] = -1
         yield {"raised": caught(lambda: pipeline(batch))}
         yield {"again": list(pipeline(torch.ones(8, 4)).shape)}
+        yield {"backward": caught(lambda: step(pipeline, 1000 * torch.ones(8, 4)))}
+        yield {"later": caught(lambda: step(pipeline, torch.ones(8, 4)))}
         yield {"short": caught(lambda: pipeline(torch.ones(0, 4)))}
         yield {"state": caught(lambda: pipeline.load_state_dict({}))}
+        wrong = {"0.weight": torch.eye(3)}
+        yield {"shape": caught(lambda: pipeline.load_state_dict(wrong))}
     yield {"closed": caught(lambda: pipeline(torch.ones(8, 4)))}
+    yield {"gone": caught(pipeline.state_dict)}
     other = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     yield {"other": caught(lambda: RpcPipeline(other, plan, workers=WORKERS))}
     local = nn.Sequential(nn.Linear(4, 4))
@@ -176,10 +181,14 @@ def deadly(last: nn.Module) -> Iterator[Found]:
     with RpcPipeline(model, plan, workers=WORKERS) as pipeline:
         pipeline.load_state_dict({"0.weight": torch.eye(4)})
         for sign in (1, -1):
-            with dist_autograd.context() as context:
-                batch, target = sign * torch.ones(4, 4), torch.zeros(4, dtype=torch.long)
-                pipeline.forward_backward(context, batch, target=target, loss_fn=cross_entropy)
+            step(pipeline, sign * torch.ones(4, 4))
             yield {"survived": sign}
+
+
+def step(pipeline: RpcPipeline, batch: Tensor) -> None:
+    target = torch.zeros(len(batch), dtype=torch.long)
+    with dist_autograd.context() as context:
+        pipeline.forward_backward(context, batch, target=target, loss_fn=cross_entropy)
 
 
 def vanishing() -> Iterator[Found]:

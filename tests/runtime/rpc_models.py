@@ -68,12 +68,17 @@ class Meets(nn.Module):
 
 
 class Raises(nn.Module):
-    """Fails for a negative input."""
+    """Fails for a negative input, and in the backward of a large one."""
 
     def forward(self, x: Tensor) -> Tensor:
         if float(x.detach().sum()) < 0:
             raise ArithmeticError("negative input")
+        if float(x.detach().sum()) > 100:
+            x.register_hook(self.fail)
         return x
+
+    def fail(self, gradient: Tensor) -> None:
+        raise ArithmeticError("large input")
 
 
 class Dies(nn.Module):

@@ -78,8 +78,12 @@ def test_stages_work_on_different_micro_batches_at_once(session):
     [
         ("raised", "StageError: on worker2, stage 1, micro-batch 2: ArithmeticError: negative"),
         ("again", "[8, 4]"),
+        ("backward", "StageError: on worker2, the backward pass: Python code raised (a hook"),
+        ("later", "nothing was raised"),
         ("short", "InvalidInput: inputs are split along their first dimension"),
         ("state", "InvalidInput: not this model's state: missing ['0.weight']"),
+        ("shape", "StageError: on worker1: RuntimeError: Error(s) in loading state_dict"),
+        ("gone", "InvalidInput: this pipeline is closed"),
         ("closed", "InvalidInput: this pipeline is closed"),
         ("other", "PlanMismatch: on worker1: the plan was made for another model"),
         ("unsent", "InvalidInput: the model cannot be sent to the workers"),
