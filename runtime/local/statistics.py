@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .flags import is_recomputing
-
 
 @contextmanager
 def deferred_statistics(modules: list[_BatchNorm]) -> Iterator[None]:
@@ -56,8 +54,6 @@ class _Moments:
 
     def add(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """A forward pre-hook: what is about to be normalised."""
-        if is_recomputing():
-            return
         values = inputs[0].detach()
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         count = values.numel() // values.shape[1]
@@ -98,7 +94,10 @@ class _Moments:
 
 @contextmanager
 def _collected(module: _BatchNorm) -> Iterator[_Moments]:
-    """The layer keeps no statistics inside; they are collected instead."""
+    """The layer keeps no statistics inside; they are collected instead.
+
+    A second run of the forward is in the backward, outside.
+    """
     moments = _Moments(module)
     hook = module.register_forward_pre_hook(moments.add)
     module.track_running_stats = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -86,6 +88,11 @@ class DeferredBatchNorm(_BatchNorm):
         variance = self.sum_squares / self.counter - mean.square()
         self.running_mean.mul_(1 - share).add_(mean, alpha=share)
         self.running_var.mul_(1 - share).add_(variance, alpha=share)
+        self.discard()
+
+    @torch.no_grad()
+    def discard(self) -> None:
+        """Forget what was tracked."""
         self.sum.zero_()
         self.sum_squares.zero_()
         self.counter = 0
@@ -124,8 +131,20 @@ class DeferredBatchNorm(_BatchNorm):
         return made.train(module.training)
 
 
-def commit_rest(module: nn.Module) -> None:
-    """End the batch for layers that were given fewer micro-batches than they wait for."""
-    for part in module.modules():
-        if isinstance(part, DeferredBatchNorm) and part.training and part.tracked:
-            part.commit()
+@contextmanager
+def whole_batches(module: nn.Module) -> Iterator[None]:
+    """A batch ends where the block ends.
+
+    Also for layers that were given fewer micro-batches than they wait for; what was tracked of
+    a batch that failed is forgotten.
+    """
+    layers = [part for part in module.modules() if isinstance(part, DeferredBatchNorm)]
+    try:
+        yield
+    except BaseException:
+        for layer in layers:
+            layer.discard()
+        raise
+    for layer in layers:
+        if layer.training and layer.tracked:
+            layer.commit()

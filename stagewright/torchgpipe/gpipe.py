@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..core.errors import InvalidInput
 from ..runtime.local.places import CopyStreams, Place
 from ..runtime.local.run import LocalStage, run_stages
-from .batchnorm import DeferredBatchNorm, commit_rest
+from .batchnorm import DeferredBatchNorm, whole_batches
 from .microbatch import TensorOrTensors, check, gather, scatter
 from .partition import Form, PartitionRun
 from .skip.routes import skip_routes
@@ -142,9 +142,8 @@ class GPipe(nn.Module):
         for index, place in enumerate(self._streams.places(self.devices)):
             stage, form = self._stage(index, place, form, len(batches))
             stages.append(stage)
-        outputs = run_stages(stages, batches)
-        if self.training:
-            commit_rest(self.partitions)
+        with whole_batches(self.partitions):
+            outputs = run_stages(stages, batches)
         return gather(outputs, form.is_atomic(0))
 
     def _stage(

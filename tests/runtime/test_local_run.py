@@ -8,6 +8,7 @@ from torch import nn
 
 from stagewright.runtime.local.clock import clock_order
 from stagewright.runtime.local.flags import is_checkpointing
+from stagewright.runtime.local.order import fork, join
 from stagewright.runtime.local.places import CopyStreams, Place, full_device
 from stagewright.runtime.local.run import LocalStage, run_stages
 from stagewright.runtime.local.surroundings import Surroundings
@@ -160,6 +161,70 @@ def test_modes_of_the_caller_hold_on_the_threads():
     assert [dtype for _, dtype, _ in seen[:2]] == [torch.bfloat16] * 2
     assert all(found.inference for found, _, _ in seen[2:])
     assert threading.current_thread().name not in {name for _, _, name in seen}
+
+
+class Log(torch.autograd.Function):
+    """Notes when its backward runs."""
+
+    @staticmethod
+    def forward(ctx, x, name, log):
+        ctx.note = name, log
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        name, log = ctx.note
+        log.append(name)
+        return gradient, None, None
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_token_turns_the_order_of_backwards_round(tied):
+    """The engine prefers what was made last, counted on every thread apart."""
+    log = []
+    first, second = (torch.rand(2, requires_grad=True) for _ in range(2))
+    for _ in range(100):
+        first = first * 1
+    (a,), token = fork((Log.apply(first, "first", log),))
+    made = []
+
+    def make():
+        (x,) = join((second,), token) if tied else (second,)
+        made.append(Log.apply(x, "second", log))
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    torch.cat([a, *made]).sum().backward()
+    assert log == (["second", "first"] if tied else ["first", "second"])
+
+
+def edges_to(output, name):
+    """Edges of the graph behind a tensor that lead to nodes of a class."""
+    count, todo, seen = 0, [output.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for source, _ in node.next_functions:
+            count += type(source).__name__ == name
+            todo.append(source)
+    return count
+
+
+@pytest.mark.parametrize("checkpointed", [0, 3])
+@pytest.mark.parametrize("input_has_gradient", [True, False])
+def test_micro_batches_of_every_stage_are_tied(checkpointed, input_has_gradient):
+    modules = [nn.Linear(1, 1), nn.Linear(1, 1)]
+    x = torch.rand(3, 1, requires_grad=input_has_gradient)
+    stages = chain(modules, apart(2), checkpointed=checkpointed)
+    outputs = run_stages(stages, [(part,) for part in x.chunk(3)])
+    forks = edges_to(torch.cat([value for (value,) in outputs]), "_ForkBackward")
+    outermost, between, tokens = 3, 3, 4
+    if not input_has_gradient and not checkpointed:
+        tokens = 2  # none of the first stage's, whose layers would compute an unwanted gradient
+    assert forks == outermost + between + tokens
 
 
 def test_devices_have_one_name():

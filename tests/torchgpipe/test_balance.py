@@ -8,6 +8,7 @@ import torch
 import torchgpipe.balance
 from torch import nn
 
+from stagewright.torchgpipe import skip
 from stagewright.torchgpipe.balance import (
     balance_by_size,
     balance_by_time,
@@ -128,6 +129,31 @@ def test_tuples_pass_between_layers():
         nn.Sequential(Swap(), Swap()), (torch.rand(2), torch.rand(2)), 0.0, torch.device("cpu")
     )
     assert len(times) == 2
+
+
+def test_skip_connections_are_measured_too():
+    """torchgpipe's goes back through the first layer's graph a second time, and fails."""
+
+    @skip.skippable(stash=["a", "none"])
+    class First(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            yield skip.stash("a", self.linear(x))
+            yield skip.stash("none", None)
+            return self.linear(x)
+
+    @skip.skippable(pop=["a", "none"])
+    class Last(nn.Module):
+        def forward(self, x):
+            yield skip.pop("none")
+            return x * (yield skip.pop("a"))
+
+    layers = nn.Sequential(First(), nn.Tanh(), Last())
+    assert sum(balance_by_time(2, layers, torch.rand(2, 4), timeout=0.0, device="cpu")) == 3
+    assert sum(balance_by_size(2, layers, torch.rand(2, 4), device="cpu")) == 3
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -87,3 +87,16 @@ def test_in_a_pipeline_also_for_indivisible_and_tiny_batches(size, checkpoint):
     before = model[0].running_mean.clone()
     model(x)
     assert torch.equal(model[0].running_mean, before)
+
+
+def test_a_batch_that_fails_is_forgotten():
+    model = GPipe(nn.Sequential(nn.BatchNorm2d(3), nn.Linear(12, 1)), [1, 1],
+                  devices=["cpu"] * 2, chunks=4, deferred_batch_norm=True)  # fmt: skip
+    model(images())
+    before = model[0].running_mean.clone()
+    with pytest.raises(RuntimeError):
+        model(images()[..., :11])
+    assert model[0].tracked == 0
+    assert torch.equal(model[0].running_mean, before)
+    model(images())
+    assert model[0].num_batches_tracked == 2

@@ -1,6 +1,7 @@
 """`GPipe` as torchgpipe documents it."""
 
 import copy
+import gc
 import pickle
 import threading
 from collections import OrderedDict
@@ -8,6 +9,7 @@ from collections import OrderedDict
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from stagewright.torchgpipe import GPipe, is_checkpointing, is_recomputing
 
@@ -482,3 +484,47 @@ def test_no_thread_is_left():
     before = threading.active_count()
     model(torch.rand(4, 2))
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(("checkpoint", "alive"), [("always", 0), ("except_last", 1), ("never", 3)])
+def test_what_is_kept_for_the_backward_and_that_nothing_is_after_it(checkpoint, alive):
+    made = []
+
+    def exponential(x):
+        result = x.exp()  # which its own backward wants
+        made.append(StorageWeakRef(result.untyped_storage()))
+        return result.sum(1, keepdim=True)
+
+    def count():
+        return sum(not storage.expired() for storage in made)
+
+    layers = [nn.Linear(2, 2), Function(exponential), nn.Linear(1, 2), Function(exponential)]
+    model = on_cpu(nn.Sequential(*layers), [2, 2], chunks=3, checkpoint=checkpoint)
+    gc.disable()  # what only a collection would free is memory a GPU does not have
+    try:
+        output = model(torch.rand(3, 2))
+        assert count() == 2 * alive
+        output.sum().backward()
+        assert count() == 0
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_after_an_exception_nothing_is_kept(checkpoint):
+    made = []
+
+    def note(x):
+        made.append(StorageWeakRef((y := x.exp()).untyped_storage()))
+        if len(made) == 4:
+            raise ArithmeticError
+        return y
+
+    model = on_cpu(
+        nn.Sequential(nn.Linear(2, 2), Function(note), Function(note)), [2, 1], chunks=3,
+        checkpoint=checkpoint,
+    )  # fmt: skip
+    with pytest.raises(ArithmeticError):
+        model(torch.rand(3, 2))
+    gc.collect()
+    assert all(storage.expired() for storage in made)

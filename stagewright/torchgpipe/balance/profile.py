@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...core.errors import InvalidInput
 from ...profiler.machine.cuda_blocks import allocated_bytes
+from ..skip.tracker import SkipTracker, use_skip_tracker
 
 Values = tuple[Any, ...]
 
@@ -46,13 +47,16 @@ def profile_times(
 
 def _time_round(module: nn.Sequential, sample: Any, device: torch.device) -> list[float]:
     times = []
-    value = _moved(sample, device)
+    value, tracker = _moved(sample, device), SkipTracker()
     for layer in layerwise_sandbox(module, device):
-        value = _detached(value)
+        value = _detached(value, tracker)
+        given = set(tracker.tensors)
         _synchronize(device)
         begun = time.perf_counter()
-        value = layer(value)
-        roots = [output for output in _tuple(value) if output.requires_grad]
+        with use_skip_tracker(tracker):
+            value = layer(value)
+        stashed = [tensor for name, tensor in tracker.tensors.items() if name not in given]
+        roots = [v for v in (*_tuple(value), *stashed) if v is not None and v.requires_grad]
         if roots:
             torch.autograd.backward(roots, roots)
         _synchronize(device)
@@ -68,11 +72,11 @@ def profile_sizes(
     The forward is of one sample; what it leaves is multiplied by the samples of a micro-batch.
     """
     samples = _tuple(input)[0].size(0) / chunks
-    value = _moved(_first_sample(input), device)
+    value, tracker = _moved(_first_sample(input), device), SkipTracker()
     sizes = []
     for layer in layerwise_sandbox(module, device):
-        value = _detached(value)
-        with _LeftBehind() as left:
+        value = _detached(value, tracker)
+        with _LeftBehind() as left, use_skip_tracker(tracker):
             value = layer(value)
         parameters = sum(p.numel() * p.element_size() for p in layer.parameters())
         sizes.append(left.size_bytes() * samples + parameters * param_scale)
@@ -117,7 +121,11 @@ def _moved(value: Any, device: torch.device) -> Any:
     return moved if isinstance(value, tuple) else moved[0]
 
 
-def _detached(value: Any) -> Any:
+def _detached(value: Any, tracker: SkipTracker) -> Any:
+    """A value, and the skip tensors that wait, without the layers that made them."""
+    for name, tensor in tracker.tensors.items():
+        if tensor is not None:
+            tracker.tensors[name] = tensor.detach().requires_grad_(tensor.requires_grad)
     fresh = tuple(v.detach().requires_grad_(v.requires_grad) for v in _tuple(value))
     return fresh if isinstance(value, tuple) else fresh[0]
 
