@@ -29,6 +29,7 @@ COMMANDS = (
     "merge",
     "export",
     "serve",
+    "verify",
     "run",
     "checkpoint",
     "demo",

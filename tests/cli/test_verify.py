@@ -1,0 +1,56 @@
+"""``verify``: equal is said, and what differs ends with exit code 1 and in words."""
+
+import json
+
+import pytest
+
+from stagewright.cli.main import main
+from stagewright.runtime import boundary
+from tests.torch_models import make_case, make_plan
+
+
+def test_a_family_needs_nothing_but_its_plan(tmp_path, capsys):
+    path = tmp_path / "plan.json"
+    make_plan(make_case("unet"), 3).write(path)
+    assert main(["verify", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["equal"]
+    assert found["worst"] <= 1e-9
+    assert len(found["gradients"]) > 10
+
+
+@pytest.mark.parametrize("loss", [(), ("--loss", "own:loss", "--target", "own:target")])
+def test_a_model_of_ones_own_is_named(tmp_path, capsys, monkeypatch, loss):
+    (tmp_path / "own.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def model():\n"
+        "    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))\n"
+        "def sample():\n    return torch.randn(3, 4)\n"
+        "def target():\n    return torch.randint(0, 2, (3,))\n"
+        "loss = nn.functional.cross_entropy\n",
+        encoding="utf-8",
+    )
+    monkeypatch.chdir(tmp_path)
+    own = ["own:model", "--sample", "own:sample"]
+    assert main(["profile", *own, "--budget", "1", "-o", "profile.json"]) == 0
+    assert main(["plan", "profile.json", "--devices", "2xcpu", "-o", "plan.json"]) == 0
+    capsys.readouterr()
+    assert main(["verify", "plan.json", *own, *loss]) == 0
+    assert capsys.readouterr().out.startswith("equal: worst difference")
+    assert main(["verify", "plan.json"]) == 2
+    assert "stagewright verify PLAN package.module:function" in capsys.readouterr().err
+
+
+def test_a_difference_is_an_error(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(
+        boundary._Enter,
+        "backward",
+        staticmethod(lambda ctx, *gradients: (gradients[0] * 1.001, None)),
+    )
+    path = tmp_path / "plan.json"
+    make_plan(make_case("mlp"), 2).write(path)
+    assert main(["verify", str(path)]) != 0
+    found = capsys.readouterr()
+    assert "NOT EQUAL" in found.out
+    assert "is no rounding" in found.err
