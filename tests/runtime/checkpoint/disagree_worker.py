@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from stagewright.runtime.checkpoint import save as saving
 from stagewright.runtime.checkpoint.load import load_checkpoint
@@ -70,6 +71,18 @@ def cases(folder: Path, rank: int) -> dict[str, Callable[[], Any]]:
         assert torch.rand(2).tolist() == drawn
         return drawn
 
+    def sharded() -> list[float]:
+        """Trained in shards, saved, and loaded into new shards and into whole parameters."""
+        losses = []
+        trained, optimizer = make_sharded(0)
+        train(trained, optimizer)
+        save_checkpoint(folder, trained, optimizer, step=4)
+        losses.append(train(trained, optimizer))
+        for resumed, later in (make_sharded(1), make_whole(2)):
+            load_checkpoint(folder, resumed, later)
+            losses.append(train(resumed, later))
+        return losses
+
     return {
         "well": lambda: save(optimizer=sgd()).name,
         "other step": lambda: save(step=1 + rank),
@@ -90,7 +103,30 @@ def cases(folder: Path, rank: int) -> dict[str, Callable[[], Any]]:
             folder, part, adam() if one else sgd(), step=1
         ),
         "random": draw,
+        "sharded": sharded,
     }  # fmt: skip
+
+
+def make_whole(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    made = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    return made, torch.optim.AdamW(made.parameters(), lr=0.1)
+
+
+def make_sharded(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    made, _ = make_whole(seed)
+    fully_shard(made, mesh=dist.init_device_mesh("cpu", (2,)))
+    return made, torch.optim.AdamW(made.parameters(), lr=0.1)
+
+
+def train(made: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    """Two steps, on the same data on every rank; the loss of the second."""
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = made(torch.linspace(-1, 1, 20, dtype=torch.float64).reshape(4, 5)).square().sum()
+        loss.backward()
+        optimizer.step()
+    return float(loss.detach())
 
 
 class Broken(dict[str, object]):

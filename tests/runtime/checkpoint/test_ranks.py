@@ -42,7 +42,7 @@ def told(repository, tmp_path_factory):
 
 
 def test_every_case_was_tried_on_both(told):
-    assert set(told) == {"well", *SAID, "bug", "load well", "random"}
+    assert set(told) == {"well", *SAID, "bug", "load well", "random", "sharded"}
     assert all([entry["rank"] for entry in entries] == [0, 1] for entries in told.values())
 
 
@@ -52,6 +52,12 @@ def test_together_it_works(told):
     drawn = [entry.get("done") for entry in told["random"]]
     assert None not in drawn
     assert drawn[0] != drawn[1]
+
+
+def test_shards_go_on_as_other_shards_and_whole(told):
+    for entry in told["sharded"]:
+        without_stop, *resumed = entry["done"]
+        assert resumed == pytest.approx([without_stop] * 2, rel=1e-12)
 
 
 @pytest.mark.parametrize("case", SAID)
