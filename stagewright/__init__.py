@@ -30,8 +30,11 @@ if TYPE_CHECKING:
     from .runtime.checkpoint.load import latest_step as latest_step
     from .runtime.checkpoint.load import load_checkpoint as load_checkpoint
     from .runtime.checkpoint.save import save_checkpoint as save_checkpoint
+    from .runtime.compare import compare as compare
+    from .runtime.compare import corrected as corrected
     from .runtime.distributed import DistributedPipeline as DistributedPipeline
     from .runtime.pipeline import Pipeline as Pipeline
+    from .runtime.trace import record as record
     from .runtime.verify import verify as verify
 
 _HOME = {
@@ -48,12 +51,15 @@ _HOME = {
     "Timeline": "core.timeline",
     "balance_by_size": "balance",
     "balance_by_time": "balance",
+    "compare": "runtime.compare",
+    "corrected": "runtime.compare",
     "estimate": "profiler.estimates.estimate",
     "explain": "planner.explain",
     "latest_step": "runtime.checkpoint.load",
     "load_checkpoint": "runtime.checkpoint.load",
     "plan": "planner.plan",
     "profile": "profiler.measure.profile",
+    "record": "runtime.trace",
     "save_checkpoint": "runtime.checkpoint.save",
     "validate": "planner.validate",
     "verify": "runtime.verify",
