@@ -51,7 +51,10 @@ class CopyStreams:
         return [self._place(stage, device) for stage, device in enumerate(devices)]
 
     def _place(self, stage: int, device: torch.device | None) -> Place:
-        if device is None or device.type != "cuda":
+        if device is None:
+            return Place(None)
+        device = full_device(device)
+        if device.type != "cuda":
             return Place(device)
         if stage not in self._pairs:
             self._pairs[stage] = torch.cuda.Stream(device), torch.cuda.Stream(device)
