@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from stagewright.core.cluster import Cluster
 from stagewright.core.plan import Plan, PlanOptions
+from stagewright.core.profile import Profile
 from stagewright.planner.from_balance import plan_from_balance
 from stagewright.runtime.checkpoint.load import load_checkpoint
 from stagewright.runtime.checkpoint.save import save_checkpoint
@@ -64,9 +66,14 @@ def loss_fn(output: Tensor, target: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
-def make_plan(model: nn.Module, schedule: str, replicas: tuple[int, ...]) -> Plan:
+@cache
+def profile_of_tied() -> Profile:
     sample, _ = make_batch(0, count=1)
-    profile = traced_profile(Case("tied", SPECS["mlp"], model, sample, loss_fn))
+    return traced_profile(Case("tied", SPECS["mlp"], Tied().double(), sample, loss_fn))
+
+
+def make_plan(schedule: str, replicas: tuple[int, ...]) -> Plan:
+    profile = profile_of_tied()
     base, extra = divmod(len(profile.layers), len(replicas))
     return plan_from_balance(
         profile,
@@ -85,7 +92,7 @@ class Run:
         model = Tied().double()
         self.model: DistributedPipeline | nn.Module = model
         if replicas:
-            plan = make_plan(model, schedule, replicas)
+            plan = make_plan(schedule, replicas)
             self.model = DistributedPipeline(model, plan, loss_fn=loss_fn)
         module = self.model.module if isinstance(self.model, DistributedPipeline) else model
         self.optimizer = make_optimizer(optimizer, module)
