@@ -1,8 +1,9 @@
-"""One rank of a run that is saved under one plan and goes on under the next."""
+"""A run that is saved under one plan and goes on under the next, each rank a forked child."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from datetime import timedelta
 from functools import cache
@@ -170,15 +171,28 @@ def run_leg(name: str, position: int, folder: Path, rank: int) -> dict[str, obje
     return {"optimizer": name, "leg": position, "losses": losses, "following": following}
 
 
-def main() -> None:
-    folder, rank, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3].split(",")
-    torch.set_num_threads(1)
+def run_legs(folder: Path, rank: int, names: list[str]) -> None:
     with open(folder / f"{rank}.jsonl", "w", encoding="utf-8") as file:
         for name in names:
             for position, (ranks, _, _) in enumerate(LEGS):
                 if rank < ranks:
                     file.write(json.dumps(run_leg(name, position, folder, rank)) + "\n")
                     file.flush()
+
+
+def main() -> None:
+    folder, names = Path(sys.argv[1]), sys.argv[2].split(",")
+    torch.set_num_threads(1)
+    profile_of_tied()  # before forking, as importing torch: once for all ranks
+    children = []
+    for rank in range(max(ranks for ranks, _, _ in LEGS)):
+        child = os.fork()
+        if child == 0:
+            run_legs(folder, rank, names)
+            return
+        children.append(child)
+    failed = [child for child in children if os.waitpid(child, 0)[1] != 0]
+    sys.exit(f"{len(failed)} of {len(children)} ranks failed" if failed else 0)
 
 
 if __name__ == "__main__":
