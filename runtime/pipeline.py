@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
+from ..capture.sample import check_module
 from ..capture.segment import Segment
 from ..core.errors import InvalidInput, PlanMismatch
 from ..core.plan import Plan
+from .batch_statistics import BatchStatistics
 from .cut import CutModel, cut_for_plan
+from .keyed_dropout import keyed_dropout as keyed
 from .local.places import CopyStreams, full_device
 from .local.run import LocalStage, run_stages
 from .local.statistics import batch_norms, deferred_statistics
@@ -45,8 +48,13 @@ class Pipeline(nn.Module):
             is split into fewer, and one that does not divide into unequal ones.
         checkpoint: Which micro-batches to compute again in the backward, on all stages; `None`
             for what the plan says of each stage. In training mode only.
-        deferred_batch_norm: Update the running statistics of batch normalisation once a batch,
-            by the statistics of the whole batch, instead of once a micro-batch.
+        batch_statistics: Whether running statistics of batch normalisation move once a
+            micro-batch or, ``deferred``, once a batch by the statistics of all of it.
+        keyed_dropout: A seed by which dropout follows layer, step and micro-batch alone, so that
+            no number depends on the plan (`runtime.keyed_dropout`); `None` for masks as they come.
+
+    Attributes:
+        steps: Batches run in training mode, which keyed dropout follows: set it when resuming.
 
     Raises:
         PlanMismatch: The plan is for another model, or uses what this cannot run.
@@ -63,9 +71,11 @@ class Pipeline(nn.Module):
         sample: Any = None,
         chunks: int | None = None,
         checkpoint: CheckpointMode | None = None,
-        deferred_batch_norm: bool = False,
+        batch_statistics: BatchStatistics = "microbatch",
+        keyed_dropout: int | None = None,
     ) -> None:
         super().__init__()
+        check_module(model)
         spread = devices is not None and len(devices) > 1
         check_runnable(plan, "devices" if spread else "one device")
         self._num_microbatches = _checked_chunks(plan, chunks)
@@ -74,12 +84,14 @@ class Pipeline(nn.Module):
         object.__setattr__(self, "_pieces", pieces)
         fixed_size = pieces.captured.program.mode == "export"
         self._microbatch_size = plan.inputs[0].shape[0] if fixed_size and plan.inputs else None
-        if deferred_batch_norm and fixed_size and batch_norms(model):
+        self._deferred = _checked_policy(batch_statistics) == "deferred"
+        if self._deferred and fixed_size and batch_norms(model):
             raise PlanMismatch(
                 "this model's batch normalisation was captured as single operations, whose "
-                "statistics cannot be deferred; leave out deferred_batch_norm"
+                "statistics cannot be deferred; leave out batch_statistics"
             )
-        self._deferred = deferred_batch_norm
+        self._dropout_seed = keyed_dropout
+        self.steps = 0
         self._devices = _place(pieces, devices, model)
         self._streams = CopyStreams()
         self._share_names(model)
@@ -130,15 +142,17 @@ class Pipeline(nn.Module):
         batches = split_batch(flat, count, self._microbatch_size, structure.names)
         with deferred_statistics(batch_norms(self)) if self._deferred else nullcontext():
             values = run_stages(self._local_stages(len(batches)), batches)
+        self.steps += self.training
         sizes = [len(batch[0]) for batch in batches]
         return self._pieces.captured.unflatten_output(join_outputs(values, sizes))
 
     def _local_stages(self, num_microbatches: int) -> list[LocalStage]:
         again = {"always": num_microbatches, "except_last": num_microbatches - 1, "never": 0}
         places = self._streams.places(self._devices)
+        key = None if self._dropout_seed is None else (self._dropout_seed, self.steps)
         return [
             LocalStage(
-                partial(_run, stage, place.device),
+                partial(_run, stage, place.device, key if self.training else None),
                 stage,
                 place,
                 checkpointed=again[mode] if self.training else 0,
@@ -165,17 +179,28 @@ class Pipeline(nn.Module):
 
 
 def _run(
-    stage: Segment, device: torch.device | None, microbatch: int, inputs: tuple[Any, ...]
+    stage: Segment,
+    device: torch.device | None,
+    key: tuple[int, int] | None,
+    microbatch: int,
+    inputs: tuple[Any, ...],
 ) -> tuple[Any, ...]:
+    """Run a stage, under the seed and step of keyed dropout if there is one."""
     elsewhere = {
         name: parameter.to(device)
         for name, parameter in stage.named_parameters()
         if device is not None and parameter.device != device
     }
-    if elsewhere:  # a tied weight lives with its first stage; gradients flow back to it
-        result: tuple[Any, ...] = torch.func.functional_call(stage, elsewhere, inputs)
-        return result
-    return tuple(stage(*inputs))
+    with ExitStack() as stack:
+        if key is not None:
+            seed, step = key
+            stack.enter_context(
+                keyed(stage, seed=seed, step=step, microbatch=microbatch, device=device)
+            )
+        if elsewhere:  # a tied weight lives with its first stage; gradients flow back to it
+            result: tuple[Any, ...] = torch.func.functional_call(stage, elsewhere, inputs)
+            return result
+        return tuple(stage(*inputs))
 
 
 def _checked_chunks(plan: Plan, chunks: int | None) -> int:
@@ -184,6 +209,14 @@ def _checked_chunks(plan: Plan, chunks: int | None) -> int:
     if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
         raise InvalidInput(f"chunks is {chunks!r}; give a number of micro-batches from 1 up")
     return chunks
+
+
+def _checked_policy(policy: BatchStatistics) -> BatchStatistics:
+    if policy not in get_args(BatchStatistics):
+        raise InvalidInput(
+            f"batch_statistics is {policy!r}; give one of {', '.join(get_args(BatchStatistics))}"
+        )
+    return policy
 
 
 def _checked_modes(plan: Plan, checkpoint: CheckpointMode | None) -> tuple[CheckpointMode, ...]:

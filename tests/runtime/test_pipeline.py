@@ -181,7 +181,7 @@ def test_an_error_says_where(checkpoint):
 def test_deferred_statistics_are_those_of_the_whole_batch(checkpoint, size):
     model, plan = small()
     whole = copy.deepcopy(model)
-    pipeline = Pipeline(model, plan, checkpoint=checkpoint, deferred_batch_norm=True, chunks=2)
+    pipeline = Pipeline(model, plan, checkpoint=checkpoint, batch_statistics="deferred", chunks=2)
     names = list(pipeline.state_dict())
     for _ in range(2):
         x = torch.rand(size, 4, dtype=torch.double) + 3
@@ -217,18 +217,47 @@ def test_statistics_that_cannot_be_deferred_are_refused(monkeypatch):
         return pieces
 
     monkeypatch.setattr(home, "cut_for_plan", exported)
-    with pytest.raises(PlanMismatch, match="leave out deferred_batch_norm"):
-        Pipeline(model, plan, deferred_batch_norm=True)
+    with pytest.raises(PlanMismatch, match="leave out batch_statistics"):
+        Pipeline(model, plan, batch_statistics="deferred")
 
 
 def test_a_failed_step_leaves_deferred_layers_as_they_were():
     model, plan = small()
-    pipeline = Pipeline(model, plan, deferred_batch_norm=True)
+    pipeline = Pipeline(model, plan, batch_statistics="deferred")
     with pytest.raises(RuntimeError):
         pipeline(torch.rand(8, 5, dtype=torch.double))
     assert all(m.track_running_stats for m in model if isinstance(m, nn.BatchNorm1d))
     assert not model[1]._forward_pre_hooks
     assert model[1].num_batches_tracked == 0
+
+
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_keyed_dropout_does_not_depend_on_the_plan(checkpoint):
+    def trained(balance, **options):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.Dropout(0.5))
+        case = Case("drop", make_case("mlp").spec, model, torch.rand(2, 4), None)
+        plan = make_plan(case, len(balance), num_microbatches=4, balance=balance)
+        pipeline = Pipeline(model, plan, keyed_dropout=7, **options)
+        torch.manual_seed(len(balance))  # of no consequence
+        x = torch.linspace(0, 1, 32).reshape(8, 4)
+        outputs = [pipeline(x), pipeline(x)]
+        sum(output.pow(2).sum() for output in outputs).backward()
+        assert pipeline.steps == 2
+        return [*outputs, *(parameter.grad for parameter in model.parameters())]
+
+    found = trained([2, 2], checkpoint=checkpoint)
+    assert not torch.equal(found[0], found[1])
+    for ours, theirs in zip(found, trained([4]), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_what_is_no_module_or_policy_is_refused():
+    model, plan = small()
+    with pytest.raises(InvalidInput, match="is a function"):
+        Pipeline(small, plan)
+    with pytest.raises(InvalidInput, match="give one of microbatch, deferred"):
+        Pipeline(model, plan, batch_statistics="never")
 
 
 def test_buffers_of_any_module_move_once():
