@@ -66,8 +66,7 @@ class PlanOptions(Record):
             ``memory`` (the largest device's), ``devices`` (how many are needed),
             ``balance_time`` and ``balance_size`` (the largest stage, nothing else counted) or
             ``pipedream`` (PipeDream's own objective, for comparison).
-        num_stages: Exactly this many stages; `None` tries every number up to the devices and,
-            for 1f1b, up to the micro-batches.
+        num_stages: Exactly this many stages; `None` tries every number up to the devices.
         max_stages: At most this many.
         max_replicas: At most this many devices a stage, its micro-batches dealt to them in turn;
             `None` for any number.

@@ -76,13 +76,11 @@ def _check_memory(request: Request, found: Assignment) -> None:
 
 
 def _evened(request: Request) -> Assignment:
-    """Stage s on device s, as many as asked for, or as devices, cuts and the schedule allow."""
+    """Stage s on device s, as many as asked for, or as devices and cuts allow."""
     costs, options = request.costs, request.options
     most = min(costs.num_atoms, len(request.cluster.devices))
     if options.max_stages is not None:
         most = min(most, options.max_stages)
-    if options.schedule == "1f1b":
-        most = min(most, options.num_microbatches)
     count = options.num_stages or most
     speeds = [device.speed for device in request.cluster.devices[:count]]
     if options.objective == "balance_size":

@@ -48,8 +48,6 @@ def stage_counts(pricer: Pricer) -> range:
     most = min(costs.num_atoms, len(pricer.devices.cluster.devices))
     if options.max_stages is not None:
         most = min(most, options.max_stages)
-    if options.schedule == "1f1b" and not pricer.only_forward:
-        most = min(most, options.num_microbatches)
     if options.num_stages is not None:
         most = min(most, options.num_stages)
         return range(options.num_stages, most + 1)

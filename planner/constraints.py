@@ -11,7 +11,6 @@ import numpy as np
 from ..core.errors import Infeasible, InvalidInput
 from ..core.plan import PlanOptions
 from ..core.profile import Profile
-from ..schedules.named import too_many_stages
 from .assignment import Assignment
 from .classes import Devices
 from .cost import legal_positions, tied_parameters
@@ -152,12 +151,6 @@ def broken_option(
     if options.max_stages is not None and num_stages > options.max_stages:
         text = f"has {num_stages} stages, more than max_stages={options.max_stages}"
         return Broken("max_stages", text, f"leave it out or ask for {num_stages} or more")
-    if not only_forward and too_many_stages(options.schedule, num_stages, options.num_microbatches):
-        text = (
-            f"has {num_stages} stages, more than num_microbatches={options.num_microbatches}, "
-            "which the 1f1b schedule does not take"
-        )
-        return Broken("num_microbatches", text, f"ask for {num_stages} or more, or for gpipe")
     if replicas > (1 if only_forward else options.num_microbatches):
         text = (
             f"has {replicas} replicas of a stage, more than "
@@ -200,8 +193,7 @@ def check_asked(
         num_nodes: Of the graph, where branches may be reordered.
 
     Raises:
-        InvalidInput: More 1F1B stages are asked for than micro-batches, or pins contradict each
-            other or name what there is not.
+        InvalidInput: Pins contradict each other or name what there is not.
         Infeasible: More stages are asked for than devices or cuts allow.
     """
     index = {entry.layer.name: position for position, entry in enumerate(profile.layers)}
@@ -234,10 +226,6 @@ def _check_num_stages(num_atoms: int, devices: Devices, options: PlanOptions) ->
     wanted = options.num_stages
     if wanted is None:
         return
-    if options.objective != "latency":
-        refusal = too_many_stages(options.schedule, wanted, options.num_microbatches)
-        if refusal:
-            raise InvalidInput(refusal, field="/options/num_stages")
     available, chunks = len(devices.cluster.devices), chunks_of(options)
     needed = -(-wanted // chunks)
     if needed > available:

@@ -11,7 +11,6 @@ from ..core.plan import Plan, PlanOptions
 from ..core.profile import Profile
 from ..core.units import format_bytes
 from ..schedules.layout import FOLDED
-from ..schedules.named import too_many_stages
 from .arguments import cluster_of, options_of, profile_of
 from .assignment import Assignment, cuts_of, in_device_order, placed, repeated
 from .build import build_plan
@@ -84,7 +83,7 @@ def plan_from_balance(
 
 
 def _check_cuts(request: Request, cuts: tuple[int, ...]) -> None:
-    layers, options = request.profile.layers, request.options
+    layers = request.profile.layers
     counts = [last - first for first, last in pairwise(cuts)]
     if cuts[-1] != len(layers) or min(counts, default=0) < 1:
         raise InvalidInput(
@@ -92,10 +91,6 @@ def _check_cuts(request: Request, cuts: tuple[int, ...]) -> None:
             f"and {len(layers)} in all",
             field="/balance",
         )
-    if options.objective != "latency":
-        refusal = too_many_stages(options.schedule, len(counts), options.num_microbatches)
-        if refusal:
-            raise InvalidInput(refusal, field="/balance")
     for cut in cuts[1:-1]:
         boundary = request.profile.boundaries[cut - 1]
         reason = "" if boundary.legal else boundary.reason or "the profile forbids it"

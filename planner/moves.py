@@ -129,8 +129,6 @@ class Space:
         options = self.options
         most = min(self.tables.most_stages, len(self.devices.cluster.devices))
         limit = options.max_stages or most
-        if options.schedule == "1f1b" and options.objective != "latency":
-            limit = min(limit, options.num_microbatches)
         return limit if limit < most else 0
 
     def moves(self, measure: Measure) -> Moves:

@@ -87,8 +87,6 @@ def _place(pin: Pin) -> str:
 def _most_stages(options: PlanOptions) -> tuple[int | None, str]:
     """Most stages that options leave, and which of them does; `None` for any number."""
     found = [("num_stages", options.num_stages), ("max_stages", options.max_stages)]
-    if options.schedule == "1f1b" and options.objective != "latency":
-        found.append(("num_microbatches", options.num_microbatches))
     limits = [(count, f"{name}={count}") for name, count in found if count is not None]
     return min(limits, key=lambda entry: entry[0], default=(None, ""))
 

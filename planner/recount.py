@@ -18,7 +18,6 @@ from ..core.plan import OPTIMIZER_BYTES_PER_ELEMENT, MemoryUse, PlanOptions
 from ..core.profile import Profile
 from ..schedules.activations import most_in_flight
 from ..schedules.depths import checked_depths
-from ..schedules.named import too_many_stages
 from ..schedules.order import Order, make_order
 from .recount_places import Place, level_between
 from .simulate import StageTimes, step_time
@@ -309,9 +308,6 @@ class Split:
         options, num_stages = self.options, self.num_stages
         if self.only_forward:
             return
-        refusal = too_many_stages(options.schedule, num_stages, options.num_microbatches)
-        if refusal:
-            yield refusal
         try:
             self._order()
             if options.schedule == "1f1b" and self.held:

@@ -13,7 +13,6 @@ from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.units import format_bytes
 from ..schedules import jit
 from ..schedules.layout import FOLDED, make_layout
-from ..schedules.named import too_many_stages
 from .assignment import Assignment, Cuts, repeated
 from .candidates import equal_layers, even_times, with_recompute
 from .fitted import Ways, fitted
@@ -123,9 +122,6 @@ class Several:
     def refusal(self, ranks: int, replicas: int) -> str | None:
         """Why the schedule does not take these numbers; `None` if it does."""
         options = self.request.options
-        refusal = too_many_stages(options.schedule, ranks * self.chunks, options.num_microbatches)
-        if refusal:
-            return refusal
         counts = (replicas,) * (ranks * self.chunks)
         try:
             make_layout(options.schedule, options.num_microbatches, counts, self.chunks)

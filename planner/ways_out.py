@@ -19,7 +19,6 @@ from ..core.plan import Plan, PlanOptions
 from ..core.profile import Profile
 from ..core.schedule import TrainingSchedule
 from ..core.units import format_time
-from ..schedules.named import too_many_stages
 from .constraints import allowed_positions
 from .cost import Tables, tables
 from .microbatches import candidates, may_fit, only_planning_tells, request_of
@@ -222,10 +221,7 @@ class _Search:
 def _kinds(profile: Profile, cluster: Cluster, options: PlanOptions) -> list[Iterator[Change]]:
     """Kinds of changes, each from its smallest form up."""
     ask = partial(_change, cluster, options)
-    kinds = [
-        _fewer_microbatches(cluster, options),
-        _more_microbatches(profile, cluster, options),
-    ]
+    kinds = [_fewer_microbatches(cluster, options)]
     kinds += [
         iter([_on_schedule(cluster, options, name)])
         for name in get_args(TrainingSchedule)
@@ -273,21 +269,10 @@ def _on_schedule(cluster: Cluster, options: PlanOptions, name: TrainingSchedule)
 
 
 def _fewer_microbatches(cluster: Cluster, options: PlanOptions) -> Iterator[Change]:
-    """1F1B takes no more stages than micro-batches, so fewer of these are not always better."""
+    """A stage has no more replicas than micro-batches, so fewer of these are not always better."""
     count = options.num_microbatches
     while count > 1 and options.batch_size is None and options.objective != "latency":
         count = count - 1 if count <= EACH_COUNT else count // 2
-        yield _change(cluster, options, num_microbatches=count)
-
-
-def _more_microbatches(
-    profile: Profile, cluster: Cluster, options: PlanOptions
-) -> Iterator[Change]:
-    """1F1B takes as many stages as micro-batches, so more of these can mean smaller stages."""
-    most = min(len(cluster.devices), len(allowed_positions(profile, options)) - 1)
-    count = options.num_microbatches
-    while options.schedule == "1f1b" and options.batch_size is None and count < most:
-        count = min(2 * count, most)
         yield _change(cluster, options, num_microbatches=count)
 
 
@@ -300,15 +285,7 @@ def _pinned(cluster: Cluster, options: PlanOptions) -> list[Device]:
 def _on_devices(
     cluster: Cluster, options: PlanOptions, count: int, like: Device | None = None
 ) -> Change:
-    """More devices; beyond 1F1B's micro-batches they would stay idle, so there more of both."""
     text = f"{count} devices" if like is None else f"{count} devices, the new ones {like.kind!r}"
-    if (
-        options.max_replicas == 1
-        and options.batch_size is None
-        and too_many_stages(options.schedule, count, options.num_microbatches)
-    ):
-        text += f" and num_microbatches={count}"
-        options = _with(options, num_microbatches=count)
     return Change(text, with_devices(cluster, count, like), options)
 
 

@@ -101,17 +101,3 @@ def in_flight(
             return checked_depths(num_microbatches, replicas, depths)[stage]
         return default_depths(num_microbatches, replicas)[stage]
     return most_in_flight(make_order(name, num_microbatches, replicas, depths, chunks))[stage]
-
-
-def too_many_stages(name: ScheduleName, num_stages: int, num_microbatches: int) -> str | None:
-    """Why the runtime would refuse so many stages, and the way out; `None` if it would not.
-
-    torch's ``Schedule1F1B`` wants at least as many micro-batches as stages; GPipe takes any.
-    """
-    if name != "1f1b" or num_stages <= num_microbatches:
-        return None
-    return (
-        f"the 1f1b schedule needs at least as many micro-batches as stages: {num_stages} stages, "
-        f"but num_microbatches is {num_microbatches}; ask for num_microbatches={num_stages} or "
-        "more, or for the gpipe schedule"
-    )

@@ -134,8 +134,6 @@ class Search:
     def most_stages(self):
         options = self.options
         limits = [options.num_stages, options.max_stages, len(self.cluster.devices)]
-        if options.schedule == "1f1b" and not self.only_forward:
-            limits.append(options.num_microbatches)
         return min(limit for limit in limits if limit is not None)
 
     def plans(self) -> Iterator[tuple[Choice, ...]]:

@@ -100,8 +100,8 @@ def test_one_microbatch(objective):
     options = PlanOptions(objective=objective, num_microbatches=1, max_replicas=None)
     made = planned(random_profile(1, 8), Cluster.uniform(4), options)
     assert made.num_microbatches == 1
-    if objective != "latency":
-        assert made.num_stages == 1
+    if objective in ("step_time", "pipedream"):
+        assert made.num_stages == 1  # more of them only send
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])

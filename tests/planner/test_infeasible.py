@@ -113,16 +113,14 @@ def test_a_fixed_number_of_stages_may_be_what_binds():
     assert {"any number of stages", "3 devices"} == set(texts(error))
 
 
-def test_1f1b_may_need_more_microbatches_for_more_stages():
-    """Four stages would fit, but need four micro-batches, and on two devices four devices too."""
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_one_microbatch_takes_as_many_stages_as_memory_needs(schedule):
+    """1F1B used to have no more stages than micro-batches."""
     profile = chain_profile([1, 1, 1, 1], parameter_bytes=400)
-    options = PlanOptions(num_microbatches=1)
-    for num_devices, way_out in (
-        (4, ["num_microbatches=4", "schedule='gpipe'"]),
-        (2, ["4 devices and num_microbatches=4"]),
-    ):
-        error = refused(profile, Cluster.uniform(num_devices, memory_bytes=1700), options)
-        assert texts(error) == way_out
+    options = PlanOptions(num_microbatches=1, schedule=schedule)
+    assert plan(profile, Cluster.uniform(4, memory_bytes=1700), options).num_stages == 4
+    error = refused(profile, Cluster.uniform(2, memory_bytes=1700), options)
+    assert texts(error) == ["4 devices", "optimizer='sgd'"]
 
 
 def test_two_changes_are_offered_where_none_alone_helps():

@@ -40,7 +40,6 @@ def refused(*pins, cluster=TWO_KINDS, profile=None, **options):
         ([at(3, stage=2)], {"num_stages": 2}, "pins[0] ('layer.3' in stage 2) needs at least 3 "
          "stages, and num_stages=2 allows 2; pin it to a lower stage or ask for more"),
         ([at(3, stage=2)], {"max_stages": 2}, "max_stages=2 allows 2"),
-        ([at(3, stage=2)], {"num_microbatches": 2}, "num_microbatches=2 allows 2"),
         ([at(2, stage=0)], {"num_stages": 3}, "pins[0] ('layer.2' in stage 0) cannot hold with "
          "num_stages=3: 2 cuts are needed behind the layer and 1 are allowed"),
         ([at(0, kind="a"), at(2, stage=0), at(2, stage=1)], {},
@@ -103,8 +102,7 @@ def any_cuts_keep(options, positions, kinds):
     last, inner = positions[-1], positions[1:-1]
     for count in range(len(inner) + 1):
         num_stages = count + 1
-        most = min(options.max_stages or 99, options.num_microbatches)
-        if options.num_stages not in (None, num_stages) or num_stages > most:
+        if options.num_stages not in (None, num_stages) or num_stages > (options.max_stages or 99):
             continue
         for chosen in itertools.combinations(inner, count):
             stage_of = [sum(cut <= layer for cut in chosen) for layer in range(last)]

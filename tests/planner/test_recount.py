@@ -262,7 +262,6 @@ def test_tied_weights_are_summed_over_their_owners_by_the_slowest_link():
         ({"pins": (Pin(layer="layer.2", kind="cpu"),)}, "on a 'gpu', pinned to a 'cpu'"),
         ({"pins": (Pin(layer="layer.9", stage=0),)}, "no layer is called 'layer.9', which is"),
         ({"recompute": "always"}, "stage 0 is not recomputed, which the options demand"),
-        ({"num_microbatches": 1}, "2 stages, but num_microbatches is 1"),
     ],
 )
 def test_what_the_options_forbid_is_named(options, fault):

@@ -306,16 +306,12 @@ def test_a_cut_that_is_no_longer_legal_is_refused():
         validate(made, stricter, cluster)
 
 
-def test_more_1f1b_stages_than_microbatches_are_refused():
-    """torch's Schedule1F1B would refuse to run it."""
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_there_may_be_more_stages_than_microbatches(schedule):
     profile, cluster = chain_profile([1, 1, 1]), Cluster.uniform(3)
-    options = PlanOptions(num_microbatches=2, schedule="gpipe")
+    options = PlanOptions(num_microbatches=2, schedule=schedule)
     made = written(Split((1, 1, 1), ((0,), (1,), (2,)), profile, cluster, options))
     validate(made, profile, cluster)
-    fields = {"options": PlanOptions(num_microbatches=2), "schedule": "1f1b"}
-    other = Plan.model_validate({**dict(made), **fields})
-    with pytest.raises(PlanMismatch, match="3 stages, but num_microbatches is 2;"):
-        validate(other, profile, cluster)
 
 
 def test_a_baseline_has_no_time_exactly_where_it_cannot_be_used():
