@@ -11,7 +11,7 @@ from torch import nn
 
 from ..capture.capture import default_device, trace
 from ..capture.captured import Captured
-from ..capture.sample import CallStructure, synthetic_inputs
+from ..capture.sample import CallStructure, check_module, synthetic_inputs
 from ..capture.segment import Segment, adopt
 from ..core.errors import InvalidInput, PlanMismatch
 from ..core.graph import Boundary, Parameter
@@ -104,7 +104,9 @@ def cut_for_plan(model: nn.Module, plan: Plan, sample: Any = None) -> CutModel:
 
     Raises:
         PlanMismatch: The model's layers are not the plan's.
+        InvalidInput: What was given is no module, or the plan records no inputs.
     """
+    check_module(model)
     if sample is None and not plan.inputs:
         raise InvalidInput("this plan records no inputs; give a sample of one micro-batch")
     recipe = ""

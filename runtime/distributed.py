@@ -20,6 +20,7 @@ from ..core.errors import InvalidInput, PlanMismatch, StagewrightError
 from ..core.plan import Plan
 from ..core.schedule import Schedule
 from ..core.tensors import TensorSpec
+from ..core.units import count
 from ..schedules.of_plan import schedule_of
 from ..schedules.validate import validate
 from .batch_statistics import BatchStatistics, RunningStatistics
@@ -405,7 +406,14 @@ class DistributedPipeline:
         output = self._pieces.captured.unflatten_output(outputs)
         if self.device.type != "cpu":
             target = pytree.tree_map_only(Tensor, lambda value: value.to(self.device), target)
-        return self._loss_fn(output, target) / self.plan.num_microbatches
+        loss = self._loss_fn(output, target)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise InvalidInput(
+                f"loss_fn returned {found}, and has to return one number; take the mean over the "
+                "micro-batch"
+            )
+        return loss.reshape(()) / self.plan.num_microbatches
 
     def _whole_loss(self, shares: list[Tensor]) -> Tensor | None:
         """The mean over the batch, of which each replica of the last stage took a part."""
@@ -501,10 +509,10 @@ def _check_world(schedule: Schedule, group: dist.ProcessGroup | None) -> None:
         )
     ranks = dist.get_world_size(group)
     if ranks != wanted:
-        stages = f"{schedule.num_stages} stages"
         raise PlanMismatch(
-            f"the plan has {stages} on {wanted} devices, but {ranks} ranks were started; "
-            f"start {wanted}, or plan for {ranks} devices"
+            f"the plan has {count(schedule.num_stages, 'stage')} on {count(wanted, 'device')}, "
+            f"but {count(ranks, 'rank')} started; start {wanted}, or plan for "
+            f"{count(ranks, 'device')}"
         )
 
 

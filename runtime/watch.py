@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
 
-from ..core.errors import RankFailed
+from ..core.errors import RankFailed, first_line
 
 HEARTBEAT_INTERVAL_S = 0.25
 SILENCE_S = 2.0
@@ -96,7 +96,7 @@ class Watch:
             self._verdict = self._verdict or _store_host()
         assert self._verdict is not None
         return RankFailed(
-            f"{self._verdict.what}; rank {self.rank} was at {self.doing} ({_first_line(error)}). "
+            f"{self._verdict.what}; rank {self.rank} was at {self.doing} ({first_line(error)}). "
             "Start all ranks again, from the last checkpoint",
             ranks=self._verdict.ranks,
         )
@@ -147,7 +147,3 @@ def _store_host() -> Verdict:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return Verdict((), "the launcher, which hosts the store, stopped answering")
     return Verdict((0,), "rank 0 (host of the store) stopped answering")
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

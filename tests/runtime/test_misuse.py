@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.runtime.distributed import DistributedPipeline
+from stagewright.schedules.named import make_schedule
 from tests.torch_models import make_batch, make_case, make_plan
 
 pytestmark = pytest.mark.distributed
@@ -27,7 +28,7 @@ def test_torch_distributed_must_be_initialised():
 
 def test_the_number_of_ranks_must_be_the_number_of_stages(alone):
     case = make_case("mlp")
-    with pytest.raises(PlanMismatch, match="2 stages, but 1 ranks"):
+    with pytest.raises(PlanMismatch, match="2 stages on 2 devices, but 1 rank started"):
         DistributedPipeline(case.model, make_plan(case, 2), loss_fn=case.loss_fn)
 
 
@@ -50,6 +51,47 @@ def test_an_error_of_the_model_is_not_blamed_on_a_rank(alone):
     with pytest.raises(IndexError):
         pipeline.step(*batch, target=target)
     pipeline.close()
+
+
+def test_a_loss_is_one_number(alone):
+    case = make_case("mlp")
+    plan = make_plan(case, 1)
+    pipeline = DistributedPipeline(case.model, plan, loss_fn=lambda output, target: output[:, 0])
+    batch, target = make_batch(case, plan)
+    with pytest.raises(InvalidInput, match=r"loss_fn returned \(4,\).*take the mean"):
+        pipeline.step(*batch, target=target)
+    pipeline.close()
+
+
+def test_what_only_evaluates_does_not_train(alone):
+    case = make_case("mlp")
+    plan = make_plan(case, 1)
+    pipeline = DistributedPipeline(case.model, plan, loss_fn=None)
+    batch, target = make_batch(case, plan)
+    with pytest.raises(InvalidInput, match="only evaluates"):
+        pipeline.step(*batch, target=target)
+    output, loss = pipeline.evaluate(*batch)
+    torch.testing.assert_close(output, case.model(*batch))
+    assert loss is None
+    pipeline.close()
+
+
+def test_a_schedule_of_ones_own_fits_the_plan_and_can_finish(alone):
+    case = make_case("mlp")
+    plan = make_plan(case, 1)
+    other = make_schedule("gpipe", 1, 2)
+    with pytest.raises(PlanMismatch, match="1 stages and 2 micro-batches, the plan 1 and 4"):
+        DistributedPipeline(case.model, plan, loss_fn=case.loss_fn, schedule=other)
+    backwards = make_schedule("gpipe", 1, 4)
+    reverse = backwards.model_copy(update={"ranks": (backwards.ranks[0][::-1],)})
+    with pytest.raises(InvalidInput, match="0B3"):
+        DistributedPipeline(case.model, plan, loss_fn=case.loss_fn, schedule=reverse)
+
+
+def test_a_function_is_no_model(alone):
+    case = make_case("mlp")
+    with pytest.raises(InvalidInput, match=r"a model is an nn\.Module"):
+        DistributedPipeline(case.model.forward, make_plan(case, 1), loss_fn=case.loss_fn)
 
 
 def test_one_stage_trains_alone(alone):
