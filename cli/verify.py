@@ -43,21 +43,19 @@ def command(
     a model of your own name it and its sample as for profile. Without --loss it is the mean of
     the squares of all outputs. Exits 1 where something differs.
     """
-    import torch
-
     from ..core.plan import Plan
     from ..runtime.runnable import check_runnable
-    from ..runtime.verify import verify
+    from ..runtime.verify import DOUBLE, seeded, verify
 
     document = read_document(plan, Plan)
     check_runnable(document, "one device")
-    torch.manual_seed(seed)
+    seeded(seed)
     if model is None and sample is None:
         module, batch, wanted, loss_fn = _of_family(document, seed)
     else:
         module, batch, wanted, loss_fn = _of_own(document, model, sample, loss, target)
     say("one step unsplit, one in stages", quiet=as_json)
-    dtype = None if single else torch.float64
+    dtype = None if single else DOUBLE
     found = verify(module, document, batch, wanted, loss_fn, dtype=dtype)
     tolerance = SINGLE_TOLERANCE if single else DOUBLE_TOLERANCE
     is_equal = found.equal(tolerance)
@@ -93,41 +91,16 @@ def _of_own(
     plan: Plan, model: str | None, sample: str | None, loss: str | None, target: str | None
 ) -> tuple[Any, Any, Any, Any]:
     """The user's model, a batch of as many samples as there are micro-batches, target, loss."""
-    import torch
+    from ..runtime.made_up import mean_of_squares, no_target, together
 
     module, first = own_model(model, sample)
     if (loss is None) != (target is None):
         raise InvalidInput("give --loss and --target together, or neither")
     assert sample is not None
     rest = [call_target(sample) for _ in range(plan.num_microbatches - 1)]
-    batch = _together([first, *rest])
+    batch = together([first, *rest])
     if loss is None or target is None:
         size = plan.inputs[0].shape[0] * plan.num_microbatches
-        return module, batch, torch.zeros(size), _mean_of_squares
-    wanted = _together([call_target(target) for _ in range(plan.num_microbatches)])
+        return module, batch, no_target(size), mean_of_squares
+    wanted = together([call_target(target) for _ in range(plan.num_microbatches)])
     return module, batch, wanted, load_target(loss)
-
-
-def _together(samples: list[Any]) -> Any:
-    """Micro-batches as one batch."""
-    import torch
-    from torch.utils import _pytree as pytree
-
-    def joined(*parts: Any) -> Any:
-        return torch.cat(parts) if isinstance(parts[0], torch.Tensor) else parts[0]
-
-    return pytree.tree_map(joined, *samples)
-
-
-def _mean_of_squares(output: Any, target: Any) -> Any:
-    import torch
-    from torch.utils import _pytree as pytree
-
-    found = [
-        value.square().mean()
-        for value in pytree.tree_leaves(output)
-        if isinstance(value, torch.Tensor) and value.is_floating_point()
-    ]
-    if not found:
-        raise InvalidInput("the model returns no floating tensor; give --loss and --target")
-    return sum(found)

@@ -21,6 +21,9 @@ from .runnable import check_runnable
 
 LossFunction = Callable[[Any, Tensor], Tensor]
 
+DOUBLE = torch.float64
+"""In double precision rounding is told apart from error."""
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -118,6 +121,11 @@ def verify(
     with preserved(model):
         parts_loss = _split_step(pieces, batches, targets, loss_fn)
     return _compare(whole, parts, pieces.stages, whole_loss, parts_loss)
+
+
+def seeded(seed: int) -> None:
+    """Make what is drawn from here on the same every time: weights, and made-up data."""
+    torch.manual_seed(seed)
 
 
 def _whole_step(
