@@ -139,7 +139,10 @@ def verdict(judgements: list[Judgement]) -> Outcome:
     if not any(account.losses for account in judgements):
         faults.append("no rank knows the loss")
     off = sorted((d for account in judgements for d in account.differences), reverse=True)
-    faults += [f"{what} is off by {by:.1g}" for by, what in off]
+    faults += [
+        f"{what} is off by {by:.1g}" if by < float("inf") else f"{what} is missing or no number"
+        for by, what in off
+    ]
     if not faults:
         return Outcome("equal")
     more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
