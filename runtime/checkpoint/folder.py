@@ -90,6 +90,13 @@ def check(path: Path) -> Checkpoint:
         if found != size_bytes:
             state = "is missing" if found is None else f"has {found} of {size_bytes} bytes"
             raise InvalidInput(f"{path} is damaged: {name} {state}; load another step")
+    claimed = sum(tensor.size_bytes for tensor in record.tensors().values())
+    stored = sum(record.files.values())
+    if claimed > stored:  # before memory is taken for them
+        raise InvalidInput(
+            f"{path} is damaged: its tensors have {claimed} bytes, its files {stored}; load "
+            "another step"
+        )
     return record
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -71,6 +72,11 @@ def save_checkpoint(
     if keep is not None and keep < 1:
         raise InvalidInput(f"keep is {keep}; keep 1 or more, or None for all")
     target = target_of(model, group)
+    if target.unsaved:
+        logging.getLogger(__name__).warning(
+            "not saved is what get_extra_state returns of %s; put it into extra",
+            ", ".join(target.unsaved),
+        )
     ranks = target.ranks
     with target.explained("saving a checkpoint"), ExitStack() as held:
         part: list[_Part] = []

@@ -30,6 +30,7 @@ class Target:
         ranks: Who takes part.
         plan: Content id of the plan, if known.
         steps: `DistributedPipeline.steps`.
+        unsaved: Modules with state of their own, which is neither parameter nor buffer.
         explained: ``explained(doing)`` goes around communication: names the rank that failed.
     """
 
@@ -38,6 +39,7 @@ class Target:
     ranks: Ranks
     plan: str | None
     steps: int | None
+    unsaved: tuple[str, ...]
     explained: Callable[[str], AbstractContextManager[None]]
 
     def canonical_names(self) -> dict[int, str]:
@@ -75,7 +77,9 @@ def target_of(
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"expected a pipeline or a module, got {type(model).__name__}")
     tensors, names = _once(model, [])
-    return Target(tensors, names, Ranks(group), None, None, lambda doing: nullcontext())
+    return Target(
+        tensors, names, Ranks(group), None, None, _unsaved(model), lambda doing: nullcontext()
+    )
 
 
 def _of_pipeline(pipeline: DistributedPipeline, group: dist.ProcessGroup | None) -> Target:
@@ -92,7 +96,8 @@ def _of_pipeline(pipeline: DistributedPipeline, group: dist.ProcessGroup | None)
 
     ranks = Ranks(group or pipeline._group)
     plan = pipeline.plan.content_id()
-    return Target(tensors, names, ranks, plan, pipeline.steps, explained)
+    unsaved = _unsaved(pipeline.module)
+    return Target(tensors, names, ranks, plan, pipeline.steps, unsaved, explained)
 
 
 def _once(
@@ -121,6 +126,14 @@ def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name, buffer in owner._buffers.items():
             if buffer is not None and name not in owner._non_persistent_buffers_set:
                 yield _clean(f"{path}.{name}" if path else name), buffer
+
+
+def _unsaved(module: nn.Module) -> tuple[str, ...]:
+    return tuple(
+        name
+        for name, owner in module.named_modules()
+        if type(owner).get_extra_state is not nn.Module.get_extra_state
+    )
 
 
 def _clean(name: str) -> str:

@@ -349,6 +349,24 @@ def test_a_damaged_step_is_passed_over_and_named(tmp_path, caplog):
     assert load_checkpoint(tmp_path, model).step == 2
 
 
+def test_state_beside_parameters_and_buffers_is_named(tmp_path, caplog):
+    class Counter(nn.Linear):
+        def get_extra_state(self):
+            return {"calls": 3}
+
+    save_checkpoint(tmp_path, nn.Sequential(nn.Linear(2, 2), Counter(2, 2)), step=1)
+    assert "not saved is what get_extra_state returns of 1; put it into extra" in caplog.text
+
+
+def test_more_numbers_than_bytes_are_refused(tmp_path):
+    path = save_checkpoint(tmp_path, nn.Linear(2, 2), step=1)
+    record = json.loads((path / "checkpoint.json").read_text())
+    record["model"]["weight"]["shape"] = [2**20, 2**20]
+    (path / "checkpoint.json").write_text(json.dumps(record))
+    with pytest.raises(InvalidInput, match=r"its tensors have 4398046511112 bytes, its files \d+"):
+        load_checkpoint(tmp_path, nn.Linear(2, 2), step=1)
+
+
 def test_names_in_a_record_lead_nowhere_else(tmp_path):
     model = Small()
     path = save_checkpoint(tmp_path, model, step=1)
