@@ -159,6 +159,20 @@ def test_without_keys_a_stage_draws_as_ever():
     assert torch.equal(stage(x)[0], expected)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MODELS)
+def test_on_a_gpu_too(name):
+    model, x, captured = made(name)
+    model.cuda()
+    before = torch.cuda.get_rng_state()
+    outputs = []
+    for count in (1, 2, 4):
+        stages = [stage.cuda() for stage in pieces(captured, count)]
+        outputs.append(run(stages, x.cuda(), seed=1, step=2, microbatch=3))
+    assert all(torch.allclose(output, outputs[0], rtol=1e-9) for output in outputs)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
 def test_evaluation_draws_nothing():
     model, x, captured = made("exported")
     stages = [stage.eval() for stage in pieces(captured, 2)]
