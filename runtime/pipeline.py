@@ -17,6 +17,7 @@ from ..core.plan import Plan
 from .batch_statistics import BatchStatistics
 from .cut import CutModel, cut_for_plan
 from .keyed_dropout import keyed_dropout as keyed
+from .local.flags import is_checkpointing, is_recomputing
 from .local.places import CopyStreams, full_device
 from .local.run import LocalStage, run_stages
 from .local.statistics import batch_norms, deferred_statistics
@@ -25,6 +26,9 @@ from .runnable import check_runnable
 
 CheckpointMode = Literal["always", "except_last", "never"]
 """Which micro-batches keep their inputs alone and are computed again in the backward."""
+
+
+StageFunction = Callable[[int, tuple[Any, ...]], tuple[Any, ...]]
 
 
 class Pipeline(nn.Module):
@@ -84,6 +88,7 @@ class Pipeline(nn.Module):
         object.__setattr__(self, "_pieces", pieces)
         fixed_size = pieces.captured.program.mode == "export"
         self._microbatch_size = plan.inputs[0].shape[0] if fixed_size and plan.inputs else None
+        self._changes_input = pieces.captured.mutates_inputs(0, plan.balance[0])
         self._deferred = _checked_policy(batch_statistics) == "deferred"
         if self._deferred and fixed_size and batch_norms(model):
             raise PlanMismatch(
@@ -150,14 +155,22 @@ class Pipeline(nn.Module):
         again = {"always": num_microbatches, "except_last": num_microbatches - 1, "never": 0}
         places = self._streams.places(self._devices)
         key = None if self._dropout_seed is None else (self._dropout_seed, self.steps)
+        functions: list[StageFunction] = [
+            partial(_run, stage, place.device, key if self.training else None)
+            for stage, place in zip(self.stages, places, strict=True)
+        ]
+        if self._changes_input:
+            functions[0] = partial(_on_copies, functions[0])
         return [
             LocalStage(
-                partial(_run, stage, place.device, key if self.training else None),
+                function,
                 stage,
                 place,
                 checkpointed=again[mode] if self.training else 0,
             )
-            for stage, place, mode in zip(self.stages, places, self._checkpoint, strict=True)
+            for function, stage, place, mode in zip(
+                functions, self.stages, places, self._checkpoint, strict=True
+            )
         ]
 
     def train(self, mode: bool = True) -> Self:
@@ -201,6 +214,18 @@ def _run(
             result: tuple[Any, ...] = torch.func.functional_call(stage, elsewhere, inputs)
             return result
         return tuple(stage(*inputs))
+
+
+def _on_copies(
+    function: StageFunction, microbatch: int, inputs: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Leave the inputs of a first stage that works in place as they are, if it will run again.
+
+    Later stages work on copies anyway (`boundary.enter_copy`).
+    """
+    if is_checkpointing() or is_recomputing():
+        inputs = tuple(v.clone() if isinstance(v, Tensor) else v for v in inputs)
+    return function(microbatch, inputs)
 
 
 def _checked_chunks(plan: Plan, chunks: int | None) -> int:
