@@ -17,6 +17,7 @@ from ..capture.capture import default_device
 from ..capture.program import value_of
 from ..capture.sample import tensor_spec
 from ..core.errors import InvalidInput, PlanMismatch, StagewrightError
+from ..core.graph import Graph
 from ..core.plan import Plan
 from ..core.schedule import Schedule
 from ..core.tensors import TensorSpec
@@ -133,7 +134,7 @@ class DistributedPipeline:
 
     def _set_up(self, engine: Literal["stagewright", "torch"]) -> None:
         stage_of = [stage for stage, count in enumerate(self.plan.balance) for _ in range(count)]
-        parameters = self._pieces.captured.graph.parameters
+        parameters = self.graph.parameters
         sets = {holders(record, stage_of, self.schedule) for record in parameters}
         sets.update(self.schedule.stage_ranks)
         self._groups = self._ranks.of_sets(ranks for ranks in sets if len(ranks) > 1)
@@ -240,8 +241,7 @@ class DistributedPipeline:
         Raises:
             RankFailed: A rank died; the message names it.
         """
-        self._watch.doing = "clipping gradients"
-        with self._explained():
+        with self.during("clipping gradients"):
             return clip_to_global_norm(
                 self.module.parameters(), max_norm, self._holders, self._group, self.device
             )
@@ -252,8 +252,7 @@ class DistributedPipeline:
         Raises:
             RankFailed: One never came; the message names it.
         """
-        self._watch.doing = "a barrier"
-        with self._explained():
+        with self.during("a barrier"):
             dist.barrier(self._group)
 
     def share_results(self, loss: Tensor | None, elapsed_s: float) -> tuple[float, float]:
@@ -262,11 +261,10 @@ class DistributedPipeline:
         Raises:
             RankFailed: A rank died; the message names it.
         """
-        self._watch.doing = "sharing the loss"
         last = self.schedule.stage_ranks[-1][0]
         mean = loss if loss is not None else torch.zeros(())
         figures = torch.tensor([float(mean), elapsed_s], dtype=torch.float64, device=self.device)
-        with self._explained():
+        with self.during("sharing the loss"):
             dist.broadcast(figures[:1], group_src=last, group=self._group)
             dist.all_reduce(figures[1:], op=dist.ReduceOp.MAX, group=self._group)
         return float(figures[0]), float(figures[1])
@@ -289,6 +287,18 @@ class DistributedPipeline:
             return nullcontext()
         # Weights are cast anew in every action: a cache would outlive the step that fills it.
         return torch.autocast(device.type, self._autocast, cache_enabled=False)
+
+    @contextmanager
+    def during(self, doing: str) -> Iterator[None]:
+        """Inside, communication that fails raises a `RankFailed` that says what this rank did."""
+        self._watch.says(doing)
+        with self._explained():
+            yield
+
+    @property
+    def graph(self) -> Graph:
+        """The model's, as it was captured here."""
+        return self._pieces.captured.graph
 
     @property
     def group(self) -> dist.ProcessGroup | None:

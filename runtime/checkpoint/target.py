@@ -83,18 +83,20 @@ def target_of(
 
 
 def _of_pipeline(pipeline: DistributedPipeline, group: dist.ProcessGroup | None) -> Target:
-    records = pipeline._pieces.captured.graph.parameters
+    records = pipeline.graph.parameters
     tensors, names = _once(pipeline.module, [record.names for record in records])
 
     @contextmanager
     def explained(doing: str) -> Iterator[None]:
-        pipeline._watch.doing = doing
         on_gpu = pipeline.device.type == "cuda"
         # NCCL sends objects through the current device.
-        with pipeline._explained(), torch.cuda.device(pipeline.device) if on_gpu else nullcontext():
+        with (
+            pipeline.during(doing),
+            torch.cuda.device(pipeline.device) if on_gpu else nullcontext(),
+        ):
             yield
 
-    ranks = Ranks(group or pipeline._group)
+    ranks = Ranks(group or pipeline.group)
     plan = pipeline.plan.content_id()
     unsaved = _unsaved(pipeline.module)
     return Target(tensors, names, ranks, plan, pipeline.steps, unsaved, explained)
