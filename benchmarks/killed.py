@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -34,6 +35,7 @@ WAYS = ("ranks", "torchrun", "launchers")
 def main() -> int:
     given = _arguments()
     random.seed(given.seed)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # so that nothing is left
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
@@ -46,11 +48,12 @@ def main() -> int:
                 place = folder / f"ranks-{number}"
                 rows += [_shown(kill_one(number, given.ranks, place, profile, given.timeout))]
         if "torchrun" in given.ways:
-            found = kill_ranks(given.times, given.ranks, folder / "run", file, given.timeout)
-            rows += [_shown(row) for row in found]
+            rows += map(
+                _shown,
+                kill_ranks(given.times, given.ranks, folder / "run", file, given.timeout),
+            )
         if "launchers" in given.ways:
-            found = lose_launchers(given.ranks, folder / "nodes", file, given.timeout)
-            rows += [_shown(row) for row in found]
+            rows += map(_shown, lose_launchers(given.ranks, folder / "nodes", file, given.timeout))
     if given.json:
         print(json.dumps({"seed": given.seed, "ranks": given.ranks, "rows": rows}, indent=2))
     wrong = sum(bool(row["violations"]) for row in rows)

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -98,6 +98,8 @@ class Launched:
             time.sleep(0.05)
         self.process.wait()
         self._reader.join(5)
+        if self.process.stdout is not None and not self._reader.is_alive():
+            self.process.stdout.close()
 
     def stop(self, timeout_s: float) -> list[int]:
         """Ask the launcher to end; what is still there afterwards."""
@@ -114,34 +116,31 @@ class Launched:
 
 def kill_ranks(
     times: int, num_ranks: int, folder: Path, profile: Path, timeout_s: float
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Kill one rank after the other of a job on one machine, which restarts each time."""
     torchrun = [
         "--nnodes=1", f"--nproc-per-node={num_ranks}", f"--max-restarts={times}",
         "--monitor-interval=0.1",
     ]  # fmt: skip
-    rows = []
     with Launched(torchrun, _script(profile, folder, num_ranks), {}) as job:
         began = _training([job], 0, num_ranks, timeout_s)
         for number in range(times):
             victim = number % num_ranks
-            delay_s = random.uniform(0, 2)
-            time.sleep(delay_s)
+            delay_s = _a_while([job], folder, began, timeout_s)
             saved, seen = latest_step(folder) or 0, len(job.starts())
             os.kill(next(process for rank, _, process, _ in began if rank == victim), 9)
             start = time.monotonic()
             began = _training([job], seen, num_ranks, timeout_s)
             row = _row("torchrun restarts the group", victim, delay_s, saved, began)
-            rows.append(row | {"ended_s": round(time.monotonic() - start, 2)})
-        if job.stop(timeout_s):
-            rows[-1]["violations"].append("a process is left")
-    rows[-1]["checkpoint"] = loads_or_violates(folder, rows[-1]["violations"])
-    return rows
+            row["ended_s"] = round(time.monotonic() - start, 2)
+            if number + 1 == times:
+                _end([job], folder, row, timeout_s)
+            yield row
 
 
 def lose_launchers(
     num_launchers: int, folder: Path, profile: Path, timeout_s: float
-) -> list[dict[str, Any]]:
+) -> Iterator[dict[str, Any]]:
     """Kill one launcher after the other with its rank, until one is left.
 
     The store where launchers meet is this process's, so that any of them may be lost.
@@ -155,7 +154,6 @@ def lose_launchers(
     ]  # fmt: skip
     script = _script(profile, folder, num_launchers)
     environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    rows = []
     with contextlib.ExitStack() as stack:
         jobs = [
             stack.enter_context(Launched(torchrun, script, environment))
@@ -163,8 +161,7 @@ def lose_launchers(
         ]
         began = _training(jobs, 0, num_launchers, timeout_s)
         while len(jobs) > 1:
-            delay_s = random.uniform(0, 2)
-            time.sleep(delay_s)
+            delay_s = _a_while(jobs, folder, began, timeout_s)
             saved = latest_step(folder) or 0
             lost = jobs.pop(random.randrange(len(jobs)))
             victim = lost.starts()[-1][0]
@@ -173,11 +170,10 @@ def lose_launchers(
             lost.kill()
             began = _training(jobs, seen, len(jobs), timeout_s)
             row = _row(f"{len(jobs)} launchers left", victim, delay_s, saved, began)
-            rows.append(row | {"ended_s": round(time.monotonic() - start, 2)})
-        if any([job.stop(timeout_s) for job in jobs]):
-            rows[-1]["violations"].append("a process is left")
-    rows[-1]["checkpoint"] = loads_or_violates(folder, rows[-1]["violations"])
-    return rows
+            row["ended_s"] = round(time.monotonic() - start, 2)
+            if len(jobs) == 1:
+                _end(jobs, folder, row, timeout_s)
+            yield row
 
 
 def wait_until(condition: Callable[[], bool], jobs: Sequence[Launched], timeout_s: float) -> None:
@@ -207,6 +203,22 @@ def _training(jobs: list[Launched], seen: int, count: int, timeout_s: float) -> 
     return began()
 
 
+def _a_while(jobs: list[Launched], folder: Path, began: list[Start], timeout_s: float) -> float:
+    """Let them save at least once, so that there is something to lose, and then some seconds."""
+    first = began[0][3]
+    wait_until(lambda: (latest_step(folder) or 0) > first, jobs, timeout_s)
+    delay_s = random.uniform(0, 2)
+    time.sleep(delay_s)
+    return delay_s
+
+
+def _end(jobs: list[Launched], folder: Path, row: dict[str, Any], timeout_s: float) -> None:
+    """Stop the job, and see what it leaves."""
+    if any([job.stop(timeout_s) for job in jobs]):
+        row["violations"].append("a process is left")
+    row["checkpoint"] = loads_or_violates(folder, row["violations"])
+
+
 def _trains(job: Launched) -> bool:
     """Whether a step was printed since a rank of it last began."""
     lines = list(job.lines)
@@ -217,7 +229,7 @@ def _trains(job: Launched) -> bool:
 def _script(profile: Path, folder: Path, num_ranks: int) -> list[str]:
     return [
         str(profile), "--checkpoints", str(folder), "--stages", str(num_ranks),
-        "--steps", "10000000", "--save-every", "20",
+        "--steps", "10000000", "--save-every", "10",
     ]  # fmt: skip
 
 

@@ -66,9 +66,11 @@ def kill_one(
     """
     options = PlanOptions(num_microbatches=8, num_stages=num_ranks)
     plan = make_plan(profile, Cluster.uniform(num_ranks, kind="cpu"), options)
-    victim, port = number % num_ranks, free_port()
+    victim, parent, port = number % num_ranks, os.getpid(), free_port()
     folder.mkdir()
-    ranks = _fork(num_ranks, folder, lambda rank: _train(rank, port, plan, folder, timeout_s))
+    ranks = _fork(
+        num_ranks, folder, lambda rank: _train(rank, parent, port, plan, folder, timeout_s)
+    )
     try:
         _wait_until(lambda: len(list(folder.glob("trained.*"))) == num_ranks, 2 * timeout_s)
         delay_s = random.uniform(0, 2)
@@ -95,7 +97,8 @@ def kill_one(
     }  # fmt: skip
 
 
-def _train(rank: int, port: int, plan: Plan, folder: Path, timeout_s: float) -> None:
+def _train(rank: int, parent: int, port: int, plan: Plan, folder: Path, timeout_s: float) -> None:
+    """One rank, until it is killed, another is, or the parent is gone."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group(
         "gloo", rank=rank, world_size=plan.num_stages, timeout=timedelta(seconds=timeout_s)
@@ -103,7 +106,7 @@ def _train(rank: int, port: int, plan: Plan, folder: Path, timeout_s: float) -> 
     pipeline = DistributedPipeline(build_model(), plan, loss_fn=cross_entropy)
     optimizer = make_optimizer(pipeline.module)
     size, step = plan.inputs[0].shape[0] * plan.num_microbatches, 0
-    while True:
+    while os.getppid() == parent:
         batch, target = batch_of(step, size)
         pipeline.step(batch, target=target)
         optimizer.step()
