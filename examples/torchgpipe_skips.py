@@ -56,7 +56,7 @@ def main() -> None:
     model = GPipe(layers, [4, 4], devices=devices, chunks=4, deferred_batch_norm=True)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for step in range(5):
-        x = torch.rand(10, 1, 32, 32, device=model.devices[0])
+        x = torch.rand(10, 1, 16, 16, device=model.devices[0])
         target = x.mean((2, 3), keepdim=True).to(model.devices[-1])
         optimizer.zero_grad()
         loss = (model(x) - target).abs().mean()
