@@ -13,8 +13,9 @@ from conformance_masks import merged
 from conformance_reference import Judgement
 from conformance_worker import Failure, serve
 
-GRACE_S = 0.5
-"""How long the others may take to fail too, once one has."""
+GRACE_S, REFUSAL_GRACE_S = 0.5, 10.0
+"""How long the others may take to fail too once one has, and to refuse too once one refuses:
+they capture the model for themselves, so not all refuse at once."""
 
 PREPARING_S, JUDGING_S, MEETING_S = 120.0, 120.0, 60.0
 """Capturing and comparing are no part of what may hang, so their limits are wide."""
@@ -113,17 +114,19 @@ class Group:
         """
         deadline = time.monotonic() + limit_s
         answers: dict[Connection, Any] = {}
-        failures: list[Failure] = []
+        failed = False
         while len(answers) < self._ranks and time.monotonic() < deadline:
             waiting = [pipe for pipe in self._pipes if pipe not in answers]
             ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
             for pipe in (pipe for pipe in waiting if pipe in ready):
                 answers[pipe] = answer = _received(pipe)
                 if isinstance(answer, Failure):
-                    failures.append(answer)
-                    deadline = min(deadline, time.monotonic() + GRACE_S)
-        if failures:
-            raise Broken(failures, self._ranks)
+                    failed = True
+                    grace_s = REFUSAL_GRACE_S if answer.refused else GRACE_S
+                    deadline = min(deadline, time.monotonic() + grace_s)
+        if failed:  # in the ranks' order, so that which is quoted does not depend on the race
+            told = (answers[pipe] for pipe in self._pipes if pipe in answers)
+            raise Broken([one for one in told if isinstance(one, Failure)], self._ranks)
         if len(answers) < self._ranks:
             silent = [rank for rank, pipe in enumerate(self._pipes) if pipe not in answers]
             raise Hang(f"ranks {', '.join(map(str, silent))} did not end")

@@ -110,7 +110,8 @@ class Worker:
 
 
 def _failure(error: BaseException) -> Failure:
-    refused, follows = isinstance(error, StagewrightError), isinstance(error, RankFailed)
+    follows = isinstance(error, RankFailed)
+    refused = isinstance(error, StagewrightError) and not follows
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
