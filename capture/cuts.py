@@ -6,6 +6,7 @@ that two of them share: each stage works on its own copy of what it receives.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor, fx
@@ -41,6 +42,7 @@ def find_cuts(program: Program, layers: Layers) -> list[Cut]:
         if node in layers.layer_of
     ]
     spans = _buffer_spans(program, layers)
+    moving = _moving_memory(program, spans)
     cuts = []
     for after in range(len(layers) - 1):
         nodes = tuple(
@@ -49,7 +51,7 @@ def find_cuts(program: Program, layers: Layers) -> list[Cut]:
             if node in made_in and made_in[node] <= after < last_use.get(node, -1)
         )
         changed_later = {key for key, layer in mutations if layer > after}
-        reason = _reason(nodes, changed_later) or next(
+        reason = _reason(nodes, changed_later, moving) or next(
             (
                 f"buffer {name!r} is updated on both sides"
                 for name, (first, last) in spans.items()
@@ -67,7 +69,7 @@ def find_cuts(program: Program, layers: Layers) -> list[Cut]:
     return cuts
 
 
-def _reason(nodes: tuple[fx.Node, ...], changed_later: set[int]) -> str:
+def _reason(nodes: tuple[fx.Node, ...], changed_later: set[int], moving: dict[int, str]) -> str:
     keys = []
     for node in nodes:
         value = value_of(node)
@@ -75,6 +77,11 @@ def _reason(nodes: tuple[fx.Node, ...], changed_later: set[int]) -> str:
             return f"{node.name!r} is a {type(value).__name__}, and only tensors can be sent"
         keys.append(storage_key(value))
     for node, key in zip(nodes, keys, strict=True):
+        if key in moving:
+            return (
+                f"{node.name!r} is memory of buffer {moving[key]!r}, which the next micro-batch "
+                "changes while this one's is still to be read"
+            )
         if key in changed_later and keys.count(key) > 1:
             return f"{node.name!r} shares memory with another value and is changed in place later"
     return ""
@@ -113,6 +120,19 @@ def _buffer_spans(program: Program, layers: Layers) -> dict[str, tuple[int, int]
             if key is not None:
                 changed.add(key)
     return {names[key]: (min(touched[key]), max(touched[key])) for key in changed if key in names}
+
+
+def _moving_memory(program: Program, changed: Iterable[str]) -> dict[int, str]:
+    """The memory, as values of nodes have it, of buffers that the forward pass changes."""
+    by_storage = {storage_key(program.attribute(name)): name for name in changed}
+    found = {}
+    for node in program.graph.nodes:
+        if node.op == "get_attr" and isinstance(value_of(node), Tensor):
+            real = program.attribute(str(node.target))
+            name = by_storage.get(storage_key(real)) if isinstance(real, Tensor) else None
+            if name is not None:
+                found[storage_key(value_of(node))] = name
+    return found
 
 
 def _buffer_key(node: fx.Node, program: Program, names: dict[int, str]) -> int | None:

@@ -475,6 +475,9 @@ class DistributedPipeline:
 def init_process_group(*, backend: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
     """``torch.distributed.init_process_group`` from torchrun's variables, with a timeout.
 
+    In a job that torchrun restarts use `runtime.elastic.join`: torch's store keeps the keys of the
+    attempt before.
+
     Args:
         backend: ``nccl`` where there are GPUs, ``gloo`` elsewhere, unless given.
         timeout_s: How long a rank waits for another before it asks who is missing.

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from stagewright.capture.capture import capture
+from tests.runtime import odd_models
 
 
 def reasons(model, sample):
@@ -62,3 +63,12 @@ def test_a_batch_norm_called_twice_stays_in_one_stage():
     found = reasons(Twice(), torch.randn(3, 4))
     assert len(found) == 2
     assert all("is updated on both sides" in reason for reason in found)
+
+
+def test_memory_of_a_buffer_that_moves_does_not_cross_a_cut():
+    """The next micro-batch's update would be read by this one's later layers."""
+    captured = capture(odd_models.AverageWithoutGradient(), torch.randn(4, 4))
+    after_update, after_use = captured.boundaries
+    assert not after_update.legal
+    assert "memory of buffer 'seen'" in after_update.reason
+    assert after_use.legal
