@@ -47,7 +47,7 @@ CHUNKS = {"interleaved_1f1b": 2, "looped_bfs": 2, "interleaved_zero_bubble": 2, 
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble", *CHUNKS)
 SKEWED_S = (4, 1, 1, 1, 6, 1, 1, 9, 1, 1, 1, 5, 1, 1, 2, 8)
 """Layers of a model whose time is not spread evenly, in units of `UNIT_S`."""
-UNIT_S = 0.004
+UNIT_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -251,16 +251,17 @@ def gain(found: Sequence[Found]) -> tuple[float, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--forward-ms", type=float, default=40.0, help="of all stages of a rank")
-    parser.add_argument("--microbatches", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--forward-ms", type=float, default=100.0, help="of all stages of a rank")
+    parser.add_argument("--microbatches", type=int, default=2, help="for each rank")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     found: list[Found] = []
     late = False
     for ranks in given.ranks:
-        wanted = cells(ranks, given.forward_ms / 1e3, given.microbatches)
-        wanted += skewed_cells(ranks, given.microbatches)
+        microbatches = given.microbatches * ranks
+        wanted = cells(ranks, given.forward_ms / 1e3, microbatches)
+        wanted += skewed_cells(ranks, microbatches)
         path = f"{os.environ.get('TMPDIR', '/tmp')}/emulated-{os.getpid()}.json"
         torch.multiprocessing.spawn(
             run, (ranks, free_port(), wanted, given.steps, path), nprocs=ranks

@@ -24,6 +24,7 @@ from ..core.errors import Infeasible, InvalidInput, RankFailed, StagewrightError
 from ..core.plan import Plan
 from ..schedules.of_plan import schedule_of
 from .distributed import DEFAULT_TIMEOUT_S, init_process_group
+from .groups import timeout_of
 
 PREFIX = "stagewright-elastic"
 FINISHED = f"{PREFIX}/finished"
@@ -103,7 +104,9 @@ def group_for(plan: Plan) -> dist.ProcessGroup | None:
         The group for `DistributedPipeline`; `None` on a rank that is spare, see `wait_as_spare`.
     """
     used = ranks_of(plan)
-    group = dist.new_group(range(used)) if used < dist.get_world_size() else dist.group.WORLD
+    if used == dist.get_world_size():
+        return dist.group.WORLD
+    group: dist.ProcessGroup = dist.new_group(range(used), timeout=timeout_of(None))
     return group if dist.get_rank() < used else None
 
 

@@ -125,8 +125,8 @@ class Executor:
         self._handed.clear()
         self._connections.begin(course.incoming)
         for position, action in enumerate(course.actions):
-            self._doing(_WORDS[action.work].format(action.microbatch, action.stage))
             arrived = self._arrived(action)
+            self._doing(_words(action))
             if reduces is not None and position in course.last_backwards:
                 reduces.last_backward_begins(action.stage)
             began = time.perf_counter() if self.observer else 0.0
@@ -179,7 +179,9 @@ class Executor:
         if wanted in self._handed:
             return self._handed.pop(wanted)
         behind = action.stage + (1 if wanted.is_gradient else -1)
-        return self._connections.receive(wanted, self._schedule.rank_of(behind, action.microbatch))
+        sender = self._schedule.rank_of(behind, action.microbatch)
+        self._doing(f"the wait for rank {sender}, before {_words(action)}")
+        return self._connections.receive(wanted, sender)
 
     def _hand_on(self, message: Message, tensors: list[Tensor]) -> None:
         receiver = self._schedule.rank_of(message.stage, message.microbatch)
@@ -224,6 +226,10 @@ def _read_by(action: Action, num_stages: int) -> Message | None:
     if action.work in (Work.BACKWARD, Work.BACKWARD_INPUT) and action.stage + 1 < num_stages:
         return Message(True, action.stage, action.microbatch)
     return None
+
+
+def _words(action: Action) -> str:
+    return _WORDS[action.work].format(action.microbatch, action.stage)
 
 
 _WORDS = {

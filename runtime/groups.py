@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any
 
+import torch
 import torch.distributed as dist
 
 Ranks = tuple[int, ...]
@@ -52,6 +55,7 @@ class Groups:
             return None
         made: dist.ProcessGroup = dist.new_group(
             [self.global_ranks[rank] for rank in ranks],
+            timeout=timeout_of(self._group),
             # Ranks outside the pipeline do not take part, so its members settle it themselves.
             use_local_synchronization=self._group is not None,
         )
@@ -59,3 +63,12 @@ class Groups:
             return None
         self._made.append(made)
         return made
+
+
+def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
+    """How long a group waits for a rank; torch gives new groups its own half hour instead."""
+    whole: Any = group or dist.group.WORLD
+    kind = "cuda" if "nccl" in dist.get_backend(group) else "cpu"
+    options = whole._get_backend(torch.device(kind)).options
+    found: timedelta | None = getattr(options, "_timeout", None)
+    return found

@@ -71,8 +71,8 @@ def test_a_rank_that_hangs_is_reported_within_the_timeout(repository):
             _, account = processes[rank].communicate(timeout=100)
             assert processes[rank].returncode == 7, account
             assert "got no answer in time, though every rank is still alive" in account
-            assert f"rank {rank} was at what follows the" in account
-            assert "of micro-batch" in account
+            assert f"rank {rank} was at the wait for rank 1, before the" in account
+            assert f"ward of micro-batch 1 on stage {rank}" in account
 
 
 def process_ids(marker):
