@@ -21,11 +21,15 @@ def _refusals(request: Request, assignment: Assignment) -> Iterator[str]:
     if not request.allows(assignment):
         yield "the options ask for other stages, replicas or pins"
     try:
-        stages = request.pricer.stages(assignment)
-        request.pricer.price(assignment)
+        yield from _too_large(request, assignment)
+        request.pricer.price(assignment)  # a step is simulated, so it comes last
     except InvalidInput as error:
         yield str(error)
-        return
+
+
+def _too_large(request: Request, assignment: Assignment) -> Iterator[str]:
+    """Stages that exceed what their devices allow."""
+    stages = request.pricer.stages(assignment)
     held = request.pricer.held_bytes(stages, assignment)
     for number, (stage, needed) in enumerate(zip(stages, held, strict=True)):
         if stage.limit_bytes is not None and needed > stage.limit_bytes:
