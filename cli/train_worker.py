@@ -24,7 +24,8 @@ from ..core.errors import InvalidInput, StagewrightError
 from ..core.plan import Plan
 from ..profiler.machine.allocator import keep_freed_memory
 from ..profiler.models.families import build_loss, build_model, training_batch
-from ..runtime.distributed import DistributedPipeline, init_process_group
+from ..runtime.distributed import DistributedPipeline
+from ..runtime.process_group import init_process_group
 from ..runtime.trace import record
 
 LEARNING_RATE = 1e-3

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
 from stagewright import DistributedPipeline, Plan
-from stagewright.runtime.distributed import init_process_group
+from stagewright.runtime.process_group import init_process_group
 
 
 def build_model() -> torch.nn.Module:

@@ -23,8 +23,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ..core.errors import Infeasible, InvalidInput, RankFailed, StagewrightError
 from ..core.plan import Plan
 from ..schedules.of_plan import schedule_of
-from .distributed import DEFAULT_TIMEOUT_S, init_process_group
 from .groups import timeout_of
+from .process_group import DEFAULT_TIMEOUT_S, init_process_group
 
 PREFIX = "stagewright-elastic"
 FINISHED = f"{PREFIX}/finished"

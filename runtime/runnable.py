@@ -7,6 +7,8 @@ from typing import Literal
 
 from ..core.errors import PlanMismatch
 from ..core.plan import Plan
+from ..core.schedule import Schedule
+from ..schedules.validate import validate
 
 TORCH_SCHEDULES = ("gpipe", "1f1b")
 """Schedules that torch's engine is asked to run."""
@@ -50,6 +52,23 @@ def check_runnable(plan: Plan, where: Where = "processes") -> None:
         f"this plan cannot be run {_WORDS[where]}: {uses}. "
         f"Plan again with {' '.join(ways_out)}{_elsewhere(plan, where)}"
     )
+
+
+def check_schedule(schedule: Schedule, plan: Plan) -> None:
+    """See that a schedule of the caller's own can be run for this plan.
+
+    Raises:
+        InvalidInput: It can never finish.
+        PlanMismatch: It is for another number of stages or micro-batches.
+    """
+    validate(schedule)
+    theirs = (schedule.num_stages, schedule.num_microbatches)
+    wanted = (plan.num_stages, plan.num_microbatches)
+    if theirs != wanted:
+        raise PlanMismatch(
+            f"the schedule has {theirs[0]} stages and {theirs[1]} micro-batches, the plan "
+            f"{wanted[0]} and {wanted[1]}; write it for the plan's"
+        )
 
 
 _WORDS: dict[Where, str] = {

@@ -17,6 +17,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from ..core.graph import Boundary
 from ..core.plan import Plan
 from ..core.tensors import TensorSpec
+from .gradient_sum import GradientSum
 from .watch import Watch
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
@@ -37,6 +38,7 @@ class TorchEngine:
             share of the loss.
         device: Where the stage is.
         group: The ranks, in stage order.
+        gradient_sum: Of tied weights; `None` if there are none.
         watch: Told what the rank is doing.
     """
 
@@ -50,8 +52,10 @@ class TorchEngine:
         loss: LossOfFlat,
         device: torch.device,
         group: dist.ProcessGroup | None,
+        gradient_sum: GradientSum | None,
         watch: Watch,
     ) -> None:
+        self._index, self._gradient_sum = index, gradient_sum
         last = index == plan.num_stages - 1
         received = plan.inputs if index == 0 else boundaries[index - 1].tensors
         sent = outputs if last else boundaries[index].tensors
@@ -71,17 +75,25 @@ class TorchEngine:
             self._stage, n_microbatches=plan.num_microbatches, loss_fn=loss, scale_grads=False
         )
 
-    def step(self, flat: Sequence[Tensor], target: Tensor | None) -> Tensor | None:
+    def train(self, inputs: Sequence[Sequence[Tensor]], target: Any) -> Tensor | None:
         """One training step; the last stage returns the loss.
 
         Args:
-            flat: The whole batch's inputs; used by the first stage alone.
-            target: The whole batch's target; used by the last stage alone.
+            inputs: Of each micro-batch; read where the first stage is.
+            target: The whole batch's; read where the last stage is.
         """
-        args = tuple(flat) if self._stage.is_first else ()
+        if self._gradient_sum is not None:
+            self._gradient_sum.begin()
+        loss = self._step(tuple(torch.cat(column) for column in zip(*inputs, strict=True)), target)
+        if self._gradient_sum is not None:
+            self._gradient_sum.last_backward_ended(self._index)
+            self._gradient_sum.finish()
+        return loss
+
+    def _step(self, flat: Sequence[Tensor], target: Any) -> Tensor | None:
         losses: list[Tensor] | None = [] if self._last else None
         self._schedule.step(
-            *args,
+            *(flat if self._stage.is_first else ()),
             target=target if self._last else None,
             losses=losses,
             return_outputs=False,

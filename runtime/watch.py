@@ -12,11 +12,14 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from torch.distributed import DistError
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
 
-from ..core.errors import RankFailed, first_line
+from ..core.errors import RankFailed, StagewrightError, first_line
 
 HEARTBEAT_INTERVAL_S = 0.25
 SILENCE_S = 2.0
@@ -62,6 +65,8 @@ class Watch:
 
     def __post_init__(self) -> None:
         self.doing = "setting up"
+        self.diagnosing = False
+        """Whether it is finding out which rank failed."""
         self._verdict: Verdict | None = None
         self._stop = threading.Event()
         name = f"stagewright-watch/{self.group.group_name if self.group else 'default'}"
@@ -80,6 +85,23 @@ class Watch:
         """Stop the heartbeat; a rank that ended well is not missed."""
         self._stop.set()
         self._thread.join()
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turn a transport's error into one that names the rank that failed."""
+        try:
+            yield
+        except StagewrightError:
+            raise
+        except RuntimeError as error:
+            if not _is_transport(error):
+                raise
+            self.diagnosing = True
+            try:
+                failure = self.failure(error)
+            finally:
+                self.diagnosing = False
+            raise failure from error
 
     def failure(self, error: BaseException) -> RankFailed:
         """What to raise in place of a transport error: it names the rank that failed first.
@@ -147,3 +169,22 @@ def _store_host() -> Verdict:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return Verdict((), "the launcher, which hosts the store, stopped answering")
     return Verdict((0,), "rank 0 (host of the store) stopped answering")
+
+
+_TRANSPORT_WORDS = (
+    "connection", "timed out", "timeout", "gloo", "nccl", "broken pipe", "socket", "store", "peer",
+)  # fmt: skip
+
+
+def _is_transport(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, came from communication rather than from the model."""
+    while error is not None:
+        if isinstance(error, DistError):
+            return True
+        text = str(error).lower()
+        if not isinstance(error, StagewrightError) and any(
+            word in text for word in _TRANSPORT_WORDS
+        ):
+            return True
+        error = error.__cause__
+    return False

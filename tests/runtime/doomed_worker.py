@@ -10,7 +10,8 @@ import time
 import torch
 
 from stagewright.core.errors import StagewrightError
-from stagewright.runtime.distributed import DistributedPipeline, init_process_group
+from stagewright.runtime.distributed import DistributedPipeline
+from stagewright.runtime.process_group import init_process_group
 from tests.torch_models import make_batch, make_case, make_plan
 
 FATAL_FORWARD = 6

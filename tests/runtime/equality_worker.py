@@ -18,7 +18,8 @@ from stagewright.core.profile import Profile
 from stagewright.core.schedule import Schedule
 from stagewright.planner.from_balance import plan_from_balance
 from stagewright.runtime import torch_engine
-from stagewright.runtime.distributed import DistributedPipeline, init_process_group
+from stagewright.runtime.distributed import DistributedPipeline
+from stagewright.runtime.process_group import init_process_group
 from stagewright.runtime.recompute import RandomState
 from stagewright.runtime.trace import record as record_step
 from tests.torch_models import Case, make_batch, make_case, traced_profile

@@ -1,0 +1,137 @@
+"""Put the engine of a rank together: its stages, its connections, and who shares its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..capture.segment import Segment
+from ..core.graph import Graph
+from ..core.plan import Plan
+from ..core.schedule import Schedule
+from .batch_statistics import BatchStatistics, RunningStatistics
+from .cut import CutModel
+from .executor import Executor
+from .gradient_sum import GradientSum
+from .groups import Groups, Ranks
+from .messages import Connections
+from .shared_weights import agree, holders, shared_weights
+from .stage_run import LossOfFlat, StageRun
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What a rank has in common with others.
+
+    Attributes:
+        groups: A process group for each set of ranks that hold the same weights, this one among
+            them; replicas of a stage are such a set.
+        gradient_sum: Of the trainable weights that others hold too; `None` if there are none.
+        holders: By ``id`` of a weight, how many ranks hold it, where that is not one.
+    """
+
+    groups: Mapping[Ranks, dist.ProcessGroup]
+    gradient_sum: GradientSum | None
+    holders: Mapping[int, int]
+
+
+def share(
+    graph: Graph, plan: Plan, schedule: Schedule, module: nn.Module, ranks: Groups
+) -> Sharing:
+    """Let all holders of a weight begin with the same values; called on every rank.
+
+    Args:
+        graph: The model's.
+        plan: Where it was cut.
+        schedule: Which ranks hold which stage.
+        module: What this rank holds, under the model's names.
+        ranks: Of the pipeline.
+    """
+    stage_of = [stage for stage, count in enumerate(plan.balance) for _ in range(count)]
+    sets = {holders(record, stage_of, schedule) for record in graph.parameters}
+    sets.update(schedule.stage_ranks)
+    groups = ranks.of_sets(each for each in sets if len(each) > 1)
+    agree(graph.parameters, stage_of, schedule, module, groups)
+    weights = shared_weights(graph.parameters, stage_of, schedule, module)
+    return Sharing(
+        groups,
+        GradientSum(weights, groups, schedule.stages_of(ranks.rank)) if weights else None,
+        {id(weight.tensor): len(weight.ranks) for weight in weights},
+    )
+
+
+def own_executor(
+    pieces: CutModel,
+    stages: Mapping[int, Segment],
+    plan: Plan,
+    schedule: Schedule,
+    ranks: Groups,
+    sharing: Sharing,
+    *,
+    loss: LossOfFlat | None,
+    device: torch.device,
+    batch_statistics: BatchStatistics,
+    doing: Callable[[str], None],
+) -> Executor:
+    """The executor of one rank, connected to the others; called on every rank.
+
+    Args:
+        pieces: The cut model.
+        stages: This rank's, by index.
+        plan: For the shapes.
+        schedule: The order of work.
+        ranks: Of the pipeline.
+        sharing: What this rank has in common with others.
+        loss: Takes the last stage's outputs and a target; `None` to evaluate only.
+        device: Where the stages are.
+        batch_statistics: How running statistics move.
+        doing: Told in words what comes next, for errors.
+    """
+    several = ranks.size > 1
+    connections = Connections(
+        ranks.rank,
+        ranks.everyone() if several else None,
+        ranks.everyone() if several else None,
+        ranks.global_ranks,
+        pieces.boundaries,
+        device,
+    )
+    last, specs = plan.num_stages - 1, [boundary.tensors for boundary in pieces.boundaries]
+    runs = {
+        index: StageRun(
+            stage,
+            specs[index - 1] if index else plan.inputs,
+            specs[index] if index < last else (),
+            loss if index == last else None,
+            device,
+            _statistics(index, stage, schedule, ranks.rank, sharing, batch_statistics),
+        )
+        for index, stage in stages.items()
+    }
+    executor = Executor(schedule, ranks.rank, runs, connections, sharing.gradient_sum, doing)
+    connections.introduce(executor.connected)
+    return executor
+
+
+def _statistics(
+    index: int,
+    stage: Segment,
+    schedule: Schedule,
+    rank: int,
+    sharing: Sharing,
+    policy: BatchStatistics,
+) -> RunningStatistics | None:
+    replicas = schedule.stage_ranks[index]
+    found = RunningStatistics(
+        stage,
+        policy,
+        schedule.num_microbatches,
+        len(replicas),
+        replicas.index(rank),
+        sharing.groups.get(replicas),
+    )
+    return found if found.is_needed else None

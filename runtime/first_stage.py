@@ -1,0 +1,58 @@
+"""A batch on its way in: checked, and split into the micro-batches of the first stage."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..capture.sample import CallStructure
+from ..core.errors import InvalidInput
+from ..core.plan import Plan
+from .microbatch import split_batch
+
+
+class FirstStage:
+    """Makes micro-batches of what a model is called with.
+
+    Args:
+        plan: Their number and shapes.
+        structure: How the model is called.
+        device: Where they are used.
+    """
+
+    def __init__(self, plan: Plan, structure: CallStructure, device: torch.device) -> None:
+        self._plan, self._structure, self._device = plan, structure, device
+
+    @property
+    def microbatch_size(self) -> int:
+        """Samples of a micro-batch."""
+        return self._plan.inputs[0].shape[0]
+
+    def microbatches(
+        self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
+    ) -> list[tuple[Tensor, ...]]:
+        """The flat inputs of every micro-batch, on the device.
+
+        Raises:
+            InvalidInput: The batch is not the plan's micro-batches.
+        """
+        flat = self._structure.flatten(args, kwargs)
+        self._check(flat)
+        batches = split_batch(
+            flat, self._plan.num_microbatches, self.microbatch_size, self._structure.names
+        )
+        if self._device.type == "cpu":
+            return batches
+        return [
+            tuple(tensor.to(self._device, non_blocking=True) for tensor in batch)
+            for batch in batches
+        ]
+
+    def _check(self, flat: tuple[Tensor, ...]) -> None:
+        for spec, tensor in zip(self._plan.inputs, flat, strict=True):
+            wanted = (spec.shape[0] * self._plan.num_microbatches, *spec.shape[1:])
+            if tuple(tensor.shape) != wanted:
+                raise InvalidInput(
+                    f"input {spec.name!r} has shape {tuple(tensor.shape)}; this plan's batch is "
+                    f"{wanted}: {self._plan.num_microbatches} micro-batches of {spec.shape[0]}"
+                )

@@ -1,0 +1,50 @@
+"""The processes a pipeline runs on: as many as its plan has devices."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ..core.errors import InvalidInput, PlanMismatch
+from ..core.schedule import Schedule
+from ..core.units import count
+
+DEFAULT_TIMEOUT_S = 300.0
+
+
+def init_process_group(*, backend: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    """``torch.distributed.init_process_group`` from torchrun's variables, with a timeout.
+
+    In a job that torchrun restarts use `runtime.elastic.join`: torch's store keeps the keys of the
+    attempt before.
+
+    Args:
+        backend: ``nccl`` where there are GPUs, ``gloo`` elsewhere, unless given.
+        timeout_s: How long a rank waits for another before it asks who is missing.
+    """
+    chosen = backend or ("nccl" if torch.cuda.is_available() else "gloo")
+    dist.init_process_group(chosen, timeout=timedelta(seconds=timeout_s))
+
+
+def check_world(schedule: Schedule, group: dist.ProcessGroup | None) -> None:
+    """See that there is a process group, with a rank for every device of the schedule.
+
+    Raises:
+        InvalidInput: ``torch.distributed`` is not initialised.
+        PlanMismatch: There are more ranks or fewer.
+    """
+    wanted = len(schedule.ranks)
+    if not dist.is_initialized():
+        raise InvalidInput(
+            "call torch.distributed.init_process_group first, and start one process a device: "
+            f"torchrun --nproc-per-node {wanted} train.py"
+        )
+    ranks = dist.get_world_size(group)
+    if ranks != wanted:
+        raise PlanMismatch(
+            f"the plan has {count(schedule.num_stages, 'stage')} on {count(wanted, 'device')}, "
+            f"but {count(ranks, 'rank')} started; start {wanted}, or plan for "
+            f"{count(ranks, 'device')}"
+        )
