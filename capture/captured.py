@@ -63,16 +63,19 @@ class Captured:
         *,
         enter: Callable[[Any], Any] | None = None,
         leave: Callable[[Any], Any] | None = None,
+        received: Sequence[int] | None = None,
+        sent: Sequence[int] | None = None,
     ) -> Segment:
         """Layers ``first`` up to, not including, ``last`` with exactly the previous cut as inputs.
 
         The first segment takes the model's flat inputs; each returns what is live behind it, the
         last one the model's flat outputs. ``enter`` is applied to what comes over a cut, ``leave``
-        to what goes over one.
+        to what goes over one. ``received`` and ``sent`` choose among what is live in front of it
+        and behind it, by position; all of it if not given.
         """
-        inputs: Sequence[Any] = self.program.inputs if first == 0 else self.cuts[first - 1].nodes
         end = last == len(self.layers)
-        outputs = self.program.flat_outputs if end else self.cuts[last - 1].nodes
+        inputs = self.program.inputs if first == 0 else self._live(first, received)
+        outputs = self.program.flat_outputs if end else self._live(last, sent)
         made = make_segment(
             self.program,
             self.layers,
@@ -85,8 +88,16 @@ class Captured:
             cuts=[cut.boundary.after + 1 for cut in self.cuts if cut.boundary.legal],
         )
         if self.evaluation is not None:
-            made.evaluate_with(self.evaluation.segment(first, last, enter=enter, leave=leave))
+            made.evaluate_with(
+                self.evaluation.segment(
+                    first, last, enter=enter, leave=leave, received=received, sent=sent
+                )
+            )
         return made
+
+    def _live(self, position: int, chosen: Sequence[int] | None) -> list[Any]:
+        nodes = self.cuts[position - 1].nodes
+        return list(nodes) if chosen is None else [nodes[index] for index in chosen]
 
     def mutates_inputs(self, first: int, last: int) -> bool:
         """Whether operations of these layers work in place."""

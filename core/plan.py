@@ -86,6 +86,8 @@ class PlanOptions(Record):
         tied: Whether layers that share a weight may be in different stages, at the price of
             summing its gradients.
         layer_order: ``given`` cuts the profile's order; ``any`` may reorder independent branches.
+        skips: What a later stage needs is relayed through those between (``relay``), or may go
+            past those that have no use for it where the step is then no longer (``direct``).
         gap: The search may stop once it is proven this close, relatively, to the best.
     """
 
@@ -106,6 +108,7 @@ class PlanOptions(Record):
     pins: tuple[Pin, ...] = ()
     tied: Literal["priced", "together"] = "priced"
     layer_order: Literal["given", "any"] = "given"
+    skips: Literal["relay", "direct"] = "relay"
     gap: float = Field(0.0, ge=0, le=1)
 
 
@@ -191,6 +194,32 @@ class Stage(Record):
         return self
 
 
+class DirectSend(Record):
+    """What one stage sends past others to a later one that reads it, per micro-batch.
+
+    Attributes:
+        source: The stage that makes or reads it and has it first.
+        target: The next stage that reads it, not the one behind ``source``.
+        tensors: Names of what is sent; gradients of those that have one come straight back.
+        forward_bytes: Activations; none between stages on the same device.
+        backward_bytes: Gradients, likewise.
+        forward_time_s: Time those activations travel.
+        backward_time_s: Time those gradients travel.
+        forward_channel: As in `Plan.forward_channels`.
+        backward_channel: Likewise.
+    """
+
+    source: int = Field(ge=0)
+    target: int = Field(ge=2)
+    tensors: tuple[str, ...] = Field(min_length=1)
+    forward_bytes: int = Field(0, ge=0)
+    backward_bytes: int = Field(0, ge=0)
+    forward_time_s: float = Field(0.0, ge=0)
+    backward_time_s: float = Field(0.0, ge=0)
+    forward_channel: int = Field(-1, ge=-1)
+    backward_channel: int = Field(-1, ge=-1)
+
+
 class Proof(Record):
     """How good the plan is, by the objective the planner minimised.
 
@@ -251,6 +280,8 @@ class Plan(Document):
         forward_channels: For each boundary the shared connection its activations leave by, -1 for
             one of their own; empty where none is shared.
         backward_channels: Likewise for the gradients on their way back.
+        direct_sends: What passes by stages that have no use for it, by ``source`` and ``target``;
+            empty where every value is relayed. Stages' own sends are to their neighbours.
         tied_sync_time_s: Part of the step spent summing gradients of weights held by two stages.
         chunks: Stages on each device; more than one only for schedules made for it.
         layer_order: The profile's layer at each position, where branches were reordered; empty
@@ -284,6 +315,7 @@ class Plan(Document):
     tied_sync_time_s: float = Field(0.0, ge=0)
     forward_channels: tuple[int, ...] = ()
     backward_channels: tuple[int, ...] = ()
+    direct_sends: tuple[DirectSend, ...] = ()
     proof: Proof
     baselines: tuple[Baseline, ...] = ()
     profile_id: str = ""
@@ -314,6 +346,12 @@ class Plan(Document):
             )
         if self.layer_order and sorted(self.layer_order) != list(range(next_layer)):
             raise ValueError(f"layer_order is no order of the {next_layer} layers")
+        for send in self.direct_sends:
+            if not send.source + 1 < send.target < len(self.stages):
+                raise ValueError(
+                    f"a direct send goes from stage {send.source} to {send.target} of "
+                    f"{len(self.stages)}; it passes by at least one"
+                )
         if len(self.boundaries) not in (0, len(self.stages) - 1):
             raise ValueError(f"{len(self.stages)} stages have {len(self.stages) - 1} boundaries")
         return self

@@ -97,22 +97,21 @@ def own_executor(
         ranks.everyone() if several else None,
         ranks.everyone() if several else None,
         ranks.global_ranks,
-        pieces.boundaries,
         device,
     )
-    last, specs = plan.num_stages - 1, [boundary.tensors for boundary in pieces.boundaries]
+    last, hops = plan.num_stages - 1, pieces.hops
     runs = {
         index: StageRun(
             stage,
-            specs[index - 1] if index else plan.inputs,
-            specs[index] if index < last else (),
+            hops.received(index) if index else plan.inputs,
+            hops.sent(index),
             loss if index == last else None,
             device,
             _statistics(index, stage, schedule, ranks.rank, sharing, batch_statistics),
         )
         for index, stage in stages.items()
     }
-    executor = Executor(schedule, ranks.rank, runs, connections, sharing.gradient_sum, doing)
+    executor = Executor(schedule, ranks.rank, hops, runs, connections, sharing.gradient_sum, doing)
     connections.introduce(executor.connected)
     return executor
 

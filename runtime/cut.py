@@ -17,6 +17,7 @@ from ..core.errors import InvalidInput, PlanMismatch
 from ..core.graph import Boundary, Parameter
 from ..core.plan import Plan
 from .boundary import enter, enter_copy, leave
+from .hops import Hops, check_planned, find_hops
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,14 @@ class CutModel:
         stages: One module a stage: flat tensors in, a tuple of tensors out. Together they hold
             every parameter and buffer of the model under its own name.
         boundaries: What crosses each cut.
+        hops: What each stage sends to which.
         tied: Parameters held by more than one stage.
     """
 
     captured: Captured
     stages: tuple[Segment, ...]
     boundaries: tuple[Boundary, ...]
+    hops: Hops
     tied: tuple[TiedGroup, ...]
 
     @property
@@ -53,11 +56,16 @@ class CutModel:
         return self.captured.structure
 
 
-def cut(captured: Captured, balance: Sequence[int]) -> CutModel:
+def cut(captured: Captured, balance: Sequence[int], *, direct: bool = False) -> CutModel:
     """Cut after the given numbers of layers.
 
+    Args:
+        captured: The model.
+        balance: Layers of each stage.
+        direct: Whether values pass by stages that have no use for them; see `hops`.
+
     Raises:
-        PlanMismatch: The numbers do not add up to the model's layers.
+        PlanMismatch: The numbers do not add up to the model's layers, or see `find_hops`.
         InvalidInput: A cut falls where it is not legal; the message says why.
     """
     if sum(balance) != len(captured.layers) or min(balance, default=0) < 1:
@@ -74,14 +82,17 @@ def cut(captured: Captured, balance: Sequence[int]) -> CutModel:
             raise InvalidInput(
                 f"cannot cut after {captured.layers.names[position - 1]!r}: {boundary.reason}"
             )
+    hops = find_hops(captured, balance, direct=direct)
     stages = tuple(
         captured.segment(
             first,
             last,
             enter=enter_copy if captured.mutates_inputs(first, last) else enter,
             leave=leave,
+            received=[there for hop in hops.into(stage) for _, there in hop.positions],
+            sent=[here for hop in hops.out_of(stage) for here, _ in hop.positions],
         )
-        for first, last in pairwise(edges)
+        for stage, (first, last) in enumerate(pairwise(edges))
     )
     stage_of = [index for index, count in enumerate(balance) for _ in range(count)]
     _adopt_unused(captured, stages, stage_of)
@@ -89,11 +100,14 @@ def cut(captured: Captured, balance: Sequence[int]) -> CutModel:
         captured=captured,
         stages=stages,
         boundaries=tuple(captured.cuts[position - 1].boundary for position in edges[1:-1]),
+        hops=hops,
         tied=_tied_groups(captured.graph.parameters, stage_of),
     )
 
 
-def cut_for_plan(model: nn.Module, plan: Plan, sample: Any = None) -> CutModel:
+def cut_for_plan(
+    model: nn.Module, plan: Plan, sample: Any = None, *, direct: bool = False
+) -> CutModel:
     """Capture a model again at the plan's input shapes and cut it where the plan says.
 
     Args:
@@ -101,9 +115,11 @@ def cut_for_plan(model: nn.Module, plan: Plan, sample: Any = None) -> CutModel:
         plan: Where to cut.
         sample: Used instead of made-up inputs of the recorded shapes, for models whose capture
             looks at values.
+        direct: Whether values may go straight to the stages that read them where the plan sends
+            them so; they are relayed otherwise, with the same numbers.
 
     Raises:
-        PlanMismatch: The model's layers are not the plan's.
+        PlanMismatch: The model's layers are not the plan's, or its values take other ways.
         InvalidInput: What was given is no module, or the plan records no inputs.
     """
     check_module(model)
@@ -133,7 +149,10 @@ def cut_for_plan(model: nn.Module, plan: Plan, sample: Any = None) -> CutModel:
             f"{different[1]!r}; profile and plan this model again"
         )
     _check_shapes(plan, captured)
-    pieces = cut(captured, plan.balance)
+    goes_straight = direct and bool(plan.direct_sends)
+    pieces = cut(captured, plan.balance, direct=goes_straight)
+    if goes_straight:
+        check_planned(pieces.hops, plan.direct_sends)
     _follow(model, pieces.stages)
     return pieces
 

@@ -104,7 +104,7 @@ class DistributedPipeline:
         self._autocast = autocast
         # Captured under autocast, so that what is sent has the dtype it will have.
         with self._casting(default_device(model)):
-            self._pieces = cut_for_plan(model, plan, sample)
+            self._pieces = cut_for_plan(model, plan, sample, direct=engine == "stagewright")
         self._watch = Watch(
             distributed_c10d._get_default_store(), self.rank, self._ranks.size, group
         )

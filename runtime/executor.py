@@ -14,7 +14,8 @@ from torch import Tensor
 
 from ..core.schedule import Action, Schedule, Work
 from .gradient_sum import GradientSum
-from .messages import Connections, Message, incoming, message_of
+from .hops import Hops
+from .messages import Connections, Message, incoming, made_by, read_by
 from .stage_run import StageRun
 
 Observer = Callable[[Action, float, float], None]
@@ -29,6 +30,7 @@ class Executor:
     Args:
         schedule: Of all ranks.
         rank: This one.
+        hops: What stages send each other.
         stages: This rank's stages by index.
         connections: To the other ranks.
         gradient_sum: Of what this rank shares with others; `None` if nothing.
@@ -40,19 +42,20 @@ class Executor:
         self,
         schedule: Schedule,
         rank: int,
+        hops: Hops,
         stages: Mapping[int, StageRun],
         connections: Connections,
         gradient_sum: GradientSum | None,
         doing: Callable[[str], None],
         observer: Observer | None = None,
     ) -> None:
-        self._schedule, self._rank = schedule, rank
+        self._schedule, self._rank, self._hops = schedule, rank, hops
         self._stages, self._connections = stages, connections
         self._gradient_sum, self._doing = gradient_sum, doing
         self.observer = observer
-        self._training = _Course(schedule, schedule.ranks, rank)
+        self._training = _Course(schedule, schedule.ranks, hops, rank)
         forwards = [[a for a in actions if a.work is Work.FORWARD] for actions in schedule.ranks]
-        self._evaluation = _Course(schedule, forwards, rank)
+        self._evaluation = _Course(schedule, forwards, hops, rank)
         self._handed: dict[Message, list[Tensor]] = {}
 
     @property
@@ -136,10 +139,9 @@ class Executor:
                 self.observer(action, began, time.perf_counter())
             if reduces is not None and position in course.last_backwards:
                 reduces.last_backward_ended(action.stage)
-            message = message_of(action, self._schedule.num_stages)
-            if message is not None:
-                self._hand_on(message, made)
-            elif action.work is Work.FORWARD and not trains:
+            self._hand_on(action, made)
+            is_last = action.stage == self._hops.num_stages - 1
+            if is_last and action.work is Work.FORWARD and not trains:
                 outputs[action.microbatch] = made
         self._doing("waiting for what was sent to be taken")
         self._connections.finish()
@@ -173,22 +175,27 @@ class Executor:
 
     def _arrived(self, action: Action) -> list[Tensor]:
         """What other stages made for an action, once it is here."""
-        wanted = _read_by(action, self._schedule.num_stages)
-        if wanted is None:
-            return []
-        if wanted in self._handed:
-            return self._handed.pop(wanted)
-        behind = action.stage + (1 if wanted.is_gradient else -1)
-        sender = self._schedule.rank_of(behind, action.microbatch)
-        self._doing(f"the wait for rank {sender}, before {_words(action)}")
-        return self._connections.receive(wanted, sender)
+        found: list[Tensor] = []
+        for wanted in read_by(action, self._hops):
+            if wanted in self._handed:
+                found += self._handed.pop(wanted)
+                continue
+            sender = self._schedule.rank_of(wanted.maker, action.microbatch)
+            self._doing(f"the wait for rank {sender}, before {_words(action)}")
+            found += self._connections.receive(wanted, sender)
+        return found
 
-    def _hand_on(self, message: Message, tensors: list[Tensor]) -> None:
-        receiver = self._schedule.rank_of(message.stage, message.microbatch)
-        if receiver == self._rank:
-            self._handed[message] = tensors
-        else:
-            self._connections.send(message, receiver, tensors)
+    def _hand_on(self, action: Action, made: Sequence[Tensor]) -> None:
+        """Give every stage its part of what an action made."""
+        begin = 0
+        for message in made_by(action, self._hops):
+            tensors = list(made[begin : begin + len(message.tensors)])
+            begin += len(tensors)
+            receiver = self._schedule.rank_of(message.reader, message.microbatch)
+            if receiver == self._rank:
+                self._handed[message] = tensors
+            else:
+                self._connections.send(message, receiver, tensors)
 
 
 class _Course:
@@ -202,14 +209,16 @@ class _Course:
         recomputed: Stage and micro-batch of forwards that keep no graph.
     """
 
-    def __init__(self, schedule: Schedule, ranks: Sequence[Sequence[Action]], rank: int) -> None:
+    def __init__(
+        self, schedule: Schedule, ranks: Sequence[Sequence[Action]], hops: Hops, rank: int
+    ) -> None:
         self.actions = ranks[rank]
-        self.incoming = incoming(ranks, schedule, rank)
+        self.incoming = incoming(ranks, schedule, hops, rank)
         made = {
-            (sender, schedule.rank_of(message.stage, message.microbatch))
+            (sender, schedule.rank_of(message.reader, message.microbatch))
             for sender, actions in enumerate(ranks)
             for action in actions
-            if (message := message_of(action, schedule.num_stages)) is not None
+            for message in made_by(action, hops)
         }
         self.connected = sorted(pair for pair in made if pair[0] != pair[1])
         last = {a.stage: i for i, a in enumerate(self.actions) if a.work in BACKWARDS}
@@ -217,15 +226,6 @@ class _Course:
         self.recomputed = frozenset(
             (a.stage, a.microbatch) for a in self.actions if a.work is Work.RECOMPUTE
         )
-
-
-def _read_by(action: Action, num_stages: int) -> Message | None:
-    """What an action reads of another stage."""
-    if action.work is Work.FORWARD and action.stage:
-        return Message(False, action.stage, action.microbatch)
-    if action.work in (Work.BACKWARD, Work.BACKWARD_INPUT) and action.stage + 1 < num_stages:
-        return Message(True, action.stage, action.microbatch)
-    return None
 
 
 def _words(action: Action) -> str:

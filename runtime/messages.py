@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..core.errors import InvalidInput
-from ..core.graph import Boundary
 from ..core.schedule import Action, Schedule, Work
 from ..core.tensors import TensorSpec
+from .hops import Hop, Hops
 
 POSTED_AHEAD = 2
 """Receives posted on a connection before anything needs them: one message travels while another
@@ -26,48 +26,71 @@ class Message:
     """What one action makes for another stage.
 
     Attributes:
+        hop: The stages it goes between.
         is_gradient: Whether it goes back, from a backward, or on, from a forward.
-        stage: The stage that reads it.
         microbatch: Which one it belongs to.
     """
 
+    hop: Hop
     is_gradient: bool
-    stage: int
     microbatch: int
 
+    @property
+    def maker(self) -> int:
+        """The stage that makes it."""
+        return self.hop.target if self.is_gradient else self.hop.source
 
-def message_of(action: Action, num_stages: int) -> Message | None:
-    """What an action makes for another stage; `None` at the ends and where nothing is made."""
-    if action.work is Work.FORWARD and action.stage + 1 < num_stages:
-        return Message(False, action.stage + 1, action.microbatch)
-    if action.work in (Work.BACKWARD, Work.BACKWARD_INPUT) and action.stage:
-        return Message(True, action.stage - 1, action.microbatch)
-    return None
+    @property
+    def reader(self) -> int:
+        """The stage that reads it."""
+        return self.hop.source if self.is_gradient else self.hop.target
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """What it holds: activations, or the gradients of those that have one."""
+        if not self.is_gradient:
+            return self.hop.tensors
+        return tuple(spec for spec in self.hop.tensors if spec.requires_grad)
+
+
+def made_by(action: Action, hops: Hops) -> list[Message]:
+    """What an action makes for other stages, in the order of its outputs or gradients."""
+    if action.work is Work.FORWARD:
+        return [Message(hop, False, action.microbatch) for hop in hops.out_of(action.stage)]
+    if action.work in (Work.BACKWARD, Work.BACKWARD_INPUT):
+        return [Message(hop, True, action.microbatch) for hop in hops.into(action.stage)]
+    return []
+
+
+def read_by(action: Action, hops: Hops) -> list[Message]:
+    """What an action reads of other stages, in the order of its inputs or gradients."""
+    if action.work is Work.FORWARD:
+        return [Message(hop, False, action.microbatch) for hop in hops.into(action.stage)]
+    if action.work in (Work.BACKWARD, Work.BACKWARD_INPUT):
+        return [Message(hop, True, action.microbatch) for hop in hops.out_of(action.stage)]
+    return []
 
 
 def incoming(
-    actions: Sequence[Sequence[Action]], schedule: Schedule, rank: int
+    actions: Sequence[Sequence[Action]], schedule: Schedule, hops: Hops, rank: int
 ) -> list[list[Message]]:
     """For each rank what it sends to this one, in the order in which it makes it.
 
     Args:
         actions: What every rank does.
         schedule: Which rank does which stage.
+        hops: What stages send each other.
         rank: The receiver.
     """
-    found: list[list[Message]] = []
-    for sender, theirs in enumerate(actions):
-        made = (message_of(action, schedule.num_stages) for action in theirs)
-        found.append(
-            [
-                message
-                for message in made
-                if message is not None
-                and sender != rank
-                and schedule.rank_of(message.stage, message.microbatch) == rank
-            ]
-        )
-    return found
+    return [
+        [
+            message
+            for action in theirs
+            for message in made_by(action, hops)
+            if sender != rank and schedule.rank_of(message.reader, message.microbatch) == rank
+        ]
+        for sender, theirs in enumerate(actions)
+    ]
 
 
 class Connections:
@@ -83,7 +106,6 @@ class Connections:
         upwards: A group of all ranks, for messages to higher ranks.
         downwards: Another, for messages to lower ranks.
         global_ranks: Of each rank, its number in the default group.
-        boundaries: What crosses each cut, and so what a message holds.
         device: Where received tensors are made.
     """
 
@@ -93,13 +115,11 @@ class Connections:
         upwards: dist.ProcessGroup | None,
         downwards: dist.ProcessGroup | None,
         global_ranks: Sequence[int],
-        boundaries: Sequence[Boundary],
         device: torch.device,
     ) -> None:
         self._rank = rank
         self._groups = (downwards, upwards)
         self._global_ranks = global_ranks
-        self._boundaries = boundaries
         self._device = device
         self._expected: dict[int, deque[Message]] = {}
         self._posted: dict[int, deque[_Receiving]] = {}
@@ -140,7 +160,7 @@ class Connections:
         Raises:
             InvalidInput: It is not of the shapes and dtypes that the receiver expects.
         """
-        _check(message, tensors, held_by(message, self._boundaries))
+        _check(message, tensors)
         while self._sending and self._sending[0][0].is_completed():
             self._sending.popleft()
         group = self._groups[receiver > self._rank]
@@ -171,16 +191,9 @@ class Connections:
 
     def _start(self, message: Message, sender: int) -> _Receiving:
         group = self._groups[self._rank > sender]
-        tensors = [_empty(spec, self._device) for spec in held_by(message, self._boundaries)]
+        tensors = [_empty(spec, self._device) for spec in message.tensors]
         works = [dist.irecv(tensor, self._global_ranks[sender], group=group) for tensor in tensors]
         return _Receiving(message, tensors, [work.wait for work in works if work is not None])
-
-
-def held_by(message: Message, boundaries: Sequence[Boundary]) -> tuple[TensorSpec, ...]:
-    """The tensors of a message: activations, or the gradients of those that have one."""
-    if not message.is_gradient:
-        return boundaries[message.stage - 1].tensors
-    return tuple(spec for spec in boundaries[message.stage].tensors if spec.requires_grad)
 
 
 @dataclass(frozen=True)
@@ -195,15 +208,15 @@ class _Receiving:
         return self.tensors
 
 
-def _check(message: Message, tensors: Sequence[Tensor], specs: Sequence[TensorSpec]) -> None:
+def _check(message: Message, tensors: Sequence[Tensor]) -> None:
     """Refuse what would arrive as something else: the receiver has made room for the specs."""
-    for tensor, spec in zip(tensors, specs, strict=True):
+    for tensor, spec in zip(tensors, message.tensors, strict=True):
         found = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         if found != (spec.shape, spec.dtype):
             kind = "gradient of" if message.is_gradient else "activation"
             raise InvalidInput(
-                f"the {kind} {spec.name!r} for stage {message.stage} is {found[1]} {found[0]}, but "
-                f"{spec.dtype} {spec.shape} was planned; call the pipeline outside of autocast and "
+                f"the {kind} {spec.name!r} for stage {message.reader} is {found[1]} {found[0]}, "
+                f"but {spec.dtype} {spec.shape} was planned; call the pipeline outside of autocast and "
                 "ask for it by autocast=, and plan for the batch that is given"
             )
 

@@ -32,6 +32,7 @@ def check_runnable(plan: Plan, where: Where = "processes") -> None:
     several stages a rank   yes        no                 yes      yes
     schedules beyond two    yes        no                 yes      yes
     1f1b run ahead further  yes        no                 yes      yes
+    values sent straight    yes        no                 relayed  relayed
     ======================  =========  =================  =======  ==========
 
     The model is captured in its own order, so no place runs another. Processes keep the plan's
@@ -102,6 +103,8 @@ def _schedule_obstacles(plan: Plan) -> Iterator[tuple[str, str]]:
             f"its schedule is {plan.schedule}, only {' and '.join(TORCH_SCHEDULES)} are run",
             "--schedule 1f1b",
         )
+    if plan.direct_sends:
+        yield "it sends values past stages, there they are relayed", "--skips relay"
     if plan.chunks > 1:
         yield f"it puts {plan.chunks} stages on a device, only one is run", "--schedule 1f1b"
     if plan.schedule == "1f1b" and plan.num_microbatches < plan.num_stages:

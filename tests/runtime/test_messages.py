@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from stagewright.core.errors import InvalidInput
-from stagewright.core.graph import Boundary
 from stagewright.core.schedule import Action
 from stagewright.core.tensors import TensorSpec
-from stagewright.runtime.messages import Connections, Message, incoming, message_of
+from stagewright.runtime.hops import Hop, Hops
+from stagewright.runtime.messages import Connections, Message, incoming, made_by, read_by
 from stagewright.schedules.named import make_schedule
 
 SPECS = (
@@ -16,9 +16,11 @@ SPECS = (
 )
 
 
+HOP = Hop(0, 1, SPECS)
+
+
 def connections():
-    boundary = Boundary(after=0, tensors=SPECS)
-    return Connections(0, None, None, [0, 1], [boundary], torch.device("cpu"))
+    return Connections(0, None, None, [0, 1], torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -31,7 +33,7 @@ def connections():
 def test_another_dtype_or_shape_is_refused(tensor, found):
     mask = torch.zeros(2, dtype=torch.int64)
     with pytest.raises(InvalidInput) as caught:
-        connections().send(Message(False, 1, 0), 1, [tensor, mask])
+        connections().send(Message(HOP, False, 0), 1, [tensor, mask])
     assert f"activation 'h' for stage 1 is {found}, but float32 (2, 3) was planned" in str(
         caught.value
     )
@@ -39,32 +41,49 @@ def test_another_dtype_or_shape_is_refused(tensor, found):
 
 def test_gradients_are_of_tensors_that_have_one():
     with pytest.raises(InvalidInput, match="the gradient of 'h' for stage 0 is float64"):
-        connections().send(Message(True, 0, 0), 1, [torch.zeros(2, 3, dtype=torch.float64)])
+        connections().send(Message(HOP, True, 0), 1, [torch.zeros(2, 3, dtype=torch.float64)])
 
 
+RELAYS = Hops([Hop(stage, stage + 1, SPECS) for stage in range(3)], 4)
+SKIPS = Hops([*RELAYS.all, Hop(0, 3, SPECS), Hop(1, 3, SPECS)], 4)
+
+
+@pytest.mark.parametrize("hops", [RELAYS, SKIPS], ids=["relays", "skips"])
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero_bubble", "zbv", "dualpipev"])
-def test_every_message_is_expected_once_by_the_rank_that_reads_it(name):
+def test_every_message_is_expected_once_by_the_rank_that_reads_it(name, hops):
     chunks = 2 if name in ("zbv", "dualpipev") else 1
     schedule = make_schedule(name, 4, 6, chunks=chunks)
     sent = [
-        (message, sender, schedule.rank_of(message.stage, message.microbatch))
+        (message, sender, schedule.rank_of(message.reader, message.microbatch))
         for sender, actions in enumerate(schedule.ranks)
         for action in actions
-        if (message := message_of(action, 4)) is not None
+        for message in made_by(action, hops)
     ]
     expected = [
         (message, sender, receiver)
         for receiver in range(len(schedule.ranks))
-        for sender, messages in enumerate(incoming(schedule.ranks, schedule, receiver))
+        for sender, messages in enumerate(incoming(schedule.ranks, schedule, hops, receiver))
         for message in messages
     ]
+    read = [m for actions in schedule.ranks for action in actions for m in read_by(action, hops)]
     across = [entry for entry in sent if entry[1] != entry[2]]
     assert len(set(across)) == len(across)
     assert sorted(map(str, expected)) == sorted(map(str, across))
+    assert sorted(map(str, read)) == sorted(str(message) for message, _, _ in sent)
 
 
 def test_the_ends_send_nothing():
-    assert message_of(Action.model_validate("3F0"), 4) is None
-    assert message_of(Action.model_validate("0B0"), 4) is None
-    assert message_of(Action.model_validate("1W0"), 4) is None
-    assert message_of(Action.model_validate("1I0"), 4) == Message(True, 0, 0)
+    assert made_by(Action.model_validate("3F0"), RELAYS) == []
+    assert made_by(Action.model_validate("0B0"), RELAYS) == []
+    assert made_by(Action.model_validate("1W0"), RELAYS) == []
+    assert made_by(Action.model_validate("1I0"), RELAYS) == [Message(RELAYS.all[0], True, 0)]
+
+
+def test_the_nearest_stage_comes_first():
+    def stages(messages):
+        return [(message.maker, message.reader) for message in messages]
+
+    assert stages(made_by(Action.model_validate("0F0"), SKIPS)) == [(0, 1), (0, 3)]
+    assert stages(read_by(Action.model_validate("3F0"), SKIPS)) == [(2, 3), (1, 3), (0, 3)]
+    assert stages(made_by(Action.model_validate("3B0"), SKIPS)) == [(3, 2), (3, 1), (3, 0)]
+    assert stages(read_by(Action.model_validate("1B0"), SKIPS)) == [(2, 1), (3, 1)]
