@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .runtime.compare import compare as compare
     from .runtime.compare import corrected as corrected
     from .runtime.distributed import DistributedPipeline as DistributedPipeline
+    from .runtime.inference.pipeline import InferencePipeline as InferencePipeline
     from .runtime.pipeline import Pipeline as Pipeline
     from .runtime.trace import record as record
     from .runtime.verify import verify as verify
@@ -41,6 +42,7 @@ _HOME = {
     "Cluster": "core.cluster",
     "DistributedPipeline": "runtime.distributed",
     "Graph": "core.graph",
+    "InferencePipeline": "runtime.inference.pipeline",
     "Pipeline": "runtime.pipeline",
     "Plan": "core.plan",
     "PlanOptions": "core.plan",
