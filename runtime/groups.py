@@ -29,9 +29,9 @@ class Groups:
         ]
         self._made: list[dist.ProcessGroup] = []
 
-    def everyone(self) -> dist.ProcessGroup:
-        """A group of its own for all ranks, beside the pipeline's."""
-        made = self._new(range(self.size))
+    def everyone(self, backend: str | None = None) -> dist.ProcessGroup:
+        """A group of its own for all ranks, beside the pipeline's; on its backend unless given."""
+        made = self._new(range(self.size), backend)
         assert made is not None
         return made
 
@@ -49,13 +49,14 @@ class Groups:
         while self._made:
             dist.destroy_process_group(self._made.pop())
 
-    def _new(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
+    def _new(self, ranks: Sequence[int], backend: str | None = None) -> dist.ProcessGroup | None:
         """A new group; `None` where this rank is not in it."""
         if self._group is not None and self.rank not in ranks:
             return None
         made: dist.ProcessGroup = dist.new_group(
             [self.global_ranks[rank] for rank in ranks],
             timeout=timeout_of(self._group),
+            backend=backend,
             # Ranks outside the pipeline do not take part, so its members settle it themselves.
             use_local_synchronization=self._group is not None,
         )

@@ -81,6 +81,11 @@ class Watch:
         """What this rank does next, for errors."""
         self.doing = doing
 
+    @property
+    def has_verdict(self) -> bool:
+        """Whether some rank found out who failed."""
+        return self._verdict is not None
+
     def close(self) -> None:
         """Stop the heartbeat; a rank that ended well is not missed."""
         self._stop.set()
