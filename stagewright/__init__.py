@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .core.plan import Plan as Plan
     from .core.plan import PlanOptions as PlanOptions
     from .core.profile import Profile as Profile
+    from .core.profile_forward import for_inference as for_inference
     from .core.schedule import Schedule as Schedule
     from .core.timeline import Timeline as Timeline
     from .planner.explain import explain as explain
@@ -34,12 +35,16 @@ if TYPE_CHECKING:
     from .runtime.compare import corrected as corrected
     from .runtime.distributed import DistributedPipeline as DistributedPipeline
     from .runtime.inference.pipeline import InferencePipeline as InferencePipeline
+    from .runtime.inference.processes import (
+        DistributedInferencePipeline as DistributedInferencePipeline,
+    )
     from .runtime.pipeline import Pipeline as Pipeline
     from .runtime.trace import record as record
     from .runtime.verify import verify as verify
 
 _HOME = {
     "Cluster": "core.cluster",
+    "DistributedInferencePipeline": "runtime.inference.processes",
     "DistributedPipeline": "runtime.distributed",
     "Graph": "core.graph",
     "InferencePipeline": "runtime.inference.pipeline",
@@ -57,6 +62,7 @@ _HOME = {
     "corrected": "runtime.compare",
     "estimate": "profiler.estimates.estimate",
     "explain": "planner.explain",
+    "for_inference": "core.profile_forward",
     "latest_step": "runtime.checkpoint.load",
     "load_checkpoint": "runtime.checkpoint.load",
     "plan": "planner.plan",

@@ -138,7 +138,9 @@ class InferencePipeline:
     def _close(self, *, is_abandoned: bool) -> None:
         self._requests.close(is_abandoned=is_abandoned)
         for worker in self._workers:
-            worker.close()
+            worker.end()
+        for worker in self._workers:
+            worker.thread.join()
 
     def __enter__(self) -> Self:
         return self

@@ -144,7 +144,8 @@ class Requests:
                 for request in self._under_way:
                     request.future.cancel()
             self._changed.wait_for(self._is_idle)
-        self._deliverer.close()
+        self._deliverer.end()
+        self._deliverer.thread.join()
 
     def _is_idle(self) -> bool:
         return self._failure is not None or self._delivered == self._numbered

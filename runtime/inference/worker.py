@@ -35,10 +35,9 @@ class Worker:
         self.thread = threading.Thread(target=self._work, name=name, daemon=True)
         self.thread.start()
 
-    def close(self) -> None:
-        """End the thread, behind the piece it is at."""
+    def end(self) -> None:
+        """Have the thread end, behind the piece it is at; does not wait for it."""
         self._inbox.close()
-        self.thread.join()
 
     def _work(self) -> None:
         try:
