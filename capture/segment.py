@@ -121,6 +121,20 @@ class Segment(nn.Module):
             for name in module._buffers:
                 module._buffers[name] = root.get_submodule(path)._buffers[name]
 
+    def hold_again(self, root: nn.Module) -> None:
+        """Hold what ``root`` holds now under the same names, after its tensors were replaced."""
+        theirs = dict(root.named_modules(remove_duplicate=False))
+        for path, module in self.named_modules(remove_duplicate=False):
+            source = theirs.get(path)
+            if source is None or source is module:
+                continue
+            for ours, held in (
+                (module._parameters, source._parameters), (module._buffers, source._buffers),
+            ):  # fmt: skip
+                ours.update((name, held[name]) for name in ours.keys() & held.keys())
+        for evaluation in self._evaluation:
+            evaluation.hold_again(root)
+
     def give_buffers(self, root: nn.Module) -> None:
         """Make ``root`` hold this segment's buffers, after this segment moved."""
         for path, module in self.named_modules():
@@ -139,6 +153,14 @@ class Segment(nn.Module):
         for name, constant in self._constants.items():
             self._constants[name] = fn(constant)
             _set(self, name, self._constants[name])
+
+
+def readers_of(segment: Segment) -> tuple[Segment, ...]:
+    """A segment, and the one that runs for it in evaluation: all that read its weights.
+
+    No attribute of the segment, as for `constants_of`.
+    """
+    return (segment, *segment._evaluation)
 
 
 def constants_of(segment: Segment) -> Mapping[str, Tensor]:

@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from ..capture.segment import Segment
-from ..core.graph import Graph
 from ..core.plan import Plan
 from ..core.schedule import Schedule
 from .batch_statistics import BatchStatistics, RunningStatistics
@@ -18,9 +16,14 @@ from .cut import CutModel
 from .executor import Executor
 from .gradient_sum import GradientSum
 from .groups import Groups, Ranks
+from .held import held
 from .messages import Connections
 from .shared_weights import agree, holders, shared_weights
 from .stage_run import LossOfFlat, StageRun
+from .strategies.apply import apply
+from .strategies.choice import Chosen
+from .strategies.replication import Replication
+from .strategies.sharded import is_sharded
 
 
 @dataclass(frozen=True)
@@ -30,36 +33,67 @@ class Sharing:
     Attributes:
         groups: A process group for each set of ranks that hold the same weights, this one among
             them; replicas of a stage are such a set.
-        gradient_sum: Of the trainable weights that others hold too; `None` if there are none.
+        gradient_sum: Of the trainable weights that others hold too and no strategy takes care
+            of; `None` if there are none.
+        replication: That, and what replicas of this rank's stages do.
         holders: By ``id`` of a weight, how many ranks hold it, where that is not one.
     """
 
     groups: Mapping[Ranks, dist.ProcessGroup]
     gradient_sum: GradientSum | None
+    replication: Replication
     holders: Mapping[int, int]
 
 
 def share(
-    graph: Graph, plan: Plan, schedule: Schedule, module: nn.Module, ranks: Groups
+    pieces: CutModel,
+    stages: Mapping[int, Segment],
+    plan: Plan,
+    schedule: Schedule,
+    ranks: Groups,
+    chosen: Mapping[int, Chosen],
+    device: torch.device,
 ) -> Sharing:
     """Let all holders of a weight begin with the same values; called on every rank.
 
     Args:
-        graph: The model's.
+        pieces: The cut model.
+        stages: This rank's, by index, on their device; some of their weights may be others
+            afterwards.
         plan: Where it was cut.
         schedule: Which ranks hold which stage.
-        module: What this rank holds, under the model's names.
         ranks: Of the pipeline.
+        chosen: What the replicas of each stage do, where that is not to sum gradients.
+        device: Where the stages are.
     """
+    graph = pieces.captured.graph
     stage_of = [stage for stage, count in enumerate(plan.balance) for _ in range(count)]
     sets = {holders(record, stage_of, schedule) for record in graph.parameters}
     sets.update(schedule.stage_ranks)
     groups = ranks.of_sets(each for each in sets if len(each) > 1)
-    agree(graph.parameters, stage_of, schedule, module, groups)
-    weights = shared_weights(graph.parameters, stage_of, schedule, module)
+    agree(graph.parameters, stage_of, schedule, held(list(stages.values())), groups)
+    strategies = apply(
+        chosen,
+        stages,
+        graph.parameters,
+        stage_of,
+        schedule,
+        groups,
+        device,
+        pieces.captured.program.model,
+    )
+    module = held(list(stages.values()))
+    weights = [
+        weight
+        for weight in shared_weights(graph.parameters, stage_of, schedule, module)
+        if not is_sharded(weight.tensor)
+    ]
+    summed = [w for w in weights if not any(s.sums(w.tensor) for s in strategies.values())]
+    gradient_sum = GradientSum(summed, groups, schedule.stages_of(ranks.rank)) if summed else None
     return Sharing(
         groups,
-        GradientSum(weights, groups, schedule.stages_of(ranks.rank)) if weights else None,
+        gradient_sum,
+        Replication(gradient_sum, strategies),
         {id(weight.tensor): len(weight.ranks) for weight in weights},
     )
 
@@ -111,7 +145,7 @@ def own_executor(
         )
         for index, stage in stages.items()
     }
-    executor = Executor(schedule, ranks.rank, hops, runs, connections, sharing.gradient_sum, doing)
+    executor = Executor(schedule, ranks.rank, hops, runs, connections, sharing.replication, doing)
     connections.introduce(executor.connected)
     return executor
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 
 def clip_to_global_norm(
@@ -22,24 +23,29 @@ def clip_to_global_norm(
         parameters: This rank's, each once.
         max_norm: The norm allowed.
         holders: By ``id`` of a parameter, how many ranks hold it, where that is not one; a
-            gradient that several ranks hold counts once.
+            gradient that several ranks hold counts once, shards of one together.
         group: All ranks.
         device: Where the norm is summed.
 
     Returns:
         The norm before, the same on every rank.
     """
-    held = [parameter for parameter in parameters if parameter.grad is not None]
+    gradients = {
+        parameter: _here(parameter.grad) for parameter in parameters if parameter.grad is not None
+    }
     squares = torch.zeros((), dtype=torch.float64, device=device)
-    for parameter in held:
-        assert parameter.grad is not None
-        norm = torch.linalg.vector_norm(parameter.grad.detach()).double()
+    for parameter, gradient in gradients.items():
+        norm = torch.linalg.vector_norm(gradient).double()
         squares += norm**2 / holders.get(id(parameter), 1)
     dist.all_reduce(squares, group=group)
     total = squares.sqrt()
     scale = float(max_norm / (total + 1e-6))
     if scale < 1:
-        for parameter in held:
-            assert parameter.grad is not None
-            parameter.grad.mul_(scale)
+        for gradient in gradients.values():
+            gradient.mul_(scale)
     return total
+
+
+def _here(gradient: Tensor) -> Tensor:
+    """What of a gradient is on this rank; of one that is spread over ranks its shard."""
+    return gradient.to_local().detach() if isinstance(gradient, DTensor) else gradient.detach()

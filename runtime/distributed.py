@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from .held import held
 from .last_stage import LastStage, LossFunction
 from .process_group import check_world
 from .runnable import check_runnable, check_schedule
+from .strategies.choice import Strategy, choose
 from .targets import split_target
 from .torch_engine import TorchEngine
 from .watch import Watch
@@ -67,12 +68,15 @@ class DistributedPipeline:
         keyed_dropout: A seed by which dropout follows layer, step and micro-batch alone, so that
             no number depends on the plan (`runtime.keyed_dropout`); `None` for masks as they come.
         batch_statistics: How running statistics move; see `runtime.batch_statistics`.
+        strategy: What the replicas of a stage do, for all stages with several or by stage: sum
+            gradients (``reduce``), leave that to ``ddp``, or ``fully_shard`` their weights; see
+            `runtime.strategies.choice.Strategy`. `None` does what the plan's stages say.
         engine: ``stagewright`` runs any schedule. ``torch`` runs gpipe and 1f1b by
             ``torch.distributed.pipelining``, for comparison.
 
     Raises:
         PlanMismatch: The plan is for another model or another number of ranks, or uses what
-            `runtime.runnable` lists as not run in processes.
+            `runtime.runnable` lists as not run in processes, or the strategy does not go with it.
         InvalidInput: ``torch.distributed`` is not initialised, or the schedule can never finish.
     """
 
@@ -89,12 +93,14 @@ class DistributedPipeline:
         autocast: torch.dtype | None = None,
         keyed_dropout: int | None = None,
         batch_statistics: BatchStatistics = "microbatch",
+        strategy: Strategy | Mapping[int, Strategy] | None = None,
         engine: Literal["stagewright", "torch"] = "stagewright",
     ) -> None:
         check_runnable(plan, "torch's processes" if engine == "torch" else "processes")
         if schedule is not None:
             check_schedule(schedule, plan)
         self.schedule = schedule or schedule_of(plan)
+        chosen = choose(plan, self.schedule, strategy)
         check_world(self.schedule, group)
         self._ranks = Groups(group)
         self.rank = self._ranks.rank
@@ -119,7 +125,10 @@ class DistributedPipeline:
         self._sums_gradients = True
         self._first = FirstStage(plan, self._pieces.structure, self.device)
         with self._watch.explained():
-            self._sharing = share(self.graph, plan, self.schedule, self.module, self._ranks)
+            self._sharing = share(
+                self._pieces, self.stages, plan, self.schedule, self._ranks, chosen, self.device
+            )
+            self.module = held(list(self.stages.values()))  # some of its weights may be others
             self._last = self._last_stage(loss_fn)
             self._engine = self._make_engine(engine, batch_statistics)
 

@@ -13,10 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from ..core.schedule import Action, Schedule, Work
-from .gradient_sum import GradientSum
 from .hops import Hops
 from .messages import Connections, Message, incoming, made_by, read_by
 from .stage_run import StageRun
+from .strategies.replication import Replication
 
 Observer = Callable[[Action, float, float], None]
 """Told of each action, with its start and end in seconds of `time.perf_counter`."""
@@ -33,7 +33,7 @@ class Executor:
         hops: What stages send each other.
         stages: This rank's stages by index.
         connections: To the other ranks.
-        gradient_sum: Of what this rank shares with others; `None` if nothing.
+        replication: What this rank shares with others.
         doing: Told in words what comes next, for errors.
         observer: Told what was done; `None` for nobody.
     """
@@ -45,13 +45,13 @@ class Executor:
         hops: Hops,
         stages: Mapping[int, StageRun],
         connections: Connections,
-        gradient_sum: GradientSum | None,
+        replication: Replication,
         doing: Callable[[str], None],
         observer: Observer | None = None,
     ) -> None:
         self._schedule, self._rank, self._hops = schedule, rank, hops
         self._stages, self._connections = stages, connections
-        self._gradient_sum, self._doing = gradient_sum, doing
+        self._replication, self._doing = replication, doing
         self.observer = observer
         self._training = _Course(schedule, schedule.ranks, hops, rank)
         forwards = [[a for a in actions if a.work is Work.FORWARD] for actions in schedule.ranks]
@@ -87,17 +87,15 @@ class Executor:
         for stage in self._stages.values():
             stage.begin(trains=True)
             stage.loss_scale, stage.dropout_key = loss_scale, dropout_key
-        reduces = self._gradient_sum if sums_gradients else None
-        if reduces is not None:
-            reduces.begin()
-        self._run(self._training, inputs, targets, {}, reduces)
+        self._doing("gathering weights")
+        self._replication.begin(trains=True, sums=sums_gradients)
+        self._run(self._training, inputs, targets, {})
         for stage in self._stages.values():
             if stage.statistics is not None:
                 self._doing("sharing the statistics of batch normalisation")
                 stage.statistics.finish()
-        if reduces is not None:
-            self._doing("summing gradients")
-            reduces.finish()
+        self._doing("summing gradients")
+        self._replication.finish()
         return [loss for stage in self._stages.values() for loss in stage.losses]
 
     def evaluate(
@@ -112,7 +110,10 @@ class Executor:
         for stage in self._stages.values():
             stage.begin(trains=False)
         outputs: dict[int, list[Any]] = {}
-        self._run(self._evaluation, inputs, targets, outputs, None, trains=False)
+        self._doing("gathering weights")
+        self._replication.begin(trains=False, sums=False)
+        self._run(self._evaluation, inputs, targets, outputs, trains=False)
+        self._replication.finish()
         return outputs, [loss for stage in self._stages.values() for loss in stage.losses]
 
     def _run(
@@ -121,7 +122,6 @@ class Executor:
         inputs: Sequence[Sequence[Tensor]],
         targets: Sequence[Tensor],
         outputs: dict[int, list[Any]],
-        reduces: GradientSum | None,
         *,
         trains: bool = True,
     ) -> None:
@@ -130,16 +130,15 @@ class Executor:
         for position, action in enumerate(course.actions):
             arrived = self._arrived(action)
             self._doing(_words(action))
-            if reduces is not None and position in course.last_backwards:
-                reduces.last_backward_begins(action.stage)
+            last = position in course.last_backwards
+            self._replication.action_begins(action.stage, action.work, last=last)
             began = time.perf_counter() if self.observer else 0.0
             made = self._perform(action, arrived, inputs, targets, course, trains)
             if self.observer:
                 self._stages[action.stage].settle()
                 self.observer(action, began, time.perf_counter())
-            if reduces is not None and position in course.last_backwards:
-                reduces.last_backward_ended(action.stage)
             self._hand_on(action, made)
+            self._replication.action_ended(action.stage, action.work, last=last)
             is_last = action.stage == self._hops.num_stages - 1
             if is_last and action.work is Work.FORWARD and not trains:
                 outputs[action.microbatch] = made

@@ -77,22 +77,28 @@ class GradientSum:
         ]
         self._waiting: dict[int, set[int]] = {}
         self._at_last: int | None = None
+        self._is_summed = True
         for weight in weights:
             weight.tensor.register_post_accumulate_grad_hook(self._accumulated)
 
-    def begin(self) -> None:
-        """A step begins whose gradients are to be summed.
+    def begin(self, *, sums: bool = True) -> None:
+        """A step begins; if it ``sums``, its gradients are summed when it ends.
 
-        What is in ``.grad`` already was summed by the step before: every rank keeps its share of
-        it, so that it is not counted again. To keep it apart would take a second gradient's memory.
+        What is in ``.grad`` already, if a step before summed it, is on every rank: each keeps its
+        share of it, so that it is not counted again. To keep it apart would take a second
+        gradient's memory.
         """
+        if self._is_summed:
+            for weight in self._weights:
+                if weight.tensor.grad is not None:
+                    weight.tensor.grad /= len(weight.ranks)
+            self._is_summed = False
+        if not sums:
+            return
         self._waiting = {key: set(stages) for key, stages in self._stages.items()}
         for bucket in self._buckets:
             bucket.incomplete = {id(weight.tensor) for weight in bucket.weights}
             bucket.under_way = None
-        for weight in self._weights:
-            if weight.tensor.grad is not None:
-                weight.tensor.grad /= len(weight.ranks)
 
     def last_backward_begins(self, stage: int) -> None:
         """No backward of this stage comes after the one that begins now."""
@@ -119,6 +125,7 @@ class GradientSum:
             for weight, part in zip(bucket.weights, parts, strict=True):
                 assert weight.tensor.grad is not None
                 weight.tensor.grad.copy_(part.view_as(weight.tensor.grad))
+        self._is_summed = True
 
     def _accumulated(self, tensor: Tensor) -> None:
         """A gradient was added to; the last time, its bucket may be complete."""
