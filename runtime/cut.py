@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ..capture.capture import default_device, trace
 from ..capture.captured import Captured
@@ -18,6 +20,8 @@ from ..core.graph import Boundary, Parameter
 from ..core.plan import Plan
 from .boundary import enter, enter_copy, leave
 from .hops import Hops, check_planned, find_hops
+from .materialise.devices import make_tensors_on, send_planned_dtypes
+from .materialise.without_data import all_on_meta, on_meta
 
 
 @dataclass(frozen=True)
@@ -106,17 +110,23 @@ def cut(captured: Captured, balance: Sequence[int], *, direct: bool = False) -> 
 
 
 def cut_for_plan(
-    model: nn.Module, plan: Plan, sample: Any = None, *, direct: bool = False
+    model: nn.Module,
+    plan: Plan,
+    sample: Any = None,
+    *,
+    direct: bool = False,
+    device: torch.device | None = None,
 ) -> CutModel:
     """Capture a model again at the plan's input shapes and cut it where the plan says.
 
     Args:
-        model: The model the plan was made for.
+        model: The model the plan was made for; it may be on the meta device.
         plan: Where to cut.
         sample: Used instead of made-up inputs of the recorded shapes, for models whose capture
             looks at values.
         direct: Whether values may go straight to the stages that read them where the plan sends
             them so; they are relayed otherwise, with the same numbers.
+        device: Where the stages will run, if that is not where the model is.
 
     Raises:
         PlanMismatch: The model's layers are not the plan's, or its values take other ways.
@@ -136,7 +146,7 @@ def cut_for_plan(
             f"the plan was made for a {plan.model}, this is a {type(model).__name__}; "
             "profile and plan this model"
         )
-    captured = trace(model, sample, check=False, recipe=recipe)
+    captured = _traced(model, sample, recipe)
     captured.program.fixed_mode = plan.fixed_mode or captured.program.fixed_mode
     found, planned = tuple(captured.layers.names), plan.layer_names
     if found != planned:
@@ -149,12 +159,24 @@ def cut_for_plan(
             f"{different[1]!r}; profile and plan this model again"
         )
     _check_shapes(plan, captured)
+    if device is not None:
+        make_tensors_on(captured, device, instead_of=default_device(model))
+    if on_meta(model):
+        send_planned_dtypes(captured, plan)
     goes_straight = direct and bool(plan.direct_sends)
     pieces = cut(captured, plan.balance, direct=goes_straight)
     if goes_straight:
         check_planned(pieces.hops, plan.direct_sends)
     _follow(model, pieces.stages)
     return pieces
+
+
+def _traced(model: nn.Module, sample: Any, recipe: str) -> Captured:
+    if not on_meta(model):
+        return trace(model, sample, check=False, recipe=recipe)
+    with all_on_meta(model), torch.device("meta"):
+        sample = pytree.tree_map_only(Tensor, lambda tensor: tensor.to("meta"), sample)
+        return trace(model, sample, check=False, recipe=recipe)
 
 
 def _check_shapes(plan: Plan, captured: Captured) -> None:
