@@ -6,7 +6,9 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
+from ..capture.capture import default_device
 from ..core.errors import InvalidInput, PlanMismatch
 from ..core.schedule import Schedule
 from ..core.units import count
@@ -48,3 +50,12 @@ def check_world(schedule: Schedule, group: dist.ProcessGroup | None) -> None:
             f"but {count(ranks, 'rank')} started; start {wanted}, or plan for "
             f"{count(ranks, 'device')}"
         )
+
+
+def device_for(model: nn.Module, group: dist.ProcessGroup | None) -> torch.device:
+    """Where a model is; one on the meta device goes where its ranks' messages are."""
+    device = default_device(model)
+    if device.type != "meta":
+        return device
+    on_gpu = "nccl" in dist.get_backend(group)
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
