@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from ..core.assumptions import assumptions
 from ..core.plan import Baseline, Plan, Proof, Stage
+from ..core.units import count, format_time
 from .assignment import Assignment, counts_of
 from .baselines import baselines, places
 from .option_rules import option_notes
@@ -61,6 +62,7 @@ def build_plan(request: Request, decision: Decision) -> Plan:
         tied_sync_time_s=priced.tied_sync_s,
         forward_channels=priced.forward_channels,
         backward_channels=priced.backward_channels,
+        direct_sends=priced.direct_sends,
         proof=Proof(
             objective=OBJECTIVE_NAMES[_name(request)],
             value=priced.value,
@@ -80,7 +82,12 @@ def build_plan(request: Request, decision: Decision) -> Plan:
         inputs=profile.inputs,
         input_structure=profile.input_structure,
         fixed_mode=profile.fixed_mode,
-        notes=(*profile.notes, *notes, *_idle(request, priced.assignment)),
+        notes=(
+            *profile.notes,
+            *notes,
+            *_sent(request, priced, is_reordered=bool(order)),
+            *_idle(request, priced.assignment),
+        ),
     )
 
 
@@ -169,6 +176,23 @@ def _idle(request: Request, chosen: Assignment) -> list[str]:
         f"{len(idle)} of {len(devices)} devices stay{'s' * (len(idle) == 1)} idle: {names}{rest}"
         + gaps * bool(between)
     ]
+
+
+def _sent(request: Request, priced: Priced, *, is_reordered: bool) -> list[str]:
+    """Which way values go to stages further on, where the options leave that open."""
+    if request.options.skips == "relay":
+        return []
+    if is_reordered:
+        return ["layers are reordered: all values are relayed"]
+    if not request.pricer.knows_readers:
+        return ["the profile does not know which layer reads what: all values are relayed"]
+    if priced.other_step_s is None:
+        return ["no stage reads what another than the one in front of it has: nothing is relayed"]
+    other = format_time(priced.other_step_s)
+    if not priced.direct_sends:
+        return [f"values are relayed: sent past stages, the step would be {other}"]
+    number = count(len(priced.direct_sends), "message")
+    return [f"{number} a micro-batch past stages without use for it: relayed, {other} a step"]
 
 
 def _notes(request: Request) -> list[str]:

@@ -20,6 +20,7 @@ from .plan import Planner
 from .scaled import as_planned
 from .search import ROUNDING
 from .simulate import StageTimes, step_time
+from .timeline import skip_times
 from .validate import validate
 from .ways_out import with_devices
 
@@ -330,6 +331,7 @@ def _simulated_s(plan: Plan, *, sums: bool = True, sends: bool = True) -> float:
         tied_sync_s=plan.tied_sync_time_s * sums,
         forward_channel=plan.forward_channels,
         backward_channel=plan.backward_channels,
+        skips=skip_times(plan.direct_sends) if sends else (),
     )
     depths = [stage.in_flight for stage in stages] if plan.schedule == "1f1b" else ()
     replicas = [stage.replicas for stage in stages]

@@ -2,12 +2,14 @@
 
 Start of an action: when its rank has done what comes before it and the results it reads have
 arrived. A forward reads the forward of the stage before, a backward (or its input part) that of
-the stage behind and its own forward, a weight part its input part. A recomputation waits for what
-its backward waits for: it counts as the first part of it.
+the stage behind and its own forward, a weight part its input part; both also read what is sent
+past stages. A recomputation waits for what its backward waits for: it counts as the first part of
+it.
 
 A result that goes to another rank is sent when it is made and the message before it on the same
 channel has gone through; the computation goes on meanwhile. Each rank has a channel towards the
-next stages and one towards the previous. Where boundaries share a channel, messages go in the
+next stages and one towards the previous; what one action makes for several stages goes to the
+nearest first. Where boundaries share a channel, messages go in the
 order in which they are made, of several at the same moment that of the lowest rank first.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -25,6 +28,7 @@ from ..core.errors import InvalidInput
 from ..schedules.jit import Kernel
 from ..schedules.order import BACKWARD_INPUT, BACKWARD_WEIGHT, Ints, Order
 from .stage_times import StageTimes
+from .step_messages import StepMessages
 
 Floats = NDArray[np.float64]
 
@@ -40,7 +44,8 @@ class Played:
         step_time_s: From the first action to the last, gradient synchronisation included.
         start_s: Of each action of the order.
         end_s: Of each action.
-        sent_s: When each action's message starts; -1 where there is none.
+        messages: Those of one micro-batch.
+        sent_s: When each starts, by message and micro-batch; -1 where nothing is sent.
         done_s: When each stage has done its last action.
         last_end_s: When everything but the sum over tied weights is done.
     """
@@ -48,9 +53,22 @@ class Played:
     step_time_s: float
     start_s: Floats
     end_s: Floats
+    messages: StepMessages
     sent_s: Floats
     done_s: Floats
     last_end_s: float
+
+    def sends(
+        self, stage: int, microbatch: int, *, backward: bool
+    ) -> Iterator[tuple[float, float]]:
+        """Start and duration of each message that a forward, or a backward, of a stage sends."""
+        num_microbatches = len(self.sent_s) // max(1, len(self.messages.send_s))
+        way = backward * len(self.done_s) + stage
+        first, last = self.messages.first_made[way : way + 2].tolist()
+        for message in range(first, last):
+            sent_s = float(self.sent_s[message * num_microbatches + microbatch])
+            if sent_s >= 0:
+                yield sent_s, float(self.messages.send_s[message])
 
 
 def play(order: Order, times: StageTimes) -> Played:
@@ -64,29 +82,32 @@ def play(order: Order, times: StageTimes) -> Played:
     """
     times.check(order.num_stages)
     stages, ranks, actions = order.num_stages, order.num_ranks, len(order.stage)
-    results = 2 * stages * order.num_microbatches
-    duration_s = durations(times)
-    send_s, channel, num_channels = _messages(times)
+    messages = StepMessages.of(times)
+    results = len(messages.send_s) * order.num_microbatches
     holders = np.array([rank for each in order.stage_ranks for rank in each], np.int64)
     first_holder = np.array([0, *accumulate(map(len, order.stage_ranks))], np.int64)
-    start_s, end_s, sent_s = np.zeros(actions), np.zeros(actions), np.full(actions, -1.0)
+    start_s, end_s, sent_s = np.zeros(actions), np.zeros(actions), np.full(results, -1.0)
     done_s, at = np.zeros(stages), order.first[:-1].copy()
-    arrived_s, waiting = np.full(results, -1.0), np.full(results, -1)
+    waiting = np.full(results, -1)
     _play(
         actions,
         order.first, order.stage, order.work, order.microbatch, order.num_microbatches,
-        first_holder, holders, duration_s, send_s, channel, num_channels > 0,
-        start_s, end_s, sent_s, done_s, at, arrived_s, waiting,
-        np.zeros(ranks), np.zeros(2 * ranks + num_channels), np.arange(ranks)[::-1].copy(),
+        first_holder, holders, durations(times),
+        messages.reader, messages.send_s, messages.channel, messages.first_made,
+        messages.read, messages.first_read, messages.num_channels > 0,
+        start_s, end_s, sent_s, done_s, at,
+        np.zeros(2 * stages * order.num_microbatches, np.bool_), np.full(results, -1.0), waiting,
+        np.zeros(ranks), np.zeros(2 * ranks + messages.num_channels),
+        np.arange(ranks)[::-1].copy(),
     )  # fmt: skip
     if (at != order.first[1:]).any():
-        raise InvalidInput(f"the schedule never finishes: {_stuck(order, at, arrived_s, waiting)}")
+        raise InvalidInput(f"the schedule never finishes: {_stuck(order, messages, at, waiting)}")
     synced_s = done_s
     if len(times.sync_s) and order.trains:
         synced_s = done_s + np.asarray(times.sync_s, np.float64)
     last_end_s = float(synced_s.max())
     step_time_s = last_end_s + times.tied_sync_s
-    return Played(step_time_s, start_s, end_s, sent_s, done_s, last_end_s)
+    return Played(step_time_s, start_s, end_s, messages, sent_s, done_s, last_end_s)
 
 
 def bubble_fraction(counts: Ints, times: StageTimes, step_time_s: float, num_ranks: int) -> float:
@@ -118,41 +139,21 @@ def durations(times: StageTimes) -> Floats:
     return np.concatenate((forward, whole - again, first - again, second, again))
 
 
-def _messages(times: StageTimes) -> tuple[Floats, Ints, int]:
-    """Durations and shared channels by direction and sending stage, and the number of channels."""
-    stages = times.num_stages
-    send_s, channel = np.zeros((2, stages)), np.full((2, stages), -1)
-    if len(times.send_forward_s):
-        send_s[0, :-1] = times.send_forward_s
-    if len(times.send_backward_s):
-        send_s[1, 1:] = times.send_backward_s
-    if not times.shares_channels:
-        return send_s.ravel(), channel.ravel(), 0
-    if len(times.forward_channel):
-        channel[0, :-1] = times.forward_channel
-    if len(times.backward_channel):
-        channel[1, 1:] = times.backward_channel
-    shared = np.unique(channel[channel >= 0])
-    channel = np.where(channel >= 0, np.searchsorted(shared, channel), -1)
-    return send_s.ravel(), channel.ravel(), len(shared)
-
-
-def _stuck(order: Order, at: Ints, arrived_s: Floats, waiting: Ints) -> str:
+def _stuck(order: Order, messages: StepMessages, at: Ints, waiting: Ints) -> str:
     """What each rank that did not finish waits for."""
-    wanted = {int(waiting[result]): int(result)
-              for result in np.flatnonzero((waiting >= 0) & (arrived_s < 0))}  # fmt: skip
+    wanted = {int(waiting[result]): int(result) for result in np.flatnonzero(waiting >= 0)}
     split = order.work == BACKWARD_INPUT
     parted = set(zip(order.stage[split].tolist(), order.microbatch[split].tolist(), strict=True))
     lines = []
     for rank in np.flatnonzero(at < order.first[1:]).tolist():
         action = at[rank]
-        stage, microbatch = order.stage[action], order.microbatch[action]
+        stage, microbatch = int(order.stage[action]), int(order.microbatch[action])
         letter = "I" if order.work[action] == BACKWARD_WEIGHT else "F"
         if rank in wanted:
-            behind, microbatch = divmod(wanted[rank], order.num_microbatches)
-            stage = behind % order.num_stages
+            message, microbatch = divmod(wanted[rank], order.num_microbatches)
+            stage = int(messages.maker[message])
             backward = "I" if (stage, microbatch) in parted else "B"
-            letter = "F" if behind < order.num_stages else backward
+            letter = "F" if stage < messages.reader[message] else backward
         lines.append(f"rank {rank} waits for {stage}{letter}{microbatch}")
     return "; ".join(lines)
 
@@ -167,14 +168,19 @@ def _play(
     first_holder: Ints,
     holders: Ints,
     duration_s: Floats,
+    reader: Ints,
     send_s: Floats,
     channel: Ints,
+    first_made: Ints,
+    read: Ints,
+    first_read: Ints,
     in_time_order: bool,
     start_s: Floats,
     end_s: Floats,
     sent_s: Floats,
     done_s: Floats,
     at: Ints,
+    made: NDArray[np.bool_],
     arrived_s: Floats,
     waiting: Ints,
     free_s: Floats,
@@ -198,16 +204,21 @@ def _play(
         first_holder: Stage s is on the ranks ``holders[first_holder[s] : first_holder[s + 1]]``.
         holders: Ranks of one stage after the other.
         duration_s: By work and stage.
-        send_s: By direction (0 forward) and sending stage.
-        channel: Shared channels, likewise; -1 for one of the rank's own.
+        reader: See `StepMessages`.
+        send_s: See `StepMessages`.
+        channel: See `StepMessages`.
+        first_made: See `StepMessages`.
+        read: See `StepMessages`.
+        first_read: See `StepMessages`.
         in_time_order: Whether there are shared channels.
         start_s: Out: of each action.
         end_s: Out: of each action.
+        sent_s: Out: by message and micro-batch, when it starts; -1 stays where none is sent.
         done_s: Out: when each stage has done its last action.
-        sent_s: Out: start of each action's message; -1 stays where there is none.
         at: In: each rank's first action. Out: the first it did not do.
-        arrived_s: By (whether backward, stage, micro-batch), where the result is wanted; -1.
-        waiting: The rank that waits for that result; -1.
+        made: By (whether backward, stage, micro-batch), whether the result is there; false.
+        arrived_s: By message and micro-batch, when it is where it is wanted; -1.
+        waiting: The rank that waits for that message; -1.
         free_s: By rank; zeros.
         channel_free_s: By rank and direction, then by shared channel; zeros.
         ready: All ranks, the first to start last.
@@ -224,24 +235,27 @@ def _play(
             if action == first[rank + 1]:
                 continue
             s, k, what = stage[action], microbatch[action], work[action]
-            own, other = -1, -1  # results it reads, made by this rank and by another
-            if what == 0:
-                if s > 0:
-                    other = (s - 1) * num_microbatches + k
-            elif what == 3:
+            backward = 0 if what == 0 else 1
+            own = -1  # the result it reads that its own rank makes
+            if what == 3:
                 own = (num_stages + s) * num_microbatches + k
-            else:
+            elif backward == 1:
                 own = s * num_microbatches + k
-                if s + 1 < num_stages:
-                    other = (num_stages + s + 1) * num_microbatches + k
-            if own >= 0 and arrived_s[own] < 0:
+            if own >= 0 and not made[own]:
                 continue  # it stands before what it reads: for ever
             start = free_s[rank]
-            if other >= 0:
-                if arrived_s[other] < 0:
-                    waiting[other] = rank
-                    continue
-                start = max(start, arrived_s[other])
+            missing = -1
+            if what != 3:
+                way = backward * num_stages + s
+                for place in range(first_read[way], first_read[way + 1]):
+                    result = read[place] * num_microbatches + k
+                    if arrived_s[result] < 0:
+                        missing = result
+                        break
+                    start = max(start, arrived_s[result])
+            if missing >= 0:
+                waiting[missing] = rank
+                continue
             start_s[action] = start
             end = start + duration_s[what * num_stages + s]
             if in_time_order:
@@ -259,24 +273,26 @@ def _play(
         done_s[s] = max(done_s[s], end)
         if what < 3:
             backward = 0 if what == 0 else 1
-            arrived = end
-            target = s - 1 if backward else s + 1
-            if 0 <= target < num_stages:
-                send = send_s[backward * num_stages + s]
+            way = backward * num_stages + s
+            made[way * num_microbatches + k] = True
+            for message in range(first_made[way], first_made[way + 1]):
+                arrived = end
+                target = reader[message]
                 holder = first_holder[target]
                 replicas = first_holder[target + 1] - holder
                 if replicas > 1:
                     holder += k % replicas
-                if send > 0 and holders[holder] != rank:
-                    way = channel[backward * num_stages + s]
-                    way = 2 * rank + backward if way < 0 else 2 * num_ranks + way
-                    sent_s[action] = max(end, channel_free_s[way])
-                    arrived = sent_s[action] + send
-                    channel_free_s[way] = arrived
-            result = (backward * num_stages + s) * num_microbatches + k
-            arrived_s[result] = arrived
-            if waiting[result] >= 0:
-                ready[num_ready] = waiting[result]
-                num_ready += 1
+                result = message * num_microbatches + k
+                if send_s[message] > 0 and holders[holder] != rank:
+                    line = channel[message]
+                    line = 2 * rank + backward if line < 0 else 2 * num_ranks + line
+                    sent_s[result] = max(end, channel_free_s[line])
+                    arrived = sent_s[result] + send_s[message]
+                    channel_free_s[line] = arrived
+                arrived_s[result] = arrived
+                if waiting[result] >= 0:
+                    ready[num_ready] = waiting[result]
+                    waiting[result] = -1
+                    num_ready += 1
         ready[num_ready] = rank
         num_ready += 1

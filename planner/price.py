@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
-from ..core.cluster import LinkLevel
 from ..core.errors import InvalidInput
-from ..core.plan import OPTIMIZER_BYTES_PER_ELEMENT, MemoryUse, PlanOptions
+from ..core.plan import OPTIMIZER_BYTES_PER_ELEMENT, DirectSend, MemoryUse, PlanOptions
 from ..core.schedule import ScheduleName
 from ..schedules.activations import most_in_flight
 from ..schedules.depths import default_depths
@@ -18,10 +17,13 @@ from ..schedules.order import make_order
 from .assignment import Assignment
 from .classes import Devices
 from .cost import Tables, tables
+from .links import NOTHING, Links, Sent
 from .moves import SPLIT_BACKWARD
 from .room import Room
 from .simulate import StageTimes, step_time
+from .skips import Skip, over_cut, past_stage, skips_of, values_of
 from .stage_table import Order
+from .timeline import skip_times
 
 CLOSED_FORM = ("gpipe", "1f1b", "forward_only")
 """Schedules whose step has a closed form; of the others only the simulated step counts."""
@@ -73,6 +75,9 @@ class Priced:
         value: By the objective asked for.
         model_s: The closed form of its step.
         step_time_s: Its simulated step.
+        direct_sends: What goes past stages; empty where everything is relayed.
+        other_step_s: With the same sent straight instead of relayed, or the other way round; `None`
+            where that is not allowed, or no different.
     """
 
     assignment: Assignment
@@ -84,6 +89,8 @@ class Priced:
     bubble_fraction: float
     forward_channels: tuple[int, ...] = ()
     backward_channels: tuple[int, ...] = ()
+    direct_sends: tuple[DirectSend, ...] = ()
+    other_step_s: float | None = None
 
 
 class Pricer:
@@ -104,6 +111,8 @@ class Pricer:
         self.costs, self.devices, self.options = costs, devices, options
         self.room = Room(costs, options, self.num_microbatches)
         self._reordered = reordered
+        self.links = Links(devices, only_forward=self.only_forward)
+        self._values = values_of(costs.profile) if options.skips == "direct" else ()
         self._apart = lru_cache(maxsize=64)(self._tables)
         self._counted = lru_cache(maxsize=256)(self._counted_depths)
         self.price = lru_cache(maxsize=16)(self._price)  # a plan and its baselines, twice each
@@ -157,19 +166,21 @@ class Pricer:
         ]
         return tuple(map(max, zip(*counted, strict=True)))
 
-    def link(self, assignment: Assignment, stage: int) -> tuple[int, LinkLevel]:
-        """The level between a stage and the next one."""
-        one, other = assignment.classes[stage], assignment.classes[stage + 1]
-        if one != other:
-            level = self.devices.level_between(one, other)
-        else:
-            first = assignment.ends[stage] - 1
-            second = assignment.ends[stage + 1] - assignment.replicas[stage + 1]
-            level = self.devices.classes[one].level_of(first, second)
-        return level, self.devices.levels[level]
+    def skips(self, assignment: Assignment) -> tuple[Skip, ...]:
+        """What may go past stages; nothing where layers are reordered."""
+        if assignment.order or not self._values:
+            return ()
+        return skips_of(self._values, assignment.cuts)
 
-    def stages(self, assignment: Assignment) -> tuple[StagePrice, ...]:
-        """The numbers of every stage."""
+    @property
+    def knows_readers(self) -> bool:
+        """Whether values could be sent straight to the stages that read them."""
+        return self._values is not None
+
+    def stages(
+        self, assignment: Assignment, skips: tuple[Skip, ...] = ()
+    ) -> tuple[StagePrice, ...]:
+        """The numbers of every stage; what skips it is neither sent over its cut nor held by it."""
         cuts = assignment.cuts
         costs = self._costs(assignment)
         spans = [(costs.index[first], costs.index[last]) for first, last in pairwise(cuts)]
@@ -177,25 +188,20 @@ class Pricer:
         links = []
         for stage in range(len(spans) - 1):
             position = spans[stage][1]
-            _, link = self.link(assignment, stage)
-            same = assignment.chunks > 1 and (
-                assignment.device_indices(self.devices, stage)
-                == assignment.device_indices(self.devices, stage + 1)
-            )
-            forward_bytes = 0 if same else int(costs.arriving_bytes[position])
-            backward_bytes = 0 if same else int(costs.returning_bytes[position])
+            past = over_cut(skips, stage)
+            forward_bytes = int(costs.arriving_bytes[position]) - past[0]
+            backward_bytes = int(costs.returning_bytes[position]) - past[1]
             links.append(
-                (
-                    forward_bytes, backward_bytes, link.transfer_time_s(forward_bytes),
-                    0.0 if self.only_forward else link.transfer_time_s(backward_bytes),
-                )
-            )  # fmt: skip
-        nothing = (0, 0, 0.0, 0.0)
+                self.links.sent(assignment, stage, stage + 1, forward_bytes, backward_bytes)
+            )
         found = []
         for stage, span in enumerate(spans):
-            before = links[stage - 1] if stage else nothing
-            after = links[stage] if stage + 1 < len(spans) else nothing
-            found.append(self._stage(costs, assignment, stage, span, depths[stage], before, after))
+            before = links[stage - 1] if stage else NOTHING
+            after = links[stage] if stage + 1 < len(spans) else NOTHING
+            past = past_stage(skips, stage)
+            found.append(
+                self._stage(costs, assignment, stage, span, depths[stage], before, after, past)
+            )
         return tuple(found)
 
     def _stage(
@@ -205,8 +211,9 @@ class Pricer:
         stage: int,
         span: tuple[int, int],
         depth: int,
-        before: tuple[int, int, float, float],
-        after: tuple[int, int, float, float],
+        before: Sent,
+        after: Sent,
+        past: tuple[int, int],
     ) -> StagePrice:
         entry = self.devices.classes[assignment.classes[stage]]
         count, again = assignment.replicas[stage], assignment.recompute[stage]
@@ -235,7 +242,7 @@ class Pricer:
             exposed_sync_s=exposed_s,
             microbatches=share,
             in_flight=depth,
-            memory=self._memory(costs, span, again, depth, share),
+            memory=self._memory(costs, span, again, depth, share, past),
             limit_bytes=entry.limit_bytes,
             send_forward_bytes=after[0],
             send_backward_bytes=0 if self.only_forward else before[1],
@@ -248,12 +255,18 @@ class Pricer:
         return self._memory(self.costs, span, again, depth, share)
 
     def _memory(
-        self, costs: Tables, span: tuple[int, int], again: bool, depth: int, share: int
+        self,
+        costs: Tables,
+        span: tuple[int, int],
+        again: bool,
+        depth: int,
+        share: int,
+        past: tuple[int, int] = (0, 0),
     ) -> MemoryUse:
-        """Of one replica."""
+        """Of one replica; ``past`` are bytes there and back that it does not have to relay."""
         first, last = span
         workspace = int(costs.workspace_bytes[span])
-        arriving = int(costs.arriving_bytes[first])
+        arriving = int(costs.arriving_bytes[first]) - past[0]
         if self.only_forward:
             return MemoryUse(
                 weights_bytes=int(costs.weights_bytes[span]),
@@ -262,12 +275,13 @@ class Pricer:
             )
         saved = int(costs.saved_bytes[span])
         state = OPTIMIZER_BYTES_PER_ELEMENT[self.options.optimizer]
-        returning = int(costs.returning_bytes[last])
+        returning = int(costs.returning_bytes[last]) - past[1]
+        inputs = int(costs.input_bytes[first]) - past[0]
         return MemoryUse(
             weights_bytes=int(costs.weights_bytes[span]),
             gradients_bytes=int(costs.gradients_bytes[span]),
             optimizer_bytes=int(costs.learned_elements[span]) * state,
-            activations_bytes=(int(costs.input_bytes[first]) if again else saved) * depth,
+            activations_bytes=(inputs if again else saved) * depth,
             workspace_bytes=workspace + (saved if again else 0),
             receive_buffers_bytes=share * (arriving + returning),
         )
@@ -359,10 +373,14 @@ class Pricer:
         return self.model_s(stages, tied_s)
 
     def times(
-        self, assignment: Assignment, stages: tuple[StagePrice, ...], tied_s: float
+        self,
+        assignment: Assignment,
+        stages: tuple[StagePrice, ...],
+        tied_s: float,
+        direct_sends: tuple[DirectSend, ...] = (),
     ) -> StageTimes:
         """What the simulator needs."""
-        forward, backward = self.channels(assignment)
+        forward, backward = self.links.channels(assignment)
         return StageTimes(
             forward_s=[stage.forward_s for stage in stages],
             backward_s=[stage.backward_s for stage in stages],
@@ -372,28 +390,8 @@ class Pricer:
             tied_sync_s=tied_s,
             forward_channel=forward,
             backward_channel=backward,
+            skips=skip_times(direct_sends),
         )
-
-    def channels(self, assignment: Assignment) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shared connection each boundary's messages leave by, -1 for one of their own.
-
-        A group of devices has one connection at a shared level, used by all messages that leave
-        it there; stages spread over several groups are taken to have enough of their own.
-        """
-        if not any(level.shared for level in self.devices.levels):
-            return (), ()
-        forward: list[int] = []
-        backward: list[int] = []
-        for stage in range(assignment.num_stages - 1):
-            level, link = self.link(assignment, stage)
-            for sender, found in ((stage, forward), (stage + 1, backward)):
-                indices = assignment.device_indices(self.devices, sender)
-                inner = self.devices.levels[level - 1].group_size if level else 1
-                groups = {index // inner for index in indices}
-                own = not link.shared or len(groups) > 1
-                cluster = len(self.devices.cluster.devices)
-                found.append(-1 if own else level * cluster + groups.pop())
-        return tuple(forward), tuple(backward)
 
     def _price(self, assignment: Assignment) -> Priced:
         """All numbers of a plan.
@@ -403,28 +401,48 @@ class Pricer:
         """
         stages = self.stages(assignment)
         tied_s = self.tied_sync_s(assignment)
-        step_s, bubble = step_time(
-            self.schedule,
-            self.times(assignment, stages, tied_s),
-            self.num_microbatches,
-            assignment.replicas,
-            [stage.in_flight for stage in stages] if self.schedule == "1f1b" else (),
-            assignment.chunks,
-        )
-        value = self.value(assignment, stages, tied_s)
+        value, model_s = self.value(assignment, stages, tied_s), self.model_s(stages, tied_s)
+        step_s, bubble = self._simulated(assignment, stages, tied_s)
+        sends: tuple[DirectSend, ...] = ()
+        other_s = None
+        if skips := self.skips(assignment):
+            past, straight = self.stages(assignment, skips), self.links.direct(assignment, skips)
+            past_s, past_bubble = self._simulated(assignment, past, tied_s, straight)
+            other_s = max(past_s, step_s)
+            if past_s <= step_s:
+                stages, sends, step_s, bubble = past, straight, past_s, past_bubble
         if self.options.objective == "step_time" and self.schedule not in CLOSED_FORM:
             value = step_s
-        forward, backward = self.channels(assignment)
+        forward, backward = self.links.channels(assignment)
         return Priced(
             assignment=assignment,
             stages=stages,
             tied_sync_s=tied_s,
             value=value,
-            model_s=self.model_s(stages, tied_s),
+            model_s=model_s,
             step_time_s=step_s,
             bubble_fraction=bubble,
             forward_channels=forward,
             backward_channels=backward,
+            direct_sends=sends,
+            other_step_s=other_s,
+        )
+
+    def _simulated(
+        self,
+        assignment: Assignment,
+        stages: tuple[StagePrice, ...],
+        tied_s: float,
+        direct_sends: tuple[DirectSend, ...] = (),
+    ) -> tuple[float, float]:
+        """Step time and bubble fraction."""
+        return step_time(
+            self.schedule,
+            self.times(assignment, stages, tied_s, direct_sends),
+            self.num_microbatches,
+            assignment.replicas,
+            [stage.in_flight for stage in stages] if self.schedule == "1f1b" else (),
+            assignment.chunks,
         )
 
     def priced_if_usable(self, assignment: Assignment | None) -> Priced | None:
@@ -446,6 +464,8 @@ class Pricer:
         A device starts when the first micro-batch has come to the first of its stages, and what it
         does last runs back from there to the front, or is summed over the stage's replicas.
         """
+        if skips := self.skips(assignment):  # what is sent straight is not sent over the cuts
+            stages = self.stages(assignment, skips)
         bound_s = sum(
             self.through_s(stage.forward_s, stage.backward_s) + stage.outgoing_s for stage in stages
         )

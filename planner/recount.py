@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, combinations
 
 from ..core.cluster import Cluster, LinkLevel
 from ..core.errors import InvalidInput
 from ..core.graph import Boundary, Parameter
-from ..core.plan import OPTIMIZER_BYTES_PER_ELEMENT, MemoryUse, PlanOptions
+from ..core.plan import OPTIMIZER_BYTES_PER_ELEMENT, DirectSend, MemoryUse, PlanOptions
 from ..core.profile import Profile
 from ..schedules.activations import most_in_flight
 from ..schedules.depths import checked_depths
 from ..schedules.order import Order, make_order
 from .recount_places import Place, level_between
+from .recount_skips import Passing, passing
 from .simulate import StageTimes, step_time
+from .timeline import skip_times
 
 CLOSED_FORM_DEPTH = ("gpipe", "1f1b")
 """Schedules with a formula for the micro-batches in flight; the others' are simulated."""
@@ -39,6 +42,7 @@ class Split:
         recompute: Whether each stage is recomputed; none is where this is empty.
         held: Micro-batches in flight at each stage; the schedule's own where this is empty.
         chunks: Stages a device.
+        direct: Whether values go past stages that have no use for them instead of being relayed.
     """
 
     counts: tuple[int, ...]
@@ -49,6 +53,7 @@ class Split:
     recompute: tuple[bool, ...] = ()
     held: tuple[int, ...] = ()
     chunks: int = 1
+    direct: bool = False
 
     @property
     def num_stages(self) -> int:
@@ -93,32 +98,79 @@ class Split:
 
     def send_forward(self, stage: int) -> tuple[int, float]:
         """Bytes and time of the activations sent to the next stage."""
-        if stage + 1 == self.num_stages or self.devices[stage] == self.devices[stage + 1]:
+        if stage + 1 == self.num_stages:
             return 0, 0.0
         size = self.profile.boundaries[self.layers(stage)[-1]].forward_bytes
-        return size, self._link(stage, stage + 1).transfer_time_s(size)
+        size -= sum(past.forward_bytes for past in self.passing if past.crosses(stage))
+        return self._sent(stage, stage + 1, size)
 
     def send_backward(self, stage: int) -> tuple[int, float]:
         """Bytes and time of the gradients sent to the previous stage."""
-        if stage == 0 or self.only_forward or self.devices[stage] == self.devices[stage - 1]:
+        if stage == 0 or self.only_forward:
             return 0, 0.0
         size = self.profile.boundaries[self.layers(stage)[0] - 1].backward_bytes
-        return size, self._link(stage - 1, stage).transfer_time_s(size)
+        size -= sum(past.backward_bytes for past in self.passing if past.crosses(stage - 1))
+        return self._sent(stage - 1, stage, size)
+
+    @cached_property
+    def passing(self) -> tuple[Passing, ...]:
+        """What goes past stages."""
+        return passing(self.profile, self.counts) if self.direct else ()
+
+    def direct_sends(self) -> tuple[DirectSend, ...]:
+        """The same as a plan lists it."""
+        _, _, forward_channels, backward_channels = self.all_channels()
+        found = []
+        for index, past in enumerate(self.passing):
+            forward = self._sent(past.source, past.target, past.forward_bytes)
+            backward = self._sent(past.source, past.target, past.backward_bytes)
+            if self.only_forward:
+                backward = 0, 0.0
+            found.append(
+                DirectSend(
+                    source=past.source,
+                    target=past.target,
+                    tensors=past.names,
+                    forward_bytes=forward[0],
+                    backward_bytes=backward[0],
+                    forward_time_s=forward[1],
+                    backward_time_s=backward[1],
+                    forward_channel=forward_channels[index],
+                    backward_channel=backward_channels[index],
+                )
+            )
+        return tuple(found)
 
     def channels(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Which shared connection each cut's activations leave by, and each cut's gradients.
 
         Numbered from 0 in order of appearance; -1 for one of the sender's own.
         """
+        forward, backward, *_ = self.all_channels()
+        return forward, backward
+
+    def all_channels(self) -> tuple[tuple[int, ...], ...]:
+        """The same, then those of what goes past stages."""
         numbers: dict[tuple[int, int], int] = {}
-        found: tuple[list[int], list[int]] = ([], [])
-        for direction in (0, 1):
-            for cut in range(self.num_stages - 1):
-                level = self._level(cut, cut + 1)
-                group = self.place(cut + direction).shared_exit(level)
-                number = -1 if group is None else numbers.setdefault((level, group), len(numbers))
-                found[direction].append(number)
-        return tuple(found[0]), tuple(found[1])
+        neighbours = [(stage, stage + 1) for stage in range(self.num_stages - 1)]
+        found = []
+        for pairs in (neighbours, [(past.source, past.target) for past in self.passing]):
+            for direction in (0, 1):
+                found.append(tuple(self._exit(pair, direction, numbers) for pair in pairs))
+        return tuple(found)
+
+    def _exit(
+        self, pair: tuple[int, int], direction: int, numbers: dict[tuple[int, int], int]
+    ) -> int:
+        level = self._level(*pair)
+        group = self.place(pair[direction]).shared_exit(level)
+        return -1 if group is None else numbers.setdefault((level, group), len(numbers))
+
+    def _sent(self, stage: int, other: int, size: int) -> tuple[int, float]:
+        """Bytes between two stages and their time; none between stages on the same devices."""
+        if self.devices[stage] == self.devices[other]:
+            return 0, 0.0
+        return size, self._link(stage, other).transfer_time_s(size)
 
     def whole_s(self, stage: int) -> float:
         """Forward, backward and what the cut behind the stage sends both ways: ``tau``."""
@@ -174,6 +226,10 @@ class Split:
             recompute=self.recomputes(stage),
             microbatches=self.microbatches(stage),
             held=self.in_flight(stage),
+            past=(
+                sum(past.forward_bytes for past in self.passing if past.goes_by(stage)),
+                sum(past.backward_bytes for past in self.passing if past.goes_by(stage)),
+            ),
         )
 
     def limit_bytes(self, stage: int) -> int | None:
@@ -194,11 +250,16 @@ class Split:
         return total_s + max(self.exposed_sync_s(stage) for stage in stages) + self.tied_sync_s()
 
     def objective(self) -> float:
-        """What the options ask to minimise.
+        """What the options ask to minimise; but for a simulated step all values are relayed.
 
         Raises:
             InvalidInput: The objective is PipeDream's, which is not counted here.
         """
+        is_simulated = (
+            self.options.objective == "step_time" and self.options.schedule not in CLOSED_FORM_DEPTH
+        )
+        if self.direct and not is_simulated:
+            return replace(self, direct=False).objective()
         stages, name = range(self.num_stages), self.options.objective
         if name == "throughput":
             slowest_s = max(self.whole_s(stage) / self.replicas(stage) for stage in stages)
@@ -214,7 +275,7 @@ class Split:
             return max(sum(self.work_s(stage)) for stage in stages)
         if name == "balance_size":
             return max(self._size_bytes(stage) for stage in stages)
-        if name == "step_time" and self.options.schedule not in CLOSED_FORM_DEPTH:
+        if is_simulated:
             return self.step_time_s()
         return self.step_model_s()
 
@@ -247,6 +308,7 @@ class Split:
             tied_sync_s=self.tied_sync_s(),
             forward_channel=forward_channel,
             backward_channel=backward_channel,
+            skips=skip_times(self.direct_sends()),
         )
         return step_time(
             "forward_only" if self.only_forward else options.schedule,
@@ -258,6 +320,11 @@ class Split:
             else (),
             self.chunks,
         )[0]
+
+    def either_way(self) -> tuple[float, ...]:
+        """The simulated steps of the ways that the options allow: relayed, or past stages too."""
+        ways = (False, True) if self.options.skips == "direct" else (False,)
+        return tuple(replace(self, direct=direct).step_time_s() for direct in ways)
 
     def is_usable(self) -> bool:
         """Whether the split may be made, its devices are well placed, and every stage fits."""
@@ -465,6 +532,7 @@ def memory(
     recompute: bool,
     microbatches: int,
     held: int,
+    past: tuple[int, int] = (0, 0),
 ) -> MemoryUse:
     """Every byte of a device that holds these layers, storage by storage.
 
@@ -475,6 +543,7 @@ def memory(
         recompute: Whether it keeps only what arrives.
         microbatches: Those its first replica does in a step.
         held: Those in flight at once.
+        past: Bytes there and back that go past the stage instead of through it.
     """
     weights = gradients = state = 0
     for parameter in parameters_of(profile):
@@ -486,9 +555,9 @@ def memory(
             state += parameter.numel * OPTIMIZER_BYTES_PER_ELEMENT[options.optimizer]
     arriving = returning = 0
     if layers[0] > 0:
-        arriving = profile.boundaries[layers[0] - 1].forward_bytes
+        arriving = profile.boundaries[layers[0] - 1].forward_bytes - past[0]
     if layers[-1] + 1 < len(profile.layers):
-        returning = profile.boundaries[layers[-1]].backward_bytes
+        returning = profile.boundaries[layers[-1]].backward_bytes - past[1]
     workspace = max(profile.layers[layer].workspace_bytes for layer in layers)
     if options.objective == "latency":
         return MemoryUse(

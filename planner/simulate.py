@@ -13,7 +13,7 @@ from ..core.schedule import Schedule, ScheduleName
 from ..core.timeline import HeldMemory, Timeline, TimelineEvent
 from ..schedules.activations import changes, peak_activation_bytes
 from ..schedules.layout import copies
-from ..schedules.order import FORWARD, WORKS, Order, make_order
+from ..schedules.order import BACKWARD, BACKWARD_INPUT, FORWARD, WORKS, Order, make_order
 from .play import Played, bubble_fraction, play
 from .stage_times import StageTimes as StageTimes
 
@@ -96,6 +96,9 @@ def _order_of(schedule: Schedule) -> Order:
     return order
 
 
+MAKERS = (FORWARD, BACKWARD, BACKWARD_INPUT)
+"""Works that make something for other stages."""
+
 _NUMBERS = {work: number for number, work in enumerate(WORKS)}
 
 
@@ -137,17 +140,17 @@ def _events(
     """Each rank's actions with the messages they send, then its sums of gradients."""
     rows = zip(
         order.ranks.tolist(), order.stage.tolist(), order.work.tolist(), order.microbatch.tolist(),
-        played.start_s.tolist(), played.end_s.tolist(), played.sent_s.tolist(), strict=True,
+        played.start_s.tolist(), played.end_s.tolist(), strict=True,
     )  # fmt: skip
     by_rank: list[list[TimelineEvent]] = [[] for _ in schedule.ranks]
-    for rank, stage, work, microbatch, start_s, end_s, sent_s in rows:
+    for rank, stage, work, microbatch, start_s, end_s in rows:
         events, where = by_rank[rank], {"rank": rank, "stage": stage, "microbatch": microbatch}
         events.append(TimelineEvent(**where, kind=WORKS[work], start_s=start_s, end_s=end_s))
-        if sent_s >= 0:
-            forward = work == FORWARD
-            send_s = times.send_forward_s[stage] if forward else times.send_backward_s[stage - 1]
-            kind: Literal["send_forward", "send_backward"]
-            kind = "send_forward" if forward else "send_backward"
+        if work not in MAKERS:
+            continue
+        kind: Literal["send_forward", "send_backward"]
+        kind = "send_forward" if work == FORWARD else "send_backward"
+        for sent_s, send_s in played.sends(stage, microbatch, backward=work != FORWARD):
             events.append(TimelineEvent(**where, kind=kind, start_s=sent_s, end_s=sent_s + send_s))
     for event in _sums(schedule, order, times, played):
         by_rank[event.rank].append(event)

@@ -10,6 +10,27 @@ from ..core.errors import InvalidInput
 
 
 @dataclass(frozen=True)
+class SkipTimes:
+    """Messages of one micro-batch that pass by stages; times in seconds.
+
+    Attributes:
+        source: The stage that sends activations, and reads gradients.
+        target: The stage behind the next one, or a later one, that reads them.
+        forward_s: How long activations travel.
+        backward_s: How long gradients travel.
+        forward_channel: As in `StageTimes`.
+        backward_channel: Likewise.
+    """
+
+    source: int
+    target: int
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    forward_channel: int = -1
+    backward_channel: int = -1
+
+
+@dataclass(frozen=True)
 class StageTimes:
     """Durations of one micro-batch on one replica, in seconds; S stages.
 
@@ -33,6 +54,7 @@ class StageTimes:
         forward_channel: A link that messages from stage s to s + 1 share with all others of the
             same number, S - 1 entries; -1 for one of the sending rank's own. Empty: all own.
         backward_channel: The same for messages from stage s + 1 to s.
+        skips: What goes past stages. Results of neighbours are waited for all the same.
     """
 
     forward_s: Sequence[float]
@@ -48,6 +70,7 @@ class StageTimes:
     sync_s: Sequence[float] = ()
     forward_channel: Sequence[int] = ()
     backward_channel: Sequence[int] = ()
+    skips: Sequence[SkipTimes] = ()
 
     @property
     def num_stages(self) -> int:
@@ -56,7 +79,9 @@ class StageTimes:
     @property
     def shares_channels(self) -> bool:
         """Whether some link is shared."""
-        return any(number >= 0 for number in chain(self.forward_channel, self.backward_channel))
+        past = ((skip.forward_channel, skip.backward_channel) for skip in self.skips)
+        numbers = chain(self.forward_channel, self.backward_channel, *past)
+        return any(number >= 0 for number in numbers)
 
     def check(self, num_stages: int) -> None:
         """Raise `InvalidInput` unless there are durations for exactly so many stages."""
@@ -79,3 +104,9 @@ class StageTimes:
                 raise InvalidInput(f"{name} has {len(values)} entries for {num_stages} stages")
         if len(self.backward_input_s) != len(self.backward_weight_s):
             raise InvalidInput("backward_input_s and backward_weight_s come together or not at all")
+        for skip in self.skips:
+            if not 0 <= skip.source < skip.target - 1 < num_stages - 1:
+                raise InvalidInput(
+                    f"no message passes by a stage from {skip.source} to {skip.target} of "
+                    f"{num_stages} stages"
+                )

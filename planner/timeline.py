@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from ..core.plan import Plan
+from collections.abc import Sequence
+
+from ..core.plan import DirectSend, Plan
 from ..core.timeline import Timeline
 from ..schedules.of_plan import schedule_of
 from .simulate import StageTimes, simulate
+from .stage_times import SkipTimes
 
 
 def plan_timeline(plan: Plan) -> Timeline:
@@ -35,5 +38,21 @@ def plan_timeline(plan: Plan) -> Timeline:
         sync_s=[stage.sync_time_s for stage in stages],
         forward_channel=plan.forward_channels,
         backward_channel=plan.backward_channels,
+        skips=skip_times(plan.direct_sends),
     )
     return simulate(schedule_of(plan), times)
+
+
+def skip_times(sends: Sequence[DirectSend]) -> tuple[SkipTimes, ...]:
+    """What a plan sends past stages, for the simulator."""
+    return tuple(
+        SkipTimes(
+            send.source,
+            send.target,
+            send.forward_time_s,
+            send.backward_time_s,
+            send.forward_channel,
+            send.backward_channel,
+        )
+        for send in sends
+    )

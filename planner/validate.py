@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 
 from ..core.cluster import Cluster
 from ..core.errors import InvalidInput, PlanMismatch
-from ..core.plan import Baseline, Plan, Stage
+from ..core.plan import Baseline, DirectSend, Plan, Stage
 from ..core.profile import Profile
 from .arguments import cluster_of, plan_of, profile_of
 from .recount import Split
@@ -57,6 +58,7 @@ def validate(plan: Plan, profile: Profile, cluster: Cluster | str) -> None:
             faults += _boundary_faults(plan, split)
             for index, stage in enumerate(plan.stages):
                 faults += _stage_faults(stage, index, split)
+            faults += _direct_faults(plan, split)
             faults += _step_faults(plan, split)
             faults += _proof_faults(plan, split)
             for baseline in plan.baselines:
@@ -94,6 +96,7 @@ def split_of(plan: Plan, profile: Profile, cluster: Cluster) -> Split:
         recompute=tuple(stage.recompute == "always" for stage in plan.stages),
         held=tuple(stage.in_flight for stage in plan.stages),
         chunks=plan.chunks,
+        direct=bool(plan.direct_sends),
     )
 
 
@@ -186,9 +189,9 @@ def _step_faults(plan: Plan, split: Split) -> Iterable[str]:
     if not math.isclose(plan.tied_sync_time_s, tied_s, rel_tol=TOLERANCE):
         yield f"tied_sync_time_s is {plan.tied_sync_time_s!r}, expected {tied_s!r}"
     for name, found, expected in zip(
-        ("forward_channels", "backward_channels"),
-        _numbered(plan.forward_channels, plan.backward_channels, split.num_stages - 1),
-        split.channels(),
+        ("forward_channels", "backward_channels", "forward_channel", "backward_channel"),
+        _numbered(plan, split.num_stages - 1),
+        split.all_channels(),
         strict=True,
     ):
         if found != expected:
@@ -204,17 +207,48 @@ def _step_faults(plan: Plan, split: Split) -> Iterable[str]:
         yield f"bubble_fraction is {plan.bubble_fraction!r}, simulated {timeline.bubble_fraction!r}"
 
 
-def _numbered(
-    forward: tuple[int, ...], backward: tuple[int, ...], num_cuts: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shared connections numbered as they appear, -1 everywhere where none is listed."""
-    numbers = {-1: -1}
-    for channel in (*forward, *backward):
-        numbers.setdefault(channel, len(numbers) - 1)
+def _numbered(plan: Plan, num_cuts: int) -> tuple[tuple[int, ...], ...]:
+    """Shared connections numbered as they appear, -1 everywhere where none is listed.
+
+    Those of the cuts, there and back, then those of what goes past stages.
+    """
     own = (-1,) * num_cuts
-    return tuple(numbers[entry] for entry in forward or own), tuple(
-        numbers[entry] for entry in backward or own
+    listed = (
+        plan.forward_channels or own,
+        plan.backward_channels or own,
+        tuple(send.forward_channel for send in plan.direct_sends),
+        tuple(send.backward_channel for send in plan.direct_sends),
     )
+    numbers = {-1: -1}
+    for channel in chain(*listed):
+        numbers.setdefault(channel, len(numbers) - 1)
+    return tuple(tuple(numbers[entry] for entry in channels) for channels in listed)
+
+
+def _direct_faults(plan: Plan, split: Split) -> Iterator[str]:
+    """What goes past stages, and whether that is the faster way where it may be chosen."""
+    if plan.direct_sends and plan.options.skips == "relay":
+        yield "it sends values past stages, which the options do not ask for"
+    expected = split.direct_sends()
+    if len(plan.direct_sends) != len(expected):
+        yield f"it sends past stages {len(plan.direct_sends)} times, expected {len(expected)}"
+    for found, wanted in zip(plan.direct_sends, expected, strict=False):
+        where = f"what goes from stage {found.source} straight to {found.target}"
+        if _without_times(found) != _without_times(wanted):
+            yield f"{where} is {_without_times(found)}, expected {_without_times(wanted)}"
+        for name in ("forward_time_s", "backward_time_s"):
+            pair = getattr(found, name), getattr(wanted, name)
+            if not math.isclose(*pair, rel_tol=TOLERANCE):
+                yield f"{where}: {name} is {pair[0]!r}, expected {pair[1]!r}"
+    fastest_s = min(split.either_way()) if plan.options.skips == "direct" else math.inf
+    if plan.step_time_s > fastest_s * (1 + TOLERANCE):
+        yield f"step_time_s is {plan.step_time_s!r}, values sent the other way {fastest_s!r}"
+
+
+def _without_times(send: DirectSend) -> tuple[object, ...]:
+    """The numbers of what goes past stages that are compared exactly."""
+    names = sorted(send.tensors)
+    return send.source, send.target, names, send.forward_bytes, send.backward_bytes
 
 
 def _proof_faults(plan: Plan, split: Split) -> Iterator[str]:
@@ -255,7 +289,11 @@ def _baseline_faults(baseline: Baseline, split: Split) -> Iterable[str]:
     other = replace(split, counts=counts)
     if baseline.devices and next(other.basic_faults(), None) is None:
         other = _recomputing(other)
-    found_s, expected_s = baseline.step_time_s, other.step_time_s() if other.is_usable() else None
+    other = replace(other, direct=False)  # which needs most memory
+    found_s, expected_s = (
+        baseline.step_time_s,
+        min(other.either_way()) if other.is_usable() else None,
+    )
     if found_s is None or expected_s is None:
         is_right = found_s is expected_s
     else:
