@@ -22,8 +22,8 @@ from .routes_plans import plan_routes
 from .routes_profiles import profile_routes
 from .services import Planning
 from .settings import Settings
-from .store import Store
-from .store_sqlite import SQLiteStore
+from .store.contract import Store
+from .store.sql_store import SqlStore
 
 
 def create_app(
@@ -38,9 +38,9 @@ def create_app(
         measurer: What measures, instead of one made from the settings.
 
     Raises:
-        InvalidInput: The database cannot be used.
+        InvalidInput, StoreUnavailable: The database cannot be used.
     """
-    kept = SQLiteStore(settings.database) if store is None else store
+    kept = SqlStore(settings.database) if store is None else store
     planning = Planning(
         kept, measurer or Measurer.from_settings(settings), deadline_s=settings.plan_deadline_s
     )

@@ -24,7 +24,7 @@ from ..core.errors import (
 )
 from .field_errors import FieldError, clip, field_errors
 from .measuring import MeasuringUnavailable, ServiceStopping
-from .store import NotFound
+from .store.errors import AnswerPending, KeyReused, NotFound, StoreUnavailable, TooManyJobs
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:problem-type:stagewright:"
@@ -32,6 +32,10 @@ MAX_DETAIL_CHARACTERS = 2000
 
 STATUS: tuple[tuple[type[StagewrightError], int, str], ...] = (
     (NotFound, 404, "not-found"),
+    (KeyReused, 422, "idempotency-key-reused"),
+    (AnswerPending, 409, "answer-pending"),
+    (TooManyJobs, 429, "too-many-jobs"),
+    (StoreUnavailable, 503, "database-unreachable"),
     (InvalidInput, 422, "invalid-input"),
     (CaptureError, 422, "capture-failed"),
     (MeasurementError, 422, "measurement-failed"),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Literal, Self
 
 from pydantic import model_validator
 
 from ..core.cluster import Cluster
 from ..core.document import Record, content_digest
+from ..core.graph import Graph
 from ..core.plan import Plan, PlanOptions
 from ..core.profile import Profile
+from .store.records import Stored
 
 Status = Literal["planned", "infeasible"]
 
@@ -76,21 +77,41 @@ class PlanRecord(Record):
         return f"plan_{content_digest(self)}"
 
 
-class Stored(Record):
-    """What every row carries: its id, and when it was first stored (UTC)."""
-
-    id: str
-    created_at: datetime
-
-
 class StoredProfile(Stored):
     """A profile as stored."""
 
     profile: Profile
 
 
+class StoredGraph(Stored):
+    """A graph as stored."""
+
+    graph: Graph
+
+
 class StoredPlan(PlanRecord, Stored):
     """A plan record as stored."""
+
+
+class ProfileSummary(Stored):
+    """One line of a list of profiles.
+
+    Attributes:
+        model: Class name of the model.
+        num_layers: How many layers it has.
+        estimated: Whether it was estimated rather than measured.
+    """
+
+    model: str
+    num_layers: int
+    estimated: bool
+
+
+class GraphSummary(Stored):
+    """One line of a list of graphs."""
+
+    model: str
+    num_layers: int
 
 
 class PlanSummary(Stored):

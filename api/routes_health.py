@@ -11,7 +11,7 @@ from .. import __version__
 from ..core.document import Record
 from .openapi import PROBLEM_RESPONSE
 from .problems import Problem
-from .store import Store
+from .store.contract import Store
 
 _log = logging.getLogger(__name__)
 

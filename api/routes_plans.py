@@ -12,7 +12,8 @@ from .openapi import PROBLEM_RESPONSE
 from .records import PlanList, StoredPlan
 from .requests import PlanRequest
 from .services import Planning
-from .store import Store
+from .store.contract import Store
+from .store.records import DEFAULT_PROJECT
 
 
 def plan_routes(planning: Planning, store: Store) -> APIRouter:
@@ -39,11 +40,11 @@ def plan_routes(planning: Planning, store: Store) -> APIRouter:
     @router.get("")
     def list_plans(limit: Annotated[int, Query(ge=1, le=500)] = 50) -> PlanList:
         """The latest plans, newest first."""
-        return PlanList(plans=tuple(store.plans(limit=limit)))
+        return PlanList(plans=store.documents.plans(DEFAULT_PROJECT, limit=limit).items)
 
     @router.get("/{plan_id}")
     def get_plan(plan_id: str) -> StoredPlan:
         """A plan with the request it answers."""
-        return store.plan(plan_id)
+        return store.documents.plan(DEFAULT_PROJECT, plan_id)
 
     return router

@@ -10,9 +10,10 @@ from ..core.profile import Profile
 from .examples import profile_examples
 from .json_body import StrictRoute
 from .openapi import PROBLEM_RESPONSE
-from .records import Stored, StoredProfile
+from .records import StoredProfile
 from .services import Planning
-from .store import Store
+from .store.contract import Store
+from .store.records import DEFAULT_PROJECT, Stored
 
 
 def profile_routes(planning: Planning, store: Store) -> APIRouter:
@@ -37,6 +38,6 @@ def profile_routes(planning: Planning, store: Store) -> APIRouter:
     @router.get("/{profile_id}")
     def get_profile(profile_id: str) -> StoredProfile:
         """A profile."""
-        return store.profile(profile_id)
+        return store.documents.profile(DEFAULT_PROJECT, profile_id)
 
     return router

@@ -15,9 +15,11 @@ from ..core.profile import Profile
 from ..planner.plan import plan
 from .effort import check_effort
 from .measuring import Measurer
-from .records import InfeasibleAnswer, PlanRecord, Stored, StoredPlan, WayOutAnswer
+from .records import InfeasibleAnswer, PlanRecord, StoredPlan, WayOutAnswer
 from .requests import PlanRequest
-from .store import NotFound, Store
+from .store.contract import Store
+from .store.errors import NotFound
+from .store.records import DEFAULT_PROJECT, Stored
 
 MAX_CONCURRENT_PLANS = 2
 """More would only slow each other down, and keep threads from the requests that read."""
@@ -56,11 +58,11 @@ class Planning:
             record = await run_in_threadpool(
                 decide, profiles, request.cluster, request.options, deadline_s
             )
-        return await run_in_threadpool(self._store.put_plan, record)
+        return await run_in_threadpool(self._store.documents.put_plan, DEFAULT_PROJECT, record)
 
     async def create_profile(self, profile: Profile) -> Stored:
         """Keep a profile."""
-        return await run_in_threadpool(self._store.put_profile, profile)
+        return await run_in_threadpool(self._store.documents.put_profile, DEFAULT_PROJECT, profile)
 
     def _deadline(self, request: PlanRequest) -> float:
         if request.deadline_s is None:
@@ -77,7 +79,9 @@ class Planning:
         """The profiles to plan from, stored."""
         if request.profile_id is not None:
             try:
-                found = await run_in_threadpool(self._store.profile, request.profile_id)
+                found = await run_in_threadpool(
+                    self._store.documents.profile, DEFAULT_PROJECT, request.profile_id
+                )
             except NotFound as error:
                 raise InvalidInput(str(error), field="/profile_id") from None
             return (found.profile,)

@@ -9,7 +9,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "torch": ("torch",),
     "hf": ("torch", "transformers"),
     "fast": ("numba",),
-    "server": ("fastapi", "uvicorn", "sqlalchemy"),
+    "server": ("alembic", "fastapi", "uvicorn", "sqlalchemy"),
+    "postgres": ("alembic", "fastapi", "uvicorn", "sqlalchemy", "psycopg"),
 }
 """The packages of each extra in pyproject.toml, by import name (a test compares the two)."""
 

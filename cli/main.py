@@ -29,6 +29,7 @@ COMMANDS = (
     "merge",
     "export",
     "serve",
+    "db",
     "verify",
     "run",
     "checkpoint",

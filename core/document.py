@@ -88,9 +88,12 @@ class Document(Record):
 
 def content_digest(record: Record) -> str:
     """24 hexadecimal digits of the SHA-256 of the record's JSON with sorted keys."""
-    canonical = json.dumps(
-        record.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False
-    )
+    return json_digest(record.model_dump(mode="json"))
+
+
+def json_digest(value: Any) -> str:
+    """24 hexadecimal digits of the SHA-256 of a value's JSON with sorted keys."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:24]
 
 

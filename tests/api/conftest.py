@@ -6,6 +6,8 @@ import copy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from starlette.testclient import TestClient
 from stagewright.api.app import create_app
 from stagewright.api.examples import example_profile
 from stagewright.api.settings import IN_MEMORY, Settings
+from stagewright.api.store.sql_store import SqlStore
+from tests.api.postgres_server import PostgresServer, postgres_server, why_not
 
 TOKEN = "a-token-for-tests"
 
@@ -55,3 +59,48 @@ def make_client(token: str) -> Iterator[Callable[..., TestClient]]:
 @pytest.fixture
 def client(make_client: Callable[..., TestClient]) -> TestClient:
     return make_client()
+
+
+class Clock:
+    """A clock that goes on by a second whenever it is read."""
+
+    def __init__(self) -> None:
+        self.time = datetime(2025, 1, 1, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        self.time += timedelta(seconds=1)
+        return self.time
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server; its database ``ready`` holds the tables and nothing else."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with postgres_server() as server:
+        server.execute("CREATE DATABASE ready")
+        SqlStore(server.url("ready")).close()
+        yield server
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where an empty database is, of each kind."""
+    if request.param == "memory":
+        return IN_MEMORY
+    if request.param == "sqlite":
+        return str(tmp_path / "store.db")
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.url(server.new_database("ready"))
+
+
+@pytest.fixture
+def store(address: str, clock: Clock) -> Iterator[SqlStore]:
+    opened = SqlStore(address, now=clock)
+    yield opened
+    opened.close()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stagewright.api.examples import measure_example
-from stagewright.api.store_sqlite import SQLiteStore
+from stagewright.api.store.sql_store import SqlStore
 
 
 def problem(response, status: int) -> dict[str, Any]:
@@ -245,7 +245,7 @@ def test_without_torch_the_way_out_is_said(client, monkeypatch):
 
 
 def test_a_database_that_is_gone_makes_the_server_unhealthy(make_client):
-    class Gone(SQLiteStore):
+    class Gone(SqlStore):
         def check(self):
             raise OSError("secret")
 

@@ -1,41 +1,25 @@
-"""The store's contract, run over every backend."""
+"""The store's contract for documents, run over every kind of database."""
 
 from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stagewright.api.records import InfeasibleAnswer, PlanRecord
-from stagewright.api.settings import IN_MEMORY
-from stagewright.api.store import NotFound, Store
-from stagewright.api.store_sqlite import SCHEMA_VERSION, SQLiteStore
+from stagewright.api.records import PlanRecord
+from stagewright.api.store.database import database_url
+from stagewright.api.store.errors import NotFound, StoreUnavailable
+from stagewright.api.store.records import DEFAULT_PROJECT as HERE
+from stagewright.api.store.sql_store import SqlStore
 from stagewright.core.cluster import Cluster
 from stagewright.core.errors import InvalidInput
-from stagewright.core.plan import Plan, PlanOptions
+from stagewright.core.plan import Plan
 from stagewright.core.profile import Profile
 from stagewright.planner.plan import plan
-
-START = datetime(2025, 1, 1, tzinfo=UTC)
-
-
-def ticking_clock() -> Callable[[], datetime]:
-    ticks = iter(range(10**6))
-    return lambda: START + timedelta(seconds=next(ticks))
-
-
-@pytest.fixture(params=["file", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    database = IN_MEMORY if request.param == "memory" else tmp_path / "store.db"
-    made = SQLiteStore(database, now=ticking_clock())
-    yield made
-    made.close()
+from tests.api.stored import a_graph, infeasible, planned
 
 
 @pytest.fixture
@@ -48,100 +32,122 @@ def a_plan(a_profile: Profile) -> Plan:
     return plan(a_profile, Cluster.parse("2xcpu"))
 
 
-def planned(profile_id: str, answer: Plan, devices: str = "2xcpu") -> PlanRecord:
-    return PlanRecord(
-        status="planned",
-        profile_id=profile_id,
-        cluster=Cluster.parse(devices),
-        options=PlanOptions(),
-        plan=answer,
-    )
-
-
-def infeasible(profile_id: str, required: float = 2.0) -> PlanRecord:
-    return PlanRecord(
-        status="infeasible",
-        profile_id=profile_id,
-        cluster=Cluster.parse("1x1GB"),
-        options=PlanOptions(),
-        infeasible=InfeasibleAnswer(
-            constraint="memory", required=required, available=1.0, message="too small"
-        ),
-    )
+@pytest.fixture
+def elsewhere(store: SqlStore) -> str:
+    return store.projects.create("elsewhere").id
 
 
 class TestContract:
-    def test_a_profile_comes_back_equal_under_its_content_id(self, store, a_profile):
-        stored = store.put_profile(a_profile)
+    def test_a_profile_comes_back_equal_under_its_content_id(self, store, clock, a_profile):
+        stored = store.documents.put_profile(HERE, a_profile)
         assert stored.id == a_profile.content_id()
-        assert store.profile(stored.id).profile == a_profile
-        assert store.profile(stored.id).created_at == stored.created_at == START
+        assert stored.created_at == clock.time
+        back = store.documents.profile(HERE, stored.id)
+        assert (back.profile, back.created_at) == (a_profile, stored.created_at)
 
     def test_the_same_profile_twice_is_one_row(self, store, a_profile):
         again = Profile.from_json(a_profile.to_json())
-        assert store.put_profile(a_profile) == store.put_profile(again)
+        first = store.documents.put_profile(HERE, a_profile)
+        assert store.documents.put_profile(HERE, again) == first
+        assert len(store.documents.profiles(HERE, limit=10).items) == 1
+
+    def test_a_graph_comes_back_equal_and_once(self, store):
+        graph = a_graph()
+        stored = store.documents.put_graph(HERE, graph)
+        assert store.documents.put_graph(HERE, graph) == stored
+        assert store.documents.graph(HERE, stored.id).graph == graph
+        (row,) = store.documents.graphs(HERE, limit=10).items
+        assert (row.id, row.model, row.num_layers) == (graph.content_id(), "Tiny", 1)
 
     def test_a_plan_comes_back_with_its_whole_request(self, store, a_profile, a_plan):
-        record = planned(store.put_profile(a_profile).id, a_plan)
-        stored = store.put_plan(record)
-        assert store.plan(stored.id) == stored
+        record = planned(store.documents.put_profile(HERE, a_profile).id, a_plan)
+        stored = store.documents.put_plan(HERE, record)
+        assert store.documents.plan(HERE, stored.id) == stored
         assert stored.id == record.record_id()
         for field in PlanRecord.model_fields:
             assert getattr(stored, field) == getattr(record, field)
 
     def test_infeasible_is_kept_as_well(self, store, a_profile):
-        stored = store.put_plan(infeasible(store.put_profile(a_profile).id))
-        assert store.plan(stored.id).infeasible.required == 2.0
-        assert store.plan(stored.id).plan is None
+        profile_id = store.documents.put_profile(HERE, a_profile).id
+        stored = store.documents.put_plan(HERE, infeasible(profile_id))
+        assert store.documents.plan(HERE, stored.id).infeasible.required == 2.0
+        assert store.documents.plan(HERE, stored.id).plan is None
 
     def test_the_same_answer_twice_is_one_row(self, store, a_profile, a_plan):
-        record = planned(store.put_profile(a_profile).id, a_plan)
-        assert store.put_plan(record) == store.put_plan(record)
-        assert len(store.plans(limit=10)) == 1
+        record = planned(store.documents.put_profile(HERE, a_profile).id, a_plan)
+        assert store.documents.put_plan(HERE, record) == store.documents.put_plan(HERE, record)
+        assert len(store.documents.plans(HERE, limit=10).items) == 1
 
     def test_one_plan_for_two_clusters_is_two_rows(self, store, a_profile, a_plan):
-        profile_id = store.put_profile(a_profile).id
-        store.put_plan(planned(profile_id, a_plan, "2xcpu"))
-        store.put_plan(planned(profile_id, a_plan, "3xcpu"))
-        assert len(store.plans(limit=10)) == 2
+        profile_id = store.documents.put_profile(HERE, a_profile).id
+        store.documents.put_plan(HERE, planned(profile_id, a_plan, "2xcpu"))
+        store.documents.put_plan(HERE, planned(profile_id, a_plan, "3xcpu"))
+        assert len(store.documents.plans(HERE, limit=10).items) == 2
 
-    def test_plans_are_listed_newest_first_up_to_the_limit(self, store, a_profile):
-        profile_id = store.put_profile(a_profile).id
-        ids = [store.put_plan(infeasible(profile_id, need)).id for need in (2.0, 3.0, 4.0)]
-        assert [row.id for row in store.plans(limit=10)] == ids[::-1]
-        assert [row.id for row in store.plans(limit=2)] == ids[:0:-1]
-
-    def test_a_summary_says_what_was_planned(self, store, a_profile, a_plan):
-        stored = store.put_plan(planned(store.put_profile(a_profile).id, a_plan))
-        (row,) = store.plans(limit=1)
+    def test_summaries_say_what_is_stored(self, store, a_profile, a_plan):
+        profile_id = store.documents.put_profile(HERE, a_profile).id
+        stored = store.documents.put_plan(HERE, planned(profile_id, a_plan))
+        (row,) = store.documents.plans(HERE, limit=1).items
         assert (row.id, row.created_at, row.status) == (stored.id, stored.created_at, "planned")
         assert (row.model, row.num_stages) == (a_plan.model, a_plan.num_stages)
         assert row.step_time_s == a_plan.step_time_s
+        (row,) = store.documents.profiles(HERE, limit=1).items
+        assert (row.id, row.model, row.num_layers, row.estimated) == (
+            profile_id, a_profile.model, len(a_profile.layers), False,
+        )  # fmt: skip
 
-    def test_a_plan_needs_its_profile(self, store, a_plan):
-        with pytest.raises(NotFound, match="profile_nowhere"):
-            store.put_plan(planned("profile_nowhere", a_plan))
-        assert store.plans(limit=10) == []
+    def test_a_plan_needs_its_profile_in_its_own_project(self, store, elsewhere, a_profile, a_plan):
+        record = planned(store.documents.put_profile(elsewhere, a_profile).id, a_plan)
+        with pytest.raises(NotFound, match=record.profile_id):
+            store.documents.put_plan(HERE, record)
+        assert store.documents.plans(HERE, limit=10).items == ()
 
-    @pytest.mark.parametrize("identifier", ["", "plan_0", "' OR 1=1 --", "\x00", "x" * 10_000])
-    def test_an_unknown_id_is_not_found(self, store, identifier):
-        with pytest.raises(NotFound):
-            store.plan(identifier)
-        with pytest.raises(NotFound):
-            store.profile(identifier)
+    def test_projects_see_nothing_of_each_other(self, store, elsewhere, a_profile, a_plan):
+        record = planned(store.documents.put_profile(HERE, a_profile).id, a_plan)
+        made = store.documents.put_plan(HERE, record)
+        graph_id = store.documents.put_graph(HERE, a_graph()).id
+        for read, identifier in [
+            (store.documents.plan, made.id),
+            (store.documents.profile, record.profile_id),
+            (store.documents.graph, graph_id),
+        ]:
+            with pytest.raises(NotFound):
+                read(elsewhere, identifier)
+        for listed in (store.documents.plans, store.documents.profiles, store.documents.graphs):
+            assert listed(elsewhere, limit=10).items == ()
+
+    def test_the_same_content_in_two_projects_is_two_rows(self, store, elsewhere, a_profile):
+        here = store.documents.put_profile(HERE, a_profile)
+        there = store.documents.put_profile(elsewhere, a_profile)
+        assert here.id == there.id
+        assert here.created_at < there.created_at
+        assert store.documents.profile(HERE, here.id).created_at == here.created_at
+
+    def test_an_unknown_id_is_not_found(self, store):
+        for identifier in ("", "plan_0", "' OR 1=1 --", "\0", "\ud800", "x" * 9999):
+            for read in (store.documents.plan, store.documents.profile, store.documents.graph):
+                with pytest.raises(NotFound):
+                    read(HERE, identifier)
+
+    def test_names_that_postgresql_cannot_hold_are_kept_readable(self, store):
+        stored = store.documents.put_graph(HERE, a_graph("a\0b"))
+        assert store.documents.graph(HERE, stored.id).graph.model == "a\0b"
+        assert store.documents.graphs(HERE, limit=1).items[0].model == "a\ufffdb"
 
     def test_threads_may_write_and_read_at_once(self, store, a_profile):
-        profile_id = store.put_profile(a_profile).id
+        profile_id = store.documents.put_profile(HERE, a_profile).id
         together = threading.Barrier(8)
 
         def write(index: int) -> str:
             together.wait(timeout=10)
-            return store.plan(store.put_plan(infeasible(profile_id, float(index // 2))).id).id
+            made = store.documents.put_plan(HERE, infeasible(profile_id, float(index // 2)))
+            return store.documents.plan(HERE, made.id).id
 
         with ThreadPoolExecutor(8) as pool:
             ids = list(pool.map(write, range(8)))
         assert len(set(ids)) == 4
-        assert {row.id for row in store.plans(limit=100)} == set(ids)
+        listed = [row.id for row in store.documents.plans(HERE, limit=100).items]
+        assert sorted(listed) == sorted(set(ids))
 
     def test_it_answers_and_closes_twice(self, store):
         store.check()
@@ -149,57 +155,129 @@ class TestContract:
         store.close()
 
 
+class TestPaging:
+    @pytest.fixture
+    def profile_id(self, store, a_profile) -> str:
+        return store.documents.put_profile(HERE, a_profile).id
+
+    def put(self, store, profile_id, *needs: float, project: str = HERE) -> list[str]:
+        return [
+            store.documents.put_plan(project, infeasible(profile_id, need)).id for need in needs
+        ]
+
+    def test_pages_follow_each_other_newest_first(self, store, profile_id):
+        ids = self.put(store, profile_id, *range(7))[::-1]
+        seen, sizes, cursor = [], [], None
+        while True:
+            page = store.documents.plans(HERE, limit=3, cursor=cursor)
+            seen += [row.id for row in page.items]
+            sizes.append(len(page.items))
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        assert (seen, sizes) == (ids, [3, 3, 1])
+
+    def test_a_full_last_page_says_that_it_is_the_last(self, store, profile_id):
+        self.put(store, profile_id, 1, 2)
+        assert store.documents.plans(HERE, limit=2).next_cursor is None
+
+    def test_what_is_added_meanwhile_neither_repeats_nor_hides_a_row(
+        self, store, profile_id, elsewhere, a_profile
+    ):
+        ids = self.put(store, profile_id, *range(4))[::-1]
+        first = store.documents.plans(HERE, limit=2)
+        self.put(store, profile_id, 10, 11, 12)
+        store.documents.put_profile(elsewhere, a_profile)
+        self.put(store, profile_id, 13, project=elsewhere)
+        second = store.documents.plans(HERE, limit=2, cursor=first.next_cursor)
+        assert [row.id for row in (*first.items, *second.items)] == ids
+        assert second.next_cursor is None
+
+    def test_a_cursor_of_no_page_is_refused(self, store):
+        negative, empty, huge = "cGxhbnM6LTE", "cGxhbnM6", "cGxhbnM6" + "OTk5" * 20
+        for cursor in ("", "x", "0" * 2000, negative, empty, huge, "\u00e9", "\0", "\ud800"):
+            with pytest.raises(InvalidInput, match="next_cursor") as refused:
+                store.documents.plans(HERE, limit=2, cursor=cursor)
+            assert refused.value.field == "/cursor"
+
+    def test_a_cursor_of_another_list_is_refused(self, store, profile_id):
+        self.put(store, profile_id, 1, 2)
+        cursor = store.documents.plans(HERE, limit=1).next_cursor
+        with pytest.raises(InvalidInput, match="belongs to no page of this list"):
+            store.documents.profiles(HERE, limit=1, cursor=cursor)
+
+
 class TestFile:
     def test_what_was_written_is_there_after_opening_again(self, tmp_path, a_profile):
-        first = SQLiteStore(tmp_path / "store.db")
-        profile_id = first.put_profile(a_profile).id
+        first = SqlStore(tmp_path / "store.db")
+        profile_id = first.documents.put_profile(HERE, a_profile).id
         first.close()
-        second = SQLiteStore(tmp_path / "store.db")
-        assert second.profile(profile_id).profile == a_profile
+        second = SqlStore(tmp_path / "store.db")
+        assert second.documents.profile(HERE, profile_id).profile == a_profile
         second.close()
-
-    def test_two_processes_may_have_it_open(self, tmp_path, a_profile):
-        stores = [SQLiteStore(tmp_path / "store.db") for _ in range(2)]
-        profile_id = stores[0].put_profile(a_profile).id
-        assert stores[1].profile(profile_id).profile == a_profile
-        for opened in stores:
-            opened.close()
 
     def test_a_write_waits_for_another_write_instead_of_failing(self, tmp_path, a_profile):
         """Cause: a transaction that starts by reading cannot wait for the write lock later."""
-        store = SQLiteStore(tmp_path / "store.db")
+        store = SqlStore(tmp_path / "store.db")
         other = sqlite3.connect(tmp_path / "store.db", check_same_thread=False)
         other.execute("BEGIN IMMEDIATE")
         threading.Timer(0.3, other.rollback).start()
-        assert store.put_profile(a_profile).id == a_profile.content_id()
+        assert store.documents.put_profile(HERE, a_profile).id == a_profile.content_id()
         other.close()
         store.close()
 
     def test_reading_goes_on_while_another_writes(self, tmp_path, a_profile):
         """Cause: without write-ahead logging a reader waits for the writer."""
-        store = SQLiteStore(tmp_path / "store.db")
-        store.put_profile(a_profile)
+        store = SqlStore(tmp_path / "store.db")
+        store.documents.put_profile(HERE, a_profile)
         other = sqlite3.connect(tmp_path / "store.db")
         other.execute("BEGIN EXCLUSIVE")
-        other.execute("UPDATE profiles SET created_at = ''")
-        assert store.profile(a_profile.content_id()).profile == a_profile
+        other.execute("UPDATE profiles SET model = ''")
+        read = store.documents.profile(HERE, a_profile.content_id())
+        assert read.profile == a_profile
         other.rollback()
         other.close()
         store.close()
 
-    def test_another_releases_database_is_refused(self, tmp_path):
-        SQLiteStore(tmp_path / "store.db").close()
-        with sqlite3.connect(tmp_path / "store.db") as connection:
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-        connection.close()
-        with pytest.raises(InvalidInput, match=f"version {SCHEMA_VERSION + 1}"):
-            SQLiteStore(tmp_path / "store.db")
-
     def test_a_file_that_is_no_database_is_refused(self, tmp_path):
         (tmp_path / "notes.txt").write_text("no database at all, but longer than a header" * 10)
         with pytest.raises(InvalidInput, match=r"notes\.txt"):
-            SQLiteStore(tmp_path / "notes.txt")
+            SqlStore(tmp_path / "notes.txt")
 
     def test_a_folder_that_is_missing_is_named(self, tmp_path):
         with pytest.raises(InvalidInput, match="nowhere"):
-            SQLiteStore(tmp_path / "nowhere" / "store.db")
+            SqlStore(tmp_path / "nowhere" / "store.db")
+
+
+class TestAddress:
+    @pytest.mark.parametrize(
+        "address", ["mysql://host/name", "postgresql://host:port/x", "", "redis://x"]
+    )
+    def test_an_address_that_will_not_do_says_what_would(self, address):
+        with pytest.raises(InvalidInput, match="give a file's path, or postgresql://"):
+            SqlStore(address)
+
+    def test_both_spellings_of_postgresql_use_our_driver(self):
+        for spelling in ("postgres", "postgresql", "postgresql+psycopg"):
+            url = database_url(f"{spelling}://me@host/name")
+            assert (url.drivername, url.host) == ("postgresql+psycopg", "host")
+
+
+class TestPostgres:
+    def test_a_server_that_is_not_there_is_unavailable_and_no_password_is_told(self, tmp_path):
+        pytest.importorskip("psycopg")
+        with pytest.raises(StoreUnavailable) as unavailable:
+            SqlStore(f"postgresql://me:secret@/name?host={tmp_path}")
+        assert "secret" not in str(unavailable.value)
+
+    def test_a_server_killed_and_started_again_loses_nothing(self, postgres, a_profile):
+        """Nothing is read half-written, and the store finds the server again by itself."""
+        store = SqlStore(postgres.url(postgres.new_database("ready")))
+        profile_id = store.documents.put_profile(HERE, a_profile).id
+        postgres.process.kill()
+        postgres.process.wait()
+        with pytest.raises(StoreUnavailable):
+            store.documents.profile(HERE, profile_id)
+        postgres.start()
+        assert store.documents.profile(HERE, profile_id).profile == a_profile
+        store.close()

@@ -1,0 +1,204 @@
+"""A database as one file, and back: into the same kind of database or the other.
+
+The file is gzip of JSON lines: what it is, a line for each row in an order in which parents come
+first, and the number of rows of each table, without which it is not whole. It is written out of
+one snapshot while servers go on, and read into an empty database in one transaction. It holds
+hashes of secrets, so only its owner may read it.
+
+For a large PostgreSQL database its own tools (``pg_dump``, archiving) are faster.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from sqlalchemy import Connection, DateTime, MetaData, Table, delete, func, insert, select
+
+from ...core.errors import InvalidInput
+from .database import Database
+from .records import DEFAULT_PROJECT
+from .tables import REVISION
+from .upgrade import VERSION_TABLE, check_revision, upgrade
+
+FORMAT = "stagewright.backup/1"
+ROWS_AT_ONCE = 50
+"""Read together; a row may have megabytes."""
+
+
+def backup(database: Database, path: Path) -> dict[str, int]:
+    """Write everything to a file, whole or not at all; rows by table.
+
+    Raises:
+        InvalidInput: The file cannot be written, or the database has other tables than this
+            release.
+        StoreUnavailable: The database does not answer.
+    """
+    check_revision(database)
+    written: Counter[str] = Counter()
+    with database.snapshot() as connection, _new_file(path) as file:
+        tables = _tables(connection)
+        header = {
+            "format": FORMAT,
+            "revision": REVISION,
+            "made_at": database.now().isoformat(),
+            "tables": [table.name for table in tables],
+        }
+        _write_line(file, header)
+        for table in tables:
+            for row in _rows(connection, table):
+                _write_line(file, {"table": table.name, "row": row})
+                written[table.name] += 1
+        _write_line(file, {"rows": dict(written)})
+    return dict(written)
+
+
+def restore(database: Database, path: Path) -> dict[str, int]:
+    """Fill an empty database from a file, and bring it to this release; rows by table.
+
+    Raises:
+        InvalidInput: The file is no backup, is cut off or a newer release's, or the database
+            holds something.
+        StoreUnavailable: The database does not answer.
+    """
+    lines = _lines(path)
+    upgrade(database, _header(path, lines))
+    with database.write() as connection:
+        tables = {table.name: table for table in _tables(connection)}
+        _clear(connection, tables)
+        read = _read_rows(connection, path, lines, tables)
+        if database.is_postgresql:
+            _continue_sequences(connection, tables)
+    upgrade(database)
+    return read
+
+
+def _tables(connection: Connection) -> list[Table]:
+    """The tables there are, whatever the revision; parents first."""
+    found = MetaData()
+    found.reflect(connection)
+    return [table for table in found.sorted_tables if table.name != VERSION_TABLE]
+
+
+def _rows(connection: Connection, table: Table) -> Iterator[dict[str, Any]]:
+    in_order = select(table).order_by(*table.primary_key)
+    for row in connection.execute(in_order.execution_options(yield_per=ROWS_AT_ONCE)):
+        yield {
+            name: value.isoformat() if isinstance(value, datetime) else value
+            for name, value in row._mapping.items()
+        }
+
+
+def _read_rows(
+    connection: Connection, path: Path, lines: Iterator[dict[str, Any]], tables: dict[str, Table]
+) -> dict[str, int]:
+    read: Counter[str] = Counter()
+    for line in lines:
+        if "rows" in line:
+            if line["rows"] != dict(read):
+                raise InvalidInput(
+                    f"{path} has lost rows: it names {line['rows']}, holds {dict(read)}"
+                )
+            return dict(read)
+        table = tables.get(line.get("table", ""))
+        if table is None or not set(line.get("row", {})) <= set(table.columns.keys()):
+            raise InvalidInput(f"{path} has a row of no table of its revision")
+        connection.execute(insert(table).values(**_values(table, line["row"])))
+        read[table.name] += 1
+    raise InvalidInput(f"{path} is cut off: its last line is missing; use another backup")
+
+
+def _values(table: Table, row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: datetime.fromisoformat(value)
+        if value is not None and isinstance(table.c[name].type, DateTime)
+        else value
+        for name, value in row.items()
+    }
+
+
+def _clear(connection: Connection, tables: dict[str, Table]) -> None:
+    """Refuse a database that holds something, and remove what every new one holds."""
+    for name, table in tables.items():
+        rows = select(func.count()).select_from(table)
+        if name == "projects":
+            rows = rows.where(table.c.id != DEFAULT_PROJECT)
+        if num_rows := connection.execute(rows).scalar_one():
+            raise InvalidInput(
+                f"the database holds {num_rows} rows of {name} already; restore into an empty one"
+            )
+    if "projects" in tables:
+        connection.execute(delete(tables["projects"]))
+
+
+def _continue_sequences(connection: Connection, tables: dict[str, Table]) -> None:
+    """Let PostgreSQL number new rows after those just read."""
+    for table in tables.values():
+        if "position" in table.columns:
+            last = connection.execute(select(func.max(table.c.position))).scalar()
+            if last is not None:
+                sequence = func.pg_get_serial_sequence(table.name, "position")
+                connection.execute(select(func.setval(sequence, last)))
+
+
+def _header(path: Path, lines: Iterator[dict[str, Any]]) -> str:
+    """The revision of a backup."""
+    header = next(lines, {})
+    if header.get("format") != FORMAT:
+        raise InvalidInput(f"{path} is no backup of Stagewright ({FORMAT})")
+    revision = str(header.get("revision"))
+    if revision > REVISION:
+        raise InvalidInput(
+            f"{path} is of revision {revision}, this release knows none beyond {REVISION}; "
+            "restore it with the release that wrote it"
+        )
+    return revision
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[TextIO]:
+    """A file that appears, complete, at the end of the block."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as raw:
+            with gzip.open(raw, "wt", encoding="utf-8", compresslevel=6) as file:
+                yield file
+            raw.flush()
+            os.fsync(raw.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise InvalidInput(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """What each line of a backup says.
+
+    Raises:
+        InvalidInput: There is no such file, or it holds something else.
+    """
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            for line in file:
+                value = json.loads(line)
+                if not isinstance(value, dict):
+                    raise InvalidInput(f"{path} is no backup of Stagewright ({FORMAT})")
+                yield value
+    except EOFError:
+        raise InvalidInput(f"{path} is cut off; use another backup") from None
+    except (OSError, zlib.error, UnicodeError, json.JSONDecodeError) as error:
+        raise InvalidInput(f"cannot read {path}: {error}") from None
+
+
+def _write_line(file: TextIO, value: dict[str, Any]) -> None:
+    file.write(json.dumps(value, separators=(",", ":")) + "\n")

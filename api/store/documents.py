@@ -1,0 +1,159 @@
+"""Profiles, graphs and plan records in tables; see `contract.Documents`."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Row, Table, select
+
+from ...core.document import Record
+from ...core.graph import Graph
+from ...core.profile import Profile
+from ..records import (
+    GraphSummary,
+    PlanRecord,
+    PlanSummary,
+    ProfileSummary,
+    StoredGraph,
+    StoredPlan,
+    StoredProfile,
+)
+from .database import Database
+from .errors import NotFound
+from .paging import page
+from .records import Page, Stored
+from .tables import GRAPHS, PLANS, PROFILES
+
+Summary = TypeVar("Summary", bound=Record)
+
+
+class SqlDocuments:
+    """`contract.Documents` on a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put_profile(self, project_id: str, profile: Profile) -> Stored:
+        with self._database.write() as connection:
+            row = self.insert_profile(connection, project_id, profile)
+        return Stored(id=row.id, created_at=row.created_at)
+
+    def put_graph(self, project_id: str, graph: Graph) -> Stored:
+        with self._database.write() as connection:
+            row = self.insert_graph(connection, project_id, graph)
+        return Stored(id=row.id, created_at=row.created_at)
+
+    def put_plan(self, project_id: str, record: PlanRecord) -> StoredPlan:
+        with self._database.write() as connection:
+            return _stored_plan(self.insert_plan(connection, project_id, record))
+
+    def profile(self, project_id: str, profile_id: str) -> StoredProfile:
+        row = self._row(PROFILES, "profile", project_id, profile_id)
+        profile = Profile.model_validate_json(row.document)
+        return StoredProfile(id=row.id, created_at=row.created_at, profile=profile)
+
+    def graph(self, project_id: str, graph_id: str) -> StoredGraph:
+        row = self._row(GRAPHS, "graph", project_id, graph_id)
+        graph = Graph.model_validate_json(row.document)
+        return StoredGraph(id=row.id, created_at=row.created_at, graph=graph)
+
+    def plan(self, project_id: str, plan_id: str) -> StoredPlan:
+        return _stored_plan(self._row(PLANS, "plan", project_id, plan_id))
+
+    def profiles(
+        self, project_id: str, *, limit: int, cursor: str | None = None
+    ) -> Page[ProfileSummary]:
+        return self._list(PROFILES, ProfileSummary, project_id, limit, cursor)
+
+    def graphs(
+        self, project_id: str, *, limit: int, cursor: str | None = None
+    ) -> Page[GraphSummary]:
+        return self._list(GRAPHS, GraphSummary, project_id, limit, cursor)
+
+    def plans(self, project_id: str, *, limit: int, cursor: str | None = None) -> Page[PlanSummary]:
+        return self._list(PLANS, PlanSummary, project_id, limit, cursor)
+
+    def insert_profile(self, connection: Connection, project_id: str, profile: Profile) -> Row[Any]:
+        """As `put_profile`, in a transaction of the caller's."""
+        values = {
+            "id": profile.content_id(),
+            "model": profile.model,
+            "num_layers": len(profile.layers),
+            "estimated": profile.provenance.source == "estimated",
+            "document": profile.to_json(),
+        }
+        return self._put(connection, PROFILES, project_id, values)
+
+    def insert_graph(self, connection: Connection, project_id: str, graph: Graph) -> Row[Any]:
+        """As `put_graph`, in a transaction of the caller's."""
+        values = {
+            "id": graph.content_id(),
+            "model": graph.model,
+            "num_layers": len(graph.layers),
+            "document": graph.to_json(),
+        }
+        return self._put(connection, GRAPHS, project_id, values)
+
+    def insert_plan(self, connection: Connection, project_id: str, record: PlanRecord) -> Row[Any]:
+        """As `put_plan`, in a transaction of the caller's."""
+        known = select(PROFILES.c.id).where(
+            PROFILES.c.project_id == project_id, PROFILES.c.id == record.profile_id
+        )
+        # Shared, so that retention cannot take the profile before the plan is there.
+        if connection.execute(known.with_for_update(read=True)).first() is None:
+            raise NotFound("profile", record.profile_id)
+        plan = record.plan
+        values = {
+            "id": record.record_id(),
+            "profile_id": record.profile_id,
+            "status": record.status,
+            "model": plan.model if plan else None,
+            "num_stages": plan.num_stages if plan else None,
+            "step_time_s": plan.step_time_s if plan else None,
+            "document": record.model_dump_json(),
+        }
+        return self._put(connection, PLANS, project_id, values)
+
+    def _put(
+        self, connection: Connection, table: Table, project_id: str, values: dict[str, Any]
+    ) -> Row[Any]:
+        """Insert unless the project has the id; either way, the row now stored."""
+        statement = self._database.insert(table).values(
+            project_id=project_id, created_at=self._database.now(), **values
+        )
+        connection.execute(statement.on_conflict_do_nothing(index_elements=["project_id", "id"]))
+        return connection.execute(_one(table, project_id, values["id"])).one()
+
+    def _row(self, table: Table, kind: str, project_id: str, identifier: str) -> Row[Any]:
+        with self._database.read() as connection:
+            row = connection.execute(_one(table, project_id, identifier)).first()
+        if row is None:
+            raise NotFound(kind, identifier)
+        return row
+
+    def _list(
+        self,
+        table: Table,
+        summary: type[Summary],
+        project_id: str,
+        limit: int,
+        cursor: str | None,
+    ) -> Page[Summary]:
+        names = tuple(summary.model_fields)
+        columns = [table.c[name] for name in names]
+        rows = select(table.c.position, *columns).where(table.c.project_id == project_id)
+
+        def as_item(row: Row[Any]) -> Summary:
+            return summary.model_validate({name: row._mapping[name] for name in names})
+
+        with self._database.read() as connection:
+            return page(connection, rows, table, as_item, limit=limit, cursor=cursor)
+
+
+def _one(table: Table, project_id: str, identifier: str) -> Any:
+    return select(table).where(table.c.project_id == project_id, table.c.id == identifier)
+
+
+def _stored_plan(row: Row[Any]) -> StoredPlan:
+    record = PlanRecord.model_validate_json(row.document)
+    return StoredPlan(id=row.id, created_at=row.created_at, **dict(record))

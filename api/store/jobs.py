@@ -1,0 +1,291 @@
+"""Jobs in a table; see `contract.Jobs`.
+
+Every change of a job is one UPDATE that names the state and the attempt it expects, counts the
+job's events and so locks its row: of two changes at once the second sees what the first left,
+and events are numbered in the order they are committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
+
+from ...core.graph import Graph
+from ...core.profile import Profile
+from ..records import PlanRecord
+from .database import Database, new_id
+from .documents import SqlDocuments
+from .errors import NotFound, TooManyJobs
+from .job_records import (
+    MAX_PROGRESS_EVENTS,
+    UNFINISHED,
+    FinalState,
+    Job,
+    JobEvent,
+    JobRequest,
+    JobState,
+)
+from .paging import page
+from .records import Page
+from .tables import JOB_EVENTS, JOBS, PROJECTS
+
+
+class SqlJobs:
+    """`contract.Jobs` on a database."""
+
+    def __init__(self, database: Database, documents: SqlDocuments) -> None:
+        self._database = database
+        self._documents = documents
+
+    def submit(
+        self, project_id: str, request: JobRequest, *, max_unfinished: int | None = None
+    ) -> Job:
+        with self._database.write() as connection:
+            # Submissions of a project wait here for each other, which makes the limit exact.
+            owner = select(PROJECTS.c.id).where(PROJECTS.c.id == project_id)
+            if connection.execute(owner.with_for_update(key_share=True)).first() is None:
+                raise NotFound("project", project_id)
+            same = _same_submission(connection, project_id, request)
+            if same is not None:
+                return _job(same)
+            if max_unfinished is not None:
+                _check_unfinished(connection, project_id, request, max_unfinished)
+            values = {
+                **dict(request),
+                "project_id": project_id,
+                "id": new_id("job"),
+                "created_at": self._database.now(),
+                "state": "queued",
+                "attempt": 0,
+                "cancel_requested": False,
+                "num_events": 1,
+            }
+            row = connection.execute(insert(JOBS).values(**values).returning(JOBS)).one()
+            self._add_event(connection, row, "queued")
+            return _job(row)
+
+    def get(self, project_id: str, job_id: str) -> Job:
+        with self._database.read() as connection:
+            return _job(_mine(connection, project_id, job_id))
+
+    def list(
+        self,
+        project_id: str,
+        *,
+        limit: int,
+        cursor: str | None = None,
+        state: JobState | None = None,
+    ) -> Page[Job]:
+        rows = select(JOBS).where(JOBS.c.project_id == project_id)
+        if state is not None:
+            rows = rows.where(JOBS.c.state == state)
+        with self._database.read() as connection:
+            return page(connection, rows, JOBS, _job, limit=limit, cursor=cursor)
+
+    def unfinished(self) -> Sequence[Job]:
+        rows = select(JOBS).where(JOBS.c.state.in_(UNFINISHED)).order_by(JOBS.c.position)
+        with self._database.read() as connection:
+            return [_job(row) for row in connection.execute(rows)]
+
+    def unfinished_like(self, project_id: str, request_digest: str) -> Job | None:
+        rows = select(JOBS).where(
+            JOBS.c.project_id == project_id,
+            JOBS.c.request_digest == request_digest,
+            JOBS.c.state.in_(UNFINISHED),
+            JOBS.c.cancel_requested.is_(False),
+        )
+        with self._database.read() as connection:
+            row = connection.execute(rows.order_by(JOBS.c.position).limit(1)).first()
+        return None if row is None else _job(row)
+
+    def start(self, job_id: str, *, attempt: int, worker: str) -> Job | None:
+        now = self._database.now()
+        expected = (
+            JOBS.c.attempt == attempt,
+            JOBS.c.state.in_(UNFINISHED),
+            JOBS.c.cancel_requested.is_(False),
+        )
+        return self._change(
+            job_id,
+            "started",
+            *expected,
+            state="running",
+            attempt=attempt + 1,
+            worker=worker,
+            started_at=now,
+            heartbeat_at=now,
+        )
+
+    def requeue(self, job_id: str, attempt: int) -> Job | None:
+        return self._change(job_id, "requeued", *_running(attempt), state="queued", worker=None)
+
+    def beat(self, job_id: str, attempt: int) -> Job | None:
+        with self._database.write() as connection:
+            row = self._beat(connection, job_id, attempt)
+        return None if row is None else _job(row)
+
+    def report(self, job_id: str, attempt: int, kind: str, data_json: str = "{}") -> bool:
+        with self._database.write() as connection:
+            row = self._beat(connection, job_id, attempt)
+            if row is not None and row.num_events < MAX_PROGRESS_EVENTS:
+                self._advance(connection, job_id, kind, *_running(attempt), data_json=data_json)
+        return row is not None
+
+    def finish(
+        self,
+        job_id: str,
+        attempt: int,
+        state: FinalState,
+        *,
+        profiles: Sequence[Profile] = (),
+        graph: Graph | None = None,
+        plan: PlanRecord | None = None,
+        result_id: str | None = None,
+        outcome_json: str | None = None,
+    ) -> Job | None:
+        with self._database.write() as connection:
+            row = self._advance(
+                connection,
+                job_id,
+                state,
+                *_running(attempt),
+                state=state,
+                finished_at=self._database.now(),
+                outcome_json=outcome_json,
+            )
+            if row is None:
+                return None
+            made = self._keep(connection, row.project_id, profiles, graph, plan) or result_id
+            result = update(JOBS).where(JOBS.c.id == job_id).values(result_id=made)
+            return _job(connection.execute(result.returning(JOBS)).one())
+
+    def request_cancel(self, project_id: str, job_id: str) -> Job:
+        with self._database.write() as connection:
+            _mine(connection, project_id, job_id)
+            queued = JOBS.c.state == "queued"
+            ended = self._advance(
+                connection,
+                job_id,
+                "cancelled",
+                queued,
+                state="cancelled",
+                cancel_requested=True,
+                finished_at=self._database.now(),
+            )
+            if ended is None:
+                asked = (JOBS.c.state == "running", JOBS.c.cancel_requested.is_(False))
+                self._advance(connection, job_id, "cancel-requested", *asked, cancel_requested=True)
+            return _job(_mine(connection, project_id, job_id))
+
+    def events(
+        self, project_id: str, job_id: str, *, after: int = 0, limit: int = 500
+    ) -> Sequence[JobEvent]:
+        rows = select(JOB_EVENTS).where(JOB_EVENTS.c.job_id == job_id, JOB_EVENTS.c.number > after)
+        with self._database.read() as connection:
+            _mine(connection, project_id, job_id)
+            found = connection.execute(rows.order_by(JOB_EVENTS.c.number).limit(limit)).all()
+        names = JobEvent.model_fields
+        return [
+            JobEvent.model_validate({name: row._mapping[name] for name in names}) for row in found
+        ]
+
+    def _keep(
+        self,
+        connection: Connection,
+        project_id: str,
+        profiles: Sequence[Profile],
+        graph: Graph | None,
+        plan: PlanRecord | None,
+    ) -> str | None:
+        """Store what a job made; the id of its result."""
+        made: str | None = None
+        if graph is not None:
+            made = self._documents.insert_graph(connection, project_id, graph).id
+        # In one order for all: two jobs that store the same must not wait for each other.
+        for profile in sorted(profiles, key=Profile.content_id):
+            self._documents.insert_profile(connection, project_id, profile)
+        if profiles:
+            made = profiles[-1].content_id()
+        if plan is not None:
+            made = self._documents.insert_plan(connection, project_id, plan).id
+        return made
+
+    def _change(
+        self, job_id: str, kind: str, *expected: ColumnElement[bool], **values: Any
+    ) -> Job | None:
+        with self._database.write() as connection:
+            row = self._advance(connection, job_id, kind, *expected, **values)
+        return None if row is None else _job(row)
+
+    def _advance(
+        self,
+        connection: Connection,
+        job_id: str,
+        kind: str,
+        *expected: ColumnElement[bool],
+        data_json: str = "{}",
+        **values: Any,
+    ) -> Row[Any] | None:
+        """Change a job that is as expected, and note it as an event; `None` if it is not."""
+        change = update(JOBS).where(JOBS.c.id == job_id, *expected)
+        change = change.values(num_events=JOBS.c.num_events + 1, **values)
+        row = connection.execute(change.returning(JOBS)).first()
+        if row is not None:
+            self._add_event(connection, row, kind, data_json)
+        return row
+
+    def _beat(self, connection: Connection, job_id: str, attempt: int) -> Row[Any] | None:
+        alive = update(JOBS).where(JOBS.c.id == job_id, *_running(attempt))
+        alive = alive.values(heartbeat_at=self._database.now())
+        return connection.execute(alive.returning(JOBS)).first()
+
+    def _add_event(
+        self, connection: Connection, job: Row[Any], kind: str, data_json: str = "{}"
+    ) -> None:
+        event = insert(JOB_EVENTS).values(
+            job_id=job.id,
+            number=job.num_events,
+            created_at=self._database.now(),
+            attempt=job.attempt,
+            kind=kind,
+            data_json=data_json,
+        )
+        connection.execute(event)
+
+
+def _running(attempt: int) -> tuple[ColumnElement[bool], ...]:
+    return JOBS.c.attempt == attempt, JOBS.c.state == "running"
+
+
+def _mine(connection: Connection, project_id: str, job_id: str) -> Row[Any]:
+    mine = select(JOBS).where(JOBS.c.project_id == project_id, JOBS.c.id == job_id)
+    row = connection.execute(mine).first()
+    if row is None:
+        raise NotFound("job", job_id)
+    return row
+
+
+def _same_submission(
+    connection: Connection, project_id: str, request: JobRequest
+) -> Row[Any] | None:
+    if request.submit_key is None:
+        return None
+    same = (JOBS.c.project_id == project_id) & (JOBS.c.submit_key == request.submit_key)
+    return connection.execute(select(JOBS).where(same)).first()
+
+
+def _check_unfinished(
+    connection: Connection, project_id: str, request: JobRequest, limit: int
+) -> None:
+    mine = JOBS.c.project_id == project_id, JOBS.c.state.in_(UNFINISHED)
+    counted = select(func.count()).select_from(JOBS).where(*mine)
+    if request.key_id is not None:
+        counted = counted.where(JOBS.c.key_id == request.key_id)
+    if connection.execute(counted).scalar_one() >= limit:
+        raise TooManyJobs(limit)
+
+
+def _job(row: Row[Any]) -> Job:
+    return Job.model_validate({name: row._mapping[name] for name in Job.model_fields})
