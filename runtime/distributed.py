@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 
-from ..capture.capture import default_device
 from ..core.errors import InvalidInput
 from ..core.graph import Graph
 from ..core.plan import Plan
@@ -26,7 +25,10 @@ from .first_stage import FirstStage
 from .groups import Groups
 from .held import held
 from .last_stage import LastStage, LossFunction
-from .process_group import check_world
+from .materialise.memory import materialise
+from .materialise.weights import Weights
+from .materialise.without_data import check_weights
+from .process_group import check_world, device_for
 from .runnable import check_runnable, check_schedule
 from .strategies.choice import Strategy, choose
 from .targets import split_target
@@ -55,11 +57,13 @@ class DistributedPipeline:
     over them: every rank's ``.grad`` is that of the mean over the whole batch.
 
     Args:
-        model: The model the plan was made for, the same on every rank.
+        model: The model the plan was made for, the same on every rank. On the meta device it takes
+            no memory, and each rank gives memory to its own stages alone, from ``weights``.
         plan: Where to cut, and in which order to work.
         loss_fn: ``loss_fn(output, target)``, a mean over its micro-batch; gradients are those of
             the mean over the whole batch. `None` for a pipeline that only evaluates.
-        device: Where this rank's stages run; `None` leaves them where the model is.
+        device: Where this rank's stages run; `None` leaves them where the model is, and puts those
+            of one without memory where the process group's backend works.
         group: The ranks, in order; the default group if `None`.
         sample: See `runtime.cut.cut_for_plan`.
         schedule: An order of work instead of the plan's, for the same stages and micro-batches.
@@ -71,6 +75,7 @@ class DistributedPipeline:
         strategy: What the replicas of a stage do, for all stages with several or by stage: sum
             gradients (``reduce``), leave that to ``ddp``, or ``fully_shard`` their weights; see
             `runtime.strategies.choice.Strategy`. `None` does what the plan's stages say.
+        weights: Where the values of a model on the meta device come from.
         engine: ``stagewright`` runs any schedule. ``torch`` runs gpipe and 1f1b by
             ``torch.distributed.pipelining``, for comparison.
 
@@ -94,6 +99,7 @@ class DistributedPipeline:
         keyed_dropout: int | None = None,
         batch_statistics: BatchStatistics = "microbatch",
         strategy: Strategy | Mapping[int, Strategy] | None = None,
+        weights: Weights | None = None,
         engine: Literal["stagewright", "torch"] = "stagewright",
     ) -> None:
         check_runnable(plan, "torch's processes" if engine == "torch" else "processes")
@@ -106,16 +112,21 @@ class DistributedPipeline:
         self.rank = self._ranks.rank
         self.plan = plan
         self._group = group
-        self.device = torch.device(device) if device is not None else default_device(model)
+        check_weights(model, weights)
+        self.device = torch.device(device) if device is not None else device_for(model, group)
         self._autocast = autocast
         # Captured under autocast, so that what is sent has the dtype it will have.
-        with self._casting(default_device(model)):
-            self._pieces = cut_for_plan(model, plan, sample, direct=engine == "stagewright")
+        with self._casting(device_for(model, group)):
+            self._pieces = cut_for_plan(
+                model, plan, sample, direct=engine == "stagewright", device=self.device
+            )
         self._watch = Watch(
             distributed_c10d._get_default_store(), self.rank, self._ranks.size, group
         )
         self.stages = {i: self._pieces.stages[i] for i in self.schedule.stages_of(self.rank)}
         """This rank's stages by index."""
+        if weights is not None:
+            materialise(model, self.stages.values(), weights, self.device)
         self.module = held(list(self.stages.values())).to(self.device)
         """All parameters and buffers of this rank, under the model's own names."""
         self._has_loss = loss_fn is not None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Place:
     """Where a module holds a tensor.
 
@@ -43,7 +43,7 @@ class Place:
         getattr(self.owner, self.table)[self.key] = tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Slot:
     """One parameter or buffer.
 
