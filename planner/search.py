@@ -33,6 +33,9 @@ MAX_LABELS = 400_000_000
 FIRST_DIVE = 1024
 """The first search for a better plan keeps to a range that much narrower than the whole."""
 
+NARROWEST_DIVE = 8
+"""Nor does it keep to one much narrower than the gap that is good enough: that part of it."""
+
 DIVES = 3
 """Plans to find that way."""
 
@@ -65,6 +68,9 @@ MANY_STAGES = 50_000
 
 FEWER = 0.8
 """They are dropped where no more than this share of them would remain."""
+
+LIMIT_GROWTH = (1.3, 1.7)
+"""By how much a limit grows that no plan kept: with few stages to choose from, and with many."""
 
 GAVE_UP = (
     "no plan was found before the deadline or before the search grew too large, and none was "
@@ -214,13 +220,14 @@ class BoxSearch:
         Tight limits leave few stages to choose from, so that a search within them is short.
         """
         limit = self._ideal()
+        growth = LIMIT_GROWTH[self.moves.weight.size > MANY_STAGES]
         for _ in range(40):
             if self.effort.is_over:
                 raise DeadlineExceeded(GAVE_UP)
             found = self._solve(Limits(first=limit, quantum=math.inf)).best
             if found is not None:
                 return found
-            limit *= 1.3
+            limit *= growth
         return self.fewest_devices()
 
     def _even(self) -> tuple[float, float]:
@@ -338,6 +345,7 @@ class BoxSearch:
         save where there is none at all. Returns the bound, moved up past such ranges.
         """
         width = (self._most_first() - lower) / FIRST_DIVE
+        width = max(width, self.effort.gap * self.best_value / NARROWEST_DIVE)
         budget = max(DIVE_LABELS, LABELS_PER_STAGE * self.moves.weight.size)
         found = 0
         while lower + width < self._most_first() and not self.effort.is_over and found < DIVES:
