@@ -1,0 +1,214 @@
+"""One rank: replicas of stages under the given strategies against the unsplit model; JSON lines."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from stagewright.core.errors import PlanMismatch
+from stagewright.core.plan import Plan
+from stagewright.core.profile import Profile
+from stagewright.core.schedule import Schedule
+from stagewright.runtime.checkpoint.load import load_checkpoint
+from stagewright.runtime.checkpoint.save import save_checkpoint
+from stagewright.runtime.distributed import DistributedPipeline
+from stagewright.runtime.process_group import init_process_group
+from stagewright.runtime.recompute import RandomState
+from stagewright.runtime.strategies.choice import Strategy
+from stagewright.runtime.strategies.sharded import FullyShard
+from tests.runtime.equality_worker import largest, plan_of, tensors, unsplit
+from tests.torch_models import Case, make_batch, make_case, traced_profile
+
+SGD = {"lr": 1e-2, "momentum": 0.9}
+
+
+def strategy_of(variant: dict[str, Any]) -> Strategy | dict[int, Strategy] | None:
+    found = variant.get("strategy")
+    if isinstance(found, list):
+        return FullyShard(*found)
+    return {int(stage): each for stage, each in found.items()} if isinstance(found, dict) else found
+
+
+def full(value: Tensor | None) -> Tensor | None:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def here(value: Tensor) -> int:
+    """Bytes of a tensor on this rank."""
+    return (value.to_local() if isinstance(value, DTensor) else value).nbytes
+
+
+def parameters(module: nn.Module) -> dict[str, Tensor | None]:
+    return {name: full(parameter) for name, parameter in module.named_parameters()}
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor | None]:
+    return {
+        name: full(parameter.grad)
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+    }
+
+
+class Trial:
+    """A pipeline and the unsplit model, which take the same steps."""
+
+    def __init__(self, case: Case, variant: dict[str, Any], profile: Profile) -> None:
+        self.case = case
+        plan = plan_of(variant, profile, torch.float64)
+        if variant.get("planned"):
+            stages = [
+                {**stage.model_dump(), "strategy": variant["planned"]} for stage in plan.stages
+            ]
+            plan = Plan.model_validate({**plan.model_dump(), "stages": stages})
+        self.plan = plan
+        self.schedule = Schedule.model_validate(variant["own"]) if "own" in variant else None
+        self.whole = copy.deepcopy(case.model).double()
+        self.pipeline = self.pipelined(strategy_of(variant))
+        self.optimizer = torch.optim.SGD(self.pipeline.module.parameters(), **SGD)
+        self.theirs = torch.optim.SGD(self.whole.parameters(), **SGD)
+        batch, self.target = make_batch(case, plan, dtype=torch.float64)
+        self.batch = list(batch.values()) if isinstance(batch, dict) else list(batch)
+
+    def pipelined(self, strategy: Any) -> DistributedPipeline:
+        model = copy.deepcopy(self.case.model).double()
+        return DistributedPipeline(
+            model,
+            self.plan,
+            loss_fn=self.case.loss_fn,
+            schedule=self.schedule,
+            strategy=strategy,
+        )
+
+    def step(self) -> float:
+        """Of both; how far the losses are apart."""
+        state = RandomState.now(torch.device("cpu"))
+        loss = self.pipeline.step(*self.batch, target=self.target)
+        state.restore(torch.device("cpu"))
+        wanted = unsplit(self.whole, self.batch, self.target, self.case, self.plan.num_microbatches)
+        return 0.0 if loss is None else abs(float(loss) - wanted) / abs(wanted)
+
+    def update(self) -> None:
+        for optimizer in (self.optimizer, self.theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def evaluated(self) -> float:
+        self.pipeline.train(False)
+        self.whole.eval()
+        output, _ = self.pipeline.evaluate(*self.batch)
+        self.pipeline.train()
+        with torch.no_grad():
+            wanted = tensors(self.whole(*self.batch))
+        self.whole.train()
+        if output is None:
+            return 0.0
+        pairs = zip(tensors(output), wanted, strict=True)
+        return max(float((a - b).norm() / b.norm()) for a, b in pairs)
+
+
+def compare(case: Case, variant: dict[str, Any], profile: Profile) -> dict[str, object]:
+    trial = Trial(case, variant, profile)
+    pipeline, whole = trial.pipeline, trial.whole
+    losses = [trial.step()]  # summed, then added to without sums, then all of it summed
+    with pipeline.no_sync():
+        losses.append(trial.step())
+    losses.append(trial.step())
+    difference = largest(gradients(pipeline.module), gradients(whole))
+    norm = float(pipeline.clip_grad_norm_(0.01))
+    wanted = float(torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.01))
+    clipped = largest(gradients(pipeline.module), gradients(whole))
+    of_gradients = sum(here(p.grad) for p in pipeline.module.parameters() if p.grad is not None)
+    trial.update()
+    evaluated = trial.evaluated()
+    losses.append(trial.step())
+    trial.update()
+    here_names = [name for name, _ in pipeline.module.named_parameters()]
+    theirs = dict(whole.named_parameters(remove_duplicate=False))
+    found = {
+        "variant": variant,
+        "rank": pipeline.rank,
+        "loss": max(losses),
+        "gradient": difference,
+        "norm": abs(norm - wanted) / wanted,
+        "clipped": clipped,
+        "evaluated": evaluated,
+        "trained": largest(parameters(pipeline.module), dict(theirs)),
+        "buffer": largest(dict(pipeline.module.named_buffers()), dict(whole.named_buffers())),
+        "bytes": sum(theirs[name].nbytes for name in here_names),
+        "of_parameters": sum(here(p) for p in pipeline.module.parameters()),
+        "of_gradients": of_gradients,
+        "of_optimizer": sum(
+            here(state["momentum_buffer"]) for state in trial.optimizer.state.values()
+        ),
+        "of_sharded": sum(here(p) for p in pipeline.module.parameters() if isinstance(p, DTensor)),
+        "sharded": sum(isinstance(p, DTensor) for p in pipeline.module.parameters()),
+    }
+    if "checkpoint" in variant:
+        found["resumed"] = resumed(trial, Path(variant["checkpoint"]))
+    pipeline.close()
+    return found
+
+
+def resumed(trial: Trial, folder: Path) -> float:
+    """Saved in shards and gone on with in others or whole, and back; how far they are apart."""
+    save_checkpoint(folder / "shards", trial.pipeline, trial.optimizer, step=4)
+    model = copy.deepcopy(trial.case.model).double()
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    load_checkpoint(folder / "shards", model, optimizer)
+    theirs = {id(p): name for name, p in trial.whole.named_parameters()}
+    momenta = {theirs[id(p)]: state["momentum_buffer"] for p, state in trial.theirs.state.items()}
+    names = {id(p): name for name, p in model.named_parameters()}
+    loaded = {names[id(p)]: state["momentum_buffer"] for p, state in optimizer.state.items()}
+    apart = [
+        largest(parameters(model), dict(trial.whole.named_parameters())),
+        largest(dict(loaded), dict(momenta)),
+    ]
+    save_checkpoint(folder / "whole", trial.whole, trial.theirs, step=4)
+    trial.pipeline.close()
+    trial.pipeline = trial.pipelined("fully_shard")
+    trial.optimizer = torch.optim.SGD(trial.pipeline.module.parameters(), **SGD)
+    load_checkpoint(folder / "whole", trial.pipeline, trial.optimizer)
+    apart.append(trial.step())
+    trial.update()
+    apart.append(
+        largest(
+            parameters(trial.pipeline.module),
+            dict(trial.whole.named_parameters(remove_duplicate=False)),
+        )
+    )
+    return max(apart)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    init_process_group(backend="gloo", timeout_s=60)
+    with open(sys.argv[1], encoding="utf-8") as file:
+        variants = json.load(file)
+    for name in dict.fromkeys(variant["model"] for variant in variants):
+        case = make_case(name)
+        profile = traced_profile(case)
+        for variant in variants:
+            if variant["model"] != name:
+                continue
+            try:
+                found = compare(case, variant, profile)
+            except PlanMismatch as error:
+                found = {"variant": variant, "rank": dist.get_rank(), "refused": str(error)}
+            with open(f"{sys.argv[2]}/{dist.get_rank()}.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps(found) + "\n")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.getcwd())
+    main()

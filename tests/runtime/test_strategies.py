@@ -1,0 +1,149 @@
+"""Replicas that share weights, or leave gradients to torch: the unsplit model's numbers."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(200)]
+
+EACH_WAITS = {
+    "name": "1f1b",
+    "num_microbatches": 3,
+    "stage_ranks": [[0], [1, 2, 3]],  # stage 0 goes on once each backward behind it is done
+    "ranks": [
+        ["0F0", "0B0", "0F1", "0B1", "0F2", "0B2"],
+        ["1F0", "1B0"],
+        ["1F1", "1B1"],
+        ["1F2", "1B2"],
+    ],
+}
+TWO, TWICE = {"stages": 1, "replicas": [2]}, {"stages": 2, "replicas": [2, 2]}
+ON_TWO = [
+    {"model": "mlp", "schedule": "1f1b", "strategy": "reduce", **TWO},
+    {"model": "mlp", "schedule": "1f1b", "strategy": "fully_shard", "checkpoint": True, **TWO},
+    {"model": "mlp", "schedule": "gpipe", "strategy": "fully_shard", "microbatches": 5, **TWO},
+    {"model": "mlp", "schedule": "gpipe", "strategy": "ddp", "microbatches": 5, **TWO},
+    {
+        "model": "resnet", "schedule": "zero_bubble", "strategy": [True, True],
+        "recompute": "always", **TWO,
+    },
+]  # fmt: skip
+ON_FOUR = [
+    {"model": "gpt2", "schedule": "1f1b", "strategy": "fully_shard", **TWICE},
+    {"model": "gpt2", "schedule": "zero_bubble", "strategy": [False, True], **TWICE},
+    {
+        "model": "gpt2", "schedule": "zbv", "strategy": [True, False],
+        "stages": 4, "chunks": 2, "replicas": [2] * 4,
+    },
+    {"model": "unet", "schedule": "1f1b", "strategy": {"0": "ddp", "1": "fully_shard"}, **TWICE},
+    *(
+        {
+            "model": "mlp", "schedule": "1f1b", "strategy": strategy, "own": EACH_WAITS,
+            "stages": 2, "replicas": [1, 3], "microbatches": 3,
+        }
+        for strategy in ("fully_shard", "ddp")
+    ),
+    {
+        "model": "mlp", "schedule": "1f1b", "planned": "fully_shard",
+        "stages": 2, "replicas": [3, 1], "microbatches": 6,
+    },
+]  # fmt: skip
+CASES = {"2 ranks": (2, ON_TWO), "4 ranks": (4, ON_FOUR)}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def results(request, tmp_path_factory, repository):
+    """Every rank's account of every variant, from one run."""
+    ranks, variants = CASES[request.param]
+    if ranks == 4:
+        pytest.importorskip("transformers")
+    folder = tmp_path_factory.mktemp("strategies")
+    variants = [
+        {**variant, **({"checkpoint": str(folder)} if "checkpoint" in variant else {})}
+        for variant in variants
+    ]
+    (folder / "variants.json").write_text(json.dumps(variants), encoding="utf-8")
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone",
+            f"--nproc-per-node={ranks}", "-m", "tests.runtime.strategies_worker",
+            str(folder / "variants.json"), str(folder),
+        ],
+        cwd=repository,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [
+        json.loads(line)
+        for rank in range(ranks)
+        for line in (folder / f"{rank}.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+    assert len(found) == ranks * len(variants)
+    return found
+
+
+@pytest.fixture
+def run(results):
+    """Those that were not refused."""
+    return [entry for entry in results if "refused" not in entry]
+
+
+def test_three_steps_of_which_one_is_not_summed_have_the_gradients_of_the_model(run):
+    assert run
+    for entry in run:
+        assert max(entry["loss"], entry["gradient"], entry["buffer"]) <= 1e-9, entry
+
+
+def test_gradients_are_clipped_by_the_norm_of_the_whole_model(run):
+    for entry in run:
+        assert max(entry["norm"], entry["clipped"]) <= 1e-9, entry
+
+
+def test_optimizers_make_the_weights_of_the_model_and_evaluation_its_outputs(run):
+    for entry in run:
+        assert max(entry["trained"], entry["evaluated"]) <= 1e-9, entry
+
+
+def test_every_replica_holds_its_part_of_weights_gradients_and_momenta(run):
+    """All of a stage but weights that another stage uses, split along the first dimension."""
+    several = [entry for entry in run if entry["sharded"]]
+    assert several
+    for entry in several:
+        replicas = max(entry["variant"]["replicas"])
+        whole = entry["bytes"] - entry["of_parameters"] + entry["of_sharded"]
+        assert entry["of_sharded"] <= 1.1 * whole / replicas, entry
+        assert entry["of_gradients"] == entry["of_optimizer"] == entry["of_parameters"], entry
+        if entry["variant"]["model"] != "gpt2":  # whose embedding two stages use
+            assert entry["of_sharded"] == entry["of_parameters"], entry
+
+
+def test_stages_are_sharded_where_asked_or_planned(run):
+    for entry in run:
+        replicas = entry["variant"]["replicas"]
+        ranks = [stage for stage, count in enumerate(replicas) for _ in range(count)]
+        stage = ranks[entry["rank"]] if "chunks" not in entry["variant"] else 0
+        asked = entry["variant"].get("strategy", entry["variant"].get("planned"))
+        asked = asked[str(stage)] if isinstance(asked, dict) else asked
+        wanted = asked not in ("reduce", "ddp") and replicas[stage] > 1
+        assert bool(entry["sharded"]) == wanted, entry
+
+
+def test_what_would_wait_for_ever_is_refused_by_every_rank(results):
+    for entry in results:
+        waits = "own" in entry["variant"] and entry["variant"]["strategy"] == "ddp"
+        assert ("refused" in entry) == waits, entry
+        if waits:
+            assert "would wait for each other for ever" in entry["refused"]
+
+
+def test_checkpoints_of_shards_load_whole_and_back(run):
+    resumed = [entry["resumed"] for entry in run if "resumed" in entry]
+    assert len(resumed) in (0, 2)
+    assert max(resumed, default=0) <= 1e-9
