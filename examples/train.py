@@ -1,29 +1,27 @@
-"""Train a planned model under torchrun, in plain PyTorch.
+"""Train a planned model, in plain PyTorch: across processes under torchrun, or in one.
 
 From the folder that holds ``examples/``::
 
     stagewright profile examples.train:build_model --sample examples.train:make_batch
     stagewright plan profile.json --devices 2xcpu -o plan.json
     torchrun --nproc-per-node 2 examples/train.py plan.json
+    python examples/train.py plan.json
 """
 
+import os
 import sys
 
 import torch
-import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
-from stagewright import DistributedPipeline, Plan
+import stagewright
 from stagewright.runtime.process_group import init_process_group
 
 
 def build_model() -> torch.nn.Module:
     """The model the plan was made for, the same on every rank."""
-    torch.manual_seed(0)
-    width, layers = 256, []
-    for _ in range(8):
-        layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
-    return torch.nn.Sequential(*layers, torch.nn.Linear(width, 10))
+    hidden = [torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU()) for _ in range(8)]
+    return torch.nn.Sequential(*hidden, torch.nn.Linear(256, 10))
 
 
 def make_batch(size: int = 4) -> torch.Tensor:
@@ -32,21 +30,25 @@ def make_batch(size: int = 4) -> torch.Tensor:
 
 
 def main() -> None:
-    plan = Plan.read(sys.argv[1])
-    init_process_group(timeout_s=60)
-    pipeline = DistributedPipeline(build_model(), plan, loss_fn=cross_entropy)
-    optimizer = torch.optim.AdamW(pipeline.module.parameters(), lr=1e-3)
+    if "RANK" in os.environ:  # torchrun's
+        init_process_group(timeout_s=60)
+    plan = stagewright.Plan.read(sys.argv[1])
+    with torch.device("meta"):  # no memory for the whole model on any rank
+        model = build_model()
+    training = stagewright.build(
+        plan, model, loss_fn=cross_entropy, weights=stagewright.Weights(seed=0), max_norm=1.0
+    )
+    optimizer = torch.optim.AdamW(training.parameters(), lr=1e-3)
     size = plan.inputs[0].shape[0] * plan.num_microbatches
     for step in range(5):
         torch.manual_seed(step)
-        batch, target = torch.randn(size, 256), torch.randint(0, 10, (size,))
-        loss = pipeline.step(batch, target=target)
-        optimizer.step()
-        optimizer.zero_grad()
-        if loss is not None:
+        loss = training.step(make_batch(size), target=torch.randint(0, 10, (size,)))
+        training.update(optimizer)
+        if loss is not None:  # where the last stage is
             print(f"step {step}: loss {loss:.4f}")
-    pipeline.close()
-    dist.destroy_process_group()
+    training.close()
+    if "RANK" in os.environ:
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

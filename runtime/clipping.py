@@ -1,4 +1,4 @@
-"""Clip gradients by the norm of the whole model's, whatever rank they are on."""
+"""The norm of the whole model's gradients, whatever rank they are on, and what it decides."""
 
 from __future__ import annotations
 
@@ -10,40 +10,57 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 
-def clip_to_global_norm(
+def sum_of_squares(
+    parameters: Iterable[Tensor], holders: Mapping[int, int], device: torch.device
+) -> Tensor:
+    """A rank's part of the squared norm, in double precision.
+
+    Args:
+        parameters: This rank's, each once.
+        holders: By ``id`` of a parameter, how many ranks hold it, where that is not one; a
+            gradient that several ranks hold counts once, shards of one together.
+        device: Where it is summed.
+    """
+    squares = torch.zeros((), dtype=torch.float64, device=device)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            gradient = _here(parameter.grad)
+            # Squares of half precision would overflow long before the gradients do.
+            is_half = gradient.dtype in (torch.float16, torch.bfloat16)
+            norm = torch.linalg.vector_norm(gradient, dtype=torch.float32 if is_half else None)
+            squares += norm.double().to(device) ** 2 / holders.get(id(parameter), 1)
+    return squares
+
+
+def global_norm(
     parameters: Iterable[Tensor],
-    max_norm: float,
     holders: Mapping[int, int],
     group: dist.ProcessGroup | None,
     device: torch.device,
 ) -> Tensor:
-    """Scale gradients so that their norm over all ranks is at most ``max_norm``.
+    """The norm over all ranks, the same on each; infinite or NaN if any gradient is.
 
     Args:
-        parameters: This rank's, each once.
-        max_norm: The norm allowed.
-        holders: By ``id`` of a parameter, how many ranks hold it, where that is not one; a
-            gradient that several ranks hold counts once, shards of one together.
+        parameters: See `sum_of_squares`.
+        holders: Likewise.
         group: All ranks.
         device: Where the norm is summed.
-
-    Returns:
-        The norm before, the same on every rank.
     """
-    gradients = {
-        parameter: _here(parameter.grad) for parameter in parameters if parameter.grad is not None
-    }
-    squares = torch.zeros((), dtype=torch.float64, device=device)
-    for parameter, gradient in gradients.items():
-        norm = torch.linalg.vector_norm(gradient).double()
-        squares += norm**2 / holders.get(id(parameter), 1)
+    squares = sum_of_squares(parameters, holders, device)
     dist.all_reduce(squares, group=group)
-    total = squares.sqrt()
-    scale = float(max_norm / (total + 1e-6))
-    if scale < 1:
-        for gradient in gradients.values():
-            gradient.mul_(scale)
-    return total
+    return squares.sqrt()
+
+
+def scale_gradients(parameters: Iterable[Tensor], factor: float) -> None:
+    """Multiply what there is of gradients."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            _here(parameter.grad).mul_(factor)
+
+
+def clipping_factor(norm: float, max_norm: float) -> float:
+    """What to multiply gradients of a norm by so that it is at most ``max_norm``."""
+    return min(1.0, max_norm / (norm + 1e-6))
 
 
 def _here(gradient: Tensor) -> Tensor:

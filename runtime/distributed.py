@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -18,7 +18,8 @@ from ..core.schedule import Schedule
 from ..schedules.of_plan import schedule_of
 from .assemble import own_executor, share
 from .batch_statistics import BatchStatistics
-from .clipping import clip_to_global_norm
+from .casting import casting
+from .clipping import clipping_factor, global_norm, scale_gradients
 from .cut import cut_for_plan
 from .executor import Executor, Observer
 from .first_stage import FirstStage
@@ -114,9 +115,10 @@ class DistributedPipeline:
         self._group = group
         check_weights(model, weights)
         self.device = torch.device(device) if device is not None else device_for(model, group)
-        self._autocast = autocast
+        self.autocast = autocast
+        """The dtype that stages and loss are cast to; `None` for none."""
         # Captured under autocast, so that what is sent has the dtype it will have.
-        with self._casting(device_for(model, group)):
+        with casting(device_for(model, group), autocast):
             self._pieces = cut_for_plan(
                 model, plan, sample, direct=engine == "stagewright", device=self.device
             )
@@ -207,11 +209,18 @@ class DistributedPipeline:
             raise InvalidInput(
                 "this pipeline only evaluates; to train give it a loss_fn and a plan for training"
             )
+        if isinstance(self._engine, TorchEngine) and (
+            loss_scale != 1 or (not self._sums_gradients and self._sharing.gradient_sum)
+        ):
+            raise InvalidInput(
+                "torch's schedules take no loss_scale, and sum gradients of tied weights in every "
+                "step; use engine='stagewright'"
+            )
         inputs = self._inputs(args, kwargs)
         if self._has_last and target is None:
             raise InvalidInput("the last stage takes the loss and needs target=")
         targets = split_target(target, self.plan.num_microbatches) if self._has_last else []
-        with self._watch.explained(), self._casting(self.device):
+        with self._watch.explained(), casting(self.device, self.autocast):
             if isinstance(self._engine, TorchEngine):
                 return self._engine.train(inputs, target)
             seed = self._dropout_seed
@@ -245,7 +254,7 @@ class DistributedPipeline:
         targets: list[Any] = []
         if self._has_last and target is not None and self._has_loss:
             targets = split_target(target, self.plan.num_microbatches)
-        with self._watch.explained(), self._casting(self.device):
+        with self._watch.explained(), casting(self.device, self.autocast):
             made, losses = self._engine.evaluate(inputs, targets)
             if not self._has_last:
                 return None, None
@@ -275,14 +284,28 @@ class DistributedPipeline:
         Raises:
             RankFailed: A rank died; the message names it.
         """
-        with self.during("clipping gradients"):
-            return clip_to_global_norm(
-                self.module.parameters(),
-                max_norm,
-                self._sharing.holders,
-                self._group,
-                self.device,
+        norm = self.gradient_norm()
+        factor = clipping_factor(float(norm), max_norm)
+        if factor < 1:
+            self.scale_gradients(factor)
+        return norm
+
+    def gradient_norm(self) -> Tensor:
+        """The gradients' norm over the whole model, on every rank; called on each.
+
+        It is infinite or NaN on all of them if any gradient of any rank is.
+
+        Raises:
+            RankFailed: A rank died; the message names it.
+        """
+        with self.during("the norm of the gradients"):
+            return global_norm(
+                self.module.parameters(), self._sharing.holders, self._group, self.device
             )
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply this rank's gradients."""
+        scale_gradients(self.module.parameters(), factor)
 
     def barrier(self) -> None:
         """Wait until every rank is here.
@@ -319,12 +342,6 @@ class DistributedPipeline:
     def close(self) -> None:
         """Stop watching the other ranks; call it before destroying the process group."""
         self._watch.close()
-
-    def _casting(self, device: torch.device) -> AbstractContextManager[Any]:
-        if self._autocast is None:
-            return nullcontext()
-        # Weights are cast anew in every action: a cache would outlive the step that fills it.
-        return torch.autocast(device.type, self._autocast, cache_enabled=False)
 
     @contextmanager
     def during(self, doing: str) -> Iterator[None]:

@@ -66,14 +66,7 @@ class LastStage:
         output = self._captured.unflatten_output(outputs)
         if self._device.type != "cpu":
             target = pytree.tree_map_only(Tensor, lambda value: value.to(self._device), target)
-        loss = self._loss_fn(output, target)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise InvalidInput(
-                f"loss_fn returned {found}, and has to return one number; take the mean over the "
-                "micro-batch"
-            )
-        return loss.reshape(()) / self._num_microbatches
+        return one_number(self._loss_fn(output, target)) / self._num_microbatches
 
     def whole_loss(self, shares: Sequence[Tensor]) -> Tensor:
         """The mean over the batch, of which each replica took a part."""
@@ -118,3 +111,18 @@ class LastStage:
                     dist.broadcast(value, group_src=source, group=self._group)
             outputs.append(tuple(values))
         return outputs
+
+
+def one_number(loss: Any) -> Tensor:
+    """A loss as a tensor without dimensions.
+
+    Raises:
+        InvalidInput: It is anything but one number.
+    """
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise InvalidInput(
+            f"loss_fn returned {found}, and has to return one number; take the mean over the "
+            "micro-batch"
+        )
+    return loss.reshape(())

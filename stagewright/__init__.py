@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .planner.validate import validate as validate
     from .profiler.estimates.estimate import estimate as estimate
     from .profiler.measure.profile import profile as profile
+    from .runtime.build import build as build
     from .runtime.checkpoint.load import latest_step as latest_step
     from .runtime.checkpoint.load import load_checkpoint as load_checkpoint
     from .runtime.checkpoint.save import save_checkpoint as save_checkpoint
@@ -38,8 +39,11 @@ if TYPE_CHECKING:
     from .runtime.inference.processes import (
         DistributedInferencePipeline as DistributedInferencePipeline,
     )
+    from .runtime.loss_scale import LossScale as LossScale
+    from .runtime.materialise.weights import Weights as Weights
     from .runtime.pipeline import Pipeline as Pipeline
     from .runtime.trace import record as record
+    from .runtime.training import Training as Training
     from .runtime.verify import verify as verify
 
 _HOME = {
@@ -48,6 +52,7 @@ _HOME = {
     "DistributedPipeline": "runtime.distributed",
     "Graph": "core.graph",
     "InferencePipeline": "runtime.inference.pipeline",
+    "LossScale": "runtime.loss_scale",
     "Pipeline": "runtime.pipeline",
     "Plan": "core.plan",
     "PlanOptions": "core.plan",
@@ -56,8 +61,11 @@ _HOME = {
     "Schedule": "core.schedule",
     "StagewrightError": "core.errors",
     "Timeline": "core.timeline",
+    "Training": "runtime.training",
+    "Weights": "runtime.materialise.weights",
     "balance_by_size": "balance",
     "balance_by_time": "balance",
+    "build": "runtime.build",
     "compare": "runtime.compare",
     "corrected": "runtime.compare",
     "estimate": "profiler.estimates.estimate",
