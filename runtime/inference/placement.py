@@ -70,4 +70,5 @@ def placed(
         if own:
             stage.give_buffers(model)
         found.append(here)
+    model.eval()
     return found

@@ -97,7 +97,8 @@ class DistributedInferencePipeline:
         """This rank's stages by index."""
         self.module = held(list(self.stages.values())).to(self.device)
         """All parameters and buffers of this rank, under the model's own names."""
-        self.module.train(False)
+        self.module.eval()
+        model.eval()
         self._timeout_s = (timeout_of(group) or distributed_c10d.default_pg_timeout).total_seconds()
         self._watch = Watch(distributed_c10d._get_default_store(), self.rank, ranks.size, group)
         with self._watch.explained():

@@ -1,0 +1,251 @@
+"""Three ranks that serve a stream of requests; say what happened as lines of JSON.
+
+Ranks are forked from one process, so that torch is imported once and not twelve times.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import wait
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import distributed_c10d
+
+from stagewright.capture.difference import relative_difference
+from stagewright.core.cluster import Cluster
+from stagewright.core.errors import InvalidInput, RankFailed
+from stagewright.core.plan import Plan, PlanOptions
+from stagewright.core.profile import Profile
+from stagewright.planner.from_balance import plan_from_balance
+from stagewright.profiler.links.local import free_port
+from stagewright.runtime.inference.processes import DistributedInferencePipeline
+from stagewright.runtime.process_group import init_process_group
+from tests.torch_models import Case, traced_profile
+
+RANKS = 3
+WIDTH = 6
+FATAL_FORWARD = 6
+
+
+class Crossing(nn.Module):
+    """A late input, whole numbers over a cut, a long skip, two outputs, and one that is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(5)])
+        self.experts = nn.Embedding(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> dict[str, Any]:
+        first = self.layers[0](x)
+        expert = first.argmax(-1)
+        y = self.layers[2](self.layers[1](first))
+        late = self.layers[4](self.layers[3](y) * scale + self.experts(expert))
+        return {"late": late + first, "early": y, "none": None}
+
+
+def crossing(seed: int) -> nn.Module:
+    """Differs from rank to rank by its seed, as replicas may."""
+    torch.manual_seed(seed)
+    return Crossing().double()
+
+
+def chain() -> nn.Module:
+    """Takes batches of any size."""
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(6)])
+
+
+@functools.cache
+def profile_of(build: Callable[[], nn.Module]) -> Profile:
+    """Traced in the parent, before the ranks are forked."""
+    sample: Any = (doubles(4, WIDTH), doubles(4, WIDTH))
+    sample = sample if build is Crossing else sample[0].float()
+    model = build().double() if build is Crossing else build()
+    return traced_profile(Case("", None, model, sample, None))  # type: ignore[arg-type]
+
+
+def plan_of(build: Callable[[], nn.Module], replicas: list[int]) -> Plan:
+    profile = profile_of(build)
+    base, extra = divmod(len(profile.layers), len(replicas))
+    return plan_from_balance(
+        profile,
+        Cluster.uniform(sum(replicas)),
+        PlanOptions(num_microbatches=4),
+        [base + (index < extra) for index in range(len(replicas))],
+        replicas=replicas if max(replicas) > 1 else (),
+    )
+
+
+def doubles(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def equality(replicas: list[int]) -> None:
+    plan = plan_of(Crossing, replicas)
+    torch.manual_seed(5)
+    batches = [(doubles(count, WIDTH), doubles(count, WIDTH)) for count in (4, 8, 2, 4, 7) * 4]
+    model = crossing(0 if dist.get_rank() in first_of_each(replicas) else 9)
+    with DistributedInferencePipeline(model, plan, pad=True) as pipeline:
+        if pipeline.rank == 0:
+            whole = crossing(0).eval()
+            worst = 0.0
+            for batch, output in zip(batches, pipeline.map(batches), strict=True):
+                with torch.no_grad():
+                    expected = whole(*batch)
+                for name in ("late", "early"):
+                    worst = max(worst, relative_difference(output[name], expected[name]))
+                assert output["none"] is None
+            say("equality", replicas=replicas, worst=worst)
+
+
+def first_of_each(replicas: list[int]) -> set[int]:
+    """The lowest rank of each stage, whose weights the others take."""
+    return {sum(replicas[:index]) for index in range(len(replicas))}
+
+
+def errors() -> None:
+    """What one request raises, on a stage of another process, is its own."""
+    model = chain()
+    plan = plan_of(chain, [1, 1, 1])
+    with DistributedInferencePipeline(model, plan, max_in_flight=3) as pipeline:
+        if pipeline.rank == 1:
+
+            def refuse(module: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+                if inputs[0].shape[0] == 2:
+                    raise ArithmeticError("two samples")
+
+            pipeline.module.register_forward_pre_hook(refuse)
+            try:
+                pipeline.submit(torch.randn(4, WIDTH))
+            except InvalidInput as error:
+                say("other rank", error=str(error))
+        if pipeline.rank == 0:
+            batch = torch.randn(4, WIDTH)
+            futures = [pipeline.submit(batch[:count]) for count in (4, 2, 1, 2, 3)]
+            cancelled = pipeline.submit(batch)
+            was_cancelled = cancelled.cancel()
+            wait(futures)
+            raised = [future.exception() for future in futures]
+            say(
+                "errors",
+                kinds=[type(error).__name__ for error in raised],
+                notes=getattr(raised[1], "__notes__", []),
+                right=all(
+                    torch.allclose(future.result(), model(batch[: len(future.result())]))
+                    for future in futures
+                    if future.exception() is None
+                ),
+                cancelled=was_cancelled == cancelled.cancelled(),
+            )
+
+
+def idle() -> None:
+    """No request for longer than the group's timeout is no failure."""
+    model = chain()
+    plan = plan_of(chain, [1, 2])
+    with DistributedInferencePipeline(model, plan) as pipeline:
+        # Not before: it would be the limit of setting up, too.
+        distributed_c10d._set_pg_timeout(timedelta(seconds=2), pipeline._station._letters._group)
+        if pipeline.rank == 0:
+            batch = torch.randn(4, WIDTH)
+            pipeline.submit(batch).result()
+            time.sleep(3)
+            say("idle", right=torch.allclose(pipeline.submit(batch).result(), model(batch)))
+
+
+def doomed(what: str, victim: int) -> None:
+    """In the middle of a stream one rank dies, or stops working."""
+    model = chain()
+    plan = plan_of(chain, [1, 1, 1])
+    calls = 0
+
+    def fatal(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == FATAL_FORWARD:
+            if what == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(600)
+
+    try:
+        with DistributedInferencePipeline(model, plan) as pipeline:
+            if pipeline.rank == victim:
+                pipeline.module.register_forward_pre_hook(fatal)
+            if pipeline.rank == 0:
+                for _ in pipeline.map(torch.randn(4, WIDTH) for _ in range(1000)):
+                    pass
+    except RankFailed as error:
+        say("failed", of=what, victim=victim, error=str(error))
+        os._exit(7)
+
+
+def say(what: str, **fields: Any) -> None:
+    """One write, so that lines of several ranks do not mix."""
+    line = json.dumps({"what": what, "rank": dist.get_rank(), **fields}) + "\n"
+    os.write(sys.stdout.fileno(), line.encode())
+
+
+def serve() -> None:
+    before = {thread.name for thread in threading.enumerate()} | {"tqdm_monitor"}
+    for replicas in ([1, 2], [2, 1]):
+        equality(replicas)
+    errors()
+    idle()
+    say("threads", names=sorted({t.name for t in threading.enumerate()} - before))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def rank_process(rank: int, port: int, what: str, victim: int, timeout_s: float) -> int:
+    """Fork a rank; returns its process id."""
+    process = os.fork()
+    if process:
+        return process
+    code = 1
+    try:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS))
+        init_process_group(backend="gloo", timeout_s=timeout_s)
+        if what == "serve":
+            serve()
+        else:
+            doomed(what, victim)
+        code = 0
+    except BaseException:  # noqa: BLE001 (a fork never returns to the parent's code)
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    profile_of(Crossing), profile_of(chain)
+    for what, victim, timeout_s in json.loads(sys.argv[1]):
+        port = free_port()
+        processes = [rank_process(rank, port, what, victim, timeout_s) for rank in range(RANKS)]
+        waiting = [rank for rank in range(RANKS) if what != "hang" or rank != victim]
+        codes = {rank: os.waitpid(processes[rank], 0)[1] for rank in waiting}
+        if victim not in codes and what == "hang":
+            os.kill(processes[victim], signal.SIGKILL)
+            os.waitpid(processes[victim], 0)
+        exits = {rank: os.waitstatus_to_exitcode(status) for rank, status in codes.items()}
+        print(
+            json.dumps({"what": "ended", "of": what, "victim": victim, "codes": exits}), flush=True
+        )
+
+
+if __name__ == "__main__":
+    main()
