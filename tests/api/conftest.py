@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -88,13 +89,21 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def ready_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An SQLite file that holds the tables and nothing else."""
+    path = tmp_path_factory.mktemp("ready") / "ready.db"
+    SqlStore(path).close()
+    return path
+
+
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where an empty database is, of each kind."""
+    """Where a database with its tables and nothing else is, of each kind."""
     if request.param == "memory":
         return IN_MEMORY
     if request.param == "sqlite":
-        return str(tmp_path / "store.db")
+        return str(shutil.copy(request.getfixturevalue("ready_file"), tmp_path / "store.db"))
     server: PostgresServer = request.getfixturevalue("postgres")
     return server.url(server.new_database("ready"))
 
