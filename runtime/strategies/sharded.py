@@ -9,7 +9,7 @@ holds the stage, and are run when the schedule's course allows: by a pass of one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -36,10 +36,13 @@ class FullyShard:
             instead of once a step: less memory while a step runs, more to send.
         reduce_every_backward: Reduce gradients after every backward instead of once a step: a
             whole gradient is held during a backward only, and more is sent.
+        part_bytes: Weights are gathered, and gradients reduced, in parts of about this size;
+            meanwhile a part is held twice.
     """
 
     reshard_after_forward: bool = False
     reduce_every_backward: bool = False
+    part_bytes: int = 64 * 2**20
 
     @property
     def meets_in_actions(self) -> bool:
@@ -48,7 +51,7 @@ class FullyShard:
 
 
 class _Unit(nn.Module):
-    """Holds the modules whose weights are sharded; called to run the hooks, with one number."""
+    """Holds modules whose weights are sharded; called to run the hooks, with one number."""
 
     def __init__(self, parts: Iterable[nn.Module]) -> None:
         super().__init__()
@@ -83,17 +86,14 @@ class ShardedStage(StageStrategy):
         self._stage, self._names = parts[0], tuple(names)
         self._device, self._options = device, options
         self._trains = self._is_interrupted = False
-        wanted = {self._stage.get_parameter(name) for name in self._names}
-        others = {p for part in parts for p in part.parameters() if p not in wanted}
-        unit: Any = _Unit(parts)
         with self._current():
             mesh = DeviceMesh.from_group(group, device.type)
-            fully_shard(unit, mesh=mesh, reshard_after_forward=False, ignored_params=others)
-        self._unit: FSDPModule = unit
-        self._unit.set_gradient_divide_factor(1.0)  # a sum, as the loss is a mean already
-        self._unit.set_force_sum_reduction_for_comms(True)
+            self._units = [
+                _unit(parts, {self._stage.get_parameter(name) for name in some}, mesh)
+                for some in _in_parts(self._stage, self._names, options.part_bytes)
+            ]
         self._gather()  # once outside of any inference mode, whose tensors could not be trained
-        self._unit.reshard()
+        self._reshard()
 
     def begin(self, *, trains: bool, sums: bool) -> None:
         if self._is_interrupted:
@@ -114,27 +114,33 @@ class ShardedStage(StageStrategy):
         if reduces or last:
             self._reduce(reshards=reshards or last)
         elif reshards:
-            self._unit.reshard()
+            self._reshard()
 
     def finish(self) -> None:
         if self._trains and not self._options.meets_in_actions:
             self._reduce(reshards=True)
-        self._unit.reshard()
+        self._reshard()
         self._is_interrupted = False
 
     def _gather(self) -> None:
         with self._current():
-            self._unit.unshard()
+            for unit in self._units:
+                unit.unshard()
+
+    def _reshard(self) -> None:
+        for unit in self._units:
+            unit.reshard()
 
     def _reduce(self, *, reshards: bool) -> None:
         """Add the whole gradients to those of the shards, and let them go."""
         for parameter in self._whole():
             if parameter.grad is None:  # other replicas may have one
                 parameter.grad = torch.zeros_like(parameter)
-        self._unit.set_reshard_after_backward(reshards)
-        seed = torch.zeros((), device=self._device, requires_grad=True)
         with self._current():
-            self._unit(seed).backward()  # type: ignore[operator]
+            for unit in self._units:
+                unit.set_reshard_after_backward(reshards)
+                seed = torch.zeros((), device=self._device, requires_grad=True)
+                unit(seed).backward()  # type: ignore[operator]
 
     def _whole(self) -> list[nn.Parameter]:
         """The trainable weights; only while they are gathered."""
@@ -150,6 +156,32 @@ class ShardedStage(StageStrategy):
     def _current(self) -> AbstractContextManager[Any]:
         """``fully_shard`` works on the current device."""
         return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+
+
+def _unit(parts: Sequence[nn.Module], weights: set[nn.Parameter], mesh: DeviceMesh) -> FSDPModule:
+    """Shard these weights of the parts, and no others."""
+    others = {p for part in parts for p in part.parameters() if p not in weights}
+    made: Any = _Unit(parts)
+    fully_shard(made, mesh=mesh, reshard_after_forward=False, ignored_params=others)
+    made.set_gradient_divide_factor(1.0)  # a sum, as the loss is a mean already
+    made.set_force_sum_reduction_for_comms(True)
+    unit: FSDPModule = made
+    return unit
+
+
+def _in_parts(stage: nn.Module, names: Sequence[str], part_bytes: int) -> Iterator[list[str]]:
+    """The names in order, up to so many bytes together."""
+    part: list[str] = []
+    size = 0
+    for name in names:
+        nbytes = stage.get_parameter(name).nbytes
+        if part and size + nbytes > part_bytes:
+            yield part
+            part, size = [], 0
+        part.append(name)
+        size += nbytes
+    if part:
+        yield part
 
 
 def shardable(stage: nn.Module, names: Iterable[str]) -> list[str]:

@@ -27,13 +27,13 @@ ON_TWO = [
     {"model": "mlp", "schedule": "gpipe", "strategy": "fully_shard", "microbatches": 5, **TWO},
     {"model": "mlp", "schedule": "gpipe", "strategy": "ddp", "microbatches": 5, **TWO},
     {
-        "model": "resnet", "schedule": "zero_bubble", "strategy": [True, True],
+        "model": "resnet", "schedule": "zero_bubble", "strategy": [True, True, 500_000],
         "recompute": "always", **TWO,
     },
 ]  # fmt: skip
 ON_FOUR = [
     {"model": "gpt2", "schedule": "1f1b", "strategy": "fully_shard", **TWICE},
-    {"model": "gpt2", "schedule": "zero_bubble", "strategy": [False, True], **TWICE},
+    {"model": "gpt2", "schedule": "zero_bubble", "strategy": [False, True, 20_000], **TWICE},
     {
         "model": "gpt2", "schedule": "zbv", "strategy": [True, False],
         "stages": 4, "chunks": 2, "replicas": [2] * 4,
