@@ -161,8 +161,8 @@ def cut_for_plan(
     _check_shapes(plan, captured)
     if device is not None:
         make_tensors_on(captured, device, instead_of=default_device(model))
-    if on_meta(model):
-        send_planned_dtypes(captured, plan)
+        if on_meta(model) and torch.is_autocast_enabled(device.type):
+            send_planned_dtypes(captured, plan)
     goes_straight = direct and bool(plan.direct_sends)
     pieces = cut(captured, plan.balance, direct=goes_straight)
     if goes_straight:

@@ -65,8 +65,8 @@ class Bare(nn.Module):
         return self.a(x) * self.scale
 
 
-def plan_for(model, sample, balance):
-    """A plan of these stages; a single number gives all layers to one."""
+def plan_for(model, sample, cuts, num_microbatches=1):
+    """A plan of stages that end after so many layers, and at the end."""
     captured = trace(model, sample, check=False)
     graph = captured.graph
     profile = Profile(
@@ -80,8 +80,8 @@ def plan_for(model, sample, balance):
         boundaries=graph.boundaries,
         parameters=graph.parameters,
     )
-    edges = [0, *(e for e in balance if e < len(graph.layers)), len(graph.layers)]
-    options = PlanOptions(num_microbatches=1, schedule="gpipe")
+    edges = [0, *cuts, len(graph.layers)]
+    options = PlanOptions(num_microbatches=num_microbatches, schedule="gpipe")
     counts = [after - before for before, after in pairwise(edges)]
     return plan_from_balance(profile, Cluster.uniform(len(counts)), options, counts)
 
@@ -91,9 +91,9 @@ def on_meta(build):
         return build()
 
 
-def stages_of(build, sample, balance, weights):
+def stages_of(build, sample, cuts, weights):
     """Each stage as another rank would have it, of a model of its own."""
-    plan = plan_for(build(), sample, balance)
+    plan = plan_for(build(), sample, cuts)
     found = []
     for index in range(plan.num_stages):
         model = on_meta(build)
@@ -128,11 +128,11 @@ def check_equal(found, expected):
         torch.testing.assert_close(tensor, expected[name].detach(), rtol=0, atol=0, msg=name)
 
 
-@pytest.mark.parametrize("balance", [[2], [1, 3]], ids=str)
-def test_initial_values_do_not_depend_on_the_plan(balance):
+@pytest.mark.parametrize("cuts", [[2], [1, 3]], ids=str)
+def test_initial_values_do_not_depend_on_the_plan(cuts):
     whole = on_meta(Own)
     materialise_whole(whole, Weights(seed=5), CPU)
-    found = state_of(stages_of(Own, torch.randn(3, 6), balance, Weights(seed=5)))
+    found = state_of(stages_of(Own, torch.randn(3, 6), cuts, Weights(seed=5)))
     assert found.keys() == tensors_of(whole).keys()
     check_equal(found, tensors_of(whole))
 

@@ -1,0 +1,202 @@
+"""One rank: what `build` makes, against the unsplit model; prints JSON lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from stagewright import LossScale, Training, Weights, build
+from stagewright.capture.difference import relative_difference
+from stagewright.core.plan import Plan
+from stagewright.profiler.models.families import build_model
+from stagewright.runtime.materialise.memory import materialise_whole
+from stagewright.runtime.process_group import init_process_group
+from tests.torch_models import SPECS, make_batch, make_case, make_plan, traced_profile
+
+CPU = torch.device("cpu")
+LARGEST_NORM = 0.05
+
+
+def on_meta(name: str) -> nn.Module:
+    with torch.device("meta"):
+        return build_model(SPECS[name])
+
+
+def unsplit_step(model: nn.Module, loss_fn: Any, batch: Any, target: Any, count: int) -> float:
+    """A loop over micro-batches; gradients are added up."""
+    values = list(batch.values()) if isinstance(batch, dict) else list(batch)
+    total = 0.0
+    for *piece, wanted in zip(*(tensor.chunk(count) for tensor in (*values, target)), strict=True):
+        loss = loss_fn(model(*piece), wanted) / count
+        loss.backward()
+        total += float(loss.detach())
+    return total
+
+
+def largest(found: dict[str, Any], expected: dict[str, Any]) -> float:
+    return max(relative_difference(value, expected[name]) for name, value in found.items())
+
+
+def weights_of(training: Training, model: nn.Module) -> float:
+    return largest(
+        {name: p.detach() for name, p in training.named_parameters()},
+        {name: p.detach() for name, p in model.named_parameters(remove_duplicate=False)},
+    )
+
+
+def double(plan: Plan) -> Plan:
+    inputs = tuple(
+        spec.model_copy(update={"dtype": "float64"}) if spec.dtype == "float32" else spec
+        for spec in plan.inputs
+    )
+    return plan.model_copy(update={"inputs": inputs})
+
+
+def without_data(name: str, weights: Weights) -> dict[str, Any]:
+    """Loss and gradients of a model of which each rank has only its stage."""
+    case = make_case(name)
+    plan = double(make_plan(case, 2))
+    torch.set_default_dtype(torch.float64)
+    model, whole = on_meta(name), on_meta(name)
+    training = build(plan, model, loss_fn=case.loss_fn, weights=weights)
+    materialise_whole(whole, weights, CPU)
+    batch, target = make_batch(case, plan, dtype=torch.float64)
+    args, kwargs = ((), batch) if isinstance(batch, dict) else (batch, {})
+    loss = training.step(*args, target=target, **kwargs)
+    expected = unsplit_step(whole, case.loss_fn, batch, target, plan.num_microbatches)
+    held = {id(parameter) for parameter in training.parameters()}
+    result = {
+        "loss": None if loss is None else abs(float(loss) - expected) / expected,
+        "gradient": largest(
+            {key: p.grad for key, p in training.named_parameters()},
+            {key: p.grad for key, p in whole.named_parameters(remove_duplicate=False)},
+        ),
+        "held_bytes": sum(p.nbytes for p in training.parameters()),
+        "model_bytes": sum(p.nbytes for p in whole.parameters()),
+        "elsewhere": [n for n, p in model.named_parameters() if p.is_meta == (id(p) in held)],
+    }
+    training.close()
+    torch.set_default_dtype(torch.float32)
+    return result
+
+
+def accumulated() -> dict[str, Any]:
+    """Six steps, three to an update, clipped."""
+    case = make_case("mlp")
+    plan = double(make_plan(case, 2))
+    torch.set_default_dtype(torch.float64)
+    whole = on_meta("mlp")
+    training = build(
+        plan, on_meta("mlp"), loss_fn=case.loss_fn, weights=Weights(seed=1),
+        max_norm=LARGEST_NORM, accumulate=3,
+    )  # fmt: skip
+    materialise_whole(whole, Weights(seed=1), CPU)
+    ours = torch.optim.SGD(training.parameters(), lr=1.0)
+    theirs = torch.optim.SGD(whole.parameters(), lr=1.0)
+    updated, norms = [], []
+    for step in range(6):
+        batch, target = make_batch(case, plan, seed=step, dtype=torch.float64)
+        training.step(*batch, target=target)
+        unsplit_step(whole, case.loss_fn, batch, target, plan.num_microbatches)
+        updated.append(training.update(ours))
+        if step % 3 == 2:
+            for parameter in whole.parameters():
+                parameter.grad /= 3
+            norm = float(nn.utils.clip_grad_norm_(whole.parameters(), LARGEST_NORM))
+            norms.append(abs(norm - training.norm) / norm)
+            assert norm > LARGEST_NORM
+            theirs.step(), theirs.zero_grad()
+    result = {"updated": updated, "norm": max(norms), "weights": weights_of(training, whole)}
+    training.close()
+    torch.set_default_dtype(torch.float32)
+    return result
+
+
+def in_half_precision(dtype: torch.dtype) -> dict[str, Any]:
+    """Three updates, of which the second overflows on rank 0 alone."""
+    case = make_case("mlp")
+    with torch.autocast("cpu", dtype):
+        profile = traced_profile(case)
+    plan = make_plan(case, 2, profile=profile)
+    whole = on_meta("mlp")
+    training = build(
+        plan, on_meta("mlp"), loss_fn=case.loss_fn, weights=Weights(seed=1), autocast=dtype
+    )
+    materialise_whole(whole, Weights(seed=1), CPU)
+    ours = torch.optim.SGD(training.parameters(), lr=0.1)
+    theirs = torch.optim.SGD(whole.parameters(), lr=0.1)
+    updated, scales, kept = [], [], []
+    first = next(training.parameters())
+    for step in range(3):
+        batch, target = make_batch(case, plan, seed=step)
+        training.step(*batch, target=target)
+        overflows = step == 1 and dist.get_rank() == 0 and training.loss_scale is not None
+        if overflows:
+            first.grad[0] = float("inf")
+        before = [p.detach().clone() for p in training.parameters()]
+        updated.append(training.update(ours))
+        scales.append(training.loss_scale.value if training.loss_scale else None)
+        kept.append(all(map(torch.equal, before, training.parameters())))
+        if updated[-1]:
+            unsplit_step(whole, case.loss_fn, batch, target, plan.num_microbatches)
+            theirs.step(), theirs.zero_grad()
+    result = {
+        "updated": updated, "scales": scales, "kept": kept, "skipped": training.skipped,
+        "weights": weights_of(training, whole), "sent": plan.boundaries[0].tensors[0].dtype,
+    }  # fmt: skip
+    training.close()
+    return result
+
+
+def at_its_limit() -> dict[str, Any]:
+    """A loss scale far too large finds its way down, all ranks together."""
+    case = make_case("mlp")
+    plan = make_plan(case, 2)
+    training = build(
+        plan,
+        case.model,
+        loss_fn=lambda output, target: case.loss_fn(output, target) * 1e4,
+        loss_scale=LossScale(value=2.0**125),
+    )
+    optimizer = torch.optim.SGD(training.parameters(), lr=0.1)
+    batch, target = make_batch(case, plan)
+    updated = []
+    while not updated or not updated[-1]:
+        training.step(*batch, target=target)
+        updated.append(training.update(optimizer))
+    result = {"updated": updated, "scale": training.loss_scale.value, "norm": training.norm}
+    training.close()
+    return result
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    init_process_group(backend="gloo", timeout_s=60)
+    folder = Path(sys.argv[1])
+    cells: dict[str, Callable[[], dict[str, Any]]] = {
+        "checkpoint": lambda: without_data("gpt2", Weights(folder / "gpt2.safetensors")),
+        "saved": lambda: without_data("unet", Weights(folder / "unet")),
+        "init": lambda: without_data("mlp", Weights(seed=4)),
+        "accumulated": accumulated,
+        "float16": lambda: in_half_precision(torch.float16),
+        "bfloat16": lambda: in_half_precision(torch.bfloat16),
+        "limit": at_its_limit,
+    }
+    with open(folder / f"{dist.get_rank()}.jsonl", "w", encoding="utf-8") as file:
+        for name, cell in cells.items():
+            print(json.dumps({"cell": name, "rank": dist.get_rank(), **cell()}), file=file)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, os.getcwd())
+    main()
