@@ -25,7 +25,7 @@ from ..held import held
 from ..process_group import check_world
 from ..runnable import check_runnable
 from ..shared_weights import agree, holders
-from ..watch import Watch
+from ..watch import ConnectionEnded, Watch
 from .letters import Letters
 from .pipeline import room_for
 from .requests import Requests
@@ -117,7 +117,8 @@ class DistributedInferencePipeline:
                 for index, stage in self.stages.items()
             }
         )
-        threading.Thread(target=self._oversee, name="overseer", daemon=True).start()
+        self._overseer = threading.Thread(target=self._oversee, name="overseer", daemon=True)
+        self._overseer.start()
 
     def submit(self, *args: Tensor, **kwargs: Tensor) -> Future[Any]:
         """Send a batch on its way, on rank 0; see `InferencePipeline.submit`.
@@ -151,10 +152,14 @@ class DistributedInferencePipeline:
         while not self._station.dismissed.wait(LOOK_INTERVAL_S):
             pass  # so that an interrupt is heard
         self._station.close(until=lambda: self._failure is not None)
-        self._ended.set()
-        self._watch.close()
+        self._leave()
         if self._failure is not None:
             raise self._failure
+
+    def _leave(self) -> None:
+        self._ended.set()
+        self._overseer.join()
+        self._watch.close()
 
     def __enter__(self) -> Self:
         return self
@@ -170,8 +175,7 @@ class DistributedInferencePipeline:
         elif self._requests is not None and self._failure is None:
             self._close(is_abandoned=True)
         else:  # rank 0 finds out that this rank is gone
-            self._ended.set()
-            self._watch.close()
+            self._leave()
 
     @property
     def _desk(self) -> Requests:
@@ -195,14 +199,14 @@ class DistributedInferencePipeline:
         last, since_s = (0, 0), time.monotonic()
         while not self._ended.wait(LOOK_INTERVAL_S):
             if self._watch.has_verdict:
-                self._fail(RuntimeError("the connection was given up by another rank"))
+                self._fail(ConnectionEnded("given up by another rank"))
             now_s = time.monotonic()
             numbered, delivered = (0, 0) if self._requests is None else self._requests.progress
             if delivered == numbered or delivered != last[1]:
                 since_s = now_s
             elif now_s - since_s > self._timeout_s:
                 self._watch.says(f"the wait for the result of micro-batch {delivered}")
-                self._fail(RuntimeError(f"timed out after {self._timeout_s:g} s without a result"))
+                self._fail(ConnectionEnded(f"no result within {self._timeout_s:g} s"))
             last = numbered, delivered
 
     def _fail(self, error: BaseException) -> None:

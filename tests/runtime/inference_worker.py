@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import distributed_c10d
 
+from examples import inference
 from stagewright.capture.difference import relative_difference
 from stagewright.core.cluster import Cluster
 from stagewright.core.errors import InvalidInput, RankFailed
@@ -197,6 +199,12 @@ def say(what: str, **fields: Any) -> None:
     os.write(sys.stdout.fileno(), line.encode())
 
 
+def write_profile(path: Any) -> None:
+    """What ``stagewright profile`` writes of the example's model, with made-up times."""
+    case = Case("", None, inference.build_model(), inference.make_batch(), None)  # type: ignore[arg-type]
+    traced_profile(case).write(path)
+
+
 def serve() -> None:
     before = {thread.name for thread in threading.enumerate()} | {"tqdm_monitor"}
     for replicas in ([1, 2], [2, 1]):
@@ -217,11 +225,12 @@ def rank_process(rank: int, port: int, what: str, victim: int, timeout_s: float)
     try:
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS))
-        init_process_group(backend="gloo", timeout_s=timeout_s)
-        if what == "serve":
-            serve()
+        if what == "example":
+            inference.main()
+            sys.stdout.flush()
         else:
-            doomed(what, victim)
+            init_process_group(backend="gloo", timeout_s=timeout_s)
+            doomed(what, victim) if what != "serve" else serve()
         code = 0
     except BaseException:  # noqa: BLE001 (a fork never returns to the parent's code)
         traceback.print_exc()
@@ -233,7 +242,10 @@ def rank_process(rank: int, port: int, what: str, victim: int, timeout_s: float)
 def main() -> None:
     torch.set_num_threads(1)
     profile_of(Crossing), profile_of(chain)
-    for what, victim, timeout_s in json.loads(sys.argv[1]):
+    scenarios = json.loads(sys.argv[1])
+    sys.argv[1] = f"{tempfile.mkdtemp()}/profile.json"
+    write_profile(sys.argv[1])
+    for what, victim, timeout_s in scenarios:
         port = free_port()
         processes = [rank_process(rank, port, what, victim, timeout_s) for rank in range(RANKS)]
         waiting = [rank for rank in range(RANKS) if what != "hang" or rank != victim]

@@ -9,9 +9,18 @@ import sys
 
 import pytest
 
+from examples.inference import main
+from tests.runtime.inference_worker import write_profile
+
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
 
-SCENARIOS = [("serve", -1, 60), ("kill", 0, 60), ("kill", 1, 60), ("hang", 1, 5)]
+SCENARIOS = [
+    ("serve", -1, 60),
+    ("kill", 0, 60),
+    ("kill", 1, 60),
+    ("hang", 1, 5),
+    ("example", -1, 60),
+]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +43,10 @@ def said(repository):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     assert process.returncode == 0, words[-3000:]
-    found = [json.loads(line) for line in output.splitlines()]
+    found = [
+        json.loads(line) if line.startswith("{") else {"what": "printed", "line": line}
+        for line in output.splitlines()
+    ]
     served = next(entry for entry in found if entry["what"] == "ended" and entry["of"] == "serve")
     assert served["codes"] == {"0": 0, "1": 0, "2": 0}, words[-3000:]
     return found
@@ -108,3 +120,18 @@ def test_a_rank_that_does_nothing_is_noticed_within_the_timeout(said):
     assert "got no answer in time, though every rank is still alive" in errors[0]
     assert "the wait for the result of micro-batch 5" in errors[0]
     assert "rank 2 was at the wait behind micro-batch 4 on stage 2" in errors[2]
+
+
+def test_the_example_serves_over_processes(said):
+    (ended,) = [entry for entry in of(said, "ended") if entry["of"] == "example"]
+    assert ended["codes"] == {"0": 0, "1": 0, "2": 0}
+    (printed,) = of(said, "printed")
+    assert "40 requests of 100 samples:" in printed["line"]
+
+
+def test_the_example_serves_in_one_process(tmp_path, monkeypatch, capsys):
+    write_profile(tmp_path / "profile.json")
+    monkeypatch.setattr(sys, "argv", ["inference.py", str(tmp_path / "profile.json")])
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    main()
+    assert "40 requests of 100 samples:" in capsys.readouterr().out
