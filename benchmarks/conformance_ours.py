@@ -94,6 +94,7 @@ def _profile(model: Model) -> Profile:
             LayerProfile(layer=layer, forward=Timing(median_s=1), backward=Timing(median_s=2))
             for layer in graph.layers
         ),
+        edges=graph.edges,
         boundaries=graph.boundaries,
         parameters=graph.parameters,
     )

@@ -114,9 +114,31 @@ def solve(request: Request) -> Decision:
             field="/options/schedule",
         )
     decision = SOLVERS[options.objective](request)
+    if options.skips == "direct" and options.objective == "step_time":
+        decision = _no_slower_than_relays(request, decision)
     value = min(decision.best_value, decision.priced.value)
     request.tell(value, min(decision.lower_bound, value))
     return decision
+
+
+def _no_slower_than_relays(request: Request, decision: Decision) -> Decision:
+    """The decision, or that of a search which relays all values where its plan is faster.
+
+    Both ways of every candidate compete, but which candidates there are follows from the fastest.
+    """
+    if request.is_over or not request.pricer.knows_readers:
+        return decision
+    options = request.options.model_copy(update={"skips": "relay"})
+    try:
+        relayed = _step_time(replace(request, options=options, progress=None))
+    except DeadlineExceeded:
+        return decision
+    other = request.pricer.price(relayed.priced.assignment)
+    return (
+        decision
+        if decision.priced.step_time_s <= other.step_time_s
+        else replace(decision, priced=other)
+    )
 
 
 def _step_time(request: Request) -> Decision:

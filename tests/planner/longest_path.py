@@ -23,21 +23,19 @@ def step_graph(schedule, times):
         messages = {"next": [], "previous": []}
         for action in actions:
             node = (action.work.value, action.stage, action.microbatch)
-            message = message_of(schedule, times, rank, action)
-            if message:
-                way, other, send_s = message
+            for way, other, send_s, channel in messages_of(schedule, times, rank, action):
                 target = ("F", other, action.microbatch)
                 if way == "previous":
                     target = backward_of(graph, other, action.microbatch)
-                graph.add_node(("send", *node), duration=send_s)
-                graph.add_edge(node, ("send", *node))
-                graph.add_edge(("send", *node), target)
-                channel = channel_of(action, times)
+                send = ("send", *node, other)
+                graph.add_node(send, duration=send_s)
+                graph.add_edge(node, send)
+                graph.add_edge(send, target)
                 if channel < 0:
-                    messages[way].append(("send", *node))
+                    messages[way].append(send)
                 else:
                     made = {"by": node, "rank": rank, "place": len(graph)}
-                    graph.add_node(("send", *node), channel=channel, **made)
+                    graph.add_node(send, channel=channel, **made)
         graph.add_edges_from(pairwise([(a.work.value, a.stage, a.microbatch) for a in actions]))
         for queue in messages.values():
             graph.add_edges_from(pairwise(queue))
@@ -74,26 +72,37 @@ def duration_of(action, times):
     return parts[action.stage] if len(parts) else times.backward_s[action.stage] / 2
 
 
-def message_of(schedule, times, rank, action):
-    """Direction, the stage that waits for it, and how long it travels."""
+def messages_of(schedule, times, rank, action):
+    """Direction, the stage that waits, how long it travels and by which channel, nearest first."""
     work, stage, index = action.work.value, action.stage, action.microbatch
-    if work == "F" and stage + 1 < schedule.num_stages and len(times.send_forward_s):
-        way, other, send_s = "next", stage + 1, times.send_forward_s[stage]
-    elif work in "BI" and stage > 0 and len(times.send_backward_s):
-        way, other, send_s = "previous", stage - 1, times.send_backward_s[stage - 1]
-    else:
-        return None
-    ranks = schedule.stage_ranks[other]
-    if ranks[index % len(ranks)] == rank or send_s == 0:
-        return None
-    return way, other, send_s
+    found = []
+    if work == "F":
+        channels = times.forward_channel or [-1] * len(times.send_forward_s)
+        if stage + 1 < schedule.num_stages and len(times.send_forward_s):
+            found.append(("next", stage + 1, times.send_forward_s[stage], channels[stage]))
+        found += [
+            ("next", skip.target, skip.forward_s, skip.forward_channel)
+            for skip in sorted(times.skips, key=lambda skip: skip.target)
+            if skip.source == stage
+        ]
+    elif work in "BI":
+        channels = times.backward_channel or [-1] * len(times.send_backward_s)
+        if stage > 0 and len(times.send_backward_s):
+            found.append(
+                ("previous", stage - 1, times.send_backward_s[stage - 1], channels[stage - 1])
+            )
+        found += [
+            ("previous", skip.source, skip.backward_s, skip.backward_channel)
+            for skip in sorted(times.skips, key=lambda skip: -skip.source)
+            if skip.target == stage
+        ]
+    return [message for message in found if travels(schedule, rank, index, message)]
 
 
-def channel_of(action, times):
-    """The shared channel an action's message goes by; -1 if none."""
-    forward = action.work == "F"
-    channels = times.forward_channel if forward else times.backward_channel
-    return channels[action.stage if forward else action.stage - 1] if len(channels) else -1
+def travels(schedule, rank, index, message):
+    """Whether it goes to another rank and takes time."""
+    ranks = schedule.stage_ranks[message[1]]
+    return ranks[index % len(ranks)] != rank and message[2] > 0
 
 
 def longest_path(schedule, times):
