@@ -7,10 +7,11 @@ import sys
 
 from ..core.errors import InvalidInput, Refused
 from .serve import TOKEN_VARIABLE, serve
+from .store.errors import StoreUnavailable
 
 
 def main() -> int:
-    """Serve; 2 if the arguments do not fit, 4 if they are refused, as the command line does."""
+    """Serve; 2 if the arguments do not fit, 4 if they are refused, 5 without its database."""
     parser = argparse.ArgumentParser(
         prog="python -m stagewright.api",
         description="Serve planning over HTTP.",
@@ -18,12 +19,16 @@ def main() -> int:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
-    parser.add_argument("--database", default="stagewright.db", help="SQLite file")
+    parser.add_argument(
+        "--database", default="stagewright.db", help="SQLite file, or postgresql://user@host/name"
+    )
     arguments = parser.parse_args()
     try:
         serve(host=arguments.host, port=arguments.port, database=arguments.database)
-    except (InvalidInput, Refused) as error:
+    except (InvalidInput, Refused, StoreUnavailable) as error:
         sys.stderr.write(f"error: {error}\n")
+        if isinstance(error, StoreUnavailable):
+            return 5
         return 4 if isinstance(error, Refused) else 2
     return 0
 

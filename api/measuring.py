@@ -35,7 +35,7 @@ CHILD_ERRORS: dict[str, type[StagewrightError]] = {
 }
 """Errors whose message a child addresses to the caller."""
 
-SECRET_VARIABLES = frozenset({"STAGEWRIGHT_TOKEN"})
+SECRET_VARIABLES = frozenset({"STAGEWRIGHT_TOKEN", "STAGEWRIGHT_DATABASE"})
 MAX_LOGGED_CHARACTERS = 8000
 
 _log = logging.getLogger(__name__)

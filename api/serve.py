@@ -45,13 +45,14 @@ def serve(
     Args:
         host: Address or name to listen on.
         port: 0 takes a free one.
-        database: The SQLite file, or ``:memory:``.
+        database: The SQLite file, ``:memory:``, or ``postgresql://user:password@host/name``.
         token: Bearer token; by default the environment's ``STAGEWRIGHT_TOKEN``, else a new one.
 
     Raises:
         Refused: The address is not a loopback one and no token was given.
         InvalidInput: The token cannot be sent in a header, the address is taken, or the database
             cannot be used.
+        StoreUnavailable: The database does not answer.
     """
     given = token if token is not None else os.environ.get(TOKEN_VARIABLE)
     loopback = is_loopback(host)

@@ -21,7 +21,7 @@ class Settings:
 
     Attributes:
         token: The bearer token every request but the open ones must carry.
-        database: Path of the SQLite file, or `IN_MEMORY`.
+        database: Path of the SQLite file, `IN_MEMORY`, or a URL (see `store.database`).
         allowed_hosts: Names accepted in the ``Host`` header; `None` accepts all.
         max_body_bytes: A longer request body is refused.
         measure_deadline_s: Longest a request may wait for its measurement, queue included.

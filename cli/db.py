@@ -152,7 +152,8 @@ def _restore(database: Database, file: Path, *, as_json: bool) -> None:
     rows = restore(database, file)
     data = {"database": database.name, "rows": rows}
     emit(json.dumps(data) if as_json else f"{database.name}: {_in_words(rows)} of {file}")
-    say_next(command_line("db", "check", "--database", database.name), quiet=as_json)
+    where = () if database.is_postgresql else ("--database", database.name)
+    say_next(command_line("db", "check", *where), quiet=as_json)
 
 
 def _prune(

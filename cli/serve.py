@@ -12,7 +12,13 @@ from .output import JsonFlag
 def command(
     host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
-    database: Annotated[str, Option(help="File that keeps plans and profiles.")] = "stagewright.db",
+    database: Annotated[
+        str,
+        Option(
+            envvar="STAGEWRIGHT_DATABASE",
+            help="What keeps plans and profiles: an SQLite file, or postgresql://user@host/name.",
+        ),
+    ] = "stagewright.db",
     token: Annotated[
         str | None,
         Option(

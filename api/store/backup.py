@@ -25,6 +25,7 @@ from sqlalchemy import Connection, DateTime, MetaData, Table, delete, func, inse
 
 from ...core.errors import InvalidInput
 from .database import Database
+from .errors import StoreUnavailable
 from .records import DEFAULT_PROJECT
 from .tables import REVISION
 from .upgrade import VERSION_TABLE, check_revision, upgrade
@@ -175,6 +176,8 @@ def _new_file(path: Path) -> Iterator[TextIO]:
             raw.flush()
             os.fsync(raw.fileno())
         partial.replace(path)
+    except StoreUnavailable:
+        raise
     except OSError as error:
         raise InvalidInput(f"cannot write {path}: {error.strerror or error}") from None
     finally:

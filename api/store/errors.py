@@ -12,7 +12,7 @@ class NotFound(StagewrightError):
         super().__init__(f"there is no {kind} {identifier[:80]!r}")
 
 
-class StoreUnavailable(StagewrightError):
+class StoreUnavailable(StagewrightError, ConnectionError):
     """The database does not answer; nothing was written. The same call may succeed later."""
 
 

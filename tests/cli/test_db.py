@@ -1,0 +1,94 @@
+"""`db` looks after the database of a service."""
+
+import json
+import sqlite3
+
+import pytest
+
+from stagewright.api.store.job_records import JobRequest
+from stagewright.api.store.records import DEFAULT_PROJECT
+from stagewright.api.store.sql_store import SqlStore
+
+
+@pytest.fixture
+def database(tmp_path, profile):
+    """A database with a profile and a cancelled job, in the folder commands run in."""
+    store = SqlStore(tmp_path / "stagewright.db")
+    store.documents.put_profile(DEFAULT_PROJECT, profile)
+    job = store.jobs.submit(DEFAULT_PROJECT, JobRequest(kind="plan", request_json="{}"))
+    store.jobs.request_cancel(DEFAULT_PROJECT, job.id)
+    store.close()
+    return tmp_path / "stagewright.db"
+
+
+def test_a_backup_becomes_another_database(run, database, tmp_path, profile):
+    ran = run("db", "backup", "b.gz")
+    assert ran.code == 0, ran.stderr
+    assert ran.stdout.startswith("b.gz: 1 projects, 1 jobs, 1 profiles, 2 job_events of")
+    assert "next: stagewright db restore b.gz --database restored.db" in ran.stderr
+    ran = run("db", "restore", "b.gz", "--database", "restored.db", "--json")
+    assert json.loads(ran.stdout)["rows"]["profiles"] == 1
+    assert ran.stderr == ""
+    store = SqlStore(tmp_path / "restored.db")
+    assert store.documents.profile(DEFAULT_PROJECT, profile.content_id()).profile == profile
+    store.close()
+
+
+def test_check_says_what_is_wrong(run, database):
+    assert run("db", "check").stdout == "stagewright.db is sound\n"
+    with sqlite3.connect(database) as file:
+        file.execute("UPDATE profiles SET document = '{}'")
+    file.close()
+    ran = run("db", "check", "--json")
+    assert ran.code == 2
+    assert len(json.loads(ran.stdout)["faults"]) == 1
+    assert "restore a backup" in json.loads(ran.stderr)["detail"]
+
+
+def test_upgrade_says_where_it_came_from(run, tmp_path):
+    ran = run("db", "upgrade", "--json")
+    first = json.loads(ran.stdout)
+    assert (first["revision_before"], first["database"]) == (None, "stagewright.db")
+    ran = run("db", "upgrade")
+    assert ran.stdout == "stagewright.db has this release's tables already\n"
+    assert first["revision"] is not None
+
+
+def test_prune_removes_what_is_asked_for(run, database):
+    ran = run("db", "prune", "--jobs-days", 1)
+    assert ran.stdout == "stagewright.db: removed nothing\n"
+    ran = run("db", "prune", "--jobs-days", 0, "--json")
+    assert json.loads(ran.stdout)["removed"] == {"idempotent_answers": 0, "jobs": 1}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["check"], "there is no database stagewright.db"),
+        (["backup"], "say which file: stagewright db backup FILE"),
+        (["check", "b.gz"], "check takes no FILE"),
+        (["prune"], "give one of them, to prune only"),
+        (["check", "--jobs-days", "3"], "give one of them, to prune only"),
+        (["check", "--database", "mysql://host/name"], "postgresql://"),
+        (["restore", "nowhere.gz"], "cannot read nowhere.gz"),
+        (["upgrade", "--database", "no/folder.db"], "no/folder.db"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_makes_no_file(run, tmp_path, words, says):
+    ran = run("db", *words)
+    assert (ran.code, ran.stdout) == (2, "")
+    assert says in ran.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_backup_into_a_missing_folder_is_refused(run, database):
+    ran = run("db", "backup", "nowhere/b.gz")
+    assert (ran.code, ran.stdout) == (2, "")
+    assert "there is no folder nowhere" in ran.stderr
+
+
+def test_a_database_that_does_not_answer_is_told_without_its_password(run, tmp_path):
+    pytest.importorskip("psycopg")
+    ran = run("db", "check", "--database", f"postgresql://me:secret@/name?host={tmp_path}")
+    assert ran.code == 5
+    assert "secret" not in ran.stdout + ran.stderr
