@@ -31,7 +31,7 @@ def apply(
     """Let the replicas of this rank's stages do what was chosen; called on every rank.
 
     Weights that another stage uses too stay as they are: all their holders sum their gradients
-    (`GradientSum`). So do those that `shardable` leaves out.
+    (`GradientSum`). So do those that `shardable` leaves out, and those that nothing uses.
 
     Args:
         chosen: What each stage's replicas do, where that is not to sum gradients.
@@ -61,14 +61,14 @@ def apply(
 def _own(
     index: int, stage: Segment, records: Sequence[Parameter], stage_of: Sequence[int]
 ) -> list[str]:
-    """Names of a stage's parameters that no other stage uses."""
-    elsewhere = {
+    """Names of a stage's parameters that it uses, and no other stage does."""
+    own = {
         name
         for record in records
-        if any(stage_of[layer] != index for layer in record.layers)
+        if {stage_of[layer] for layer in record.layers} == {index}
         for name in record.names
     }
-    return [name for name, _ in stage.named_parameters() if name not in elsewhere]
+    return [name for name, _ in stage.named_parameters() if name in own]
 
 
 def _sharded(

@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,29 @@ from stagewright.core.schedule import Schedule
 from stagewright.runtime.checkpoint.load import load_checkpoint
 from stagewright.runtime.checkpoint.save import save_checkpoint
 from stagewright.runtime.distributed import DistributedPipeline
-from stagewright.runtime.process_group import init_process_group
 from stagewright.runtime.recompute import RandomState
 from stagewright.runtime.strategies.choice import Strategy
 from stagewright.runtime.strategies.sharded import FullyShard
+from tests.runtime.checkpoint.resume_worker import Tied
+from tests.runtime.checkpoint.resume_worker import loss_fn as loss_of_tied
+from tests.runtime.checkpoint.resume_worker import make_batch as tied_batch
 from tests.runtime.equality_worker import largest, plan_of, tensors, unsplit
-from tests.torch_models import Case, make_batch, make_case, traced_profile
+from tests.torch_models import SPECS, Case, make_batch, make_case, traced_profile
 
 SGD = {"lr": 1e-2, "momentum": 0.9}
+
+
+class Idle(nn.Module):
+    """A layer whose weights get no gradient, and one that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone, self.head, self.spare = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            features = self.backbone(x)
+        return self.head(features)
 
 
 def strategy_of(variant: dict[str, Any]) -> Strategy | dict[int, Strategy] | None:
@@ -53,7 +69,7 @@ def parameters(module: nn.Module) -> dict[str, Tensor | None]:
 
 def gradients(module: nn.Module) -> dict[str, Tensor | None]:
     return {
-        name: full(parameter.grad)
+        name: torch.zeros(parameter.shape).double() if (g := parameter.grad) is None else full(g)
         for name, parameter in module.named_parameters(remove_duplicate=False)
     }
 
@@ -75,8 +91,15 @@ class Trial:
         self.pipeline = self.pipelined(strategy_of(variant))
         self.optimizer = torch.optim.SGD(self.pipeline.module.parameters(), **SGD)
         self.theirs = torch.optim.SGD(self.whole.parameters(), **SGD)
-        batch, self.target = make_batch(case, plan, dtype=torch.float64)
-        self.batch = list(batch.values()) if isinstance(batch, dict) else list(batch)
+        if case.name == "idle":
+            self.batch = [torch.randn(2 * plan.num_microbatches, 4).double()]
+            self.target = torch.randn(2 * plan.num_microbatches, 4).double()
+        elif case.name == "tied":
+            tokens, self.target = tied_batch(0, plan.num_microbatches)
+            self.batch = [tokens]
+        else:
+            batch, self.target = make_batch(case, plan, dtype=torch.float64)
+            self.batch = list(batch)
 
     def pipelined(self, strategy: Any) -> DistributedPipeline:
         model = copy.deepcopy(self.case.model).double()
@@ -122,6 +145,7 @@ def compare(case: Case, variant: dict[str, Any], profile: Profile) -> dict[str, 
     with pipeline.no_sync():
         losses.append(trial.step())
     losses.append(trial.step())
+    without = [name for name, p in pipeline.module.named_parameters() if p.grad is None]
     difference = largest(gradients(pipeline.module), gradients(whole))
     norm = float(pipeline.clip_grad_norm_(0.01))
     wanted = float(torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.01))
@@ -136,6 +160,7 @@ def compare(case: Case, variant: dict[str, Any], profile: Profile) -> dict[str, 
     found = {
         "variant": variant,
         "rank": pipeline.rank,
+        "without_gradient": without,
         "loss": max(losses),
         "gradient": difference,
         "norm": abs(norm - wanted) / wanted,
@@ -146,6 +171,7 @@ def compare(case: Case, variant: dict[str, Any], profile: Profile) -> dict[str, 
         "bytes": sum(theirs[name].nbytes for name in here_names),
         "of_parameters": sum(here(p) for p in pipeline.module.parameters()),
         "of_gradients": of_gradients,
+        "trainable": sum(here(p) for p in pipeline.module.parameters() if p.requires_grad),
         "of_optimizer": sum(
             here(state["momentum_buffer"]) for state in trial.optimizer.state.values()
         ),
@@ -188,27 +214,67 @@ def resumed(trial: Trial, folder: Path) -> float:
     return max(apart)
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    init_process_group(backend="gloo", timeout_s=60)
-    with open(sys.argv[1], encoding="utf-8") as file:
-        variants = json.load(file)
-    for name in dict.fromkeys(variant["model"] for variant in variants):
-        case = make_case(name)
-        profile = traced_profile(case)
-        for variant in variants:
-            if variant["model"] != name:
-                continue
-            try:
-                found = compare(case, variant, profile)
-            except PlanMismatch as error:
-                found = {"variant": variant, "rank": dist.get_rank(), "refused": str(error)}
-            with open(f"{sys.argv[2]}/{dist.get_rank()}.jsonl", "a", encoding="utf-8") as file:
-                file.write(json.dumps(found) + "\n")
+def cases(names: list[str]) -> dict[str, tuple[Case, Profile]]:
+    """Models by name, with their profiles."""
+    found = {}
+    for name in dict.fromkeys(names):
+        case = make_case("mlp")
+        if name == "tied":
+            sample, _ = tied_batch(0, count=1)
+            case = Case("tied", SPECS["mlp"], Tied().double(), sample, loss_of_tied)
+        if name == "idle":
+            sample = torch.randn(2, 4).double()
+            case = Case("idle", SPECS["mlp"], Idle().double(), sample, nn.functional.mse_loss)
+        found[name] = (case, traced_profile(case))
+    return found
+
+
+def run(
+    variants: list[dict[str, Any]],
+    models: dict[str, tuple[Case, Profile]],
+    folder: Path,
+    rank: int,
+    ranks: int,
+) -> None:
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/group-{ranks}",
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=60),
+    )
+    for variant in variants:
+        try:
+            found = compare(models[variant["model"]][0], variant, models[variant["model"]][1])
+        except PlanMismatch as error:
+            found = {"variant": variant, "rank": rank, "refused": str(error)}
+        with open(folder / f"{rank}-{ranks}.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps(found) + "\n")
     dist.barrier()
     dist.destroy_process_group()
 
 
+def main() -> None:
+    """Variants by number of ranks; importing torch and tracing is done once, before forking."""
+    folder = Path(sys.argv[1])
+    variants = {
+        int(ranks): found
+        for ranks, found in json.loads((folder / "variants.json").read_text("utf-8")).items()
+    }
+    torch.set_num_threads(1)
+    models = cases([variant["model"] for found in variants.values() for variant in found])
+    for ranks in sorted(variants):  # each in new processes: torch remembers groups it destroyed
+        children = []
+        for rank in range(ranks):
+            child = os.fork()
+            if child == 0:
+                run(variants[ranks], models, folder, rank, ranks)
+                return
+            children.append(child)
+        failed = [child for child in children if os.waitpid(child, 0)[1] != 0]
+        if failed:
+            sys.exit(f"{len(failed)} of {len(children)} ranks failed")
+
+
 if __name__ == "__main__":
-    sys.path.insert(0, os.getcwd())
     main()
