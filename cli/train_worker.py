@@ -27,6 +27,7 @@ from ..profiler.models.families import build_loss, build_model, training_batch
 from ..runtime.distributed import DistributedPipeline
 from ..runtime.process_group import init_process_group
 from ..runtime.trace import record
+from ..runtime.watch import ConnectionEnded
 
 LEARNING_RATE = 1e-3
 
@@ -150,7 +151,7 @@ def _stop_when_told(pipeline: DistributedPipeline) -> None:
 
     def told(*_: object) -> None:
         if not pipeline.diagnosing:
-            raise RuntimeError("connection: told to stop, because another rank ended")
+            raise ConnectionEnded("told to stop, because another rank ended")
 
     signal.signal(signal.SIGTERM, told)
 

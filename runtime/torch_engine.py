@@ -118,15 +118,15 @@ class _WatchedStage(PipelineStage):
     watch: Watch
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        self.watch.doing = f"the forward of micro-batch {fwd_chunk_id} on stage {self.stage_index}"
+        self.watch.says(f"the forward of micro-batch {fwd_chunk_id} on stage {self.stage_index}")
         result = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-        self.watch.doing = f"what follows {self.watch.doing}"
+        self.watch.says(f"what follows {self.watch.doing}")
         return result
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        self.watch.doing = f"the backward of micro-batch {bwd_chunk_id} on stage {self.stage_index}"
+        self.watch.says(f"the backward of micro-batch {bwd_chunk_id} on stage {self.stage_index}")
         result = super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
-        self.watch.doing = f"what follows {self.watch.doing}"
+        self.watch.says(f"what follows {self.watch.doing}")
         return result
 
 

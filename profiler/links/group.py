@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
 from ...core.errors import InvalidInput, RankFailed, first_line
+from ...core.heartbeats import Heartbeats
 from ..machine.host_memory import host_memory_bytes
-from .beats import Beats
 from .records import LinkOptions, RankDevice
 
 GRACE_S = 5.0
@@ -59,7 +59,7 @@ class RankGroup:
         self._on_silence = on_silence
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self._words: dist.ProcessGroup | None = None
-        self._beats: Beats | None = None
+        self._beats: Heartbeats | None = None
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         store = self._joined_store()
@@ -182,7 +182,7 @@ class RankGroup:
 
     def _lost(self) -> tuple[int, ...]:
         """The ranks that stopped first, as far as can be told."""
-        return self._beats.lost() if self._beats is not None else ()
+        return self._beats.find_out().ranks if self._beats is not None else ()
 
     def _joined_store(self) -> Any:
         """The store of all ranks, once all are there.
@@ -195,7 +195,7 @@ class RankGroup:
             store = self._connect(is_host=self.rank == 0 and not agent)
             self._wait_for_all(store)
             # A connection of its own: waiting on the other one would silence the heartbeat.
-            self._beats = Beats(self._connect(is_host=False), self.rank, self.size)
+            self._beats = Heartbeats(self._connect(is_host=False), self.rank, self.size)
         return store
 
     def _connect(self, *, is_host: bool) -> Any:

@@ -76,6 +76,16 @@ def test_a_rank_that_hangs_is_reported_within_the_timeout(repository):
             assert re.search(rf"ward of micro-batch \d on stage {rank} ", account), account
 
 
+def test_a_rank_that_never_makes_its_pipeline_is_named(repository):
+    """The others blamed the store's host, rank 0, who then blamed itself."""
+    with ranks(repository, "absent", 2, timeout_s=8) as processes:
+        for rank in (0, 1):
+            _, account = processes[rank].communicate(timeout=100)
+            assert processes[rank].returncode == 7, account
+            assert "RankFailed: rank 2 never came" in account
+            assert f"rank {rank} was at setting up" in account
+
+
 def process_ids(marker):
     """Processes whose command line holds ``marker``."""
     found = []

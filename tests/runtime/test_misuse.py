@@ -53,6 +53,21 @@ def test_an_error_of_the_model_is_not_blamed_on_a_rank(alone):
     pipeline.close()
 
 
+def test_words_of_a_transport_in_a_model_s_error_blame_no_rank_either(alone):
+    """An error that held the word connection was taken for a lost rank."""
+
+    def loss_fn(output, target):
+        raise RuntimeError("skip connection 3 has 5 channels, expected 4")
+
+    case = make_case("mlp")
+    plan = make_plan(case, 1)
+    pipeline = DistributedPipeline(case.model, plan, loss_fn=loss_fn)
+    batch, target = make_batch(case, plan)
+    with pytest.raises(RuntimeError, match="^skip connection 3"):
+        pipeline.step(*batch, target=target)
+    pipeline.close()
+
+
 def test_a_loss_is_one_number(alone):
     case = make_case("mlp")
     plan = make_plan(case, 1)

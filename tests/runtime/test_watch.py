@@ -1,0 +1,80 @@
+"""Whose error it was: a transport's, the model's, or that of a rank that is gone."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+import torch.distributed as dist
+
+from stagewright.core.errors import RankFailed
+from stagewright.profiler.links.local import free_port
+from stagewright.runtime.watch import ConnectionEnded, Watch, is_transport
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "skip connection 3 has 5 channels, expected 4",
+        "the weights restored are of another peer group",
+        "timeout must be positive",
+    ],
+)
+def test_words_that_transports_use_too_do_not_make_a_model_s_error_theirs(words):
+    assert not is_transport(RuntimeError(words))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[/src/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed"),
+        RuntimeError("Gloo connectFullMesh failed with [../gloo/transport/tcp/pair.cc:144] no"),
+        dist.DistNetworkError("Broken pipe"),
+        dist.DistStoreError("wait timeout after 8000ms"),
+        dist.DistBackendError("NCCL communicator was aborted on rank 1"),
+        ConnectionEnded("told to stop"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_transport_s_error_is_known_also_as_a_cause(error):
+    assert is_transport(error)
+    wrapped = RuntimeError("stage 1 failed")
+    wrapped.__cause__ = error
+    assert is_transport(wrapped)
+
+
+@pytest.fixture
+def stores():
+    """The host's store, and another rank's connection to it."""
+    host, port, waits = "127.0.0.1", free_port(), timedelta(seconds=30)
+    hosted = dist.TCPStore(host, port, is_master=True, timeout=waits, wait_for_workers=False)
+    return hosted, dist.TCPStore(host, port, is_master=False, timeout=waits)
+
+
+def test_heartbeats_go_on_while_the_main_thread_waits_in_the_store(stores):
+    """They shared its connection, so a rank that formed a group passed for dead."""
+    ours, theirs = stores
+    watch = Watch(theirs, 1, 2)
+    waiting = threading.Thread(
+        target=lambda: pytest.raises(RuntimeError, theirs.wait, ["never"], timedelta(seconds=6))
+    )
+    waiting.start()
+    key = "stagewright-watch/default/1/beat/1"
+    seen = set()
+    while waiting.is_alive():
+        seen.add(ours.get(key))
+        waiting.join(0.05)
+    watch.close()
+    assert len(seen) > 3
+
+
+def test_a_rank_s_own_error_is_told_to_the_others(stores):
+    watches = [Watch(store, rank, 2) for rank, store in enumerate(stores)]
+    with pytest.raises(ZeroDivisionError), watches[1].explained():
+        raise ZeroDivisionError("of the loss")
+    watches[0].says("the wait for rank 1")
+    with pytest.raises(RankFailed) as raised, watches[0].explained():
+        raise dist.DistNetworkError("Connection reset by peer")
+    assert raised.value.ranks == (1,)
+    assert "raised ZeroDivisionError: of the loss; rank 0 was at the wait for" in str(raised.value)
+    for watch in watches:
+        watch.close()
