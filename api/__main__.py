@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from ..core.errors import InvalidInput, Refused
 from .serve import TOKEN_VARIABLE, serve
+from .settings import DATABASE_VARIABLE
 from .store.errors import StoreUnavailable
 
 
@@ -20,7 +22,9 @@ def main() -> int:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     parser.add_argument(
-        "--database", default="stagewright.db", help="SQLite file, or postgresql://user@host/name"
+        "--database",
+        default=os.environ.get(DATABASE_VARIABLE, "stagewright.db"),
+        help=f"SQLite file, or postgresql://user@host/name (also {DATABASE_VARIABLE})",
     )
     arguments = parser.parse_args()
     try:

@@ -28,14 +28,14 @@ from ..core.errors import (
 )
 from ..core.options import MeasureRequest
 from ..core.profile import Profile
-from .settings import Settings
+from .settings import DATABASE_VARIABLE, Settings
 
 CHILD_ERRORS: dict[str, type[StagewrightError]] = {
     error.__name__: error for error in (InvalidInput, CaptureError, MeasurementError)
 }
 """Errors whose message a child addresses to the caller."""
 
-SECRET_VARIABLES = frozenset({"STAGEWRIGHT_TOKEN", "STAGEWRIGHT_DATABASE"})
+SECRET_VARIABLES = frozenset({"STAGEWRIGHT_TOKEN", DATABASE_VARIABLE})
 MAX_LOGGED_CHARACTERS = 8000
 
 _log = logging.getLogger(__name__)

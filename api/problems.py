@@ -35,7 +35,6 @@ STATUS: tuple[tuple[type[StagewrightError], int, str], ...] = (
     (KeyReused, 422, "idempotency-key-reused"),
     (AnswerPending, 409, "answer-pending"),
     (TooManyJobs, 429, "too-many-jobs"),
-    (StoreUnavailable, 503, "database-unreachable"),
     (InvalidInput, 422, "invalid-input"),
     (CaptureError, 422, "capture-failed"),
     (MeasurementError, 422, "measurement-failed"),
@@ -152,6 +151,8 @@ def from_validation(error: RequestValidationError) -> Problem:
 
 def from_error(error: StagewrightError) -> Problem:
     """One of our own errors, by the table `STATUS`."""
+    if isinstance(error, StoreUnavailable):
+        return unavailable_problem(error)
     for error_class, status, kind in STATUS:
         if isinstance(error, error_class):
             field = error.field if isinstance(error, InvalidInput) else None
@@ -159,6 +160,14 @@ def from_error(error: StagewrightError) -> Problem:
             return Problem(status, kind, str(error), errors=errors)
     _log.error("%s: %s", type(error).__name__, error, exc_info=error)
     return internal_problem()
+
+
+def unavailable_problem(error: Exception) -> Problem:
+    """The database does not answer; where it is and what it said goes to the log alone."""
+    _log.error("%s", error)
+    return Problem(
+        503, "database-unreachable", "the database does not answer; ask again a little later"
+    )
 
 
 def internal_problem() -> Problem:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Literal
 
 from fastapi import APIRouter
@@ -10,10 +9,8 @@ from fastapi import APIRouter
 from .. import __version__
 from ..core.document import Record
 from .openapi import PROBLEM_RESPONSE
-from .problems import Problem
+from .problems import unavailable_problem
 from .store.contract import Store
-
-_log = logging.getLogger(__name__)
 
 
 class Health(Record):
@@ -34,8 +31,7 @@ def health_routes(store: Store) -> APIRouter:
         try:
             store.check()
         except Exception as error:  # noqa: BLE001 - whatever it is, the answer is the same
-            _log.error("the database does not answer: %s", error)
-            raise Problem(503, "database-unreachable", "the database does not answer") from None
+            raise unavailable_problem(error) from None
         return Health(version=__version__)
 
     return router

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 """Names a browser on this machine may call a loopback server by."""
 
+DATABASE_VARIABLE = "STAGEWRIGHT_DATABASE"
+"""Names the database to the commands that are not told; it may hold a password."""
+
 IN_MEMORY = ":memory:"
 """A database that lives as long as its server."""
 

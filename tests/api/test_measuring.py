@@ -120,13 +120,15 @@ def test_what_the_child_says_goes_to_the_log(measure, caplog):
     assert "noise of torch" in caplog.text
 
 
-def test_the_token_is_not_handed_on(measure, profile, monkeypatch):
+def test_secrets_are_not_handed_on(measure, profile, monkeypatch):
     monkeypatch.setenv("STAGEWRIGHT_TOKEN", "secret")
+    monkeypatch.setenv("STAGEWRIGHT_DATABASE", "postgresql://me:secret@host/name")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     profile["notes"] = ["?"]
+    names = {"STAGEWRIGHT_TOKEN", "STAGEWRIGHT_DATABASE", "OMP_NUM_THREADS"}
     program = (
         f"profile = json.loads({json.dumps(profile)!r})\n"
-        "profile['notes'] = sorted(set(os.environ) & {'STAGEWRIGHT_TOKEN', 'OMP_NUM_THREADS'})\n"
+        f"profile['notes'] = sorted(set(os.environ) & {names!r})\n"
         "json.dump(profile, sys.stdout)"
     )
     assert measure(program).notes == ("OMP_NUM_THREADS",)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stagewright.api.examples import measure_example
+from stagewright.api.store.errors import StoreUnavailable
 from stagewright.api.store.sql_store import SqlStore
 
 
@@ -252,3 +253,19 @@ def test_a_database_that_is_gone_makes_the_server_unhealthy(make_client):
     response = make_client(store=Gone(":memory:"), authorized=False).get("/healthz")
     problem(response, 503)
     assert "secret" not in response.text
+
+
+def test_where_a_database_is_that_does_not_answer_is_for_the_log_alone(make_client, caplog):
+    class Gone:
+        @property
+        def documents(self):
+            raise StoreUnavailable("database postgresql://secret-host: connection refused")
+
+        def close(self):
+            pass
+
+    response = make_client(store=Gone()).get("/v1/plans")
+    body = problem(response, 503)
+    assert body["type"].endswith(":database-unreachable")
+    assert "secret" not in response.text
+    assert "secret-host" in caplog.text
