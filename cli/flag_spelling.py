@@ -24,6 +24,7 @@ FLAGS = {
     "max_replicas": "--max-replicas",
     "recompute": "--recompute",
     "layer_order": "--order",
+    "skips": "--skips",
     "together": "--together",
     "no_cut_after": "--no-cut-after",
     "pins": "--pin",

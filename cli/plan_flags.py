@@ -147,6 +147,13 @@ Order = Annotated[
         rich_help_panel=GOAL,
     ),
 ]
+Skips = Annotated[
+    str,
+    Option(
+        help="relay, or direct where values that a later stage reads may go past those between.",
+        rich_help_panel=GOAL,
+    ),
+]
 Together = Annotated[
     list[str] | None,
     Option(

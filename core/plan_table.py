@@ -83,10 +83,23 @@ def summary_lines(plan: Plan) -> list[str]:
         f"step time {format_time(plan.step_time_s)} ({plan.schedule}, "
         f"{count(plan.num_microbatches, 'micro-batch')}, {_source(plan)}), "
         f"bubble {plan.bubble_fraction:.1%}",
+        *_past_stages(plan),
         *(_gain(plan.step_time_s, baseline) for baseline in plan.baselines),
         *_proof_lines(plan),
         *(f"note: {note}" for note in plan.notes),
     ]
+
+
+def _past_stages(plan: Plan) -> list[str]:
+    """What goes straight from a stage to one further on, both ways; not among what stages send."""
+    sends = [
+        f"{send.source} to {send.target} {format_bytes(send.forward_bytes + send.backward_bytes)}"
+        for send in plan.direct_sends
+    ]
+    if not sends:
+        return []
+    more = f" and {len(sends) - MAX_COUNTS} more" if len(sends) > MAX_COUNTS else ""
+    return [f"sent past other stages: {', '.join(sends[:MAX_COUNTS])}{more}"]
 
 
 def _source(plan: Plan) -> str:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ..core.assumptions import assumptions
 from ..core.plan import Baseline, Plan, Proof, Stage
-from ..core.units import count, format_time
+from ..core.units import format_time
 from .assignment import Assignment, counts_of
 from .baselines import baselines, places
 from .option_rules import option_notes
@@ -191,8 +191,7 @@ def _sent(request: Request, priced: Priced, *, is_reordered: bool) -> list[str]:
     other = format_time(priced.other_step_s)
     if not priced.direct_sends:
         return [f"values are relayed: sent past stages, the step would be {other}"]
-    number = count(len(priced.direct_sends), "message")
-    return [f"{number} a micro-batch past stages without use for it: relayed, {other} a step"]
+    return [f"values go past stages that have no use for them: relayed, the step would be {other}"]
 
 
 def _notes(request: Request) -> list[str]:

@@ -62,6 +62,7 @@ def test_json_is_the_plan_and_nothing_else(run, profile_file, cluster_file):
         (["--max-replicas", "2"], {"max_replicas": 2}),
         (["--recompute", "auto"], {"recompute": "auto"}),
         (["--order", "any"], {"layer_order": "any"}),
+        (["--skips", "direct"], {"skips": "direct"}),
         (["--together", "rung.0:rung.1", "--together", "rung.2:rung.3"],
          {"together": (("rung.0", "rung.1"), ("rung.2", "rung.3"))}),
         (["--no-cut-after", "rung.1"], {"no_cut_after": ("rung.1",)}),

@@ -145,7 +145,8 @@ def test_a_plan_lists_what_goes_past_stages_and_is_shorter():
     assert first.forward_time_s == pytest.approx(1e-4 + 4096 / 4e6)
     assert made.step_time_s < relayed.step_time_s
     assert plan_timeline(made).step_time_s == pytest.approx(made.step_time_s, rel=1e-12)
-    assert "2 messages a micro-batch past stages" in " ".join(made.notes)
+    assert "values go past stages" in " ".join(made.notes)
+    assert "sent past other stages: 1 to 6 8.0 KiB, 2 to 5 4.0 KiB" in str(made)
     assert (relayed.direct_sends, made.proof.value) == ((), relayed.proof.value)
     # Stage 3 has no use for either: neither sent nor held there.
     ours, theirs = made.stages[3], relayed.stages[3]

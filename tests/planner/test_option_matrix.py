@@ -52,6 +52,7 @@ VALUES = {
     ),
     "tied": ("together",),
     "layer_order": ("any",),
+    "skips": ("direct",),
     "gap": (0.1,),
 }
 
