@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,19 @@ from torch.nn.modules.batchnorm import _NormBase
 from ..core.errors import InvalidInput
 
 BatchStatistics = Literal["microbatch", "deferred"]
+
+
+def checked_policy(policy: BatchStatistics) -> BatchStatistics:
+    """A policy as it is.
+
+    Raises:
+        InvalidInput: There is no such policy.
+    """
+    if policy not in get_args(BatchStatistics):
+        raise InvalidInput(
+            f"batch_statistics is {policy!r}; give one of {', '.join(get_args(BatchStatistics))}"
+        )
+    return policy
 
 
 @dataclass

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Literal
+from contextlib import ExitStack, contextmanager
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 
+from ..capture.sample import check_module
 from ..core.errors import InvalidInput
 from ..core.graph import Graph
 from ..core.plan import Plan
 from ..core.schedule import Schedule
+from ..core.units import count
 from ..schedules.of_plan import schedule_of
 from .assemble import own_executor, share
 from .batch_statistics import BatchStatistics
@@ -30,7 +32,7 @@ from .materialise.memory import materialise
 from .materialise.weights import Weights
 from .materialise.without_data import check_weights
 from .process_group import check_world, device_for
-from .runnable import check_runnable, check_schedule
+from .runnable import Engine, check_engine, check_runnable, check_schedule
 from .strategies.choice import Strategy, choose
 from .targets import split_target
 from .torch_engine import TorchEngine
@@ -101,8 +103,10 @@ class DistributedPipeline:
         batch_statistics: BatchStatistics = "microbatch",
         strategy: Strategy | Mapping[int, Strategy] | None = None,
         weights: Weights | None = None,
-        engine: Literal["stagewright", "torch"] = "stagewright",
+        engine: Engine = "stagewright",
     ) -> None:
+        check_module(model)
+        check_engine(engine, keyed_dropout=keyed_dropout, batch_statistics=batch_statistics)
         check_runnable(plan, "torch's processes" if engine == "torch" else "processes")
         if schedule is not None:
             check_schedule(schedule, plan)
@@ -117,33 +121,37 @@ class DistributedPipeline:
         self.device = torch.device(device) if device is not None else device_for(model, group)
         self.autocast = autocast
         """The dtype that stages and loss are cast to; `None` for none."""
-        # Captured under autocast, so that what is sent has the dtype it will have.
-        with casting(device_for(model, group), autocast):
-            self._pieces = cut_for_plan(
-                model, plan, sample, direct=engine == "stagewright", device=self.device
-            )
-        self._watch = Watch(
-            distributed_c10d._get_default_store(), self.rank, self._ranks.size, group
-        )
-        self.stages = {i: self._pieces.stages[i] for i in self.schedule.stages_of(self.rank)}
-        """This rank's stages by index."""
-        if weights is not None:
-            materialise(model, self.stages.values(), weights, self.device)
-        self.module = held(list(self.stages.values())).to(self.device)
-        """All parameters and buffers of this rank, under the model's own names."""
         self._has_loss = loss_fn is not None
         self._dropout_seed = keyed_dropout
         self.steps = 0
         """Steps taken, which keyed dropout follows: set it when resuming."""
         self._sums_gradients = True
-        self._first = FirstStage(plan, self._pieces.structure, self.device)
-        with self._watch.explained():
+        store = distributed_c10d._get_default_store()
+        self._watch = Watch(store, self.rank, self._ranks.size, group)
+        with ExitStack() as undo, self._watch.explained():
+            undo.callback(self.close)
+            # Captured under autocast, so that what is sent has the dtype it will have.
+            with casting(device_for(model, group), autocast):
+                self._pieces = cut_for_plan(
+                    model, plan, sample, direct=engine == "stagewright", device=self.device
+                )
+            self._hold_stages(model, weights)
+            self._first = FirstStage(plan, self._pieces.structure, self.device)
             self._sharing = share(
                 self._pieces, self.stages, plan, self.schedule, self._ranks, chosen, self.device
             )
             self.module = held(list(self.stages.values()))  # some of its weights may be others
             self._last = self._last_stage(loss_fn)
             self._engine = self._make_engine(engine, batch_statistics)
+            undo.pop_all()
+
+    def _hold_stages(self, model: nn.Module, weights: Weights | None) -> None:
+        self.stages = {i: self._pieces.stages[i] for i in self.schedule.stages_of(self.rank)}
+        """This rank's stages by index."""
+        if weights is not None:
+            materialise(model, self.stages.values(), weights, self.device)
+        self.module = held(list(self.stages.values())).to(self.device)
+        """All parameters and buffers of this rank, under the model's own names."""
 
     def _last_stage(self, loss_fn: LossFunction | None) -> LastStage:
         replicas = self.schedule.stage_ranks[-1]
@@ -157,7 +165,7 @@ class DistributedPipeline:
         )
 
     def _make_engine(
-        self, engine: Literal["stagewright", "torch"], batch_statistics: BatchStatistics
+        self, engine: Engine, batch_statistics: BatchStatistics
     ) -> Executor | TorchEngine:
         if engine == "torch":
             return TorchEngine(
@@ -220,19 +228,29 @@ class DistributedPipeline:
         if self._has_last and target is None:
             raise InvalidInput("the last stage takes the loss and needs target=")
         targets = split_target(target, self.plan.num_microbatches) if self._has_last else []
-        with self._watch.explained(), casting(self.device, self.autocast):
-            if isinstance(self._engine, TorchEngine):
-                return self._engine.train(inputs, target)
-            seed = self._dropout_seed
-            losses = self._engine.train(
-                inputs,
-                targets,
-                loss_scale=loss_scale,
-                sums_gradients=self._sums_gradients,
-                dropout_key=None if seed is None else (seed, self.steps),
-            )
+        with self.during("a step"), casting(self.device, self.autocast):
+            loss = self._train(inputs, target, targets, loss_scale)
             self.steps += 1
-            return self._last.whole_loss(losses) if self._has_last else None
+        return loss
+
+    def _train(
+        self,
+        inputs: list[tuple[Tensor, ...]],
+        target: Any,
+        targets: list[Any],
+        loss_scale: float,
+    ) -> Tensor | None:
+        if isinstance(self._engine, TorchEngine):
+            return self._engine.train(inputs, target)
+        seed = self._dropout_seed
+        losses = self._engine.train(
+            inputs,
+            targets,
+            loss_scale=loss_scale,
+            sums_gradients=self._sums_gradients,
+            dropout_key=None if seed is None else (seed, self.steps),
+        )
+        return self._last.whole_loss(losses) if self._has_last else None
 
     def evaluate(
         self, *args: Tensor, target: Any = None, **kwargs: Tensor
@@ -254,7 +272,7 @@ class DistributedPipeline:
         targets: list[Any] = []
         if self._has_last and target is not None and self._has_loss:
             targets = split_target(target, self.plan.num_microbatches)
-        with self._watch.explained(), casting(self.device, self.autocast):
+        with self.during("an evaluation"), casting(self.device, self.autocast):
             made, losses = self._engine.evaluate(inputs, targets)
             if not self._has_last:
                 return None, None
@@ -340,8 +358,24 @@ class DistributedPipeline:
             self._engine.observer = observer
 
     def close(self) -> None:
-        """Stop watching the other ranks; call it before destroying the process group."""
+        """Stop watching the other ranks, and give back the process groups made here.
+
+        Every rank calls it, before the process group they share is destroyed; leaving a ``with``
+        block does. After an error the groups stay: to take them apart may mean to wait for ranks
+        that are gone, and so may a normal exit; see `runtime.process_group.end_process`.
+        """
         self._watch.close()
+        if not self._watch.has_failed:
+            self._ranks.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._watch.close()
 
     @contextmanager
     def during(self, doing: str) -> Iterator[None]:
@@ -349,6 +383,7 @@ class DistributedPipeline:
         self._watch.says(doing)
         with self._watch.explained():
             yield
+        self._watch.says(f"its own work after {count(self.steps, 'step')}")
 
     @property
     def graph(self) -> Graph:

@@ -45,9 +45,11 @@ class Groups:
         return found
 
     def close(self) -> None:
-        """Destroy what was made."""
+        """Destroy what was made, unless all groups have been destroyed already."""
         while self._made:
-            dist.destroy_process_group(self._made.pop())
+            made = self._made.pop()
+            if dist.is_initialized():
+                dist.destroy_process_group(made)
 
     def _new(self, ranks: Sequence[int], backend: str | None = None) -> dist.ProcessGroup | None:
         """A new group; `None` where this rank is not in it."""

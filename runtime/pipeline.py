@@ -14,7 +14,7 @@ from ..capture.sample import check_module
 from ..capture.segment import Segment
 from ..core.errors import InvalidInput, PlanMismatch
 from ..core.plan import Plan
-from .batch_statistics import BatchStatistics
+from .batch_statistics import BatchStatistics, checked_policy
 from .cut import CutModel, cut_for_plan
 from .keyed_dropout import keyed_dropout as keyed
 from .local.flags import is_checkpointing, is_recomputing
@@ -89,7 +89,7 @@ class Pipeline(nn.Module):
         fixed_size = pieces.captured.program.mode == "export"
         self._microbatch_size = plan.inputs[0].shape[0] if fixed_size and plan.inputs else None
         self._changes_input = pieces.captured.mutates_inputs(0, plan.balance[0])
-        self._deferred = _checked_policy(batch_statistics) == "deferred"
+        self._deferred = checked_policy(batch_statistics) == "deferred"
         if self._deferred and fixed_size and batch_norms(model):
             raise PlanMismatch(
                 "this model's batch normalisation was captured as single operations, whose "
@@ -234,14 +234,6 @@ def _checked_chunks(plan: Plan, chunks: int | None) -> int:
     if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
         raise InvalidInput(f"chunks is {chunks!r}; give a number of micro-batches from 1 up")
     return chunks
-
-
-def _checked_policy(policy: BatchStatistics) -> BatchStatistics:
-    if policy not in get_args(BatchStatistics):
-        raise InvalidInput(
-            f"batch_statistics is {policy!r}; give one of {', '.join(get_args(BatchStatistics))}"
-        )
-    return policy
 
 
 def _checked_modes(plan: Plan, checkpoint: CheckpointMode | None) -> tuple[CheckpointMode, ...]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -28,6 +31,17 @@ def init_process_group(*, backend: str | None = None, timeout_s: float = DEFAULT
     """
     chosen = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     dist.init_process_group(chosen, timeout=timedelta(seconds=timeout_s))
+
+
+def end_process(code: int = 0) -> NoReturn:
+    """End this process at once, with what it has printed.
+
+    For the end of a script that lost a rank. At a normal exit gloo takes its connections apart,
+    and one whose other end is gone may wait for it, or abort the process.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def check_world(schedule: Schedule, group: dist.ProcessGroup | None) -> None:

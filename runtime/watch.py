@@ -42,8 +42,9 @@ class Watch:
         """Whether an error ended this rank's communication."""
         name = f"stagewright-watch/{group.group_name if group else 'default'}"
         number = store.add(f"{name}/watches of rank {rank}", 1)
+        own: Store = store.clone()  # type: ignore[attr-defined]
         self._beats = Heartbeats(
-            PrefixStore(f"{name}/{number}", store.clone()),
+            PrefixStore(f"{name}/{number}", own),
             rank,
             num_ranks,
             where=f"{socket.gethostname()}, process {os.getpid()}",

@@ -63,7 +63,7 @@ def test_words_of_a_transport_in_a_model_s_error_blame_no_rank_either(alone):
     plan = make_plan(case, 1)
     pipeline = DistributedPipeline(case.model, plan, loss_fn=loss_fn)
     batch, target = make_batch(case, plan)
-    with pytest.raises(RuntimeError, match="^skip connection 3"):
+    with pytest.raises(RuntimeError, match="skip connection 3"):
         pipeline.step(*batch, target=target)
     pipeline.close()
 

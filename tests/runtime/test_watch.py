@@ -54,9 +54,12 @@ def test_heartbeats_go_on_while_the_main_thread_waits_in_the_store(stores):
     """They shared its connection, so a rank that formed a group passed for dead."""
     ours, theirs = stores
     watch = Watch(theirs, 1, 2)
-    waiting = threading.Thread(
-        target=lambda: pytest.raises(RuntimeError, theirs.wait, ["never"], timedelta(seconds=6))
-    )
+
+    def wait():
+        with pytest.raises(dist.DistStoreError):
+            theirs.wait(["never"], timedelta(seconds=3))
+
+    waiting = threading.Thread(target=wait)
     waiting.start()
     key = "stagewright-watch/default/1/beat/1"
     seen = set()
