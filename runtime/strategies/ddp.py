@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...core.schedule import Work
+from .gradients import anywhere
 from .replication import StageStrategy
 
 
@@ -26,12 +27,14 @@ class DdpStage(StageStrategy):
     """
 
     def __init__(self, weights: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
-        self._weights, self._replicas = list(weights), dist.get_world_size(group)
+        self._weights, self._group = list(weights), group
+        self._replicas = dist.get_world_size(group)
         self._ddp = DistributedDataParallel(nn.ParameterList(self._weights), process_group=group)
         # Without annotations: torch compares them with types, and ours are text.
         self._ddp.register_comm_hook(group, lambda group, bucket: _sum(group, bucket.buffer()))
         self._sums, self._is_summed = False, True
         self._missing: dict[int, nn.Parameter] = {}
+        self._had_one: list[bool] = []
         for weight in self._weights:
             weight.register_post_accumulate_grad_hook(self._accumulated)
 
@@ -50,12 +53,23 @@ class DdpStage(StageStrategy):
             reducer.prepare_for_backward([])
 
     def action_ended(self, work: Work, *, last: bool) -> None:
-        if last and self._sums and self._missing:
+        if not (last and self._sums):
+            return
+        self._had_one = [
+            id(weight) not in self._missing or weight.grad is not None for weight in self._weights
+        ]
+        if self._missing:
             unreached = list(self._missing.values())
             torch.autograd.backward(unreached, [w.new_zeros(()).expand_as(w) for w in unreached])
 
     def finish(self) -> None:
-        self._is_summed = self._is_summed or self._sums
+        if not self._sums:
+            return
+        self._is_summed = True
+        had_one = anywhere(self._had_one, self._group, self._weights[0].device)
+        for weight, keeps in zip(self._weights, had_one, strict=True):
+            if not keeps:
+                weight.grad = None
 
     def sums(self, weight: Tensor) -> bool:
         return any(weight is own for own in self._weights)

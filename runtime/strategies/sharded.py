@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from ...core.schedule import Work
+from .gradients import agree_on_gradients
 from .replication import StageStrategy
 
 ENDS_WITH_GRADIENTS = (Work.BACKWARD, Work.BACKWARD_WEIGHT)
@@ -84,10 +85,13 @@ class ShardedStage(StageStrategy):
         options: FullyShard,
     ) -> None:
         self._stage, self._names = parts[0], tuple(names)
-        self._device, self._options = device, options
+        self._group, self._device, self._options = group, device, options
         self._trains = self._is_interrupted = False
         with self._current():
-            mesh = DeviceMesh.from_group(group, device.type)
+            # torch remembers what it knows of a mesh by its ranks and names; a pipeline that is
+            # made after another has groups of its own.
+            names = (f"replicas {group.group_name}",)
+            mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=names)
             self._units = [
                 _unit(parts, {self._stage.get_parameter(name) for name in some}, mesh)
                 for some in _in_parts(self._stage, self._names, options.part_bytes)
@@ -133,9 +137,7 @@ class ShardedStage(StageStrategy):
 
     def _reduce(self, *, reshards: bool) -> None:
         """Add the whole gradients to those of the shards, and let them go."""
-        for parameter in self._whole():
-            if parameter.grad is None:  # other replicas may have one
-                parameter.grad = torch.zeros_like(parameter)
+        agree_on_gradients(self._whole(), self._group)
         with self._current():
             for unit in self._units:
                 unit.set_reshard_after_backward(reshards)

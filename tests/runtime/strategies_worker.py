@@ -24,6 +24,7 @@ from stagewright.runtime.checkpoint.save import save_checkpoint
 from stagewright.runtime.distributed import DistributedPipeline
 from stagewright.runtime.recompute import RandomState
 from stagewright.runtime.strategies.choice import Strategy
+from stagewright.runtime.strategies.gradients import agree_on_gradients
 from stagewright.runtime.strategies.sharded import FullyShard
 from tests.runtime.checkpoint.resume_worker import Tied
 from tests.runtime.checkpoint.resume_worker import loss_fn as loss_of_tied
@@ -214,6 +215,16 @@ def resumed(trial: Trial, folder: Path) -> float:
     return max(apart)
 
 
+def agreed(rank: int) -> list[list[float] | None]:
+    """Gradients after replicas told each other which they have."""
+    weights = [nn.Parameter(torch.ones(1)) for _ in range(3)]
+    for weight in weights[rank:2]:
+        weight.grad = torch.ones(1)
+    assert dist.group.WORLD is not None
+    agree_on_gradients(weights, dist.group.WORLD)
+    return [None if weight.grad is None else weight.grad.tolist() for weight in weights]
+
+
 def cases(names: list[str]) -> dict[str, tuple[Case, Profile]]:
     """Models by name, with their profiles."""
     found = {}
@@ -243,6 +254,8 @@ def run(
         world_size=ranks,
         timeout=timedelta(seconds=60),
     )
+    if ranks == 2:
+        (folder / f"agreed-{rank}.json").write_text(json.dumps(agreed(rank)), encoding="utf-8")
     for variant in variants:
         try:
             found = compare(models[variant["model"]][0], variant, models[variant["model"]][1])

@@ -59,9 +59,13 @@ VARIANTS = {2: ON_TWO, 4: ON_FOUR}
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory, repository):
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("strategies")
+
+
+@pytest.fixture(scope="module")
+def results(folder, repository):
     """Every rank's account of every variant, from one run."""
-    folder = tmp_path_factory.mktemp("strategies")
     variants = {
         ranks: [
             {**each, "checkpoint": str(folder)} if "checkpoint" in each else each for each in found
@@ -100,12 +104,20 @@ def test_three_steps_of_which_one_is_not_summed_have_the_gradients_of_the_model(
         assert max(entry["loss"], entry["gradient"], entry["buffer"]) <= 1e-9, entry
 
 
-def test_weights_that_nothing_uses_get_no_gradient(run):
+def test_weights_without_gradient_get_none(run):
     """So that weight decay leaves them alone, as in the unsplit model."""
     idle = [entry for entry in run if entry["variant"]["model"] == "idle"]
     assert len(idle) == 6
     for entry in idle:
-        assert entry["without_gradient"] == ["spare.weight", "spare.bias"], entry
+        wanted = ["backbone.weight", "backbone.bias", "spare.weight", "spare.bias"]
+        assert entry["without_gradient"] == wanted, entry
+
+
+def test_replicas_agree_which_weights_have_gradients(results, folder):
+    """One has the first two, the other the second; none the third."""
+    for rank in (0, 1):
+        found = json.loads((folder / f"agreed-{rank}.json").read_text(encoding="utf-8"))
+        assert found == [[1.0 - rank], [1.0], None]
 
 
 def test_gradients_are_clipped_by_the_norm_of_the_whole_model(run):
