@@ -180,7 +180,7 @@ def _move(name: str) -> None:
         row = connection.execute(sa.select(old).where(old.c.position == position)).one()
         values = dict(row._mapping)
         del values["position"]
-        created_at = datetime.fromisoformat(values["created_at"]).astimezone(UTC)
+        created_at = datetime.fromisoformat(values["created_at"])  # written in UTC
         values |= {"project_id": DEFAULT_PROJECT, "created_at": created_at.replace(tzinfo=None)}
         if name == "profiles":
             values |= _described(json.loads(values["document"]))
