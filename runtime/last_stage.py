@@ -99,18 +99,32 @@ class LastStage:
         if self._group is None:
             return [tuple(made[index]) for index in range(self._num_microbatches)]
         template = next(iter(made.values()))
-        outputs = []
-        for index in range(self._num_microbatches):
-            source = index % len(self._replicas)
-            values = made.get(index) or [
-                torch.empty_like(value) if isinstance(value, Tensor) else value
-                for value in template
-            ]
-            for value in values:
-                if isinstance(value, Tensor):
-                    dist.broadcast(value, group_src=source, group=self._group)
-            outputs.append(tuple(values))
-        return outputs
+        columns = [
+            self._exchanged(made, position) if isinstance(value, Tensor) else None
+            for position, value in enumerate(template)
+        ]
+        return [
+            tuple(
+                value if column is None else column[index]
+                for value, column in zip(template, columns, strict=True)
+            )
+            for index in range(self._num_microbatches)
+        ]
+
+    def _exchanged(self, made: dict[int, list[Any]], position: int) -> list[Tensor]:
+        """One output of all micro-batches; each replica sends its own at once, densely packed."""
+        like: Tensor = next(iter(made.values()))[position]
+        found = [like] * self._num_microbatches
+        for place in range(len(self._replicas)):
+            theirs = range(place, self._num_microbatches, len(self._replicas))
+            if place in made:
+                packed = torch.stack([made[index][position] for index in theirs]).contiguous()
+            else:
+                packed = like.new_empty((len(theirs), *like.shape))
+            dist.broadcast(packed, group_src=place, group=self._group)
+            for index, value in zip(theirs, packed, strict=True):
+                found[index] = value
+        return found
 
 
 def one_number(loss: Any) -> Tensor:

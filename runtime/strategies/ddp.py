@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...core.schedule import Work
+from ..weak_hook import call_when_accumulated
 from .gradients import anywhere
 from .replication import StageStrategy
 
@@ -36,7 +37,7 @@ class DdpStage(StageStrategy):
         self._missing: dict[int, nn.Parameter] = {}
         self._had_one: list[bool] = []
         for weight in self._weights:
-            weight.register_post_accumulate_grad_hook(self._accumulated)
+            call_when_accumulated(weight, self._accumulated)
 
     def begin(self, *, trains: bool, sums: bool) -> None:
         self._sums = sums

@@ -1,0 +1,37 @@
+"""A closed pipeline leaves nothing behind, and replicas agree on what they evaluate."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def told(repository):
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+        "-m", "tests.runtime.closing_worker",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_outputs_with_gaps_are_evaluated_alike_by_replicas(told):
+    """They were broadcast as they lay in memory, into tensors that lay otherwise."""
+    found = [line["evaluated"] for line in told if "evaluated" in line]
+    assert len(found) == 4
+    assert max(found) < 1e-12
+
+
+def test_closed_pipelines_leave_no_files_threads_or_groups(told):
+    """Each left ten open files, six threads and two groups: a process ended at its limit."""
+    for line in told:
+        if "used" in line:
+            first, *_, last = line["used"]
+            assert last[2] == first[2] == 1
+            assert last[0] <= first[0] + 1
+            assert last[1] <= first[1] + 1
