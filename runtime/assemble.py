@@ -12,6 +12,7 @@ from ..capture.segment import Segment
 from ..core.plan import Plan
 from ..core.schedule import Schedule
 from .batch_statistics import BatchStatistics, RunningStatistics
+from .collective import OfGroup
 from .cut import CutModel
 from .executor import Executor
 from .gradient_sum import GradientSum
@@ -33,8 +34,8 @@ class Sharing:
     Attributes:
         groups: A process group for each set of ranks that hold the same weights, this one among
             them; replicas of a stage are such a set.
-        gradient_sum: Of the trainable weights that others hold too and no strategy takes care
-            of; `None` if there are none.
+        gradient_sum: Of the weights that others hold too and no strategy takes care of; `None`
+            if there are none.
         replication: That, and what replicas of this rank's stages do.
         holders: By ``id`` of a weight, how many ranks hold it, where that is not one.
     """
@@ -89,7 +90,9 @@ def share(
         if not is_sharded(weight.tensor)
     ]
     summed = [w for w in weights if not any(s.sums(w.tensor) for s in strategies.values())]
-    gradient_sum = GradientSum(summed, groups, schedule.stages_of(ranks.rank)) if summed else None
+    together = {each: OfGroup(group) for each, group in groups.items()}
+    stages_here = schedule.stages_of(ranks.rank)
+    gradient_sum = GradientSum(summed, together, stages_here) if summed else None
     return Sharing(
         groups,
         gradient_sum,
@@ -159,12 +162,13 @@ def _statistics(
     policy: BatchStatistics,
 ) -> RunningStatistics | None:
     replicas = schedule.stage_ranks[index]
+    group = sharing.groups.get(replicas)
     found = RunningStatistics(
         stage,
         policy,
         schedule.num_microbatches,
         len(replicas),
         replicas.index(rank),
-        sharing.groups.get(replicas),
+        OfGroup(group) if group is not None else None,
     )
     return found if found.is_needed else None

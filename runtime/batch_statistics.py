@@ -1,4 +1,4 @@
-"""Running statistics of batch normalisation, where a batch is several micro-batches.
+"""Running statistics of normalisation, where a batch is several micro-batches.
 
 Every micro-batch is normalised by its own statistics, as it would be in a loop over micro-batches
 on one device. What is left to choose is how the running statistics, used in evaluation, move:
@@ -9,6 +9,9 @@ on one device. What is left to choose is how the running statistics, used in eva
 ``deferred``
     Once a step, by the statistics of the whole batch, as a model that sees the batch at once moves
     them (torchgpipe's deferred batch normalisation, but with the unbiased variance of torch).
+
+Instance normalisation, where it keeps running statistics, moves them by the mean over instances of
+each one's mean and variance, and counts no batches.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..core.errors import InvalidInput
+from .collective import Collective, Work
 
 BatchStatistics = Literal["microbatch", "deferred"]
 
@@ -48,13 +52,39 @@ class _Norm:
     Attributes:
         module: Its buffers hold a micro-batch's share alone until the step ends.
         begun: Running mean, running variance and count of batches before the step.
-        samples: Values of each channel in the micro-batch at work.
+        samples: Values of each channel in the micro-batch at work; of instance normalisation
+            its instances.
+        uses: How often it ran in this micro-batch's forward.
     """
 
     name: str
     module: Any
     begun: tuple[Tensor, Tensor, int]
     samples: int = 0
+    uses: int = 0
+
+    @property
+    def of_instances(self) -> bool:
+        return isinstance(self.module, _InstanceNorm)
+
+    def factor(self, count: int) -> float:
+        """The weight of a batch's statistics if it is the so manieth.
+
+        Without a momentum a cumulative average; instance normalisation then does not move.
+        """
+        if self.module.momentum is not None:
+            return float(self.module.momentum)
+        return 0.0 if self.of_instances else 1 / count
+
+    def saw(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """A forward pre-hook."""
+        self.uses += 1
+        values = args[0]
+        if isinstance(module, _InstanceNorm):
+            without_batch = module._get_no_batch_dim()  # type: ignore[no-untyped-call]
+            self.samples = 1 if values.dim() == without_batch else values.shape[0]
+        else:
+            self.samples = values.numel() // values.shape[1]
 
 
 class RunningStatistics:
@@ -71,7 +101,7 @@ class RunningStatistics:
         num_microbatches: Of a step.
         replicas: Ranks of the stage; micro-batch k is done by entry k mod length.
         place: This rank's among them.
-        group: The replicas, if there are several.
+        together: The replicas, if there are several.
     """
 
     def __init__(
@@ -81,13 +111,14 @@ class RunningStatistics:
         num_microbatches: int,
         replicas: int,
         place: int,
-        group: dist.ProcessGroup | None,
+        together: Collective | None,
     ) -> None:
         self._stage, self._policy = stage, policy
         self._num_microbatches, self._replicas = num_microbatches, replicas
-        self._place, self._group = place, group
+        self._place, self._together = place, together
         self._norms: list[_Norm] = []
         self._shares: dict[int, Tensor] = {}
+        self._gathered: tuple[list[Tensor], Work] | None = None
 
     @property
     def is_needed(self) -> bool:
@@ -109,11 +140,11 @@ class RunningStatistics:
         """Inside, the stage runs forward on this micro-batch."""
         handles = []
         for norm in self._norms:
-            norm.samples = 0
+            norm.samples = norm.uses = 0
             norm.module.running_mean.data.zero_()
             norm.module.running_var.data.zero_()
-            _set_count(norm.module, norm.begun[2] + microbatch)
-            handles.append(norm.module.register_forward_pre_hook(_counting(norm)))
+            _set_count(norm, norm.begun[2] + microbatch)
+            handles.append(norm.module.register_forward_pre_hook(norm.saw))
         try:
             yield
         finally:
@@ -122,6 +153,18 @@ class RunningStatistics:
         if self._norms:
             shares = [self._share(norm, microbatch) for norm in self._norms]
             self._shares[microbatch] = torch.cat(shares)
+
+    def share(self) -> None:
+        """The last forward of the step was done here; tell the other replicas."""
+        if not self._norms or self._together is None:
+            return
+        most = -(-self._num_microbatches // self._replicas)
+        # A replica may have seen no micro-batch, and still has to send as much as the others.
+        width = sum(2 * norm.module.running_mean.numel() + 1 for norm in self._norms)
+        mine = torch.zeros(most, width, dtype=torch.float64)
+        for microbatch, share in self._shares.items():
+            mine[microbatch // self._replicas] = share
+        self._gathered = self._together.gather(mine.to(self._norms[0].module.running_mean.device))
 
     def finish(self) -> None:
         """Move the running statistics by all micro-batches of the step."""
@@ -133,10 +176,27 @@ class RunningStatistics:
             width = norm.module.running_mean.numel()
             part = rows[:, at : at + 2 * width + 1]
             at += 2 * width + 1
+            used = part[:, -1] > 0
+            if not used.any():
+                self._restore(norm)
+                continue
+            if not used.all():
+                raise InvalidInput(
+                    f"{norm.name} runs in some micro-batches of a step and not in others; its "
+                    "running statistics cannot be moved for several replicas or deferred: plan "
+                    "without replicas of its stage (max_replicas=1), and with "
+                    "batch_statistics='microbatch'"
+                )
             mean, variance = self._moved(norm, part, width)
             norm.module.running_mean.data.copy_(mean)
             norm.module.running_var.data.copy_(variance)
-            _set_count(norm.module, norm.begun[2] + self._steps)
+            _set_count(norm, norm.begun[2] + self._steps)
+
+    def _restore(self, norm: _Norm) -> None:
+        """A module that the stage holds and does not call."""
+        norm.module.running_mean.data.copy_(norm.begun[0])
+        norm.module.running_var.data.copy_(norm.begun[1])
+        _set_count(norm, norm.begun[2])
 
     @property
     def _steps(self) -> int:
@@ -144,29 +204,22 @@ class RunningStatistics:
 
     def _share(self, norm: _Norm, microbatch: int) -> Tensor:
         module = norm.module
-        uses = _count(module) - norm.begun[2] - microbatch
-        if module.num_batches_tracked is not None and uses > 1:
+        if norm.uses > 1:
             raise InvalidInput(
-                f"{norm.name} is used {uses} times in one forward; its running statistics cannot "
-                "be moved for several replicas or deferred: plan without replicas of its stage "
-                "(max_replicas=1), and with batch_statistics='microbatch'"
+                f"{norm.name} is used {norm.uses} times in one forward; its running statistics "
+                "cannot be moved for several replicas or deferred: plan without replicas of its "
+                "stage (max_replicas=1), and with batch_statistics='microbatch'"
             )
         values = [module.running_mean, module.running_var, torch.tensor([float(norm.samples)])]
         return torch.cat([value.detach().double().cpu() for value in values])
 
     def _all_shares(self) -> Tensor:
         """One row a micro-batch, of all replicas, in the order of micro-batches."""
-        if self._group is None:
+        if self._gathered is None:
             return torch.stack([self._shares[k] for k in range(self._num_microbatches)])
-        device = self._norms[0].module.running_mean.device
-        most = -(-self._num_microbatches // self._replicas)
-        width = next(iter(self._shares.values())).numel()
-        mine = torch.zeros(most, width, dtype=torch.float64)
-        for microbatch, share in self._shares.items():
-            mine[microbatch // self._replicas] = share
-        mine = mine.to(device)
-        found = [torch.empty_like(mine) for _ in range(self._replicas)]
-        dist.all_gather(found, mine, group=self._group)
+        found, work = self._gathered
+        work.wait()
+        self._gathered = None
         rows = [part.cpu() for part in found]
         return torch.stack(
             [rows[k % self._replicas][k // self._replicas] for k in range(self._num_microbatches)]
@@ -176,14 +229,14 @@ class RunningStatistics:
         """The running mean and variance after the step."""
         mean, variance, count = norm.begun
         if self._policy == "deferred":
-            factor = _factor(norm.module, count + 1)
+            factor = norm.factor(count + 1)
             of_batch = _of_batch(norm, rows, width, count)
             return (
                 (1 - factor) * mean + factor * of_batch[0].to(mean),
                 (1 - factor) * variance + factor * of_batch[1].to(variance),
             )
         for number, row in enumerate(rows):
-            kept = 1 - _factor(norm.module, count + number + 1)
+            kept = 1 - norm.factor(count + number + 1)
             mean = kept * mean + row[:width].to(mean)
             variance = kept * variance + row[width : 2 * width].to(variance)
         return mean, variance
@@ -192,12 +245,15 @@ class RunningStatistics:
 def _of_batch(norm: _Norm, rows: Tensor, width: int, count: int) -> Sequence[Tensor]:
     """Mean and unbiased variance of the batch from those of its micro-batches."""
     factors = torch.tensor(
-        [_factor(norm.module, count + number + 1) for number in range(len(rows))]
-    ).double()
+        [norm.factor(count + number + 1) for number in range(len(rows))], dtype=torch.float64
+    )
     samples = rows[:, -1:]
+    total = samples.sum()
+    if norm.of_instances:
+        moments = rows[:, : 2 * width] / factors[:, None] if factors.all() else rows[:, : 2 * width]
+        return (moments * samples).sum(0).div(total).split(width)
     means = rows[:, :width] / factors[:, None]
     biased = rows[:, width : 2 * width] / factors[:, None] * (samples - 1) / samples
-    total = samples.sum()
     mean = (means * samples).sum(0) / total
     squares = ((biased + means**2) * samples).sum(0) / total
     return mean, (squares - mean**2) * total / (total - 1)
@@ -210,24 +266,10 @@ def _moving(stage: nn.Module) -> Iterator[tuple[str, Any]]:
             yield name, module
 
 
-def _counting(norm: _Norm) -> Any:
-    """A hook that notes how many values a channel has."""
-
-    def count(module: nn.Module, args: tuple[Any, ...]) -> None:
-        norm.samples = args[0].numel() // args[0].shape[1]
-
-    return count
-
-
 def _count(norm: Any) -> int:
     return 0 if norm.num_batches_tracked is None else int(norm.num_batches_tracked)
 
 
-def _set_count(norm: Any, count: int) -> None:
-    if norm.num_batches_tracked is not None:
-        norm.num_batches_tracked.data.fill_(count)
-
-
-def _factor(norm: Any, count: int) -> float:
-    """The weight of a batch's statistics; a cumulative average where there is no momentum."""
-    return 1 / count if norm.momentum is None else float(norm.momentum)
+def _set_count(norm: _Norm, count: int) -> None:
+    if norm.module.num_batches_tracked is not None and not norm.of_instances:
+        norm.module.num_batches_tracked.data.fill_(count)

@@ -7,19 +7,24 @@ have arrived, what it makes is sent at once and travels while the rank goes on w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from ..core.schedule import Action, Schedule, Work
 from .hops import Hops
-from .messages import Connections, Message, incoming, made_by, read_by
+from .messages import Carrier, Message, incoming, made_by, read_by
 from .stage_run import StageRun
 from .strategies.replication import Replication
 
 Observer = Callable[[Action, float, float], None]
 """Told of each action, with its start and end in seconds of `time.perf_counter`."""
+
+Turns = Generator[list[Message] | None, None, None]
+"""What a rank does, stopping where it may have to wait for others: before an action, which reads
+the messages it gives, and, with `None`, when its actions are done and what it does together with
+others is under way. Goes on by itself for a rank that has a process of its own."""
 
 BACKWARDS = (Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT)
 
@@ -44,7 +49,7 @@ class Executor:
         rank: int,
         hops: Hops,
         stages: Mapping[int, StageRun],
-        connections: Connections,
+        connections: Carrier,
         replication: Replication,
         doing: Callable[[str], None],
         observer: Observer | None = None,
@@ -85,18 +90,37 @@ class Executor:
             The shares of the loss that were taken here.
         """
         for stage in self._stages.values():
-            stage.begin(trains=True)
             stage.loss_scale, stage.dropout_key = loss_scale, dropout_key
+        _go_through(self.training(inputs, targets, sums_gradients=sums_gradients))
+        return self.losses
+
+    @property
+    def losses(self) -> list[Tensor]:
+        """The shares of the loss of the last step that were taken here."""
+        return [loss for stage in self._stages.values() for loss in stage.losses]
+
+    def training(
+        self,
+        inputs: Sequence[Sequence[Tensor]],
+        targets: Sequence[Any],
+        *,
+        sums_gradients: bool = True,
+    ) -> Turns:
+        """The course of `train`."""
+        for stage in self._stages.values():
+            stage.begin(trains=True)
         self._doing("gathering weights")
         self._replication.begin(trains=True, sums=sums_gradients)
-        self._run(self._training, inputs, targets, {})
-        for stage in self._stages.values():
-            if stage.statistics is not None:
-                self._doing("sharing the statistics of batch normalisation")
-                stage.statistics.finish()
+        yield from self._actions(self._training, inputs, targets, {})
+        statistics = [s.statistics for s in self._stages.values() if s.statistics is not None]
+        self._doing("sharing the statistics of batch normalisation")
+        for each in statistics:
+            each.share()
+        yield None
+        for each in statistics:
+            each.finish()
         self._doing("summing gradients")
         self._replication.finish()
-        return [loss for stage in self._stages.values() for loss in stage.losses]
 
     def evaluate(
         self, inputs: Sequence[Sequence[Tensor]], targets: Sequence[Tensor]
@@ -107,16 +131,26 @@ class Executor:
             The last stage's outputs by micro-batch, as far as they were made here, and the shares
             of the loss, if there are targets.
         """
+        outputs: dict[int, list[Any]] = {}
+        _go_through(self.evaluating(inputs, targets, outputs))
+        return outputs, self.losses
+
+    def evaluating(
+        self,
+        inputs: Sequence[Sequence[Tensor]],
+        targets: Sequence[Any],
+        outputs: dict[int, list[Any]],
+    ) -> Turns:
+        """The course of `evaluate`; fills in the outputs."""
         for stage in self._stages.values():
             stage.begin(trains=False)
-        outputs: dict[int, list[Any]] = {}
         self._doing("gathering weights")
         self._replication.begin(trains=False, sums=False)
-        self._run(self._evaluation, inputs, targets, outputs, trains=False)
+        yield from self._actions(self._evaluation, inputs, targets, outputs, trains=False)
+        yield None
         self._replication.finish()
-        return outputs, [loss for stage in self._stages.values() for loss in stage.losses]
 
-    def _run(
+    def _actions(
         self,
         course: _Course,
         inputs: Sequence[Sequence[Tensor]],
@@ -124,11 +158,13 @@ class Executor:
         outputs: dict[int, list[Any]],
         *,
         trains: bool = True,
-    ) -> None:
+    ) -> Turns:
         self._handed.clear()
         self._connections.begin(course.incoming)
         for position, action in enumerate(course.actions):
-            arrived = self._arrived(action)
+            wanted = read_by(action, self._hops)
+            yield [message for message in wanted if message not in self._handed]
+            arrived = self._arrived(action, wanted)
             self._doing(_words(action))
             last = position in course.last_backwards
             self._replication.action_begins(action.stage, action.work, last=last)
@@ -172,16 +208,16 @@ class Executor:
             return stage.backward(microbatch, arrived, split=is_split)
         return []
 
-    def _arrived(self, action: Action) -> list[Tensor]:
+    def _arrived(self, action: Action, wanted: Sequence[Message]) -> list[Tensor]:
         """What other stages made for an action, once it is here."""
         found: list[Tensor] = []
-        for wanted in read_by(action, self._hops):
-            if wanted in self._handed:
-                found += self._handed.pop(wanted)
+        for message in wanted:
+            if message in self._handed:
+                found += self._handed.pop(message)
                 continue
-            sender = self._schedule.rank_of(wanted.maker, action.microbatch)
+            sender = self._schedule.rank_of(message.maker, action.microbatch)
             self._doing(f"the wait for rank {sender}, before {_words(action)}")
-            found += self._connections.receive(wanted, sender)
+            found += self._connections.receive(message, sender)
         return found
 
     def _hand_on(self, action: Action, made: Sequence[Tensor]) -> None:
@@ -225,6 +261,12 @@ class _Course:
         self.recomputed = frozenset(
             (a.stage, a.microbatch) for a in self.actions if a.work is Work.RECOMPUTE
         )
+
+
+def _go_through(turns: Turns) -> None:
+    """Take all turns, waiting where there is something to wait for."""
+    for _ in turns:
+        pass
 
 
 def _words(action: Action) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -93,6 +93,18 @@ def incoming(
     ]
 
 
+class Carrier(Protocol):
+    """Takes one rank's messages to others; see `Connections`."""
+
+    def begin(self, expected: Sequence[Sequence[Message]]) -> None: ...
+
+    def send(self, message: Message, receiver: int, tensors: Sequence[Tensor]) -> None: ...
+
+    def receive(self, message: Message, sender: int) -> list[Tensor]: ...
+
+    def finish(self) -> None: ...
+
+
 class Connections:
     """Point-to-point messages of one rank; a step's messages are posted in their senders' order.
 
@@ -160,7 +172,7 @@ class Connections:
         Raises:
             InvalidInput: It is not of the shapes and dtypes that the receiver expects.
         """
-        _check(message, tensors)
+        check(message, tensors)
         while self._sending and self._sending[0][0].is_completed():
             self._sending.popleft()
         group = self._groups[receiver > self._rank]
@@ -208,16 +220,20 @@ class _Receiving:
         return self.tensors
 
 
-def _check(message: Message, tensors: Sequence[Tensor]) -> None:
-    """Refuse what would arrive as something else: the receiver has made room for the specs."""
+def check(message: Message, tensors: Sequence[Tensor]) -> None:
+    """Refuse what would arrive as something else: the receiver has made room for the specs.
+
+    Raises:
+        InvalidInput: Naming the tensor.
+    """
     for tensor, spec in zip(tensors, message.tensors, strict=True):
         found = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
         if found != (spec.shape, spec.dtype):
             kind = "gradient of" if message.is_gradient else "activation"
             raise InvalidInput(
                 f"the {kind} {spec.name!r} for stage {message.reader} is {found[1]} {found[0]}, "
-                f"but {spec.dtype} {spec.shape} was planned; call the pipeline outside of autocast and "
-                "ask for it by autocast=, and plan for the batch that is given"
+                f"but {spec.dtype} {spec.shape} was planned; call the pipeline outside of autocast "
+                "and ask for it by autocast=, and plan for the batch that is given"
             )
 
 

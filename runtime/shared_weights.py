@@ -23,7 +23,7 @@ def holders(record: Parameter, stage_of: Sequence[int], schedule: Schedule) -> R
 def shared_weights(
     parameters: Sequence[Parameter], stage_of: Sequence[int], schedule: Schedule, module: nn.Module
 ) -> list[SharedWeight]:
-    """The trainable weights of a rank that others hold too, those used last first.
+    """The weights of a rank that others hold too, frozen ones too, those used last first.
 
     Backwards complete their gradients in this order.
 
@@ -38,7 +38,7 @@ def shared_weights(
     for record in sorted(parameters, key=lambda each: each.layers, reverse=True):
         name = next((name for name in record.names if name in here), None)
         ranks = holders(record, stage_of, schedule)
-        if name is None or len(ranks) < 2 or not here[name].requires_grad:
+        if name is None or len(ranks) < 2:
             continue
         stages = tuple(sorted({stage_of[layer] for layer in record.layers}))
         found.append(SharedWeight(name, here[name], stages, ranks))
