@@ -1,4 +1,4 @@
-"""Jobs in a table; see `contract.Jobs`.
+"""Jobs in a table; see `job_contract.Jobs`.
 
 Every change of a job is one UPDATE that names the state and the attempt it expects, counts the
 job's events and so locks its row: of two changes at once the second sees what the first left,
@@ -33,7 +33,7 @@ from .tables import JOB_EVENTS, JOBS, PROJECTS
 
 
 class SqlJobs:
-    """`contract.Jobs` on a database."""
+    """`job_contract.Jobs` on a database."""
 
     def __init__(self, database: Database, documents: SqlDocuments) -> None:
         self._database = database

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -167,6 +170,35 @@ class TestAttempts:
         store.jobs.start(job.id, attempt=0, worker="w")
         clock.time += timedelta(minutes=5)
         assert store.jobs.beat(job.id, 1).heartbeat_at == clock.time
+
+
+KILLED = """
+import os, signal, sys
+from stagewright.api.store import jobs, sql_store
+from tests.api.stored import a_graph
+keep = jobs.SqlJobs._keep
+def killed(*made):
+    keep(*made)
+    os.kill(os.getpid(), signal.SIGKILL)
+jobs.SqlJobs._keep = killed
+sql_store.SqlStore(sys.argv[1]).jobs.finish(sys.argv[2], 1, "succeeded", graph=a_graph())
+"""
+
+
+@pytest.mark.parametrize("address", ["sqlite", "postgresql"], indirect=True)
+def test_killed_while_it_commits_its_end_nothing_of_it_is_there(store, address, repository):
+    """And the next attempt finds no lock of the dead one."""
+    job = store.jobs.submit(HERE, REQUEST)
+    store.jobs.start(job.id, attempt=0, worker="w")
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, address, job.id], cwd=repository, capture_output=True
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert store.jobs.get(HERE, job.id).state == "running"
+    assert store.documents.graphs(HERE, limit=1).items == ()
+    assert kinds(store, job.id) == ["queued", "started"]
+    store.jobs.start(job.id, attempt=1, worker="next")
+    assert store.jobs.finish(job.id, 2, "succeeded", graph=a_graph()).attempt == 2
 
 
 class TestCancel:
