@@ -101,9 +101,13 @@ class DistributedInferencePipeline:
         model.eval()
         self._timeout_s = (timeout_of(group) or distributed_c10d.default_pg_timeout).total_seconds()
         self._watch = Watch(distributed_c10d._get_default_store(), self.rank, ranks.size, group)
-        with self._watch.explained():
-            self._share_weights(pieces, ranks)
-            letters = Letters(self.rank, ranks.everyone("gloo"), ranks.global_ranks)
+        try:
+            with self._watch.explained():
+                self._share_weights(pieces, ranks)
+                letters = Letters(self.rank, ranks.everyone("gloo"), ranks.global_ranks)
+        except BaseException:
+            self._watch.close()
+            raise
         self._failing, self._ended = threading.Lock(), threading.Event()
         self._failure: BaseException | None = None
         self._station = Station(self.schedule, self.rank, letters, self._watch.says, self._fail)
@@ -174,7 +178,8 @@ class DistributedInferencePipeline:
             self._close(is_abandoned=False)
         elif self._requests is not None and self._failure is None:
             self._close(is_abandoned=True)
-        else:  # rank 0 finds out that this rank is gone
+        else:  # the others hear of it, and that this rank is gone
+            self._fail(error)
             self._leave()
 
     @property
