@@ -23,6 +23,7 @@ from .batch_statistics import BatchStatistics
 from .casting import casting
 from .clipping import clipping_factor, global_norm, scale_gradients
 from .cut import cut_for_plan
+from .engine_choice import Engine, check_engine
 from .executor import Executor, Observer
 from .first_stage import FirstStage
 from .groups import Groups
@@ -32,7 +33,7 @@ from .materialise.memory import materialise
 from .materialise.weights import Weights
 from .materialise.without_data import check_weights
 from .process_group import check_world, device_for
-from .runnable import Engine, check_engine, check_runnable, check_schedule
+from .runnable import check_runnable, check_schedule
 from .strategies.choice import Strategy, choose
 from .targets import split_target
 from .torch_engine import TorchEngine

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, get_args
+from typing import Literal
 
-from ..core.errors import InvalidInput, PlanMismatch
+from ..core.errors import PlanMismatch
 from ..core.plan import Plan
 from ..core.schedule import Schedule
 from ..schedules.validate import validate
-from .batch_statistics import BatchStatistics, checked_policy
 
 TORCH_SCHEDULES = ("gpipe", "1f1b")
 """Schedules that torch's engine is asked to run."""
-
-Engine = Literal["stagewright", "torch"]
 
 Where = Literal["processes", "torch's processes", "devices", "one device"]
 """What a plan is to be run on: a process a device, the same by torch's engine, one process with a
@@ -72,28 +69,6 @@ def check_schedule(schedule: Schedule, plan: Plan) -> None:
         raise PlanMismatch(
             f"the schedule has {theirs[0]} stages and {theirs[1]} micro-batches, the plan "
             f"{wanted[0]} and {wanted[1]}; write it for the plan's"
-        )
-
-
-def check_engine(
-    engine: Engine, *, keyed_dropout: int | None, batch_statistics: BatchStatistics
-) -> None:
-    """Refuse what an engine would pass over.
-
-    Raises:
-        InvalidInput: There is no such engine or policy, or torch's schedules have no place for it.
-    """
-    if engine not in get_args(Engine):
-        raise InvalidInput(f"engine is {engine!r}; give one of {', '.join(get_args(Engine))}")
-    checked_policy(batch_statistics)
-    ignored = {
-        "keyed_dropout": keyed_dropout is not None,
-        "batch_statistics": batch_statistics != "microbatch",
-    }
-    found = [name for name, is_asked_for in ignored.items() if is_asked_for]
-    if engine == "torch" and found:
-        raise InvalidInput(
-            f"torch's schedules take no {' and no '.join(found)}; use engine='stagewright'"
         )
 
 
