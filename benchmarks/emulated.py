@@ -4,6 +4,8 @@ On few cores real stages get in each other's way; stages that sleep do not, so w
 executor: its order of work, its messages, its waiting. Every schedule runs on 4 and 8 ranks, and a
 model with uneven layers runs cut into equal numbers of layers and as planned. Exits 1 when a step
 is further than 5 % from the simulator's, or the gain of the plan further than 5 % from predicted.
+
+    python benchmarks/emulated.py --write docs/running.md
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from marks import write_between_marks
 from torch import Tensor, nn
 
 from stagewright.core.cluster import Cluster
@@ -35,8 +39,10 @@ from stagewright.planner.simulate import StageTimes, simulate
 from stagewright.profiler.links.local import free_port
 from stagewright.runtime.executor import Executor
 from stagewright.runtime.groups import Groups
+from stagewright.runtime.hops import Hop, Hops
 from stagewright.runtime.messages import Connections
 from stagewright.runtime.stage_run import StageRun
+from stagewright.runtime.strategies.replication import Replication
 from stagewright.schedules.named import make_schedule
 from stagewright.schedules.of_plan import schedule_of
 
@@ -46,8 +52,7 @@ CHUNKS = {"interleaved_1f1b": 2, "looped_bfs": 2, "interleaved_zero_bubble": 2, 
           "dualpipev": 2}  # fmt: skip
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble", *CHUNKS)
 SKEWED_S = (4, 1, 1, 1, 6, 1, 1, 9, 1, 1, 1, 5, 1, 1, 2, 8)
-"""Layers of a model whose time is not spread evenly, in units of `UNIT_S`."""
-UNIT_S = 0.01
+"""Layers of a model whose time is not spread evenly, in tenths of the other stages' forward."""
 
 
 @dataclass(frozen=True)
@@ -149,13 +154,13 @@ def cells(ranks: int, forward_s: float, num_microbatches: int) -> list[Cell]:
     return found
 
 
-def skewed_cells(ranks: int, num_microbatches: int) -> list[Cell]:
+def skewed_cells(ranks: int, unit_s: float, num_microbatches: int) -> list[Cell]:
     """A model with uneven layers, cut into equal numbers of layers and as planned."""
     layers = [
         LayerProfile(
             layer=Layer(name=f"layer.{index}"),
-            forward=Timing(median_s=unit * UNIT_S),
-            backward=Timing(median_s=2 * unit * UNIT_S),
+            forward=Timing(median_s=unit * unit_s),
+            backward=Timing(median_s=2 * unit * unit_s),
         )
         for index, unit in enumerate(SKEWED_S)
     ]
@@ -210,11 +215,9 @@ def _executor(cell: Cell, rank: int) -> Executor:
     groups = Groups(None)
     spec = TensorSpec(name="value", shape=(1, WIDTH), dtype="float32", requires_grad=True)
     count = cell.schedule.num_stages
-    boundaries = [Boundary(after=index, tensors=(spec,)) for index in range(count - 1)]
+    hops = Hops([Hop(index, index + 1, (spec,)) for index in range(count - 1)], count)
     cpu = torch.device("cpu")
-    connections = Connections(
-        rank, groups.everyone(), groups.everyone(), groups.global_ranks, boundaries, cpu
-    )
+    connections = Connections(rank, groups.everyone(), groups.everyone(), groups.global_ranks, cpu)
     stages = {
         index: StageRun(
             Sleeping(cell.forward_s[index], cell.input_s[index], cell.weight_s[index]),
@@ -225,7 +228,9 @@ def _executor(cell: Cell, rank: int) -> Executor:
         )
         for index in cell.schedule.stages_of(rank)
     }
-    executor = Executor(cell.schedule, rank, stages, connections, None, lambda words: None)
+    executor = Executor(
+        cell.schedule, rank, hops, stages, connections, Replication(None, {}), lambda words: None
+    )
     connections.introduce(executor.connected)
     return executor
 
@@ -255,13 +260,15 @@ def main() -> int:
     parser.add_argument("--forward-ms", type=float, default=100.0, help="of all stages of a rank")
     parser.add_argument("--microbatches", type=int, default=2, help="for each rank")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--write", type=Path, help="a page to put the table into")
     given = parser.parse_args()
     found: list[Found] = []
+    gains: list[str] = []
     late = False
     for ranks in given.ranks:
         microbatches = given.microbatches * ranks
         wanted = cells(ranks, given.forward_ms / 1e3, microbatches)
-        wanted += skewed_cells(ranks, microbatches)
+        wanted += skewed_cells(ranks, given.forward_ms / 1e4, microbatches)
         path = f"{os.environ.get('TMPDIR', '/tmp')}/emulated-{os.getpid()}.json"
         torch.multiprocessing.spawn(
             run, (ranks, free_port(), wanted, given.steps, path), nprocs=ranks
@@ -272,16 +279,19 @@ def main() -> int:
         found += here
         predicted, measured = gain(here)
         late |= abs(predicted / measured - 1) > ALLOWED
-        print(
-            f"{ranks} ranks: the plan is {measured:.2f} times as fast as equal layers, predicted "
-            f"{predicted:.2f}",
-            file=sys.stderr,
+        gains.append(
+            f"On {ranks} ranks the plan of the skewed model is {measured:.2f} times as fast as "
+            f"equal layers, predicted {predicted:.2f}."
         )
+        print(gains[-1], file=sys.stderr)
     if given.json:
         rows = [{**asdict(f), "measured_s": f.measured_s, "error": f.error} for f in found]
         print(json.dumps(rows))
     else:
         print("\n".join([HEAD, *map(row, found)]))
+    if given.write:
+        page = "\n".join([HEAD, *map(row, found), "", *gains])
+        write_between_marks(given.write, "emulated.py", page)
     return int(late or any(abs(f.error) > ALLOWED for f in found))
 
 
