@@ -3,8 +3,7 @@
 A value relayed goes over every cut between its maker and its last reader. A value sent straight
 goes from each stage that has a use for it to the next one that does, so stages between never hold
 it. It passes from reader to reader rather than from its maker to each: no rank sends a value
-twice, gradients are summed where a relay would sum them, and a reader that changes the value in
-place hands on what it made of it.
+twice, and gradients are summed where relays would sum them.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from stagewright.capture.capture import trace
 from stagewright.core.errors import PlanMismatch
@@ -56,12 +57,16 @@ def by_hops(pieces, *inputs):
 
 
 class ChangedOnTheWay(Base):
-    """The second layer changes in place what the last one reads again."""
+    """The second layer changes in place what the third and the last one read."""
+
+    def __init__(self):
+        super().__init__()
+        self.b = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4))
+        self.d = nn.Linear(4, 4)
 
     def forward(self, x):
         skip = self.a(x)
-        h = self.b(skip.relu_())
-        return self.c(h) + skip
+        return self.c(self.d(self.b(skip))) + skip
 
 
 class TwoSkips(Base):
@@ -84,7 +89,7 @@ class ReturnedEarly(Base):
 
 
 @pytest.mark.parametrize(
-    ("model", "skipping"), [(ChangedOnTheWay, 0), (TwoSkips, 1), (ReturnedEarly, 2)]
+    ("model", "skipping"), [(ChangedOnTheWay, 1), (TwoSkips, 1), (ReturnedEarly, 2)]
 )
 def test_stages_in_this_process(model, skipping):
     torch.manual_seed(0)
@@ -108,11 +113,15 @@ def test_stages_in_this_process(model, skipping):
             torch.testing.assert_close(parameter.grad, expected[name].grad)
 
 
-def test_what_a_stage_changes_goes_through_it():
-    """Straight from the first stage it would arrive as it was before."""
+def test_a_value_goes_from_reader_to_reader():
+    """Of one that is changed in place, what became of it; straight from the first it would not."""
     captured = trace(ChangedOnTheWay(), (torch.randn(2, 4),), check=False)
-    hops = find_hops(captured, [1] * len(captured.layers), direct=True)
-    assert [hop for hop in hops.all if hop.skips] == []
+    assert list(captured.layers.names) == ["a", "b.0", "b.1", "d", "c"]
+    hops = find_hops(captured, [1] * 5, direct=True)
+    found = [(hop.source, hop.target, [spec.name for spec in hop.tensors]) for hop in hops.all]
+    assert found == [
+        (0, 1, ["a"]), (1, 2, ["b_0"]), (2, 3, ["b_1"]), (2, 4, ["b_0"]), (3, 4, ["d"]),
+    ]  # fmt: skip
 
 
 def test_relays_are_hops_to_the_next_stage_of_all_that_is_live():
