@@ -1,9 +1,4 @@
-"""Jobs in a table; see `job_contract.Jobs`.
-
-Every change of a job is one UPDATE that names the state and the attempt it expects, counts the
-job's events and so locks its row: of two changes at once the second sees what the first left,
-and events are numbered in the order they are committed.
-"""
+"""Jobs in a table; see `job_contract.Jobs`, and `job_rows` for how a job changes."""
 
 from __future__ import annotations
 
@@ -27,6 +22,7 @@ from .job_records import (
     JobRequest,
     JobState,
 )
+from .job_rows import add_event, advance, as_job, job_of, note_life, running
 from .paging import page
 from .records import Page
 from .tables import JOB_EVENTS, JOBS, PROJECTS
@@ -49,26 +45,27 @@ class SqlJobs:
                 raise NotFound("project", project_id)
             same = _same_submission(connection, project_id, request)
             if same is not None:
-                return _job(same)
+                return as_job(same)
             if max_unfinished is not None:
                 _check_unfinished(connection, project_id, request, max_unfinished)
+            now = self._database.now()
             values = {
                 **dict(request),
                 "project_id": project_id,
                 "id": new_id("job"),
-                "created_at": self._database.now(),
+                "created_at": now,
                 "state": "queued",
                 "attempt": 0,
                 "cancel_requested": False,
                 "num_events": 1,
             }
             row = connection.execute(insert(JOBS).values(**values).returning(JOBS)).one()
-            self._add_event(connection, row, "queued")
-            return _job(row)
+            add_event(connection, now, row, "queued")
+            return as_job(row)
 
     def get(self, project_id: str, job_id: str) -> Job:
         with self._database.read() as connection:
-            return _job(_mine(connection, project_id, job_id))
+            return as_job(job_of(connection, project_id, job_id))
 
     def list(
         self,
@@ -82,12 +79,12 @@ class SqlJobs:
         if state is not None:
             rows = rows.where(JOBS.c.state == state)
         with self._database.read() as connection:
-            return page(connection, rows, JOBS, _job, limit=limit, cursor=cursor)
+            return page(connection, rows, JOBS, as_job, limit=limit, cursor=cursor)
 
     def unfinished(self) -> Sequence[Job]:
         rows = select(JOBS).where(JOBS.c.state.in_(UNFINISHED)).order_by(JOBS.c.position)
         with self._database.read() as connection:
-            return [_job(row) for row in connection.execute(rows)]
+            return [as_job(row) for row in connection.execute(rows)]
 
     def unfinished_like(self, project_id: str, request_digest: str) -> Job | None:
         rows = select(JOBS).where(
@@ -98,7 +95,7 @@ class SqlJobs:
         )
         with self._database.read() as connection:
             row = connection.execute(rows.order_by(JOBS.c.position).limit(1)).first()
-        return None if row is None else _job(row)
+        return None if row is None else as_job(row)
 
     def start(self, job_id: str, *, attempt: int, worker: str) -> Job | None:
         now = self._database.now()
@@ -119,18 +116,20 @@ class SqlJobs:
         )
 
     def requeue(self, job_id: str, attempt: int) -> Job | None:
-        return self._change(job_id, "requeued", *_running(attempt), state="queued", worker=None)
+        return self._change(job_id, "requeued", *running(attempt), state="queued", worker=None)
 
     def beat(self, job_id: str, attempt: int) -> Job | None:
         with self._database.write() as connection:
-            row = self._beat(connection, job_id, attempt)
-        return None if row is None else _job(row)
+            row = note_life(connection, self._database.now(), job_id, attempt)
+        return None if row is None else as_job(row)
 
     def report(self, job_id: str, attempt: int, kind: str, data_json: str = "{}") -> bool:
         with self._database.write() as connection:
-            row = self._beat(connection, job_id, attempt)
+            now = self._database.now()
+            row = note_life(connection, now, job_id, attempt)
             if row is not None and row.num_events < MAX_PROGRESS_EVENTS:
-                self._advance(connection, job_id, kind, *_running(attempt), data_json=data_json)
+                expected = running(attempt)
+                advance(connection, now, job_id, kind, *expected, data_json=data_json)
         return row is not None
 
     def finish(
@@ -146,45 +145,49 @@ class SqlJobs:
         outcome_json: str | None = None,
     ) -> Job | None:
         with self._database.write() as connection:
-            row = self._advance(
+            now = self._database.now()
+            row = advance(
                 connection,
+                now,
                 job_id,
                 state,
-                *_running(attempt),
+                *running(attempt),
                 state=state,
-                finished_at=self._database.now(),
+                finished_at=now,
                 outcome_json=outcome_json,
             )
             if row is None:
                 return None
             made = self._keep(connection, row.project_id, profiles, graph, plan) or result_id
             result = update(JOBS).where(JOBS.c.id == job_id).values(result_id=made)
-            return _job(connection.execute(result.returning(JOBS)).one())
+            return as_job(connection.execute(result.returning(JOBS)).one())
 
     def request_cancel(self, project_id: str, job_id: str) -> Job:
         with self._database.write() as connection:
-            _mine(connection, project_id, job_id)
+            job_of(connection, project_id, job_id)
             queued = JOBS.c.state == "queued"
-            ended = self._advance(
+            now = self._database.now()
+            ended = advance(
                 connection,
+                now,
                 job_id,
                 "cancelled",
                 queued,
                 state="cancelled",
                 cancel_requested=True,
-                finished_at=self._database.now(),
+                finished_at=now,
             )
             if ended is None:
                 asked = (JOBS.c.state == "running", JOBS.c.cancel_requested.is_(False))
-                self._advance(connection, job_id, "cancel-requested", *asked, cancel_requested=True)
-            return _job(_mine(connection, project_id, job_id))
+                advance(connection, now, job_id, "cancel-requested", *asked, cancel_requested=True)
+            return as_job(job_of(connection, project_id, job_id))
 
     def events(
         self, project_id: str, job_id: str, *, after: int = 0, limit: int = 500
     ) -> Sequence[JobEvent]:
         rows = select(JOB_EVENTS).where(JOB_EVENTS.c.job_id == job_id, JOB_EVENTS.c.number > after)
         with self._database.read() as connection:
-            _mine(connection, project_id, job_id)
+            job_of(connection, project_id, job_id)
             found = connection.execute(rows.order_by(JOB_EVENTS.c.number).limit(limit)).all()
         names = JobEvent.model_fields
         return [
@@ -216,55 +219,8 @@ class SqlJobs:
         self, job_id: str, kind: str, *expected: ColumnElement[bool], **values: Any
     ) -> Job | None:
         with self._database.write() as connection:
-            row = self._advance(connection, job_id, kind, *expected, **values)
-        return None if row is None else _job(row)
-
-    def _advance(
-        self,
-        connection: Connection,
-        job_id: str,
-        kind: str,
-        *expected: ColumnElement[bool],
-        data_json: str = "{}",
-        **values: Any,
-    ) -> Row[Any] | None:
-        """Change a job that is as expected, and note it as an event; `None` if it is not."""
-        change = update(JOBS).where(JOBS.c.id == job_id, *expected)
-        change = change.values(num_events=JOBS.c.num_events + 1, **values)
-        row = connection.execute(change.returning(JOBS)).first()
-        if row is not None:
-            self._add_event(connection, row, kind, data_json)
-        return row
-
-    def _beat(self, connection: Connection, job_id: str, attempt: int) -> Row[Any] | None:
-        alive = update(JOBS).where(JOBS.c.id == job_id, *_running(attempt))
-        alive = alive.values(heartbeat_at=self._database.now())
-        return connection.execute(alive.returning(JOBS)).first()
-
-    def _add_event(
-        self, connection: Connection, job: Row[Any], kind: str, data_json: str = "{}"
-    ) -> None:
-        event = insert(JOB_EVENTS).values(
-            job_id=job.id,
-            number=job.num_events,
-            created_at=self._database.now(),
-            attempt=job.attempt,
-            kind=kind,
-            data_json=data_json,
-        )
-        connection.execute(event)
-
-
-def _running(attempt: int) -> tuple[ColumnElement[bool], ...]:
-    return JOBS.c.attempt == attempt, JOBS.c.state == "running"
-
-
-def _mine(connection: Connection, project_id: str, job_id: str) -> Row[Any]:
-    mine = select(JOBS).where(JOBS.c.project_id == project_id, JOBS.c.id == job_id)
-    row = connection.execute(mine).first()
-    if row is None:
-        raise NotFound("job", job_id)
-    return row
+            row = advance(connection, self._database.now(), job_id, kind, *expected, **values)
+        return None if row is None else as_job(row)
 
 
 def _same_submission(
@@ -285,7 +241,3 @@ def _check_unfinished(
         counted = counted.where(JOBS.c.key_id == request.key_id)
     if connection.execute(counted).scalar_one() >= limit:
         raise TooManyJobs(limit)
-
-
-def _job(row: Row[Any]) -> Job:
-    return Job.model_validate({name: row._mapping[name] for name in Job.model_fields})
