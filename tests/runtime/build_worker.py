@@ -15,7 +15,9 @@ from torch import nn
 
 from stagewright import LossScale, Training, Weights, build
 from stagewright.capture.difference import relative_difference
-from stagewright.core.plan import Plan
+from stagewright.core.cluster import Cluster
+from stagewright.core.plan import Plan, PlanOptions
+from stagewright.planner.from_balance import plan_from_balance
 from stagewright.profiler.models.families import build_model
 from stagewright.runtime.materialise.memory import materialise_whole
 from stagewright.runtime.process_group import init_process_group
@@ -156,6 +158,51 @@ def in_half_precision(dtype: torch.dtype) -> dict[str, Any]:
     return result
 
 
+def replicated(strategy: Any) -> dict[str, Any]:
+    """One stage on two ranks, in float16, with an overflow on one of them."""
+    case = make_case("mlp")
+    profile = traced_profile(case)
+    plan = plan_from_balance(
+        profile,
+        Cluster.uniform(2),
+        PlanOptions(num_microbatches=4, schedule="1f1b"),
+        [len(profile.layers)],
+        replicas=[2],
+    )
+    whole = on_meta("mlp")
+    training = build(
+        plan, on_meta("mlp"), loss_fn=case.loss_fn, weights=Weights(seed=1), strategy=strategy,
+        autocast=torch.float16, max_norm=LARGEST_NORM,
+    )  # fmt: skip
+    materialise_whole(whole, Weights(seed=1), CPU)
+    ours = torch.optim.SGD(training.parameters(), lr=0.1)
+    theirs = torch.optim.SGD(whole.parameters(), lr=0.1)
+    updated, norms = [], []
+    for step in range(3):
+        batch, target = make_batch(case, plan, seed=step)
+        training.step(*batch, target=target)
+        if step == 1 and dist.get_rank() == 0:
+            gradient = next(training.parameters()).grad
+            getattr(gradient, "_local_tensor", gradient)[0] = float("inf")
+        updated.append(training.update(ours))
+        if updated[-1]:
+            unsplit_step(whole, case.loss_fn, batch, target, plan.num_microbatches)
+            norm = float(nn.utils.clip_grad_norm_(whole.parameters(), LARGEST_NORM))
+            norms.append(abs(norm - training.norm) / norm)
+            theirs.step(), theirs.zero_grad()
+    full = {
+        name: p.full_tensor() if hasattr(p, "full_tensor") else p
+        for name, p in training.named_parameters()
+    }
+    wanted = dict(whole.named_parameters())
+    result = {
+        "updated": updated, "norm": max(norms),
+        "weights": largest({n: p.detach() for n, p in full.items()}, wanted),
+    }  # fmt: skip
+    training.close()
+    return result
+
+
 def at_its_limit() -> dict[str, Any]:
     """A loss scale far too large finds its way down, all ranks together."""
     case = make_case("mlp")
@@ -164,7 +211,7 @@ def at_its_limit() -> dict[str, Any]:
         plan,
         case.model,
         loss_fn=lambda output, target: case.loss_fn(output, target) * 1e4,
-        loss_scale=LossScale(value=2.0**125),
+        loss_scale=LossScale(value=2.0**125, backoff=2.0**-16),
     )
     optimizer = torch.optim.SGD(training.parameters(), lr=0.1)
     batch, target = make_batch(case, plan)
@@ -188,6 +235,8 @@ def main() -> None:
         "accumulated": accumulated,
         "float16": lambda: in_half_precision(torch.float16),
         "bfloat16": lambda: in_half_precision(torch.bfloat16),
+        "reduce": lambda: replicated(None),
+        "fully_shard": lambda: replicated("fully_shard"),
         "limit": at_its_limit,
     }
     with open(folder / f"{dist.get_rank()}.jsonl", "w", encoding="utf-8") as file:
