@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .runtime.loss_scale import LossScale as LossScale
     from .runtime.materialise.weights import Weights as Weights
     from .runtime.pipeline import Pipeline as Pipeline
+    from .runtime.strategies.sharded import FullyShard as FullyShard
     from .runtime.trace import record as record
     from .runtime.training import Training as Training
     from .runtime.verify import verify as verify
@@ -50,6 +51,7 @@ _HOME = {
     "Cluster": "core.cluster",
     "DistributedInferencePipeline": "runtime.inference.processes",
     "DistributedPipeline": "runtime.distributed",
+    "FullyShard": "runtime.strategies.sharded",
     "Graph": "core.graph",
     "InferencePipeline": "runtime.inference.pipeline",
     "LossScale": "runtime.loss_scale",

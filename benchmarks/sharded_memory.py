@@ -1,0 +1,165 @@
+"""What a replica holds of a stage's weights, by strategy and optimizer: at its peak, and at rest.
+
+Two replicas of one stage of linear layers on this machine; memory is the process's resident bytes
+above those before the model was made, so activations of the small batch are in it too.
+
+    python benchmarks/sharded_memory.py [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import stagewright
+from stagewright.core.cluster import Cluster
+from stagewright.core.plan import Plan, PlanOptions
+from stagewright.planner.from_balance import plan_from_balance
+from stagewright.runtime.distributed import DistributedPipeline
+from stagewright.runtime.strategies.choice import Strategy
+from stagewright.runtime.strategies.sharded import FullyShard
+
+WIDTH, LAYERS, STEPS = 2048, 8, 3
+STRATEGIES: dict[str, Strategy] = {
+    "reduce": "reduce",
+    "ddp": "ddp",
+    "fully_shard": FullyShard(part_bytes=16 * 2**20),
+    "fully_shard, let go in every action": FullyShard(True, True, part_bytes=16 * 2**20),
+}
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Of glibc's mallopt: what is let go shall go back to the system at once."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Bytes of one replica, as multiples of the stage's weights."""
+
+    strategy: str
+    optimizer: str
+    peak: float
+    rest: float
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+class Peak:
+    """The most resident bytes while it is open, looked at every millisecond."""
+
+    def __enter__(self) -> Peak:
+        self.size_bytes, self._is_open = 0, True
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_open = False
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while self._is_open:
+            self.size_bytes = max(self.size_bytes, resident_bytes())
+            time.sleep(0.001)
+
+
+def made() -> nn.Module:
+    """The stage."""
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+
+
+def planned() -> Plan:
+    """One stage of two replicas; estimated, as no time matters here."""
+    with torch.device("meta"):
+        profile = stagewright.estimate(
+            made(), torch.empty(2, WIDTH), device="A100", precision="float32"
+        )
+    options = PlanOptions(num_microbatches=4)
+    return plan_from_balance(profile, Cluster.uniform(2), options, [LAYERS], replicas=[2])
+
+
+def measure(plan: Plan, strategy: str, optimizer: str, rank: int, folder: str) -> Row:
+    """Train a few steps; the last one is looked at."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/group", rank=rank, world_size=2,
+        timeout=timedelta(seconds=120),
+    )  # fmt: skip
+    before = resident_bytes()
+    model = made()
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    pipeline = DistributedPipeline(
+        model, plan, loss_fn=nn.functional.mse_loss, strategy=STRATEGIES[strategy]
+    )
+    del model
+    updates = OPTIMIZERS[optimizer](pipeline.module.parameters(), lr=1e-3)
+    batch = torch.randn(8, WIDTH)
+    for _ in range(STEPS):
+        gc.collect()
+        with Peak() as peak:
+            pipeline.step(batch, target=batch)
+            updates.step()
+            updates.zero_grad()
+    found = Row(
+        strategy,
+        optimizer,
+        (peak.size_bytes - before) / weights,
+        (resident_bytes() - before) / weights,
+    )
+    pipeline.close()
+    dist.destroy_process_group()
+    return found
+
+
+def apart(plan: Plan, strategy: str, optimizer: str) -> Row:
+    """Both replicas in processes of their own; the first one's account."""
+    with tempfile.TemporaryDirectory() as folder:
+        children = []
+        for rank in (0, 1):
+            child = os.fork()
+            if child == 0:
+                row = measure(plan, strategy, optimizer, rank, folder)
+                Path(folder, f"{rank}.json").write_text(json.dumps(asdict(row)), encoding="utf-8")
+                os._exit(0)
+            children.append(child)
+        if any([os.waitpid(child, 0)[1] for child in children]):
+            raise SystemExit(f"{strategy} with {optimizer} failed")
+        return Row(**json.loads(Path(folder, "0.json").read_text(encoding="utf-8")))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one object a line")
+    wants_json = parser.parse_args().json
+    torch.set_num_threads(1)
+    for setting in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+        ctypes.CDLL("libc.so.6").mallopt(setting, 64 * 2**10)
+    plan = planned()
+    if not wants_json:
+        print("times the weights     at its peak  at rest")
+    for optimizer in OPTIMIZERS:
+        for strategy in STRATEGIES:
+            row = apart(plan, strategy, optimizer)
+            text = f"{optimizer}, {strategy}: {row.peak:.1f} {row.rest:.1f}"
+            print(json.dumps(asdict(row)) if wants_json else text, flush=True)
+
+
+if __name__ == "__main__":
+    main()
