@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from ..core.errors import InvalidInput, RankFailed, StagewrightError
+from ..core.errors import InvalidInput, RankFailed
 from ..core.plan import Plan
 from ..core.timeline import Timeline
 from ..runtime.runnable import check_runnable
 from ..schedules.of_plan import schedule_of
+from .account import Account
+from .owned_process import owned_process
 
 WORKER = "stagewright.cli.train_worker"
 
@@ -64,8 +62,10 @@ def train(
 
     Raises:
         InvalidInput: The plan names no family.
-        PlanMismatch: The plan uses what processes do not run.
+        PlanMismatch: The plan uses what processes do not run, or is for another model.
         RankFailed: A process died; the message names its rank.
+        MemoryError: A process had too little.
+        RuntimeError: A process raised what it should not; the message names its rank.
     """
     check_trainable(plan)
     with tempfile.TemporaryDirectory(prefix="stagewright-") as folder:
@@ -108,38 +108,23 @@ def check_trainable(plan: Plan) -> None:
 
 def _run(command: list[str]) -> tuple[int, str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    with _own_group(command, environment) as process:
-        _, talk = process.communicate()
+    with owned_process(command, environment) as process:
+        assert process.stderr is not None
+        talk = process.stderr.read()
     return process.returncode, talk
 
 
-@contextlib.contextmanager
-def _own_group(command: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process and all it starts, none of which outlives the block."""
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _failure(results: Path, code: int, talk: str) -> StagewrightError:
-    """The ranks' own account of what happened, or the launcher's last words."""
+def _failure(results: Path, code: int, talk: str) -> Exception:
+    """The error of the rank that had one of its own, what all say of a lost one, or last words."""
     accounts = [
-        json.loads(path.read_text(encoding="utf-8"))
+        Account.model_validate_json(path.read_bytes())
         for path in sorted(results.glob("error.*.json"))
     ]
+    for account in accounts:
+        if account.error != RankFailed.__name__:
+            return account.as_error()
     if accounts:
-        lines = "\n  ".join(f"rank {entry['rank']}: {entry['message']}" for entry in accounts)
+        lines = "\n  ".join(f"rank {account.rank}: {account.message}" for account in accounts)
         return RankFailed(f"training stopped:\n  {lines}")
     last = "\n  ".join(talk.strip().splitlines()[-15:])
     return RankFailed(f"training stopped with exit code {code}:\n  {last}")

@@ -20,14 +20,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..core.errors import InvalidInput, StagewrightError
+from ..core.errors import InvalidInput
 from ..core.plan import Plan
 from ..profiler.machine.allocator import keep_freed_memory
 from ..profiler.models.families import build_loss, build_model, training_batch
 from ..runtime.distributed import DistributedPipeline
-from ..runtime.process_group import init_process_group
+from ..runtime.process_group import end_process, init_process_group
 from ..runtime.trace import record
 from ..runtime.watch import ConnectionEnded
+from .account import Account
+from .owned_process import end_with_owner
 
 LEARNING_RATE = 1e-3
 
@@ -46,6 +48,7 @@ def main() -> int:
     parser.add_argument("--whole", action="store_true")
     parser.add_argument("--record", action="store_true")
     given = parser.parse_args()
+    end_with_owner(given.results)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     keep_freed_memory()
     rank = 0 if given.whole else int(os.environ["RANK"])
@@ -65,12 +68,13 @@ def main() -> int:
         ):
             steps.append(step)
             (given.results / f"training.{rank}").touch()
-    except StagewrightError as error:
-        report = {"rank": rank, "error": type(error).__name__, "message": str(error)}
-        (given.results / f"error.{rank}.json").write_text(json.dumps(report), encoding="utf-8")
-        sys.stderr.write(f"rank {rank}: {error}\n")
-        sys.stderr.flush()
-        os._exit(1)  # a transport that lost its peer may wait for it at a normal exit
+    except Exception as error:  # noqa: BLE001 (the launcher raises it)
+        account = Account.of(rank, error)
+        (given.results / f"error.{rank}.json").write_text(
+            account.model_dump_json(), encoding="utf-8"
+        )
+        sys.stderr.write(f"rank {rank}: {account.trace or account.message}\n")
+        end_process(1)
     if rank == 0:
         losses, times_s = [step[0] for step in steps], [step[1] for step in steps]
         result = {"losses": losses, "step_times_s": times_s}

@@ -38,6 +38,7 @@ from stagewright.runtime.elastic import (
     release_spares,
     wait_as_spare,
 )
+from stagewright.runtime.process_group import end_process
 
 WIDTH, CLASSES = 64, 10
 
@@ -138,5 +139,4 @@ if __name__ == "__main__":
         main()
     except StagewrightError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        sys.stderr.flush()
-        os._exit(1)  # a transport that lost its peer may wait for it at a normal exit
+        end_process(1)  # a transport that lost its peer may wait for it at a normal exit

@@ -116,6 +116,30 @@ def test_a_rank_killed_under_torchrun_is_named_and_nothing_is_left(tmp_path):
     assert not process_ids(str(tmp_path))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_rank_outlives_the_command_that_started_it(tmp_path, number):
+    """torchrun and its ranks have sessions of their own, and trained on for ever."""
+    plan_file = tmp_path / "plan.json"
+    make_plan(make_case("mlp"), 2).write(plan_file)
+    command = [
+        sys.executable, "-m", "stagewright.cli", "run", str(plan_file), "--steps", "1000000",
+    ]  # fmt: skip
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_for_worker(tmp_path, process)
+            process.send_signal(number)
+            code = process.wait(timeout=60)
+        finally:
+            process.kill()
+    assert code == (128 + number if number == signal.SIGTERM else -number)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process_ids(str(tmp_path)):
+        time.sleep(0.1)
+    assert not process_ids(str(tmp_path))
+    assert not list(tmp_path.glob("stagewright-*"))
+
+
 def wait_for_worker(folder, process):
     """The process of rank 1, once it is training."""
     deadline = time.monotonic() + 90
