@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from threading import Lock
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url
@@ -20,6 +21,9 @@ from .errors import StoreUnavailable
 
 BUSY_TIMEOUT_MS = 10_000
 """How long a write to SQLite waits for another process's write."""
+
+TURN_TIMEOUT_S = 30
+"""How long one waits for the writes of this process's other threads."""
 
 CONNECT_TIMEOUT_S = 10
 """How long a PostgreSQL server may take to answer at first."""
@@ -46,6 +50,9 @@ class Database:
         self.url = database_url(address)
         self.engine = _engine(self.url)
         self._now = now
+        # Of SQLite only one connection writes. Left to SQLite the others sleep and try again,
+        # and some sleep for seconds; threads that queue here are woken in turn.
+        self._turn = Lock()
 
     @property
     def name(self) -> str:
@@ -87,10 +94,23 @@ class Database:
         """A transaction, committed at the end of the block; in SQLite the only one that writes."""
         with (
             self._unavailable(),
+            self._in_turn(),
             self.engine.connect().execution_options(write=True) as connection,
             connection.begin(),
         ):
             yield connection
+
+    @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        if self.is_postgresql:
+            yield
+            return
+        if not self._turn.acquire(timeout=TURN_TIMEOUT_S):
+            raise StoreUnavailable(f"database {self.name}: other writes take too long")
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     @contextmanager
     def unchecked_write(self, timeout_ms: int) -> Iterator[Connection]:

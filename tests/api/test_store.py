@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stagewright.api.records import PlanRecord
+from stagewright.api.store import database as database_module
 from stagewright.api.store.database import database_url
 from stagewright.api.store.errors import NotFound, StoreUnavailable
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
@@ -224,6 +225,21 @@ class TestFile:
         threading.Timer(0.3, other.rollback).start()
         assert store.documents.put_profile(HERE, a_profile).id == a_profile.content_id()
         other.close()
+        store.close()
+
+    def test_threads_queue_for_writing_and_do_not_wait_for_ever(
+        self, tmp_path, a_profile, monkeypatch
+    ):
+        """Cause: 16 threads left to SQLite's own retries; the slowest of 100 took four seconds."""
+        store = SqlStore(tmp_path / "store.db")
+        monkeypatch.setattr(database_module, "TURN_TIMEOUT_S", 0.05)
+        with (
+            store._database.write(),
+            ThreadPoolExecutor(1) as other,
+            pytest.raises(StoreUnavailable, match="other writes take too long"),
+        ):
+            other.submit(store.documents.put_profile, HERE, a_profile).result()
+        assert store.documents.put_profile(HERE, a_profile).id == a_profile.content_id()
         store.close()
 
     def test_reading_goes_on_while_another_writes(self, tmp_path, a_profile):
