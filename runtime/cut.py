@@ -15,7 +15,7 @@ from ..capture.capture import default_device, trace
 from ..capture.captured import Captured
 from ..capture.sample import CallStructure, check_module, synthetic_inputs
 from ..capture.segment import Segment, adopt
-from ..core.errors import InvalidInput, PlanMismatch
+from ..core.errors import CaptureError, InvalidInput, PlanMismatch
 from ..core.graph import Boundary, Parameter
 from ..core.plan import Plan
 from .boundary import enter, enter_copy, leave
@@ -91,7 +91,9 @@ def cut(captured: Captured, balance: Sequence[int], *, direct: bool = False) -> 
         captured.segment(
             first,
             last,
-            enter=enter_copy if captured.mutates_inputs(first, last) else enter,
+            enter=enter_copy
+            if captured.mutates_inputs(first, last)  # micro-batches are views of one batch
+            else (enter if first else None),
             leave=leave,
             received=[there for hop in hops.into(stage) for _, there in hop.positions],
             sent=[here for hop in hops.out_of(stage) for here, _ in hop.positions],
@@ -176,7 +178,15 @@ def _traced(model: nn.Module, sample: Any, recipe: str) -> Captured:
         return trace(model, sample, check=False, recipe=recipe)
     with all_on_meta(model), torch.device("meta"):
         sample = pytree.tree_map_only(Tensor, lambda tensor: tensor.to("meta"), sample)
-        return trace(model, sample, check=False, recipe=recipe)
+        try:
+            return trace(model, sample, check=False, recipe=recipe)
+        except CaptureError as error:
+            raise CaptureError(
+                f"{error}\nIt is on the meta device, where its Python cannot look at values "
+                "(.item(), if on a tensor): if it does, build it with memory",
+                module=error.module,
+                operation=error.operation,
+            ) from error
 
 
 def _check_shapes(plan: Plan, captured: Captured) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ...core.errors import InvalidInput
+from ...core.errors import InvalidInput, first_line
 from ..checkpoint.folder import find
 from ..checkpoint.ranks import Ranks
 from ..checkpoint.reader import read_tensors
@@ -111,7 +111,7 @@ class _StateDict:
         try:
             held = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-            raise InvalidInput(f"cannot read {path}: {error}") from error
+            raise InvalidInput(f"cannot read {path}: {first_line(error)}") from error
         if isinstance(held, dict) and isinstance(held.get("model"), dict):
             held = held["model"]  # what ``stagewright checkpoint convert --with-optimizer`` writes
         if not isinstance(held, dict) or not all(isinstance(v, Tensor) for v in held.values()):

@@ -79,6 +79,11 @@ def give_values(
         reading.fill(slot for slot in here if slot.is_persistent or slot in bare)
     for slot in here:
         value = slot.home.get()
+        if value.shape != slot.tensor.shape or value.is_meta:
+            raise InvalidInput(
+                f"init= made {slot.name} a tensor of shape {list(value.shape)} on {value.device}, "
+                f"the model has {list(slot.tensor.shape)}; set its values in place"
+            )
         for place in slot.places:
             place.put(value)
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stagewright.capture.capture import trace
 from stagewright.core.cluster import Cluster
-from stagewright.core.errors import InvalidInput
+from stagewright.core.errors import CaptureError, InvalidInput
 from stagewright.core.plan import PlanOptions
 from stagewright.core.profile import LayerProfile, Profile, Timing
 from stagewright.planner.from_balance import plan_from_balance
@@ -265,6 +265,14 @@ def test_what_a_checkpoint_lacks_may_be_initialised(real, tmp_path):
     assert torch.equal(model.b.weight, real.b.weight)
 
 
+def enlarge(module):
+    if isinstance(module, nn.Linear):
+        module.weight = nn.Parameter(torch.ones(5, 4))
+        module.bias.zero_()
+    else:
+        module.scale.fill_(1)
+
+
 def reset(module):
     if isinstance(module, nn.Linear):
         module.reset_parameters()
@@ -279,6 +287,7 @@ def reset(module):
         (Bare, Weights(), r"parameter scale \(of Bare\).*Weights\(init=.*load a checkpoint"),
         (Bare, Weights(init=reset), r"parameter scale .*init= did not set it"),
         (Bare, Weights("nowhere"), "nowhere is no checkpoint"),
+        (Bare, Weights(init=enlarge), r"init= made a.weight a tensor of shape \[5, 4\]"),
     ],
 )
 def test_a_value_from_nowhere_is_named(build, weights, said):
@@ -317,6 +326,16 @@ def test_a_tensor_that_is_neither_parameter_nor_buffer_is_named():
 def fill(module):
     for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
         tensor.zero_()
+
+
+def test_python_that_looks_at_values_is_told_that_there_are_none():
+    class Looking(Table):
+        def forward(self, x):
+            return self.b(self.a(x) * float(self.a.weight.abs().max()))
+
+    plan = plan_for(Table(), torch.randn(2, 4), [1]).model_copy(update={"model": "Looking"})
+    with pytest.raises(CaptureError, match=r"meta device.*cannot look at values"):
+        cut_for_plan(on_meta(Looking), plan, device=CPU)
 
 
 def test_nothing_of_other_stages_is_ever_allocated():
