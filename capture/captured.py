@@ -69,8 +69,8 @@ class Captured:
         """Layers ``first`` up to, not including, ``last`` with exactly the previous cut as inputs.
 
         The first segment takes the model's flat inputs; each returns what is live behind it, the
-        last one the model's flat outputs. ``enter`` is applied to what comes over a cut, ``leave``
-        to what goes over one. ``received`` and ``sent`` choose among what is live in front of it
+        last one the model's flat outputs. ``enter`` is applied to every input, ``leave`` to what
+        goes over a cut. ``received`` and ``sent`` choose among what is live in front of it
         and behind it, by position; all of it if not given.
         """
         end = last == len(self.layers)
@@ -83,7 +83,7 @@ class Captured:
             last,
             inputs,
             outputs,
-            enter=enter if first else None,
+            enter=enter,
             leave=None if end else leave,
             cuts=[cut.boundary.after + 1 for cut in self.cuts if cut.boundary.legal],
         )

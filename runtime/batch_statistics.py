@@ -81,7 +81,7 @@ class _Norm:
         self.uses += 1
         values = args[0]
         if isinstance(module, _InstanceNorm):
-            without_batch = module._get_no_batch_dim()  # type: ignore[no-untyped-call]
+            without_batch = module._get_no_batch_dim()
             self.samples = 1 if values.dim() == without_batch else values.shape[0]
         else:
             self.samples = values.numel() // values.shape[1]
@@ -251,7 +251,8 @@ def _of_batch(norm: _Norm, rows: Tensor, width: int, count: int) -> Sequence[Ten
     total = samples.sum()
     if norm.of_instances:
         moments = rows[:, : 2 * width] / factors[:, None] if factors.all() else rows[:, : 2 * width]
-        return (moments * samples).sum(0).div(total).split(width)
+        weighted = (moments * samples).sum(0) / total
+        return weighted[:width], weighted[width:]
     means = rows[:, :width] / factors[:, None]
     biased = rows[:, width : 2 * width] / factors[:, None] * (samples - 1) / samples
     mean = (means * samples).sum(0) / total

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -13,9 +14,9 @@ from torch.utils import _pytree as pytree
 
 from ..capture.capture import default_device, trace
 from ..capture.captured import Captured
-from ..capture.sample import CallStructure, check_module, synthetic_inputs
+from ..capture.sample import CallStructure, check_module, dtype_name, synthetic_inputs
 from ..capture.segment import Segment, adopt
-from ..core.errors import CaptureError, InvalidInput, PlanMismatch
+from ..core.errors import CaptureError, InvalidInput, PlanMismatch, first_line
 from ..core.graph import Boundary, Parameter
 from ..core.plan import Plan
 from .boundary import enter, enter_copy, leave
@@ -148,7 +149,8 @@ def cut_for_plan(
             f"the plan was made for a {plan.model}, this is a {type(model).__name__}; "
             "profile and plan this model"
         )
-    captured = _traced(model, sample, recipe)
+    with _other_precision_named(model, plan):
+        captured = _traced(model, sample, recipe)
     captured.program.fixed_mode = plan.fixed_mode or captured.program.fixed_mode
     found, planned = tuple(captured.layers.names), plan.layer_names
     if found != planned:
@@ -171,6 +173,29 @@ def cut_for_plan(
         check_planned(pieces.hops, plan.direct_sends)
     _follow(model, pieces.stages)
     return pieces
+
+
+@contextmanager
+def _other_precision_named(model: nn.Module, plan: Plan) -> Iterator[None]:
+    """Whatever fails inside because the weights are not of the inputs' precision is said so.
+
+    Raises:
+        PlanMismatch: It failed, and they are not.
+    """
+    try:
+        yield
+    except Exception as error:
+        planned = {
+            spec.dtype for spec in plan.inputs if getattr(torch, spec.dtype).is_floating_point
+        }
+        held = {dtype_name(p.dtype) for p in model.parameters() if p.is_floating_point()}
+        if not planned or not held or planned & held:
+            raise
+        wanted, found = " and ".join(sorted(planned)), " and ".join(sorted(held))
+        raise PlanMismatch(
+            f"the plan is for inputs of {wanted}, this model's weights are {found} "
+            f"({first_line(error)}); convert the model, or profile and plan it as it is"
+        ) from None
 
 
 def _traced(model: nn.Module, sample: Any, recipe: str) -> Captured:

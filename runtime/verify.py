@@ -1,25 +1,34 @@
-"""Does a plan compute what the model computes? One step, split against unsplit."""
+"""Does a plan compute what the model computes? One step, as planned, against one unsplit."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from ..capture.capture import default_device
 from ..capture.difference import relative_difference
-from ..capture.pieces import PieceRun
+from ..capture.sample import CallStructure
 from ..capture.state import preserved
+from ..core.errors import PlanMismatch, StagewrightError
 from ..core.plan import Plan
-from .cut import CutModel, cut_for_plan
-from .microbatch import split_batch
+from ..schedules.of_plan import schedule_of
+from .cut import cut_for_plan
+from .first_stage import FirstStage
+from .last_stage import LastStage, one_number
+from .recompute import RandomState
+from .rehearsal import Rehearsal
 from .runnable import check_runnable
+from .strategies.choice import choose
+from .targets import split_target
 
-LossFunction = Callable[[Any, Tensor], Tensor]
+LossFunction = Callable[[Any, Any], Tensor]
 
 DOUBLE = torch.float64
 """In double precision rounding is told apart from error."""
@@ -31,8 +40,9 @@ class Verification:
 
     Attributes:
         loss: Relative difference of the mean loss.
-        gradients: Relative difference of each parameter's gradient, by name.
-        buffers: Relative difference of each buffer, by name.
+        gradients: Relative difference of each parameter's gradient, by name; of several ranks that
+            hold it the largest. Infinite if only one side has any.
+        buffers: Relative difference of each buffer, by name, likewise.
         missing: Names of the model that no stage holds.
         unknown: Names of stages that the model does not have.
     """
@@ -65,62 +75,65 @@ def verify(
     model: nn.Module,
     plan: Plan,
     batch: Any,
-    target: Tensor,
+    target: Any,
     loss_fn: LossFunction,
     *,
     dtype: torch.dtype | None = None,
 ) -> Verification:
-    """Run one step of copies of the model, whole and in the plan's stages, and compare.
+    """Run one step of copies of the model, whole and as the plan says, and compare.
 
-    Both see the batch in the plan's micro-batches: batch normalisation takes its statistics from
-    each, and a loss is the mean over micro-batches, so this is what splitting alone changes.
+    The plan's step is that of its processes, in one process: every rank's actions in the order of
+    its schedule, with as many micro-batches in flight, replicas as copies, recomputation, backwards
+    in two parts and messages between detached tensors (`runtime.rehearsal`). A plan of forwards
+    alone is evaluated, in evaluation mode.
 
-    Every stage receives detached tensors and hands gradients back by hand, as it would between
-    machines; tied gradients are summed as the distributed runtime sums them.
+    The unsplit model sees the batch in the plan's micro-batches too: batch normalisation takes its
+    statistics from each, and a loss is the mean over micro-batches, so this is what splitting alone
+    changes.
 
     Args:
         model: The model; it is copied, not changed.
         plan: The plan to try.
         batch: A whole batch: a tensor, a tuple or a dict of keyword tensors.
-        target: Split like the batch.
+        target: Split like the batch; a tensor or a nest of them.
         loss_fn: ``loss_fn(output, target)``, a mean over its micro-batch.
         dtype: Convert both copies and floating inputs first; ``torch.float64`` tells rounding
             apart from error.
 
     Raises:
-        PlanMismatch: The plan is for another model, or reorders its layers; all else that a plan
-            may use changes no number.
+        PlanMismatch: The plan is for another model, reorders its layers, or its step fails where
+            the unsplit model's does not; the message says at which action.
     """
-    check_runnable(plan, "one device")
+    check_runnable(plan, "processes")
+    schedule = schedule_of(plan)
+    choose(plan, schedule, None)
     whole, parts = copy.deepcopy(model), copy.deepcopy(model)
+    trains = plan.schedule != "forward_only"
+    if not trains:
+        whole.eval()
+        parts.eval()
     if dtype is not None:
-        whole, parts = whole.to(dtype), parts.to(dtype)
-        plan = plan.model_copy(
-            update={
-                "inputs": tuple(
-                    spec.model_copy(update={"dtype": str(dtype).removeprefix("torch.")})
-                    if spec.dtype.startswith(("float", "bfloat"))
-                    else spec
-                    for spec in plan.inputs
-                )
-            }
-        )
-    pieces = cut_for_plan(parts, plan)
+        whole, parts, plan = whole.to(dtype), parts.to(dtype), _of_dtype(plan, dtype)
+        batch, target = _converted(batch, dtype), _converted(target, dtype)
+    device = default_device(parts)
+    pieces = cut_for_plan(parts, plan, direct=True)
+    last = LastStage(pieces.captured, loss_fn, plan.num_microbatches, device, (0,), None)
+    rehearsal = Rehearsal(pieces, plan, schedule, loss=last.share_of_loss, device=device)
     args, kwargs = _call(batch)
-    flat = tuple(
-        tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
-        for tensor in pieces.structure.flatten(args, kwargs)
-    )
-    if dtype is not None and target.is_floating_point():
-        target = target.to(dtype)
-    names = pieces.structure.names
-    batches = split_batch(flat, plan.num_microbatches, plan.inputs[0].shape[0], names)
-    targets = torch.tensor_split(target, len(batches))
-    with preserved(model):
-        whole_loss = _whole_step(whole, pieces.structure.unflatten, batches, targets, loss_fn)
-    with preserved(model):
-        parts_loss = _split_step(pieces, batches, targets, loss_fn)
-    return _compare(whole, parts, pieces.stages, whole_loss, parts_loss)
+    batches = FirstStage(plan, pieces.structure, device).microbatches(args, kwargs)
+    targets = split_target(target, plan.num_microbatches)
+    step = _WholeStep(whole, pieces.structure, loss_fn, device)
+    with preserved(model), torch.set_grad_enabled(trains):
+        whole_loss = step.take(batches, targets)
+    with preserved(model), torch.enable_grad():
+        run = rehearsal.train if trains else rehearsal.evaluate
+        try:
+            loss = run(batches, targets, step.draws)
+        except StagewrightError:
+            raise
+        except Exception as error:
+            raise _explained(error, rehearsal.doing) from error
+    return _compare(whole, rehearsal.modules, whole_loss, loss)
 
 
 def seeded(seed: int) -> None:
@@ -128,60 +141,116 @@ def seeded(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _whole_step(
-    model: nn.Module, unflatten: Any, batches: Any, targets: Any, loss_fn: LossFunction
-) -> float:
-    total = 0.0
-    for flat, target in zip(batches, targets, strict=True):
-        args, kwargs = unflatten([tensor.clone() for tensor in flat])
-        loss = loss_fn(model(*args, **kwargs), target) / len(batches)
-        loss.backward()
-        total += float(loss.detach())
-    return total
+class _WholeStep:
+    """A step of the unsplit model.
+
+    Attributes:
+        draws: The random state in front of each micro-batch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        structure: CallStructure,
+        loss_fn: LossFunction,
+        device: torch.device,
+    ) -> None:
+        self._model, self._structure, self._loss_fn = model, structure, loss_fn
+        self._device = device
+        self.draws: dict[int, RandomState] = {}
+
+    def take(self, batches: Sequence[Sequence[Tensor]], targets: Sequence[Any]) -> float:
+        """The mean loss; gradients too, unless they are switched off."""
+        total = 0.0
+        for index, (flat, target) in enumerate(zip(batches, targets, strict=True)):
+            self.draws[index] = RandomState.now(self._device)
+            args, kwargs = self._structure.unflatten([tensor.clone() for tensor in flat])
+            there = pytree.tree_map_only(Tensor, lambda value: value.to(self._device), target)
+            loss = one_number(self._loss_fn(self._model(*args, **kwargs), there)) / len(batches)
+            if torch.is_grad_enabled():
+                loss.backward()
+            total += float(loss.detach())
+        return total
 
 
-def _split_step(pieces: CutModel, batches: Any, targets: Any, loss_fn: LossFunction) -> float:
-    total = 0.0
-    for flat, target in zip(batches, targets, strict=True):
-        run = PieceRun(pieces.stages, pieces.boundaries, [tensor.clone() for tensor in flat])
-        output = pieces.captured.unflatten_output(run.outputs)
-        loss = loss_fn(output, target) / len(batches)
-        loss.backward()
-        run.hand_back()
-        total += float(loss.detach())
-    return total
+def _explained(error: Exception, doing: str) -> PlanMismatch:
+    """What to say of a step that fails in stages alone."""
+    first = str(error).strip().partition("\n")[0]
+    message = (
+        f"the unsplit model takes this step, but its stages fail at {doing}: "
+        f"{type(error).__name__}: {first}"
+    )
+    if "modified by an inplace operation" in str(error):
+        return PlanMismatch(
+            f"{message}. A buffer is changed in place while the backward of an earlier micro-batch "
+            "still has to read it; let the forward read a copy (buffer.clone()), or plan so that "
+            "one micro-batch is in flight (--microbatches 1)"
+        )
+    return PlanMismatch(f"{message}. Please report it with the plan")
 
 
 def _compare(
-    whole: nn.Module, parts: nn.Module, stages: Any, whole_loss: float, parts_loss: float
+    whole: nn.Module, ranks: Sequence[nn.Module], whole_loss: float, parts_loss: float
 ) -> Verification:
-    held = {name for stage in stages for name in stage.state_dict()}
+    found = {name for rank in ranks for name in rank.state_dict()}
     wanted = set(whole.state_dict())
-    theirs = dict(parts.named_parameters())
-    gradients = {}
-    for name, parameter in whole.named_parameters():
-        ours, split = parameter.grad, theirs[name].grad
-        if ours is None and split is None:
-            continue
-        if ours is None or split is None:
-            gradients[name] = 0.0 if _is_zero(ours) and _is_zero(split) else float("inf")
-        else:
-            gradients[name] = relative_difference(split, ours)
-    split_buffers = dict(parts.named_buffers())
+    parameters = [dict(rank.named_parameters(remove_duplicate=False)) for rank in ranks]
+    buffers = [dict(rank.named_buffers(remove_duplicate=False)) for rank in ranks]
+    gradients = {
+        name: max((_apart(p.grad, expected.grad) for p in copies), default=0.0)
+        for name, expected, copies in _beside(whole, parameters, "named_parameters")
+        if expected.grad is not None or any(copy.grad is not None for copy in copies)
+    }
     return Verification(
         loss=abs(parts_loss - whole_loss) / max(abs(whole_loss), 1e-30),
         gradients=gradients,
         buffers={
-            name: relative_difference(split_buffers[name], buffer)
-            for name, buffer in whole.named_buffers()
+            name: max((relative_difference(b, expected) for b in copies), default=0.0)
+            for name, expected, copies in _beside(whole, buffers, "named_buffers")
         },
-        missing=tuple(sorted(wanted - held)),
-        unknown=tuple(sorted(held - wanted)),
+        missing=tuple(sorted(wanted - found)),
+        unknown=tuple(sorted(found - wanted)),
     )
 
 
-def _is_zero(gradient: Tensor | None) -> bool:
-    return gradient is None or not bool(gradient.any())
+def _beside(
+    whole: nn.Module, ranks: Sequence[Mapping[str, Tensor]], kind: str
+) -> list[tuple[str, Tensor, list[Tensor]]]:
+    """Each tensor of the unsplit model with those that ranks hold under any of its names."""
+    names: dict[int, list[str]] = {}
+    first: dict[str, Tensor] = {}
+    for name, tensor in getattr(whole, kind)(remove_duplicate=False):
+        if id(tensor) not in names:
+            first[name] = tensor
+        names.setdefault(id(tensor), []).append(name)
+    return [
+        (name, tensor, [r[other] for r in ranks for other in names[id(tensor)] if other in r])
+        for name, tensor in first.items()
+    ]
+
+
+def _apart(ours: Tensor | None, theirs: Tensor | None) -> float:
+    if ours is None or theirs is None:
+        return 0.0 if ours is theirs else math.inf
+    return relative_difference(ours, theirs)
+
+
+def _of_dtype(plan: Plan, dtype: torch.dtype) -> Plan:
+    name = str(dtype).removeprefix("torch.")
+    inputs = tuple(
+        spec.model_copy(update={"dtype": name})
+        if spec.dtype.startswith(("float", "bfloat"))
+        else spec
+        for spec in plan.inputs
+    )
+    return plan.model_copy(update={"inputs": inputs})
+
+
+def _converted(values: Any, dtype: torch.dtype) -> Any:
+    """Floating tensors of a nest in another dtype."""
+    return pytree.tree_map_only(
+        Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, values
+    )
 
 
 def _call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

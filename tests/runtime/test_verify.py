@@ -1,0 +1,208 @@
+"""``verify`` takes the plan's own step: its order, its replicas, what is in flight."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+from stagewright.core.cluster import Cluster
+from stagewright.core.errors import PlanMismatch
+from stagewright.core.plan import Plan, PlanOptions
+from stagewright.planner.from_balance import plan_from_balance
+from stagewright.runtime import recompute
+from stagewright.runtime.gradient_sum import GradientSum
+from stagewright.runtime.split_backward import SplitBackward
+from stagewright.runtime.verify import verify
+from tests.torch_models import Case, make_batch, make_case, traced_profile
+
+EXACT = 1e-9
+
+
+class Decaying(nn.Module):
+    """Changes a buffer in place that its backward reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x):
+        self.scale.mul_(0.9)
+        return x * self.scale
+
+
+class Centred(nn.Module):
+    """Subtracts what it has seen so far, of all micro-batches in order."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x):
+        self.seen = torch.lerp(self.seen, x.detach().mean(0), 0.5)
+        return x - self.seen
+
+
+class Forgetful(nn.Module):
+    """A weight whose gradient never comes."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.used(x) + self.unused(x).detach()
+
+
+def planned(model, balance, *, replicas=(), **options) -> Plan:
+    case = Case("own", None, model, torch.randn(2, 4, dtype=torch.float64), mse_loss)
+    chunks = 2 if options.get("schedule") in ("zbv", "interleaved_1f1b") else 1
+    devices = sum(replicas) if replicas else len(balance) // chunks
+    return plan_from_balance(
+        traced_profile(case),
+        Cluster.uniform(devices),
+        PlanOptions(num_microbatches=4, **options),
+        balance,
+        replicas=replicas,
+    )
+
+
+def tried(model, plan):
+    torch.manual_seed(1)
+    samples = 2 * plan.num_microbatches
+    batch = torch.randn(samples, 4, dtype=torch.float64)
+    target = torch.randn(samples, 2, dtype=torch.float64)
+    return verify(model, plan, batch, target, mse_loss)
+
+
+def model_with(*middle):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), *middle, nn.Linear(4, 4), nn.Linear(4, 2)).double()
+
+
+VARIANTS = {
+    "gpipe": {"schedule": "gpipe", "balance": [2, 3]},
+    "recomputed": {"schedule": "1f1b", "balance": [2, 3], "recompute": "always"},
+    "uneven replicas": {"schedule": "1f1b", "balance": [2, 3], "replicas": [2, 1]},
+    "replicas alone": {"schedule": "gpipe", "balance": [5], "replicas": [3]},
+    "two parts": {"schedule": "zero_bubble", "balance": [2, 3]},
+    "two stages a rank": {"schedule": "zbv", "balance": [1, 1, 2, 1]},
+    "interleaved": {"schedule": "interleaved_1f1b", "balance": [1, 1, 2, 1]},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_dropout_and_statistics_agree_under_every_kind_of_schedule(name):
+    model = model_with(nn.BatchNorm1d(4), nn.Dropout(0.5))
+    found = tried(model, planned(model, **VARIANTS[name]))
+    assert len(found.gradients) == 8
+    assert len(found.buffers) == 3
+    assert found.equal(EXACT), found
+
+
+def test_tied_weights_of_several_ranks_agree():
+    case = make_case("gpt2")
+    plan = plan_from_balance(
+        profile := traced_profile(case),
+        Cluster.uniform(3),
+        PlanOptions(num_microbatches=4, schedule="1f1b"),
+        [2, len(profile.layers) - 2],
+        replicas=[1, 2],
+    )
+    batch, target = make_batch(case, plan)
+    found = verify(case.model, plan, batch, target, case.loss_fn, dtype=torch.float64)
+    assert found.equal(EXACT), found
+
+
+def test_a_buffer_that_several_micro_batches_in_flight_cannot_share_is_told_of():
+    """It was called equal: each micro-batch went back before the next came."""
+    model = model_with(Decaying())
+    with pytest.raises(PlanMismatch, match=r"backward of micro-batch 0 on stage 0.*buffer\.clone"):
+        tried(model, planned(model, [2, 2], schedule="gpipe"))
+    plan = planned(model, [2, 2], schedule="gpipe")
+    alone = plan.model_copy(update={"num_microbatches": 1})
+    assert tried(model, alone).equal(EXACT)
+
+
+def test_a_buffer_that_replicas_move_apart_is_not_equal():
+    model = model_with(Centred())
+    assert tried(model, planned(model, [2, 2])).equal(EXACT)
+    assert not tried(model, planned(model, [2, 2], replicas=[2, 1])).equal(1e-3)
+
+
+def test_a_batch_changed_in_place_is_every_micro_batches_own():
+    """Micro-batches are views of one batch: the second forward spoilt the first one's backward."""
+
+    class Doubling(nn.Module):
+        def forward(self, x):
+            return x.mul_(2)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Doubling(), nn.Linear(4, 4), nn.Linear(4, 2)).double()
+    batch = torch.randn(8, 4, dtype=torch.float64)
+    before = batch.clone()
+    plan = planned(model, [2, 1], schedule="gpipe", recompute="always")
+    found = verify(model, plan, batch, torch.randn(8, 2, dtype=torch.float64), mse_loss)
+    assert found.equal(EXACT), found
+    assert torch.equal(batch, before)
+
+
+def test_none_is_not_zero(monkeypatch):
+    """Weight decay moves a weight whose gradient is zero, and leaves one that has none."""
+    model = model_with(Forgetful())
+    plan = planned(model, [2, 2], replicas=[2, 1])
+    found = tried(model, plan)
+    assert found.equal(EXACT), found
+    assert not any("unused" in name for name in found.gradients)
+    finish = GradientSum.finish
+
+    def with_zeros(self):
+        finish(self)
+        for weight in self._weights:
+            if weight.tensor.grad is None:
+                weight.tensor.grad = torch.zeros_like(weight.tensor)
+
+    monkeypatch.setattr(GradientSum, "finish", with_zeros)
+    assert tried(model, plan).gradients["1.unused.weight"] == float("inf")
+
+
+def test_forwards_alone_are_evaluated():
+    model = model_with(nn.BatchNorm1d(4), nn.Dropout(0.5))
+    plan = planned(model, [2, 3], objective="latency")
+    assert plan.schedule == "forward_only"
+    found = tried(model, plan)
+    assert found.gradients == {}
+    assert found.equal(EXACT), found
+
+
+def test_a_nest_of_targets_is_split():
+    model = model_with()
+    plan = planned(model, [1, 2])
+    batch = torch.randn(8, 4)
+    target = {"wanted": torch.randn(8, 2), "weight": 3.0}
+
+    def loss(output, target):
+        return mse_loss(output, target["wanted"]) * target["weight"]
+
+    assert verify(model, plan, batch, target, loss, dtype=torch.float64).equal(EXACT)
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "what"),
+    [
+        ("two parts", SplitBackward, "of_weights"),
+        ("uneven replicas", GradientSum, "finish"),
+    ],
+)
+def test_what_a_schedule_needs_beyond_forwards_and_backwards_is_tried(
+    monkeypatch, name, where, what
+):
+    monkeypatch.setattr(where, what, lambda self: None)
+    model = model_with(nn.Tanh(), nn.Tanh())
+    assert not tried(model, planned(model, **VARIANTS[name])).equal(1e-3)
+
+
+def test_a_recomputation_with_other_masks_is_noticed(monkeypatch):
+    monkeypatch.setattr(recompute.RandomState, "restore", lambda self, device: None)
+    model = model_with(nn.Dropout(0.5), nn.Tanh())
+    plan = planned(model, [2, 3], schedule="gpipe", recompute="always")
+    assert not tried(model, plan).equal(1e-3)
