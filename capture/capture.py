@@ -227,9 +227,19 @@ def _could_not(model: nn.Module, refusals: list[CaptureError]) -> CaptureError:
         f"{type(model).__name__} could not be captured"
         + (f"; the module to blame is {blame!r}" if blame else "")
         + (f" at {operation}" if operation else "")
-        + f":\n  {reasons}\n{WAYS_OUT}",
+        + f":\n  {reasons}\n{_cache_off(model)}{WAYS_OUT}",
         module=blame,
         operation=operation,
+    )
+
+
+def _cache_off(model: nn.Module) -> str:
+    """The way out for language models of transformers, which hand a cache on unless told."""
+    if not getattr(getattr(model, "config", None), "use_cache", False):
+        return ""
+    return (
+        "Its configuration has use_cache=True, which is of use for generation alone: make it with "
+        "use_cache=False, or set model.config.use_cache = False. "
     )
 
 

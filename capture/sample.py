@@ -68,7 +68,10 @@ class CallStructure:
         """
         given = dict(zip(self.names, args, strict=False))
         if len(args) > len(self.names) or set(given) & set(kwargs):
-            raise InvalidInput(f"expected the inputs {', '.join(self.names)}, once each")
+            raise InvalidInput(
+                f"expected the inputs {', '.join(self.names)}, once each; got {len(args)} by "
+                f"position and {', '.join(kwargs) or 'none'} by name"
+            )
         given.update(kwargs)
         unknown = sorted(set(given) - set(self.names))
         missing = [name for name in self.names if name not in given]

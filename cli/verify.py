@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,4 +104,37 @@ def _of_own(
         size = plan.inputs[0].shape[0] * plan.num_microbatches
         return module, batch, no_target(size), mean_of_squares
     wanted = together([call_target(target) for _ in range(plan.num_microbatches)])
-    return module, batch, wanted, load_target(loss)
+    return module, batch, wanted, _own_loss(loss)
+
+
+def _own_loss(name: str) -> Callable[[Any, Any], Any]:
+    """The user's loss, whose errors are the user's.
+
+    Raises:
+        InvalidInput: It is no function; when called: it failed.
+    """
+    loss_fn = load_target(name)
+    if not callable(loss_fn):
+        raise InvalidInput(
+            f"{name} is a {type(loss_fn).__name__}, not a function of output, target"
+        )
+
+    def called(output: Any, target: Any) -> Any:
+        try:
+            return loss_fn(output, target)
+        except Exception as error:
+            raise InvalidInput(
+                f"the loss {name} failed on a micro-batch, with output {_shapes(output)} and "
+                f"target {_shapes(target)}: {type(error).__name__}: {error}"
+            ) from error
+
+    return called
+
+
+def _shapes(value: Any) -> str:
+    """For example ``(4, 10)``; of a nest all of them."""
+    from torch.utils import _pytree as pytree
+
+    leaves = pytree.tree_leaves(value)
+    found = [str(tuple(leaf.shape)) if hasattr(leaf, "shape") else repr(leaf) for leaf in leaves]
+    return ", ".join(found)

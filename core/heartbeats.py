@@ -76,7 +76,8 @@ class Heartbeats:
         self._lock = threading.Lock()
         self._heard: Verdict | None = None
         self._store.set(f"where/{rank}", where)
-        self._show(0)
+        self._count = 0
+        self._show()
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
 
@@ -108,6 +109,13 @@ class Heartbeats:
         except RuntimeError:  # the store is gone
             return self._heard or self._host
         return verdict
+
+    def show(self) -> None:
+        """Let the others see at once what this rank is doing."""
+        try:
+            self._show()
+        except RuntimeError:
+            return  # the store is gone, and those who would look
 
     def leave_word(self, what: str) -> None:
         """Let the others know that this rank ends, unless they know of somebody before it."""
@@ -166,15 +174,14 @@ class Heartbeats:
         beats, _, doing = shown.partition(BETWEEN)
         return beats, doing
 
-    def _show(self, count: int) -> None:
-        self._store.set(f"beat/{self._rank}", f"{count}{BETWEEN}{self.doing}")
+    def _show(self) -> None:
+        self._store.set(f"beat/{self._rank}", f"{self._count}{BETWEEN}{self.doing}")
 
     def _beat(self) -> None:
-        count = 0
         while not self._stop.wait(INTERVAL_S):
-            count += 1
+            self._count += 1
             try:
-                self._show(count)
+                self._show()
                 if self._heard is None and self._store.check([VERDICT]):
                     self._hear()
             except RuntimeError:

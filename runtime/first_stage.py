@@ -8,6 +8,7 @@ from torch import Tensor
 from ..capture.sample import CallStructure
 from ..core.errors import InvalidInput
 from ..core.plan import Plan
+from ..core.units import count
 from .microbatch import split_batch
 
 
@@ -36,6 +37,12 @@ class FirstStage:
         Raises:
             InvalidInput: The batch is not the plan's micro-batches.
         """
+        if len(args) == len(self._structure.names) + 1 and not kwargs:
+            raise InvalidInput(
+                f"this model takes {count(len(args) - 1, 'input')} "
+                f"({', '.join(self._structure.names)}), and got {len(args)}; give the target by "
+                "name: target="
+            )
         flat = self._structure.flatten(args, kwargs)
         self._check(flat)
         batches = split_batch(

@@ -86,9 +86,23 @@ class Watch:
         except Exception as error:
             self.has_failed = True
             if not is_transport(error):
-                self._beats.leave_word(f"raised {type(error).__name__}: {first_line(error)}")
+                self._beats.leave_word(f"raised {_words(error)}")
+                error.add_note(f"rank {self.rank}, at {self.doing}")
                 raise
             raise self.failure(error) from error
+
+    @contextmanager
+    def overheard(self) -> Iterator[None]:
+        """Where a rank may refuse a step that others begin, they find its words if it ends.
+
+        It may as well go on: then the words are forgotten.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.says(f"its own error, {_words(error)}")
+            self._beats.show()
+            raise
 
     def failure(self, error: BaseException) -> RankFailed:
         """What to raise in place of a transport's error.
@@ -104,6 +118,10 @@ class Watch:
             f"{verdict.what}; rank {self.rank} was at {self.doing} ({first_line(error)}). {AGAIN}",
             ranks=verdict.ranks,
         )
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def is_transport(error: BaseException | None) -> bool:

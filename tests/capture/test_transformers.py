@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from stagewright.capture.capture import trace
+from stagewright.core.errors import CaptureError
 
 transformers = pytest.importorskip("transformers")
 
@@ -68,3 +69,10 @@ def test_blocks_are_layers_and_dropout_follows_the_mode(build):
     assert {f"{BLOCKS[build]}.0", f"{BLOCKS[build]}.1"} <= set(names)
     assert all(boundary.legal for boundary in graph.boundaries)
     assert graph.fixed_mode == ()
+
+
+def test_a_cache_that_is_on_is_named_with_its_way_out():
+    """Every causal language model has it on by default."""
+    config = transformers.LlamaConfig(**SIZES, num_key_value_heads=2)
+    with pytest.raises(CaptureError, match="use_cache=False"):
+        trace(transformers.LlamaForCausalLM(config), TOKENS)

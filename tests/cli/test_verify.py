@@ -28,6 +28,7 @@ def test_a_model_of_ones_own_is_named(tmp_path, capsys, monkeypatch, loss):
         "    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))\n"
         "def sample():\n    return torch.randn(3, 4)\n"
         "def target():\n    return torch.randint(0, 2, (3,))\n"
+        "def short():\n    return torch.randint(0, 2, (2,))\n"
         "loss = nn.functional.cross_entropy\n",
         encoding="utf-8",
     )
@@ -38,6 +39,9 @@ def test_a_model_of_ones_own_is_named(tmp_path, capsys, monkeypatch, loss):
     capsys.readouterr()
     assert main(["verify", "plan.json", *own, *loss]) == 0
     assert capsys.readouterr().out.startswith("equal: worst difference")
+    assert main(["verify", "plan.json", *own, "--loss", "own:loss", "--target", "own:short"]) == 2
+    told = capsys.readouterr().err
+    assert "the loss own:loss failed on a micro-batch, with output (3, 2) and target (2,)" in told
     assert main(["verify", "plan.json"]) == 2
     assert "stagewright verify PLAN package.module:function" in capsys.readouterr().err
 

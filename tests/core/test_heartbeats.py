@@ -109,6 +109,19 @@ def test_the_words_of_a_rank_that_ends_by_its_own_error_are_heard_by_all():
         rank.close()
 
 
+def test_what_a_rank_showed_before_it_died_is_told():
+    store = MetStore()
+    ranks = [Heartbeats(store, rank, 2, where=f"host {rank}") for rank in range(2)]
+    ranks[1].close()
+    ranks[1].doing = "its own error, InvalidInput: no target"
+    ranks[1].show()
+    verdict = ranks[0].find_out()
+    assert verdict.what == (
+        "rank 1 (host 1) stopped answering (last seen at its own error, InvalidInput: no target)"
+    )
+    ranks[0].close()
+
+
 def test_where_all_answer_the_one_that_does_not_wait_is_named():
     store = MetStore()
     ranks = [Heartbeats(store, rank, 3) for rank in range(3)]

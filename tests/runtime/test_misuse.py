@@ -32,6 +32,51 @@ def test_the_number_of_ranks_must_be_the_number_of_stages(alone):
         DistributedPipeline(case.model, make_plan(case, 2), loss_fn=case.loss_fn)
 
 
+def test_a_plan_is_for_one_precision(alone):
+    """It was pages of tracebacks of torch.export, which blamed a module and asked to rewrite it."""
+    case = make_case("unet")
+    plan = make_plan(case, 1)
+    with pytest.raises(PlanMismatch) as raised:
+        DistributedPipeline(case.model.double(), plan, loss_fn=case.loss_fn)
+    assert "inputs of float32, this model's weights are float64" in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert raised.value.__suppress_context__
+
+
+def test_the_target_is_given_by_name(alone):
+    case = make_case("mlp")
+    plan = make_plan(case, 1)
+    batch, target = make_batch(case, plan)
+    with DistributedPipeline(case.model, plan, loss_fn=case.loss_fn) as pipeline:
+        with pytest.raises(InvalidInput, match=r"takes 1 input .*, and got 2.*target="):
+            pipeline.step(*batch, target)
+        with pytest.raises(InvalidInput, match="got 3 by position and none by name"):
+            pipeline.step(*batch, target, target)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("engine", "pytorch"), ("batch_statistics", "defered")],
+)
+def test_a_misspelt_choice_is_refused(alone, option, value):
+    case = make_case("mlp")
+    with pytest.raises(InvalidInput, match=f"{option} is '{value}'; give one of"):
+        DistributedPipeline(case.model, make_plan(case, 1), loss_fn=case.loss_fn, **{option: value})
+
+
+@pytest.mark.parametrize(
+    "asked_for", [{"keyed_dropout": 5}, {"batch_statistics": "deferred"}], ids=str
+)
+def test_torch_s_engine_refuses_what_it_would_pass_over(alone, asked_for):
+    """The numbers were those without the option."""
+    case = make_case("mlp")
+    (name,) = asked_for
+    with pytest.raises(InvalidInput, match=f"take no {name}; use engine='stagewright'"):
+        DistributedPipeline(
+            case.model, make_plan(case, 1), loss_fn=case.loss_fn, engine="torch", **asked_for
+        )
+
+
 def test_a_batch_must_be_the_plans_microbatches(alone):
     case = make_case("mlp")
     plan = make_plan(case, 1)

@@ -72,8 +72,10 @@ def test_heartbeats_go_on_while_the_main_thread_waits_in_the_store(stores):
 
 def test_a_rank_s_own_error_is_told_to_the_others(stores):
     watches = [Watch(store, rank, 2) for rank, store in enumerate(stores)]
-    with pytest.raises(ZeroDivisionError), watches[1].explained():
+    watches[1].says("the forward of micro-batch 0 on stage 1")
+    with pytest.raises(ZeroDivisionError) as own, watches[1].explained():
         raise ZeroDivisionError("of the loss")
+    assert own.value.__notes__ == ["rank 1, at the forward of micro-batch 0 on stage 1"]
     watches[0].says("the wait for rank 1")
     with pytest.raises(RankFailed) as raised, watches[0].explained():
         raise dist.DistNetworkError("Connection reset by peer")
