@@ -103,8 +103,9 @@ class DistributedInferencePipeline:
         self._watch = Watch(distributed_c10d._get_default_store(), self.rank, ranks.size, group)
         try:
             with self._watch.explained():
-                self._share_weights(pieces, ranks)
+                # First: torch names a part's groups by how many groups each rank has made before.
                 letters = Letters(self.rank, ranks.everyone("gloo"), ranks.global_ranks)
+                self._share_weights(pieces, ranks)
         except BaseException:
             self._watch.close()
             raise
