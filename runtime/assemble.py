@@ -112,6 +112,7 @@ def own_executor(
     loss: LossOfFlat | None,
     device: torch.device,
     batch_statistics: BatchStatistics,
+    autocast: torch.dtype | None,
     doing: Callable[[str], None],
 ) -> Executor:
     """The executor of one rank, connected to the others; called on every rank.
@@ -126,6 +127,7 @@ def own_executor(
         loss: Takes the last stage's outputs and a target; `None` to evaluate only.
         device: Where the stages are.
         batch_statistics: How running statistics move.
+        autocast: The dtype that stages and loss are cast to; `None` for none.
         doing: Told in words what comes next, for errors.
     """
     several = ranks.size > 1
@@ -145,6 +147,7 @@ def own_executor(
             loss if index == last else None,
             device,
             _statistics(index, stage, schedule, ranks.rank, sharing, batch_statistics),
+            autocast,
         )
         for index, stage in stages.items()
     }

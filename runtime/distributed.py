@@ -71,8 +71,8 @@ class DistributedPipeline:
         group: The ranks, in order; the default group if `None`.
         sample: See `runtime.cut.cut_for_plan`.
         schedule: An order of work instead of the plan's, for the same stages and micro-batches.
-        autocast: Run the stages and the loss under ``torch.autocast`` to this dtype. A plan made
-            from a profile under the same autocast counts what is then sent.
+        autocast: Run the stages and the loss under ``torch.autocast`` to this dtype, the backward
+            outside of it. A plan made from a profile under the same autocast counts what is sent.
         keyed_dropout: A seed by which dropout follows layer, step and micro-batch alone, so that
             no number depends on the plan (`runtime.keyed_dropout`); `None` for masks as they come.
         batch_statistics: How running statistics move; see `runtime.batch_statistics`.
@@ -180,6 +180,7 @@ class DistributedPipeline:
                 self._group,
                 self._sharing.gradient_sum,
                 self._watch,
+                self.autocast,
             )
         return own_executor(
             self._pieces,
@@ -191,6 +192,7 @@ class DistributedPipeline:
             loss=self._last.share_of_loss if self._has_loss else None,
             device=self.device,
             batch_statistics=batch_statistics,
+            autocast=self.autocast,
             doing=self._watch.says,
         )
 
@@ -225,11 +227,12 @@ class DistributedPipeline:
                 "torch's schedules take no loss_scale, and sum gradients of tied weights in every "
                 "step; use engine='stagewright'"
             )
-        inputs = self._inputs(args, kwargs)
-        if self._has_last and target is None:
-            raise InvalidInput("the last stage takes the loss and needs target=")
-        targets = split_target(target, self.plan.num_microbatches) if self._has_last else []
-        with self.during("a step"), casting(self.device, self.autocast):
+        with self._watch.overheard():
+            inputs = self._inputs(args, kwargs)
+            if self._has_last and target is None:
+                raise InvalidInput("the last stage takes the loss and needs target=")
+            targets = split_target(target, self.plan.num_microbatches) if self._has_last else []
+        with self.during("a step"):
             loss = self._train(inputs, target, targets, loss_scale)
             self.steps += 1
         return loss
@@ -269,11 +272,12 @@ class DistributedPipeline:
         """
         if isinstance(self._engine, TorchEngine):
             raise InvalidInput("torch's schedules do not evaluate; use engine='stagewright'")
-        inputs = self._inputs(args, kwargs)
         targets: list[Any] = []
-        if self._has_last and target is not None and self._has_loss:
-            targets = split_target(target, self.plan.num_microbatches)
-        with self.during("an evaluation"), casting(self.device, self.autocast):
+        with self._watch.overheard():
+            inputs = self._inputs(args, kwargs)
+            if self._has_last and target is not None and self._has_loss:
+                targets = split_target(target, self.plan.num_microbatches)
+        with self.during("an evaluation"):
             made, losses = self._engine.evaluate(inputs, targets)
             if not self._has_last:
                 return None, None

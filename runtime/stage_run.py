@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..core.tensors import TensorSpec
 from .batch_statistics import RunningStatistics
+from .casting import casting
 from .keyed_dropout import keyed_dropout
 from .recompute import RandomState, as_before
 from .split_backward import SplitBackward
@@ -55,6 +56,8 @@ class StageRun:
         loss: For the last stage: this micro-batch's share of the loss; `None` elsewhere.
         device: Where the stage is.
         statistics: Moves running statistics when a step ends; `None` to leave that to the modules.
+        autocast: The dtype that module and loss are cast to; `None` for none. A backward runs
+            outside of it: it takes each operation's dtype from its forward.
     """
 
     def __init__(
@@ -65,11 +68,12 @@ class StageRun:
         loss: LossOfFlat | None,
         device: torch.device,
         statistics: RunningStatistics | None = None,
+        autocast: torch.dtype | None = None,
     ) -> None:
         self.module = module
         self.statistics = statistics
         self._received, self._sent = received, sent
-        self._loss, self._device = loss, device
+        self._loss, self._device, self._autocast = loss, device, autocast
         self._kept: dict[int, _Kept] = {}
         self.losses: list[Tensor] = []
         self.loss_scale = 1.0
@@ -99,12 +103,15 @@ class StageRun:
             The outputs, without a graph.
         """
         if not trains:
-            with torch.no_grad():
+            with torch.no_grad(), casting(self._device, self._autocast):
                 outputs = list(self.module(*inputs))
-            if self._loss is not None and target is not None:
-                self.losses.append(self._loss(outputs, target).detach())
+                if self._loss is not None and target is not None:
+                    self.losses.append(self._loss(outputs, target).detach())
             return outputs
-        with self.statistics.of(microbatch) if self.statistics else nullcontext():
+        with (
+            self.statistics.of(microbatch) if self.statistics else nullcontext(),
+            casting(self._device, self._autocast),
+        ):
             return self._forward(microbatch, inputs, target, recomputed)
 
     def _forward(
@@ -128,7 +135,10 @@ class StageRun:
         """Run a forward again, for its graph."""
         kept = self._kept[microbatch]
         if kept.random is not None:
-            with as_before(self.module, kept.random, self._device):
+            with (
+                as_before(self.module, kept.random, self._device),
+                casting(self._device, self._autocast),
+            ):
                 self._with_graph(kept)
             kept.random = None
 

@@ -17,6 +17,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from ..core.graph import Boundary
 from ..core.plan import Plan
 from ..core.tensors import TensorSpec
+from .casting import casting
 from .gradient_sum import GradientSum
 from .watch import Watch
 
@@ -40,6 +41,7 @@ class TorchEngine:
         group: The ranks, in stage order.
         gradient_sum: Of tied weights; `None` if there are none.
         watch: Told what the rank is doing.
+        autocast: The dtype that module and loss are cast to; `None` for none.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class TorchEngine:
         group: dist.ProcessGroup | None,
         gradient_sum: GradientSum | None,
         watch: Watch,
+        autocast: torch.dtype | None = None,
     ) -> None:
         self._index, self._gradient_sum = index, gradient_sum
         last = index == plan.num_stages - 1
@@ -68,11 +71,15 @@ class TorchEngine:
             output_args=_metadata(sent),
             group=group,
         )
-        self._stage.watch = watch
+        self._stage.watch, self._stage.autocast = watch, autocast
         self._last = last
-        self._num_microbatches = plan.num_microbatches
+
+        def cast_loss(flat: Any, target: Tensor) -> Tensor:
+            with casting(device, autocast):
+                return loss(flat, target)
+
         self._schedule = SCHEDULES[plan.schedule](
-            self._stage, n_microbatches=plan.num_microbatches, loss_fn=loss, scale_grads=False
+            self._stage, n_microbatches=plan.num_microbatches, loss_fn=cast_loss, scale_grads=False
         )
 
     def train(self, inputs: Sequence[Sequence[Tensor]], target: Any) -> Tensor | None:
@@ -116,10 +123,12 @@ class _WatchedStage(PipelineStage):
     """Says what it is doing, so that an error can."""
 
     watch: Watch
+    autocast: torch.dtype | None
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self.watch.says(f"the forward of micro-batch {fwd_chunk_id} on stage {self.stage_index}")
-        result = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        with casting(self.device, self.autocast):
+            result = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         self.watch.says(f"what follows {self.watch.doing}")
         return result
 

@@ -98,8 +98,7 @@ def compare(case: Case, variant: dict[str, Any], profile: Profile) -> dict[str, 
         loss = pipeline.step(*values, target=target)
         losses.append(None if loss is None else float(loss))
         state.restore(torch.device("cpu"))
-        with torch.autocast("cpu", cast, enabled=cast is not None):
-            expected.append(unsplit(whole, values, target, case, plan.num_microbatches))
+        expected.append(unsplit(whole, values, target, case, plan.num_microbatches, cast))
     performed = list(PERFORMED)
     gradient = largest(
         {key: p.grad for key, p in pipeline.module.named_parameters()},
@@ -168,10 +167,11 @@ def largest(
     )
 
 
-def unsplit(whole, values, target, case, count) -> float:
+def unsplit(whole, values, target, case, count, cast=None) -> float:
     total = 0.0
     for *piece, wanted in zip(*(tensor.chunk(count) for tensor in (*values, target)), strict=True):
-        loss = case.loss_fn(whole(*piece), wanted) / count
+        with torch.autocast("cpu", cast, enabled=cast is not None):
+            loss = case.loss_fn(whole(*piece), wanted) / count
         loss.backward()
         total += float(loss.detach())
     return total
