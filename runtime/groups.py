@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 Ranks = tuple[int, ...]
 
@@ -28,6 +29,7 @@ class Groups:
             for rank in range(self.size)
         ]
         self._made: list[dist.ProcessGroup] = []
+        self._is_level = group is None
 
     def everyone(self, backend: str | None = None) -> dist.ProcessGroup:
         """A group of its own for all ranks, beside the pipeline's; on its backend unless given."""
@@ -53,7 +55,10 @@ class Groups:
 
     def _new(self, ranks: Sequence[int], backend: str | None = None) -> dist.ProcessGroup | None:
         """A new group; `None` where this rank is not in it."""
+        if not self._is_level:
+            self._level()
         if self._group is not None and self.rank not in ranks:
+            self._fill()
             return None
         made: dist.ProcessGroup = dist.new_group(
             [self.global_ranks[rank] for rank in ranks],
@@ -66,6 +71,25 @@ class Groups:
             return None
         self._made.append(made)
         return made
+
+    def _level(self) -> None:
+        """Let all ranks have as many groups.
+
+        torch names a group that its members alone make by their ranks and by how many groups the
+        process has. Members with other numbers would look for each other under other names, until
+        the timeout, so a rank that is not in a group makes one of its own meanwhile.
+        """
+        self._is_level = True
+        own = len(distributed_c10d._world.pg_names)
+        counts = [own] * self.size
+        dist.all_gather_object(counts, own, group=self._group)
+        for _ in range(max(counts) - own):
+            self._fill()
+
+    def _fill(self) -> None:
+        """A group of this rank alone."""
+        alone = [self.global_ranks[self.rank]]
+        self._made.append(dist.new_group(alone, backend="gloo", use_local_synchronization=True))
 
 
 def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:

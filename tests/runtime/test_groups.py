@@ -1,5 +1,8 @@
 """Groups made for a pipeline wait as long as the group they are made from."""
 
+import json
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
@@ -26,3 +29,21 @@ def test_new_groups_have_the_timeout_of_the_old(alone):
     made = groups.of_sets([(0,)])
     assert timeout_of(made[(0,)]) == timedelta(seconds=17)
     groups.close()
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(120)
+def test_overlapping_sets_of_a_given_group_find_each_other(repository):
+    """Names hold how many groups a rank has made, so that two ranks waited under two names."""
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3",
+        "-m", "tests.runtime.groups_worker",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=repository, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = {found.pop("rank"): found for found in map(json.loads, done.stdout.splitlines())}
+    assert told[0] == {"(0, 1)": 11, "(0, 2)": 101, "everyone": 111}
+    assert told[1] == {"(0, 1)": 11, "(1, 2)": 110, "everyone": 111}
+    assert told[2] == {"(0, 2)": 101, "(1, 2)": 110, "everyone": 111}
