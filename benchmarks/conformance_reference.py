@@ -138,10 +138,7 @@ def _of_loss(ours: float | None, theirs: float | None) -> float:
 
 
 def _of_gradient(ours: Tensor | None, theirs: Tensor | None) -> float:
-    """Of a parameter without one, zero counts as none."""
-    if ours is None and theirs is None:
-        return 0.0
+    """None is not zero: weight decay moves a weight whose gradient is zero."""
     if ours is None or theirs is None:
-        there = ours if ours is not None else theirs
-        return float("inf") if there is not None and bool(there.any()) else 0.0
+        return 0.0 if ours is theirs else float("inf")
     return relative_difference(ours, theirs)

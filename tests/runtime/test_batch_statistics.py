@@ -8,6 +8,7 @@ from torch import nn
 
 from stagewright.core.errors import InvalidInput
 from stagewright.runtime.batch_statistics import RunningStatistics
+from stagewright.runtime.in_memory import Meeting, Seat
 
 
 def normed(momentum=0.1):
@@ -20,6 +21,7 @@ def step(model, statistics, batches):
     for index, batch in enumerate(batches):
         with statistics.of(index):
             model(batch)
+    statistics.share()
     statistics.finish()
 
 
@@ -91,3 +93,67 @@ def test_frozen_statistics_stay():
     before = copy.deepcopy(model.state_dict())
     step(model, RunningStatistics(model, "deferred", 2, 1, 0, None), batches(2, 0))
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+
+
+def instance_normed(momentum=0.1):
+    torch.manual_seed(0)
+    norm = nn.InstanceNorm1d(3, momentum=momentum, track_running_stats=True)
+    return nn.Sequential(nn.Conv1d(3, 3, 1), norm).double()
+
+
+def images(count):
+    generator = torch.Generator().manual_seed(0)
+    return list(torch.randn(count, 2, 3, 5, dtype=torch.float64, generator=generator))
+
+
+def same_buffers(model, expected):
+    for name, buffer in expected.named_buffers():
+        torch.testing.assert_close(
+            dict(model.named_buffers())[name], buffer, rtol=1e-12, atol=1e-12, msg=name
+        )
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_instance_normalisation_has_a_rule_of_its_own(momentum):
+    """It was moved as batch normalisation is: it counts no batches, its variance is a mean."""
+    model = instance_normed(momentum)
+    expected = copy.deepcopy(model)
+    parts = images(4)
+    step(model, RunningStatistics(model, "deferred", 4, 1, 0, None), parts)
+    expected(torch.cat(parts))
+    same_buffers(model, expected)
+    assert int(model[1].num_batches_tracked) == 0
+
+
+@pytest.mark.parametrize("build", [normed, instance_normed])
+def test_replicas_move_them_as_one_device_would(build):
+    model = build()
+    expected = copy.deepcopy(model)
+    parts = batches(5, 0) if build is normed else images(5)
+    replicas = [copy.deepcopy(model) for _ in range(3)]
+    meeting = Meeting(3)
+    statistics = [
+        RunningStatistics(replica, "microbatch", 5, 3, place, Seat(meeting, place))
+        for place, replica in enumerate(replicas)
+    ]
+    for own in statistics:
+        own.begin()
+    for number, part in enumerate(parts):
+        expected(part)
+        with statistics[number % 3].of(number):
+            replicas[number % 3](part)
+    for own in statistics:
+        own.share()
+    for own in statistics:
+        own.finish()
+    for replica in replicas:
+        same_buffers(replica, expected)
+
+
+def test_a_module_that_is_held_and_not_called_stays():
+    model = normed()
+    spare = nn.BatchNorm1d(2).double()
+    model[0].spare = spare
+    before = copy.deepcopy(spare.state_dict())
+    step(model, RunningStatistics(model, "deferred", 2, 1, 0, None), batches(2, 0))
+    assert all(torch.equal(spare.state_dict()[name], value) for name, value in before.items())

@@ -1,0 +1,85 @@
+"""Gradients of what several ranks hold, summed; the ranks take turns in one process."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stagewright.runtime.gradient_sum import GradientSum, SharedWeight
+from stagewright.runtime.in_memory import Meeting, Seat
+
+RANKS = (0, 1, 2)
+
+
+class Holder:
+    """A rank with two weights that it shares with all others."""
+
+    def __init__(self, meeting: Meeting, place: int, frozen: bool) -> None:
+        self.first = nn.Parameter(torch.ones(2))
+        self.second = nn.Parameter(torch.ones(3), requires_grad=not frozen)
+        shared = [
+            SharedWeight("first", self.first, (0,), RANKS),
+            SharedWeight("second", self.second, (0,), RANKS),
+        ]
+        self.sum = GradientSum(shared, {RANKS: Seat(meeting, place)}, [0])
+
+
+def step(holders: list[Holder], parts: list[list[Tensor]], *, sums: bool = True) -> None:
+    """Every rank goes back from its parts of the loss, if it has any."""
+    for holder, losses in zip(holders, parts, strict=True):
+        holder.sum.begin(sums=sums)
+        for number, loss in enumerate(losses):
+            if sums and number == len(losses) - 1:
+                holder.sum.last_backward_begins(0)
+            loss.backward()
+        if sums:
+            holder.sum.last_backward_ended(0)
+    for holder in holders:
+        if sums:
+            holder.sum.finish()
+
+
+def three(*, frozen: bool = False) -> list[Holder]:
+    meeting = Meeting(3)
+    return [Holder(meeting, place, frozen) for place in range(3)]
+
+
+def test_a_weight_that_no_rank_reached_has_no_gradient():
+    holders = three()
+    step(holders, [[h.first.sum(), 2 * h.first.sum()] for h in holders])
+    for holder in holders:
+        assert torch.equal(holder.first.grad, torch.full((2,), 9.0))
+        assert holder.second.grad is None
+
+
+def test_a_weight_that_one_rank_reached_has_one_everywhere():
+    holders = three()
+    step(holders, [[holders[0].first.sum()], [], [holders[2].second.sum()]])
+    for holder in holders:
+        assert torch.equal(holder.first.grad, torch.ones(2))
+        assert torch.equal(holder.second.grad, torch.ones(3))
+
+
+def test_a_weight_unfrozen_between_steps_is_summed():
+    """Each replica kept its own gradient of what was unfrozen after it was made."""
+    holders = three(frozen=True)
+    step(holders, [[h.first.sum()] for h in holders])
+    for holder in holders:
+        holder.second.requires_grad_(True)
+    step(holders, [[h.first.sum() + h.second.sum()] for h in holders])
+    for holder in holders:
+        assert torch.equal(holder.first.grad, torch.full((2,), 6.0))
+        assert torch.equal(holder.second.grad, torch.full((3,), 3.0))
+        holder.first.requires_grad_(False)
+    step(holders, [[h.second.sum()] for h in holders])
+    for holder in holders:
+        assert torch.equal(holder.first.grad, torch.full((2,), 6.0))
+        assert torch.equal(holder.second.grad, torch.full((3,), 6.0))
+
+
+@pytest.mark.parametrize("course", [(True, False, True), (False, True), (False, False, True, True)])
+def test_every_step_counts_once_wherever_it_is_summed(course):
+    holders = three()
+    for sums in course:
+        step(holders, [[h.first.sum()] for h in holders], sums=sums)
+    for holder in holders:
+        assert torch.equal(holder.first.grad, torch.full((2,), 3.0 * len(course)))
