@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from ..core.errors import InvalidInput
 from ..core.tensors import TensorSpec
 from .batch_statistics import RunningStatistics
 from .casting import casting
@@ -207,10 +208,21 @@ class StageRun:
         outputs = self._outputs(kept)
         if self._loss is None:
             kept.roots = [_root(value) for value in outputs]
+            self._check_captured_as_trained(kept.roots)
             return outputs
         loss = self._share_of_loss(outputs, kept)
         kept.roots, kept.seed = [_root(loss)], torch.full_like(loss, self.loss_scale)
         return [*outputs, loss.detach()]
+
+    def _check_captured_as_trained(self, roots: Sequence[GradientEdge | None]) -> None:
+        """Refuse to drop gradients: the next stage sends those alone that capture saw needed."""
+        for root, spec in zip(roots, self._sent, strict=True):
+            if root is not None and not spec.requires_grad:
+                raise InvalidInput(
+                    f"{spec.name!r} needs a gradient, and needed none when the model was captured: "
+                    "weights in front of a cut were frozen then, and are trained now; make the "
+                    "pipeline again after unfreezing them, from a profile of the model as it is now"
+                )
 
     def _share_of_loss(self, outputs: Sequence[Any], kept: _Kept) -> Tensor:
         assert self._loss is not None

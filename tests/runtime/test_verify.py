@@ -6,13 +6,18 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from stagewright.core.cluster import Cluster
-from stagewright.core.errors import PlanMismatch
+from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.core.plan import Plan, PlanOptions
 from stagewright.planner.from_balance import plan_from_balance
 from stagewright.runtime import recompute
+from stagewright.runtime.cut import cut_for_plan
 from stagewright.runtime.gradient_sum import GradientSum
+from stagewright.runtime.last_stage import LastStage
+from stagewright.runtime.recompute import RandomState
+from stagewright.runtime.rehearsal import Rehearsal
 from stagewright.runtime.split_backward import SplitBackward
 from stagewright.runtime.verify import verify
+from stagewright.schedules.of_plan import schedule_of
 from tests.torch_models import Case, make_batch, make_case, traced_profile
 
 EXACT = 1e-9
@@ -206,3 +211,26 @@ def test_a_recomputation_with_other_masks_is_noticed(monkeypatch):
     model = model_with(nn.Dropout(0.5), nn.Tanh())
     plan = planned(model, [2, 3], schedule="gpipe", recompute="always")
     assert not tried(model, plan).equal(1e-3)
+
+
+def test_weights_unfrozen_behind_the_last_cut_may_not_go_without_gradient():
+    """The stage behind them sent none, and they stayed as they were."""
+    model = model_with()
+    model[0].requires_grad_(False)
+    plan = planned(model, [1, 2])
+    assert tried(model, plan).equal(EXACT)
+    rehearsal, batches, targets, draws = rehearsed(model, plan)
+    rehearsal.modules[0].requires_grad_(True)
+    with pytest.raises(InvalidInput, match="make the pipeline again after unfreezing"):
+        rehearsal.train(batches, targets, draws)
+
+
+def rehearsed(model, plan):
+    """A rehearsal of the plan, and a step for it."""
+    pieces = cut_for_plan(model, plan)
+    cpu = torch.device("cpu")
+    last = LastStage(pieces.captured, mse_loss, plan.num_microbatches, cpu, (0,), None)
+    made = Rehearsal(pieces, plan, schedule_of(plan), loss=last.share_of_loss, device=cpu)
+    batches = [(part,) for part in torch.randn(8, 4, dtype=torch.float64).chunk(4)]
+    targets = list(torch.randn(8, 2, dtype=torch.float64).chunk(4))
+    return made, batches, targets, dict.fromkeys(range(4), RandomState.now(cpu))
