@@ -6,7 +6,7 @@ read. What a dead process left is removed by the next that saves, which holds th
 
 ::
 
-    step-000120/        a step
+    step-000120/        a step: the record, torch's files, and the checksums of all of them
     step-000120.old/    the same step, while a new one takes its place
     .saving-.../        being written
     .deleting-.../      being deleted
@@ -29,6 +29,7 @@ from uuid import uuid4
 
 from ...core.errors import InvalidInput
 from .record import RECORD, Checkpoint
+from .sums import SUMS, Sums, as_text, sum_of, text_size_bytes
 
 LATEST, PARTIAL, LOCK, OLD = "latest", ".latest-partial", ".lock", ".old"
 SAVING, DELETING = ".saving-", ".deleting-"
@@ -143,16 +144,19 @@ def begin(folder: Path, step: int) -> Path:
     return started
 
 
-def publish(started: Path, record: Checkpoint) -> Path:
+def publish(started: Path, record: Checkpoint, sums: Sums) -> Path:
     """Give a written step its name, and make it the latest.
 
     Args:
         started: What `begin` made, with all tensors in it, on the disk.
         record: Of the step; its ``files`` are filled in here.
+        sums: Checksums of the files in it.
     """
     files = {path.name: path.stat().st_size for path in started.iterdir()}
+    files[SUMS] = text_size_bytes((*sums, RECORD))
     record = record.model_copy(update={"files": files})
     _write(started / RECORD, record.to_json() + "\n")
+    _write(started / SUMS, as_text({**sums, RECORD: sum_of(started / RECORD)}))
     folder = started.parent
     path = folder / step_name(record.step)
     old = path.with_name(path.name + OLD)

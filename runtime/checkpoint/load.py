@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from ...core.errors import InvalidInput
 from ..distributed import DistributedPipeline
+from ..pipeline import Pipeline
 from .folder import check, find, saved_steps
 from .match import Match, compare, match
 from .optimizer import check_optimizer, fill_optimizer, room_for
@@ -59,7 +60,8 @@ def load_checkpoint(
     """Go on from a saved step, under the plan it was saved under or any other.
 
     Every rank calls it, with its part of the model. Values are converted to the device and the
-    floating-point type of the model. Nothing is changed unless all of it fits.
+    floating-point type of the model. Nothing is changed unless all of it fits and every file holds
+    what was written into it; a disk that fails behind that leaves the model half loaded.
 
     Args:
         folder: As given to `save_checkpoint`, or one step's folder in it.
@@ -92,7 +94,7 @@ def load_checkpoint(
         ranks.each(mine.make_room)
         read_tensors(mine.path, mine.room, ranks)
         ranks.each(mine.finish)
-    if isinstance(model, DistributedPipeline):
+    if isinstance(model, DistributedPipeline | Pipeline):
         taken = mine.record.pipeline_steps
         model.steps = mine.record.step if taken is None else taken
     return Loaded(

@@ -24,6 +24,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from ...core.errors import InvalidInput
 from .quiet import quiet
 from .ranks import Ranks, plain_errors
+from .record import RECORD
+from .sums import check_sums, summed
 
 INDEX = ".metadata"
 
@@ -50,6 +52,9 @@ ALLOWED: dict[tuple[str, str], Any] = {
 def read_tensors(path: Path, wanted: Mapping[str, Tensor], ranks: Ranks) -> None:
     """Fill tensors with what a step holds under their keys; values are converted to their dtype.
 
+    Files are checked first: by ranks that read together each file once, by one alone those that it
+    reads from. What fails afterwards, such as a disk, may leave tensors with mixed values.
+
     Args:
         path: The step's folder.
         wanted: This rank's, each with its own memory; changed in place.
@@ -58,6 +63,7 @@ def read_tensors(path: Path, wanted: Mapping[str, Tensor], ranks: Ranks) -> None
     Raises:
         InvalidInput: A file is damaged, or is not what `save_checkpoint` writes.
     """
+    ranks.each(lambda: _check_files(path, wanted, ranks))
     with plain_errors(f"cannot read {path.name}"), quiet():
         load(
             dict(wanted),
@@ -66,6 +72,16 @@ def read_tensors(path: Path, wanted: Mapping[str, Tensor], ranks: Ranks) -> None
             process_group=ranks.group,
             no_dist=not ranks.together,
         )
+
+
+def _check_files(path: Path, wanted: Mapping[str, Tensor], ranks: Ranks) -> None:
+    if ranks.together:
+        check_sums(path, summed(path)[ranks.rank :: ranks.size])
+        return
+    check_sums(path, (RECORD, INDEX))
+    index = TensorReader(path).read_metadata()
+    places = index.storage_data.items()
+    check_sums(path, sorted({place.relative_path for at, place in places if at.fqn in wanted}))
 
 
 class TensorReader(FileSystemReader):

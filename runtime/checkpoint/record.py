@@ -70,7 +70,7 @@ class Checkpoint(Document):
     Attributes:
         step: As given by who saved it.
         ranks: Processes that saved it.
-        pipeline_steps: `DistributedPipeline.steps`, which keyed dropout follows.
+        pipeline_steps: Those a pipeline had taken (its ``steps``), which keyed dropout follows.
         plan: Content id of the plan it was trained under, if known.
         model: Parameters and persistent buffers by canonical name.
         aliases: Every other name of a tied tensor, and its canonical one.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from .quiet import quiet
 from .random_state import Generators, random_tensors
 from .ranks import Ranks, plain_errors
 from .record import Checkpoint, SavedOptimizer, SavedTensor, model_key
+from .sums import Sums, sums_of_writer
 from .target import Target, target_of
 from .tensors import as_json, describe
 
@@ -97,13 +100,14 @@ def save_checkpoint(
         ranks.each(lambda: _check_shared(started))
         _write_tensors(started, part[0].tensors, ranks)
 
-        def finish() -> str:
-            path = publish(started, record)
+        def finish(sums: Sequence[Sums]) -> str:
+            path = publish(started, record, dict(ChainMap(*map(dict, sums))))
             if keep is not None:
                 keep_newest(Path(folder), keep)
             return path.name
 
-        return Path(folder) / ranks.first(finish)
+        written = partial(sums_of_writer, started, ranks.rank, ranks.size)
+        return Path(folder) / ranks.reduce(written, finish)
 
 
 @dataclass(frozen=True)

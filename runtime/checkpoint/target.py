@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ...core.errors import InvalidInput
 from ..distributed import DistributedPipeline
+from ..pipeline import Pipeline
 from .ranks import Ranks
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
@@ -29,7 +30,7 @@ class Target:
         names: All names of each, by its key in ``tensors``.
         ranks: Who takes part.
         plan: Content id of the plan, if known.
-        steps: `DistributedPipeline.steps`.
+        steps: Of a pipeline, those it has taken.
         unsaved: Modules with state of their own, which is neither parameter nor buffer.
         explained: ``explained(doing)`` goes around communication: names the rank that failed.
     """
@@ -77,8 +78,9 @@ def target_of(
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"expected a pipeline or a module, got {type(model).__name__}")
     tensors, names = _once(model, [])
+    steps = model.steps if isinstance(model, Pipeline) else None
     return Target(
-        tensors, names, Ranks(group), None, None, _unsaved(model), lambda doing: nullcontext()
+        tensors, names, Ranks(group), None, steps, _unsaved(model), lambda doing: nullcontext()
     )
 
 

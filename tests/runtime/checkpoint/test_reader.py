@@ -12,6 +12,7 @@ from stagewright.core.errors import InvalidInput
 from stagewright.runtime.checkpoint.load import load_checkpoint
 from stagewright.runtime.checkpoint.record import Checkpoint
 from stagewright.runtime.checkpoint.save import save_checkpoint
+from stagewright.runtime.checkpoint.sums import SUMS
 
 
 class Command:
@@ -23,13 +24,22 @@ class Command:
 
 
 def rewritten(path, change):
-    """Put other bytes in place of the index, of the size the record knows."""
+    """Put other bytes in place of the index, of the size the record knows, without checksums."""
     index = path / ".metadata"
     data = change(pickle.loads(index.read_bytes()))
     index.write_bytes(data)
     record = Checkpoint.read(path / "checkpoint.json")
     files = record.files | {".metadata": len(data)}
     record.model_copy(update={"files": files}).write(path / "checkpoint.json")
+    without_sums(path)
+
+
+def without_sums(path):
+    """Make a step one that was saved before there were checksums."""
+    record = Checkpoint.read(path / "checkpoint.json")
+    files = {name: size for name, size in record.files.items() if name != SUMS}
+    record.model_copy(update={"files": files}).write(path / "checkpoint.json")
+    (path / SUMS).unlink()
 
 
 @pytest.fixture
@@ -102,6 +112,7 @@ def test_a_broken_index_is_damage(saved, data):
 
 
 def test_broken_tensors_are_damage(saved):
+    without_sums(saved)
     data = next(saved.glob("*.distcp"))
     data.write_bytes(bytes(data.stat().st_size))
     with pytest.raises(InvalidInput, match="cannot read step-000001: rank 0: "):
