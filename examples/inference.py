@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 import stagewright
 from stagewright import DistributedInferencePipeline, InferencePipeline
-from stagewright.runtime.process_group import init_process_group
 
 REQUESTS = 40
 
@@ -59,7 +58,7 @@ def main() -> None:
         with InferencePipeline(build_model(), plan) as pipeline:
             serve(pipeline)
         return
-    init_process_group(timeout_s=60)
+    stagewright.init_process_group(timeout_s=60)
     with DistributedInferencePipeline(build_model(), plan) as distributed:
         if distributed.rank == 0:
             serve(distributed)

@@ -15,7 +15,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import stagewright
-from stagewright.runtime.process_group import init_process_group
 
 
 def build_model() -> torch.nn.Module:
@@ -31,7 +30,7 @@ def make_batch(size: int = 4) -> torch.Tensor:
 
 def main() -> None:
     if "RANK" in os.environ:  # torchrun's
-        init_process_group(timeout_s=60)
+        stagewright.init_process_group(timeout_s=60)
     plan = stagewright.Plan.read(sys.argv[1])
     with torch.device("meta"):  # no memory for the whole model on any rank
         model = build_model()

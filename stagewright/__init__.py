@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .runtime.loss_scale import LossScale as LossScale
     from .runtime.materialise.weights import Weights as Weights
     from .runtime.pipeline import Pipeline as Pipeline
+    from .runtime.process_group import init_process_group as init_process_group
     from .runtime.strategies.sharded import FullyShard as FullyShard
     from .runtime.trace import record as record
     from .runtime.training import Training as Training
@@ -73,6 +74,7 @@ _HOME = {
     "estimate": "profiler.estimates.estimate",
     "explain": "planner.explain",
     "for_inference": "core.profile_forward",
+    "init_process_group": "runtime.process_group",
     "latest_step": "runtime.checkpoint.load",
     "load_checkpoint": "runtime.checkpoint.load",
     "plan": "planner.plan",

@@ -36,6 +36,13 @@ def test_every_public_name_resolves(name):
     assert getattr(stagewright, name) is not None
 
 
+def test_what_has_moved_is_still_where_it_was():
+    from stagewright.runtime import distributed, process_group
+
+    assert distributed.init_process_group is process_group.init_process_group
+    assert stagewright.init_process_group is process_group.init_process_group
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         stagewright.nothing  # noqa: B018
