@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,7 @@ class Heartbeats:
         self._show()
         self._thread = threading.Thread(target=self._beat, daemon=True)
         self._thread.start()
+        weakref.finalize(self, _end, self._stop, self._thread)
 
     @property
     def verdict(self) -> Verdict | None:
@@ -186,3 +188,9 @@ class Heartbeats:
                     self._hear()
             except RuntimeError:
                 return  # the store is gone; the main thread finds out by itself
+
+
+def _end(stop: threading.Event, thread: threading.Thread) -> None:
+    """At exit: a thread inside the store while Python is taken apart would abort the process."""
+    stop.set()
+    thread.join(SILENCE_S)

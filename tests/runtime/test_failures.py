@@ -72,6 +72,7 @@ def test_a_rank_that_hangs_is_reported_within_the_timeout(repository):
             _, account = processes[rank].communicate(timeout=100)
             assert processes[rank].returncode == 7, account
             assert "got no answer in time, though every rank is still alive" in account
+            assert "rank 1 was at the forward of micro-batch" in account
             assert f"rank {rank} was at the wait for rank 1, before the" in account
             assert re.search(rf"ward of micro-batch \d on stage {rank} ", account), account
 

@@ -1,5 +1,7 @@
 """Whose error it was: a transport's, the model's, or that of a rank that is gone."""
 
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 
@@ -68,6 +70,24 @@ def test_heartbeats_go_on_while_the_main_thread_waits_in_the_store(stores):
         waiting.join(0.05)
     watch.close()
     assert len(seen) > 3
+
+
+def test_heartbeats_that_nobody_closed_end_before_python_is_taken_apart():
+    """A thread found inside the store then is unwound through C++, which aborts the process."""
+    script = f"""
+import weakref
+import torch.distributed as dist
+from stagewright.runtime.watch import Watch
+store = dist.TCPStore("127.0.0.1", {free_port()}, is_master=True, wait_for_workers=False)
+# Finalizers run in the reverse order of their making.
+weakref.finalize(dist, lambda: print("still there:", watch._beats._thread.is_alive()))
+watch = Watch(store, 0, 1)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "still there: False\n"
 
 
 def test_a_rank_s_own_error_is_told_to_the_others(stores):
