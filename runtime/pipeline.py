@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..capture.sample import check_module
 from ..capture.segment import Segment
-from ..core.errors import InvalidInput, PlanMismatch
+from ..core.errors import InvalidInput
 from ..core.plan import Plan
 from .batch_statistics import BatchStatistics, checked_policy
 from .cut import CutModel, cut_for_plan
@@ -22,6 +22,7 @@ from .local.places import CopyStreams, full_device
 from .local.run import LocalStage, run_stages
 from .local.statistics import batch_norms, deferred_statistics
 from .microbatch import join_outputs, split_batch
+from .norms_as_operations import check_statistics_in_reach
 from .runnable import check_runnable
 
 CheckpointMode = Literal["always", "except_last", "never"]
@@ -90,11 +91,8 @@ class Pipeline(nn.Module):
         self._microbatch_size = plan.inputs[0].shape[0] if fixed_size and plan.inputs else None
         self._changes_input = pieces.captured.mutates_inputs(0, plan.balance[0])
         self._deferred = checked_policy(batch_statistics) == "deferred"
-        if self._deferred and fixed_size and batch_norms(model):
-            raise PlanMismatch(
-                "this model's batch normalisation was captured as single operations, whose "
-                "statistics cannot be deferred; leave out batch_statistics"
-            )
+        if self._deferred:
+            check_statistics_in_reach(pieces.captured.program, pieces.stages)
         self._dropout_seed = keyed_dropout
         self.steps = 0
         self._devices = _place(pieces, devices, model)

@@ -3,11 +3,12 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.runtime.distributed import DistributedPipeline
 from stagewright.schedules.named import make_schedule
-from tests.torch_models import make_batch, make_case, make_plan
+from tests.torch_models import Case, make_batch, make_case, make_plan
 
 pytestmark = pytest.mark.distributed
 
@@ -75,6 +76,27 @@ def test_torch_s_engine_refuses_what_it_would_pass_over(alone, asked_for):
         DistributedPipeline(
             case.model, make_plan(case, 1), loss_fn=case.loss_fn, engine="torch", **asked_for
         )
+
+
+class OwnNorm(nn.BatchNorm1d):
+    """Traced into operations, since it may be anything."""
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(4, 4), OwnNorm(4)
+
+    def forward(self, x):
+        return self.norm(self.first(x)) + x
+
+
+def test_statistics_that_nothing_can_defer_are_not_lost(alone):
+    """Running statistics of a norm of the user's own stayed as they were, in silence."""
+    case = Case("residual", make_case("mlp").spec, Residual(), (torch.rand(4, 4),), None)
+    plan = make_plan(case, 1)
+    with pytest.raises(PlanMismatch, match=r"norm \(OwnNorm\) was captured as single operations"):
+        DistributedPipeline(case.model, plan, loss_fn=torch.sum, batch_statistics="deferred")
 
 
 def test_a_batch_must_be_the_plans_microbatches(alone):

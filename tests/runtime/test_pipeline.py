@@ -8,7 +8,6 @@ from torch import nn
 
 from stagewright.capture.difference import relative_difference
 from stagewright.core.errors import InvalidInput, PlanMismatch
-from stagewright.runtime import pipeline as home
 from stagewright.runtime.pipeline import Pipeline
 from tests.torch_models import Case, make_case, make_plan
 
@@ -207,18 +206,52 @@ def model_head(model, part):
     return hidden.relu()
 
 
-def test_statistics_that_cannot_be_deferred_are_refused(monkeypatch):
-    model, plan = small()
-    found = home.cut_for_plan
+class Residual(nn.Module):
+    """Traced by export; `norm` is the class of its normalisation."""
 
-    def exported(*arguments):
-        pieces = found(*arguments)
-        pieces.captured.program.mode = "export"
-        return pieces
+    def __init__(self, norm):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 4), norm(4), nn.Linear(4, 2)
 
-    monkeypatch.setattr(home, "cut_for_plan", exported)
-    with pytest.raises(PlanMismatch, match="leave out batch_statistics"):
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(self.norm(x).relu() + x)
+
+
+class OwnNorm(nn.BatchNorm1d):
+    """Traced into operations, since it may be anything."""
+
+
+def residual(norm):
+    torch.manual_seed(0)
+    model = Residual(norm).double()
+    sample = (torch.rand(4, 4, dtype=torch.double),)
+    case = Case("residual", make_case("mlp").spec, model, sample, None)
+    return model, make_plan(case, 2, num_microbatches=2)
+
+
+@pytest.mark.parametrize("checkpoint", MODES)
+def test_statistics_of_an_exported_model_are_deferred_too(checkpoint):
+    """They were refused as operations, although the model's own modules are called."""
+    model, plan = residual(nn.BatchNorm1d)
+    whole = copy.deepcopy(model)
+    pipeline = Pipeline(model, plan, checkpoint=checkpoint, batch_statistics="deferred")
+    for seed in range(2):
+        torch.manual_seed(seed)
+        x = torch.rand(8, 4, dtype=torch.double) * 5
+        pipeline(x).sum().backward()
+        whole(x)
+    assert model.norm.num_batches_tracked == 2
+    for ours, theirs in zip(model.buffers(), whole.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_statistics_that_cannot_be_deferred_are_refused():
+    model, plan = residual(OwnNorm)
+    with pytest.raises(PlanMismatch, match=r"norm \(OwnNorm\) was captured as single operations"):
         Pipeline(model, plan, batch_statistics="deferred")
+    Pipeline(model, plan)(torch.rand(8, 4, dtype=torch.double))
+    assert model.norm.num_batches_tracked == 2
 
 
 def test_a_failed_step_leaves_deferred_layers_as_they_were():
