@@ -40,7 +40,8 @@ from stagewright.profiler.links.local import free_port
 from stagewright.runtime.executor import Executor
 from stagewright.runtime.groups import Groups
 from stagewright.runtime.hops import Hop, Hops
-from stagewright.runtime.messages import Connections
+from stagewright.runtime.lanes import lanes_of
+from stagewright.runtime.messages import Connections, connected
 from stagewright.runtime.stage_run import StageRun
 from stagewright.runtime.strategies.replication import Replication
 from stagewright.schedules.named import make_schedule
@@ -217,7 +218,8 @@ def _executor(cell: Cell, rank: int) -> Executor:
     count = cell.schedule.num_stages
     hops = Hops([Hop(index, index + 1, (spec,)) for index in range(count - 1)], count)
     cpu = torch.device("cpu")
-    connections = Connections(rank, groups.everyone(), groups.everyone(), groups.global_ranks, cpu)
+    lanes = lanes_of(groups, connected(cell.schedule.ranks, cell.schedule, hops))
+    connections = Connections(rank, lanes, groups.global_ranks, cpu)
     stages = {
         index: StageRun(
             Sleeping(cell.forward_s[index], cell.input_s[index], cell.weight_s[index]),
@@ -231,7 +233,7 @@ def _executor(cell: Cell, rank: int) -> Executor:
     executor = Executor(
         cell.schedule, rank, hops, stages, connections, Replication(None, {}), lambda words: None
     )
-    connections.introduce(executor.connected)
+    connections.introduce()
     return executor
 
 

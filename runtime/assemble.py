@@ -18,7 +18,8 @@ from .executor import Executor
 from .gradient_sum import GradientSum
 from .groups import Groups, Ranks
 from .held import held
-from .messages import Connections
+from .lanes import lanes_of
+from .messages import Connections, connected
 from .shared_weights import agree, holders, shared_weights
 from .stage_run import LossOfFlat, StageRun
 from .strategies.apply import apply
@@ -130,15 +131,9 @@ def own_executor(
         autocast: The dtype that stages and loss are cast to; `None` for none.
         doing: Told in words what comes next, for errors.
     """
-    several = ranks.size > 1
-    connections = Connections(
-        ranks.rank,
-        ranks.everyone() if several else None,
-        ranks.everyone() if several else None,
-        ranks.global_ranks,
-        device,
-    )
     last, hops = plan.num_stages - 1, pieces.hops
+    lanes = lanes_of(ranks, connected(schedule.ranks, schedule, hops))
+    connections = Connections(ranks.rank, lanes, ranks.global_ranks, device)
     runs = {
         index: StageRun(
             stage,
@@ -152,7 +147,7 @@ def own_executor(
         for index, stage in stages.items()
     }
     executor = Executor(schedule, ranks.rank, hops, runs, connections, sharing.replication, doing)
-    connections.introduce(executor.connected)
+    connections.introduce()
     return executor
 
 

@@ -63,11 +63,6 @@ class Executor:
         self._evaluation = _Course(schedule, forwards, hops, rank)
         self._handed: dict[Message, list[Tensor]] = {}
 
-    @property
-    def connected(self) -> list[tuple[int, int]]:
-        """Sender and receiver of every connection that a step uses, sorted."""
-        return self._training.connected
-
     def train(
         self,
         inputs: Sequence[Sequence[Tensor]],
@@ -239,7 +234,6 @@ class _Course:
     Attributes:
         actions: Its own, first to last.
         incoming: See `messages.incoming`.
-        connected: Sender and receiver of every connection used, sorted.
         last_backwards: Positions of each stage's last action that adds to gradients.
         recomputed: Stage and micro-batch of forwards that keep no graph.
     """
@@ -249,13 +243,6 @@ class _Course:
     ) -> None:
         self.actions = ranks[rank]
         self.incoming = incoming(ranks, schedule, hops, rank)
-        made = {
-            (sender, schedule.rank_of(message.reader, message.microbatch))
-            for sender, actions in enumerate(ranks)
-            for action in actions
-            for message in made_by(action, hops)
-        }
-        self.connected = sorted(pair for pair in made if pair[0] != pair[1])
         last = {a.stage: i for i, a in enumerate(self.actions) if a.work in BACKWARDS}
         self.last_backwards = frozenset(last.values())
         self.recomputed = frozenset(

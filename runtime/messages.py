@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from ..core.errors import InvalidInput
 from ..core.schedule import Action, Schedule, Work
 from ..core.tensors import TensorSpec
 from .hops import Hop, Hops
+from .lanes import Lanes, Pair
 
 POSTED_AHEAD = 2
 """Receives posted on a connection before anything needs them: one message travels while another
@@ -93,6 +95,17 @@ def incoming(
     ]
 
 
+def connected(actions: Sequence[Sequence[Action]], schedule: Schedule, hops: Hops) -> list[Pair]:
+    """The pairs of ranks between which something is sent, sorted; arguments as of `incoming`."""
+    made = {
+        (sender, schedule.rank_of(message.reader, message.microbatch))
+        for sender, theirs in enumerate(actions)
+        for action in theirs
+        for message in made_by(action, hops)
+    }
+    return sorted(pair for pair in made if pair[0] != pair[1])
+
+
 class Carrier(Protocol):
     """Takes one rank's messages to others; see `Connections`."""
 
@@ -108,15 +121,13 @@ class Carrier(Protocol):
 class Connections:
     """Point-to-point messages of one rank; a step's messages are posted in their senders' order.
 
-    Messages between two ranks go through one group upwards, from the lower rank to the higher, and
-    through another downwards. Both ends of each connection then work in the same order, which is
-    what NCCL asks for; and as senders never wait for a message to be taken, no order of work that
-    a `Schedule` allows can end in ranks waiting for each other.
+    Messages from one rank to another go through a lane of their own (`lanes_of`). Both ends of it
+    work in the same order, which is what NCCL asks for; and as senders never wait for a message to
+    be taken, no order of work that a `Schedule` allows can end in ranks waiting for each other.
 
     Args:
         rank: This one.
-        upwards: A group of all ranks, for messages to higher ranks.
-        downwards: Another, for messages to lower ranks.
+        lanes: Which group carries what this rank sends and receives.
         global_ranks: Of each rank, its number in the default group.
         device: Where received tensors are made.
     """
@@ -124,13 +135,12 @@ class Connections:
     def __init__(
         self,
         rank: int,
-        upwards: dist.ProcessGroup | None,
-        downwards: dist.ProcessGroup | None,
+        lanes: Lanes,
         global_ranks: Sequence[int],
         device: torch.device,
     ) -> None:
         self._rank = rank
-        self._groups = (downwards, upwards)
+        self._lanes = lanes
         self._global_ranks = global_ranks
         self._device = device
         self._expected: dict[int, deque[Message]] = {}
@@ -138,17 +148,13 @@ class Connections:
         self._arrived: dict[Message, list[Tensor]] = {}
         self._sending: deque[tuple[Any, Tensor]] = deque()
 
-    def introduce(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Send a byte along each connection, in an order that is the same on all ranks.
+    def introduce(self) -> None:
+        """Send a byte along each lane, in an order that is the same on all ranks.
 
         NCCL sets a connection up when it is first used, and both ends have to come.
-
-        Args:
-            pairs: Sender and receiver of all messages, sorted.
         """
         byte = torch.zeros(1, dtype=torch.uint8, device=self._device)
-        for sender, receiver in pairs:
-            group = self._groups[receiver > sender]
+        for (sender, receiver), group in sorted(self._lanes.items(), key=itemgetter(0)):
             if sender == self._rank:
                 dist.send(byte, self._global_ranks[receiver], group=group)
             elif receiver == self._rank:
@@ -175,9 +181,9 @@ class Connections:
         check(message, tensors)
         while self._sending and self._sending[0][0].is_completed():
             self._sending.popleft()
-        group = self._groups[receiver > self._rank]
         for tensor in tensors:
-            work = dist.isend(tensor, self._global_ranks[receiver], group=group)
+            lane = self._lanes[self._rank, receiver]
+            work = dist.isend(tensor, self._global_ranks[receiver], group=lane)
             self._sending.append((work, tensor))
 
     def receive(self, message: Message, sender: int) -> list[Tensor]:
@@ -202,9 +208,9 @@ class Connections:
             posted.append(self._start(expected.popleft(), sender))
 
     def _start(self, message: Message, sender: int) -> _Receiving:
-        group = self._groups[self._rank > sender]
+        lane, source = self._lanes[sender, self._rank], self._global_ranks[sender]
         tensors = [_empty(spec, self._device) for spec in message.tensors]
-        works = [dist.irecv(tensor, self._global_ranks[sender], group=group) for tensor in tensors]
+        works = [dist.irecv(tensor, source, group=lane) for tensor in tensors]
         return _Receiving(message, tensors, [work.wait for work in works if work is not None])
 
 

@@ -20,7 +20,7 @@ HOP = Hop(0, 1, SPECS)
 
 
 def connections():
-    return Connections(0, None, None, [0, 1], torch.device("cpu"))
+    return Connections(0, {}, [0, 1], torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,159 @@
+"""No order of work ends in ranks waiting for each other, whatever shares a stream with what.
+
+Where ranks are bound to their devices (``init_process_group(device_id=...)``) NCCL takes what one
+group sends and receives in the order in which it was posted. All messages went through two groups
+then, and pipelines of three ranks and more never finished their first step.
+"""
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from stagewright.core.tensors import TensorSpec
+from stagewright.runtime import lanes
+from stagewright.runtime.groups import Groups
+from stagewright.runtime.hops import Hop, Hops
+from stagewright.runtime.lanes import lanes_of
+from stagewright.runtime.messages import Connections, connected, incoming, made_by, read_by
+from stagewright.schedules.named import make_schedule
+
+SPEC = TensorSpec(name="h", shape=(1,), dtype="float32", requires_grad=True)
+CELLS = [
+    ("gpipe", 3, 4, 1), ("1f1b", 3, 6, 1), ("1f1b", 4, 8, 1), ("interleaved_1f1b", 8, 8, 2),
+    ("zero_bubble", 4, 8, 1), ("zbv", 8, 8, 2),
+]  # fmt: skip
+STUCK_IN_TWO = CELLS[1:]
+
+
+class Transfer:
+    """A send or a receive, as one rank posted it."""
+
+    def __init__(self, stream, peer, sends, waited):
+        self.stream, self.peer, self.sends = stream, peer, sends
+        self.waited = waited  # receives that the rank has waited for before it posted this
+        self.done = False
+
+
+class Wire:
+    """Stands in for ``torch.distributed``: notes what each rank posts, on which stream."""
+
+    def __init__(self):
+        self.posted, self.waited, self.rank = {}, [], 0
+
+    def isend(self, tensor, peer, group):
+        return self._post(group, peer, sends=True)
+
+    def irecv(self, tensor, peer, group):
+        return self._post(group, peer, sends=False)
+
+    def is_completed(self):
+        return False
+
+    def _post(self, group, peer, *, sends):
+        transfer = Transfer((self.rank, group), peer, sends, list(self.waited))
+        self.posted.setdefault(transfer.stream, []).append(transfer)
+        return Work(self, transfer)
+
+
+class Work:
+    def __init__(self, wire, transfer):
+        self._wire, self._transfer = wire, transfer
+
+    def wait(self):
+        if not self._transfer.sends:
+            self._wire.waited.append(self._transfer)
+
+    def is_completed(self):
+        return False
+
+
+def finishes(wire):
+    """Whether all transfers do, if each stream takes its own in order (NCCL's semantics)."""
+    queues = {stream: list(transfers) for stream, transfers in wire.posted.items()}
+    moved = True
+    while moved:
+        moved = False
+        for (rank, group), queue in queues.items():
+            other = queues.get((queue[0].peer, group)) if queue else None
+            if not other or (other[0].peer, other[0].sends) != (rank, not queue[0].sends):
+                continue
+            pair = queue[0], other[0]
+            if all(before.done for transfer in pair for before in transfer.waited):
+                del queue[0], other[0]
+                pair[0].done = pair[1].done = moved = True
+    return not any(queues.values())
+
+
+def run(monkeypatch, schedule, hops, lane_of):
+    """What every rank posts in a step, through the lanes given."""
+    wire = Wire()
+    monkeypatch.setattr(dist, "isend", wire.isend)
+    monkeypatch.setattr(dist, "irecv", wire.irecv)
+    everyone = list(range(len(schedule.ranks)))
+    for rank, actions in enumerate(schedule.ranks):
+        wire.rank, wire.waited = rank, []
+        connections = Connections(rank, lane_of, everyone, torch.device("cpu"))
+        connections.begin(incoming(schedule.ranks, schedule, hops, rank))
+        for action in actions:
+            for message in read_by(action, hops):
+                sender = schedule.rank_of(message.maker, action.microbatch)
+                if sender != rank:
+                    connections.receive(message, sender)
+            for message in made_by(action, hops):
+                receiver = schedule.rank_of(message.reader, action.microbatch)
+                if receiver != rank:
+                    connections.send(message, receiver, [torch.zeros(1)])
+    return wire
+
+
+def hops_of(stages, *, skips):
+    chain = [Hop(stage, stage + 1, (SPEC,)) for stage in range(stages - 1)]
+    return Hops([*chain, Hop(0, stages - 1, (SPEC,))] if skips else chain, stages)
+
+
+class Made(Groups):
+    """Notes which groups are asked for."""
+
+    def __init__(self, rank):
+        self.rank, self.made = rank, itertools.count()
+
+    def everyone(self, backend=None):
+        return f"everyone {next(self.made)}"
+
+    def of_sets(self, wanted):
+        (ranks,) = wanted
+        name = f"{ranks} {next(self.made)}"
+        return {ranks: name} if self.rank in ranks else {}
+
+
+def all_lanes(pairs, ranks):
+    """Those of every rank together."""
+    found = {}
+    for rank in range(ranks):
+        for pair, group in lanes_of(Made(rank), pairs).items():
+            assert found.setdefault(pair, group) == group
+    return found
+
+
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize(("name", "stages", "microbatches", "chunks"), CELLS)
+def test_a_lane_a_pair_always_finishes(monkeypatch, name, stages, microbatches, chunks, skips):
+    monkeypatch.setattr(lanes, "is_bound", lambda: True)
+    schedule = make_schedule(name, stages, microbatches, chunks=chunks)
+    hops = hops_of(stages, skips=skips)
+    pairs = connected(schedule.ranks, schedule, hops)
+    found = all_lanes(pairs, len(schedule.ranks))
+    assert len(set(found.values())) == len(pairs)
+    assert finishes(run(monkeypatch, schedule, hops, found))
+
+
+@pytest.mark.parametrize(("name", "stages", "microbatches", "chunks"), STUCK_IN_TWO)
+def test_two_lanes_would_not(monkeypatch, name, stages, microbatches, chunks):
+    monkeypatch.setattr(lanes, "is_bound", lambda: False)
+    schedule = make_schedule(name, stages, microbatches, chunks=chunks)
+    hops = hops_of(stages, skips=False)
+    found = all_lanes(connected(schedule.ranks, schedule, hops), len(schedule.ranks))
+    assert len(set(found.values())) == 2
+    assert not finishes(run(monkeypatch, schedule, hops, found))
