@@ -11,21 +11,24 @@ import torch.distributed as dist
 from ..capture.segment import Segment
 from ..core.plan import Plan
 from ..core.schedule import Schedule
-from .batch_statistics import BatchStatistics, RunningStatistics
+from .batch_statistics import BatchStatistics, RunningStatistics, Statistics
 from .collective import OfGroup
 from .cut import CutModel
 from .executor import Executor
+from .fixed_buffers import FixedBuffers
 from .gradient_sum import GradientSum
 from .groups import Groups, Ranks
 from .held import held
 from .lanes import lanes_of
 from .messages import Connections, connected
+from .norms_as_operations import check_statistics_in_reach
 from .shared_weights import agree, holders, shared_weights
 from .stage_run import LossOfFlat, StageRun
 from .strategies.apply import apply
 from .strategies.choice import Chosen
 from .strategies.replication import Replication
 from .strategies.sharded import is_sharded
+from .synchronised import SynchronisedStatistics, check_synchronised
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,14 @@ class Sharing:
             if there are none.
         replication: That, and what replicas of this rank's stages do.
         holders: By ``id`` of a weight, how many ranks hold it, where that is not one.
+        chosen: What the replicas of each stage do, where that is not to sum gradients.
     """
 
     groups: Mapping[Ranks, dist.ProcessGroup]
     gradient_sum: GradientSum | None
     replication: Replication
     holders: Mapping[int, int]
+    chosen: Mapping[int, Chosen]
 
 
 def share(
@@ -99,6 +104,7 @@ def share(
         gradient_sum,
         Replication(gradient_sum, strategies),
         {id(weight.tensor): len(weight.ranks) for weight in weights},
+        chosen,
     )
 
 
@@ -131,6 +137,14 @@ def own_executor(
         autocast: The dtype that stages and loss are cast to; `None` for none.
         doing: Told in words what comes next, for errors.
     """
+    if batch_statistics == "synchronised":
+        check_synchronised(pieces.stages, schedule, sharing.chosen)
+    moved = [
+        stage
+        for stage, replicas in zip(pieces.stages, schedule.stage_ranks, strict=True)
+        if batch_statistics == "deferred" or len(replicas) > 1
+    ]
+    check_statistics_in_reach(pieces.captured.program, moved)
     last, hops = plan.num_stages - 1, pieces.hops
     lanes = lanes_of(ranks, connected(schedule.ranks, schedule, hops))
     connections = Connections(ranks.rank, lanes, ranks.global_ranks, device)
@@ -143,6 +157,7 @@ def own_executor(
             device,
             _statistics(index, stage, schedule, ranks.rank, sharing, batch_statistics),
             autocast,
+            FixedBuffers(stage) if len(schedule.stage_ranks[index]) > 1 else None,
         )
         for index, stage in stages.items()
     }
@@ -158,9 +173,11 @@ def _statistics(
     rank: int,
     sharing: Sharing,
     policy: BatchStatistics,
-) -> RunningStatistics | None:
+) -> Statistics | None:
     replicas = schedule.stage_ranks[index]
     group = sharing.groups.get(replicas)
+    if policy == "synchronised":
+        return SynchronisedStatistics(stage, OfGroup(group)) if group is not None else None
     found = RunningStatistics(
         stage,
         policy,

@@ -1,7 +1,8 @@
 """Running statistics of normalisation, where a batch is several micro-batches.
 
 Every micro-batch is normalised by its own statistics, as it would be in a loop over micro-batches
-on one device. What is left to choose is how the running statistics, used in evaluation, move:
+on one device, unless replicas are to normalise together. What is left to choose is how the running
+statistics, used in evaluation, move:
 
 ``microbatch``
     Once for each micro-batch, in their order, as that loop moves them. Replicas of a stage tell
@@ -9,6 +10,8 @@ on one device. What is left to choose is how the running statistics, used in eva
 ``deferred``
     Once a step, by the statistics of the whole batch, as a model that sees the batch at once moves
     them (torchgpipe's deferred batch normalisation, but with the unbiased variance of torch).
+``synchronised``
+    Replicas of a stage normalise together, and move them once a round: see `synchronised`.
 
 Instance normalisation, where it keeps running statistics, moves them by the mean over instances of
 each one's mean and variance, and counts no batches.
@@ -17,9 +20,9 @@ each one's mean and variance, and counts no batches.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +32,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from ..core.errors import InvalidInput
 from .collective import Collective, Work
 
-BatchStatistics = Literal["microbatch", "deferred"]
+BatchStatistics = Literal["microbatch", "deferred", "synchronised"]
 
 
 def checked_policy(policy: BatchStatistics) -> BatchStatistics:
@@ -43,6 +46,25 @@ def checked_policy(policy: BatchStatistics) -> BatchStatistics:
             f"batch_statistics is {policy!r}; give one of {', '.join(get_args(BatchStatistics))}"
         )
     return policy
+
+
+class Statistics(Protocol):
+    """What a policy does in a step of one stage."""
+
+    def begin(self) -> None:
+        """A step begins."""
+
+    def of(self, microbatch: int) -> AbstractContextManager[None]:
+        """Inside, the stage runs forward on this micro-batch."""
+
+    def again(self, microbatch: int) -> AbstractContextManager[None]:
+        """Inside, it does so a second time; its buffers are put back afterwards."""
+
+    def share(self) -> None:
+        """The last forward of the step was done here; tell the other replicas."""
+
+    def finish(self) -> None:
+        """Move the running statistics by all micro-batches of the step."""
 
 
 @dataclass
@@ -153,6 +175,9 @@ class RunningStatistics:
         if self._norms:
             shares = [self._share(norm, microbatch) for norm in self._norms]
             self._shares[microbatch] = torch.cat(shares)
+
+    def again(self, microbatch: int) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def share(self) -> None:
         """The last forward of the step was done here; tell the other replicas."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ..core.errors import InvalidInput
 from ..core.tensors import TensorSpec
-from .batch_statistics import RunningStatistics
+from .batch_statistics import Statistics
 from .casting import casting
+from .fixed_buffers import FixedBuffers
 from .keyed_dropout import keyed_dropout
 from .recompute import RandomState, as_before
 from .split_backward import SplitBackward
@@ -59,6 +60,7 @@ class StageRun:
         statistics: Moves running statistics when a step ends; `None` to leave that to the modules.
         autocast: The dtype that module and loss are cast to; `None` for none. A backward runs
             outside of it: it takes each operation's dtype from its forward.
+        fixed: Sees that forwards leave buffers alone; `None` where no other rank has the stage.
     """
 
     def __init__(
@@ -68,11 +70,12 @@ class StageRun:
         sent: Sequence[TensorSpec],
         loss: LossOfFlat | None,
         device: torch.device,
-        statistics: RunningStatistics | None = None,
+        statistics: Statistics | None = None,
         autocast: torch.dtype | None = None,
+        fixed: FixedBuffers | None = None,
     ) -> None:
         self.module = module
-        self.statistics = statistics
+        self.statistics, self._fixed = statistics, fixed
         self._received, self._sent = received, sent
         self._loss, self._device, self._autocast = loss, device, autocast
         self._kept: dict[int, _Kept] = {}
@@ -104,12 +107,13 @@ class StageRun:
             The outputs, without a graph.
         """
         if not trains:
-            with torch.no_grad(), casting(self._device, self._autocast):
+            with torch.no_grad(), self._buffers_kept(), casting(self._device, self._autocast):
                 outputs = list(self.module(*inputs))
                 if self._loss is not None and target is not None:
                     self.losses.append(self._loss(outputs, target).detach())
             return outputs
         with (
+            self._buffers_kept(),
             self.statistics.of(microbatch) if self.statistics else nullcontext(),
             casting(self._device, self._autocast),
         ):
@@ -138,6 +142,7 @@ class StageRun:
         if kept.random is not None:
             with (
                 as_before(self.module, kept.random, self._device),
+                self.statistics.again(microbatch) if self.statistics else nullcontext(),
                 casting(self._device, self._autocast),
             ):
                 self._with_graph(kept)
@@ -180,6 +185,8 @@ class StageRun:
         """A step begins; what an interrupted one left is dropped."""
         self._kept.clear()
         self.losses.clear()
+        if self._fixed is not None and not trains:
+            self._fixed.check_evaluation()
         if self.statistics is not None and trains:
             self.statistics.begin()
 
@@ -187,6 +194,9 @@ class StageRun:
         """Wait until the device has done what it was given."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+    def _buffers_kept(self) -> AbstractContextManager[None]:
+        return self._fixed.kept() if self._fixed is not None else nullcontext()
 
     def _outputs(self, kept: _Kept) -> list[Any]:
         if self.dropout_key is None:

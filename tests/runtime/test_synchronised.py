@@ -1,0 +1,77 @@
+"""Batch statistics of all replicas: a round of micro-batches is normalised as one batch."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from stagewright.core.errors import InvalidInput, PlanMismatch
+from stagewright.runtime.synchronised import check_no_sync_batch_norm, check_synchronised
+from stagewright.schedules.named import make_schedule
+
+EXACT = 1e-9
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, repository):
+    folder = tmp_path_factory.mktemp("synchronised")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.runtime.synchronised_worker", str(rank), str(folder)],
+            cwd=repository,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    return [
+        entry
+        for rank in range(2)
+        for entry in json.loads((folder / f"{rank}.json").read_text(encoding="utf-8"))
+    ]
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(150)
+def test_two_replicas_are_one_device_with_batches_of_two(results):
+    ran = [entry for entry in results if "refused" not in entry]
+    assert len(ran) == 8
+    assert any(entry["loss"] for entry in ran)
+    for entry in ran:
+        assert max(entry["gradients"], entry["buffers"], entry["outputs"]) <= EXACT, entry
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(150)
+def test_replicas_with_unequal_work_are_refused(results):
+    refused = [entry["refused"] for entry in results if "refused" in entry]
+    assert len(refused) == 2
+    for text in refused:
+        assert "stage 0 cannot be synchronised" in text
+        assert "batch_statistics='microbatch'" in text
+
+
+def test_stages_that_normalise_nothing_may_have_any_replicas():
+    schedule = make_schedule("1f1b", 2, 4, replicas=[3, 1])
+    plain, normed = nn.Linear(2, 2), nn.BatchNorm1d(2)
+    check_synchronised([plain, normed], schedule, {})
+    with pytest.raises(PlanMismatch, match="4 micro-batches between 3"):
+        check_synchronised([normed, plain], schedule, {})
+
+
+def test_torch_s_own_is_refused_by_name():
+    model = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+    with pytest.raises(InvalidInput, match=r"^1 is an nn\.SyncBatchNorm.*'synchronised'"):
+        check_no_sync_batch_norm(model)
+    check_no_sync_batch_norm(nn.Sequential(nn.BatchNorm1d(2), torch.nn.Identity()))
