@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import distributed_c10d
 
 from ..capture.sample import check_module
 from ..core.errors import InvalidInput
 from ..core.graph import Graph
 from ..core.plan import Plan
 from ..core.schedule import Schedule
-from ..core.units import count
 from ..schedules.of_plan import schedule_of
 from .assemble import own_executor, share
 from .batch_statistics import BatchStatistics
@@ -26,21 +24,22 @@ from .cut import cut_for_plan
 from .engine_choice import Engine, check_engine
 from .executor import Executor, Observer
 from .first_stage import FirstStage
-from .groups import Groups
 from .held import held
 from .last_stage import LastStage, LossFunction
 from .materialise.memory import materialise
 from .materialise.weights import Weights
 from .materialise.without_data import check_weights
+from .member import Member
 from .process_group import check_world, device_for
+from .process_group import init_process_group as init_process_group  # where it used to be
 from .runnable import check_runnable, check_schedule
 from .strategies.choice import Strategy, choose
+from .synchronised import check_no_sync_batch_norm
 from .targets import split_target
 from .torch_engine import TorchEngine
-from .watch import Watch
 
 
-class DistributedPipeline:
+class DistributedPipeline(Member):
     """This rank's stages of a planned model, ready to train.
 
     Every rank builds the same model, makes a `DistributedPipeline` of it, and calls `step` with
@@ -107,28 +106,23 @@ class DistributedPipeline:
         engine: Engine = "stagewright",
     ) -> None:
         check_module(model)
+        check_no_sync_batch_norm(model)
         check_engine(engine, keyed_dropout=keyed_dropout, batch_statistics=batch_statistics)
         check_runnable(plan, "torch's processes" if engine == "torch" else "processes")
         if schedule is not None:
             check_schedule(schedule, plan)
-        self.schedule = schedule or schedule_of(plan)
-        chosen = choose(plan, self.schedule, strategy)
-        check_world(self.schedule, group)
-        self._ranks = Groups(group)
-        self.rank = self._ranks.rank
-        self.plan = plan
-        self._group = group
+        schedule = schedule or schedule_of(plan)
+        chosen = choose(plan, schedule, strategy)
+        check_world(schedule, group)
         check_weights(model, weights)
-        self.device = torch.device(device) if device is not None else device_for(model, group)
+        place = torch.device(device) if device is not None else device_for(model, group)
+        super().__init__(schedule, group, place)
+        self.plan = plan
         self.autocast = autocast
         """The dtype that stages and loss are cast to; `None` for none."""
         self._has_loss = loss_fn is not None
         self._dropout_seed = keyed_dropout
-        self.steps = 0
-        """Steps taken, which keyed dropout follows: set it when resuming."""
         self._sums_gradients = True
-        store = distributed_c10d._get_default_store()
-        self._watch = Watch(store, self.rank, self._ranks.size, group)
         with ExitStack() as undo, self._watch.explained():
             undo.callback(self.close)
             # Captured under autocast, so that what is sent has the dtype it will have.
@@ -330,29 +324,6 @@ class DistributedPipeline:
         """Multiply this rank's gradients."""
         scale_gradients(self.module.parameters(), factor)
 
-    def barrier(self) -> None:
-        """Wait until every rank is here.
-
-        Raises:
-            RankFailed: One never came; the message names it.
-        """
-        with self.during("a barrier"):
-            dist.barrier(self._group)
-
-    def share_results(self, loss: Tensor | None, elapsed_s: float) -> tuple[float, float]:
-        """The last stage's loss and the slowest rank's time, on every rank.
-
-        Raises:
-            RankFailed: A rank died; the message names it.
-        """
-        last = self.schedule.stage_ranks[-1][0]
-        mean = loss if loss is not None else torch.zeros(())
-        figures = torch.tensor([float(mean), elapsed_s], dtype=torch.float64, device=self.device)
-        with self.during("sharing the loss"):
-            dist.broadcast(figures[:1], group_src=last, group=self._group)
-            dist.all_reduce(figures[1:], op=dist.ReduceOp.MAX, group=self._group)
-        return float(figures[0]), float(figures[1])
-
     def train(self, mode: bool = True) -> None:
         """Switch the mode of this rank's stages; see `capture.segment.Segment.train`."""
         self.module.train(mode)
@@ -362,52 +333,14 @@ class DistributedPipeline:
         if isinstance(self._engine, Executor):
             self._engine.observer = observer
 
-    def close(self) -> None:
-        """Stop watching the other ranks, and give back the process groups made here.
-
-        Every rank calls it, before the process group they share is destroyed; leaving a ``with``
-        block does. After an error the groups stay: to take them apart may mean to wait for ranks
-        that are gone, and so may a normal exit; see `runtime.process_group.end_process`.
-        """
-        self._watch.close()
-        if not self._watch.has_failed:
-            self._ranks.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if error is None:
-            self.close()
-        else:
-            self._watch.close()
-
-    @contextmanager
-    def during(self, doing: str) -> Iterator[None]:
-        """Inside, communication that fails raises a `RankFailed` that says what this rank did."""
-        self._watch.says(doing)
-        with self._watch.explained():
-            yield
-        self._watch.says(f"its own work after {count(self.steps, 'step')}")
-
     @property
     def graph(self) -> Graph:
         """The model's, as it was captured here."""
         return self._pieces.captured.graph
 
     @property
-    def group(self) -> dist.ProcessGroup | None:
-        """The ranks; `None` for the default group."""
-        return self._group
-
-    @property
     def _has_last(self) -> bool:
         return self.plan.num_stages - 1 in self.stages
-
-    @property
-    def diagnosing(self) -> bool:
-        """Whether it is finding out which rank failed; a signal handler should let it finish."""
-        return self._watch.diagnosing
 
     def _inputs(
         self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]

@@ -168,7 +168,8 @@ class Training:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        if isinstance(self.pipeline, DistributedPipeline):
+            self.pipeline.__exit__(kind, error, traceback)
 
     def _scale_gradients(self) -> bool:
         """Take the loss scale out, and clip; false if that cannot be done."""
