@@ -91,6 +91,11 @@ class Pipeline(nn.Module):
         self._microbatch_size = plan.inputs[0].shape[0] if fixed_size and plan.inputs else None
         self._changes_input = pieces.captured.mutates_inputs(0, plan.balance[0])
         self._deferred = checked_policy(batch_statistics) == "deferred"
+        if batch_statistics == "synchronised":
+            raise InvalidInput(
+                "batch_statistics='synchronised' is about replicas, which one process has none of; "
+                "give larger micro-batches, or run the plan in processes (DistributedPipeline)"
+            )
         if self._deferred:
             check_statistics_in_reach(pieces.captured.program, pieces.stages)
         self._dropout_seed = keyed_dropout
@@ -101,6 +106,11 @@ class Pipeline(nn.Module):
         self.training = model.training
 
     _pieces: CutModel
+
+    @property
+    def microbatch_size(self) -> int | None:
+        """Samples a micro-batch must have, for a model captured at one size; `None` for any."""
+        return self._microbatch_size
 
     def _share_names(self, model: nn.Module) -> None:
         """Hold the model's children, parameters and buffers under their own names."""

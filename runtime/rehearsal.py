@@ -16,6 +16,7 @@ from ..core.schedule import Schedule
 from .batch_statistics import BatchStatistics, RunningStatistics
 from .cut import CutModel
 from .executor import Executor, Turns
+from .fixed_buffers import FixedBuffers
 from .gradient_sum import GradientSum
 from .groups import Ranks
 from .held import held
@@ -182,6 +183,7 @@ class _Maker:
                 self._loss if index == last else None,
                 self._device,
                 self._running_statistics(index, stage, rank),
+                fixed=FixedBuffers(stage) if len(self._schedule.stage_ranks[index]) > 1 else None,
             )
             for index, stage in stages.items()
         }

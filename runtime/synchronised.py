@@ -98,7 +98,7 @@ def _forward(norm: Any, together: Collective, values: Tensor) -> Tensor:
     squares = _Sum.apply(centred.square().sum(dims), together)  # type: ignore[no-untyped-call]
     variance = squares / count
     _move(norm, mean.detach(), squares.detach() / (count - 1))
-    made = centred * torch.rsqrt(variance + norm.eps).view(shape)
+    made: Tensor = centred * torch.rsqrt(variance + norm.eps).view(shape)
     if norm.affine:
         made = made * norm.weight.view(shape) + norm.bias.view(shape)
     return made.to(values.dtype)

@@ -26,6 +26,7 @@ from .recompute import RandomState
 from .rehearsal import Rehearsal
 from .runnable import check_runnable
 from .strategies.choice import choose
+from .synchronised import check_no_sync_batch_norm
 from .targets import split_target
 
 LossFunction = Callable[[Any, Any], Tensor]
@@ -101,9 +102,11 @@ def verify(
             apart from error.
 
     Raises:
+        InvalidInput: The batch is not the plan's, or the model has an ``nn.SyncBatchNorm``.
         PlanMismatch: The plan is for another model, reorders its layers, or its step fails where
             the unsplit model's does not; the message says at which action.
     """
+    check_no_sync_batch_norm(model)
     check_runnable(plan, "processes")
     schedule = schedule_of(plan)
     choose(plan, schedule, None)

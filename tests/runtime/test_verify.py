@@ -13,6 +13,7 @@ from stagewright.runtime import recompute
 from stagewright.runtime.cut import cut_for_plan
 from stagewright.runtime.gradient_sum import GradientSum
 from stagewright.runtime.last_stage import LastStage
+from stagewright.runtime.pipeline import Pipeline
 from stagewright.runtime.recompute import RandomState
 from stagewright.runtime.rehearsal import Rehearsal
 from stagewright.runtime.split_backward import SplitBackward
@@ -128,10 +129,20 @@ def test_a_buffer_that_several_micro_batches_in_flight_cannot_share_is_told_of()
     assert tried(model, alone).equal(EXACT)
 
 
-def test_a_buffer_that_replicas_move_apart_is_not_equal():
+def test_a_buffer_that_replicas_move_apart_is_refused():
     model = model_with(Centred())
     assert tried(model, planned(model, [2, 2])).equal(EXACT)
-    assert not tried(model, planned(model, [2, 2], replicas=[2, 1])).equal(1e-3)
+    with pytest.raises(InvalidInput, match=r"moves the buffer '1\.seen'.*max_replicas=1"):
+        tried(model, planned(model, [2, 2], replicas=[2, 1]))
+
+
+def test_torch_s_synchronised_normalisation_is_refused():
+    plan = planned(model_with(nn.BatchNorm1d(4)), [2, 2])
+    with pytest.raises(InvalidInput, match=r"1 is an nn\.SyncBatchNorm"):
+        tried(model_with(nn.SyncBatchNorm(4)), plan)
+    model = model_with()
+    with pytest.raises(InvalidInput, match="about replicas"):
+        Pipeline(model, planned(model, [1, 2]), batch_statistics="synchronised")
 
 
 def test_a_batch_changed_in_place_is_every_micro_batches_own():
