@@ -11,7 +11,8 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 
 from .. import __version__
-from .auth import BearerAuth
+from .auth.gate import Gate
+from .auth.identify import Identification
 from .hosts import HostCheck
 from .limits import BodyLimit
 from .measuring import Measurer
@@ -60,7 +61,7 @@ def create_app(
         redirect_slashes=False,
         middleware=[  # the first sees a request first; a stranger's body is not read
             Middleware(HostCheck, allowed=settings.allowed_hosts),
-            Middleware(BearerAuth, token=settings.token),
+            Middleware(Gate, identification=Identification(settings.token, kept, tokens=None)),
             Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
         ],
     )

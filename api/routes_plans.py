@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Query, Response
 
+from .auth.caller import CallerOfRequest
 from .examples import plan_examples
 from .json_body import StrictRoute
 from .openapi import PROBLEM_RESPONSE
@@ -13,7 +14,6 @@ from .records import PlanList, StoredPlan
 from .requests import PlanRequest
 from .services import Planning
 from .store.contract import Store
-from .store.records import DEFAULT_PROJECT
 
 
 def plan_routes(planning: Planning, store: Store) -> APIRouter:
@@ -26,6 +26,7 @@ def plan_routes(planning: Planning, store: Store) -> APIRouter:
     async def create_plan(
         request: Annotated[PlanRequest, Body(openapi_examples=plan_examples())],
         response: Response,
+        caller: CallerOfRequest,
     ) -> StoredPlan:
         """Plan a model's pipeline stages, measuring the model first if no profile is given.
 
@@ -33,18 +34,20 @@ def plan_routes(planning: Planning, store: Store) -> APIRouter:
         before ``deadline_s`` and none was proven impossible, the answer is a problem of type
         ``deadline-exceeded`` with status 504; ask for less, or allow more time.
         """
-        stored = await planning.create_plan(request)
+        stored = await planning.create_plan(caller, request)
         response.headers["Location"] = f"/v1/plans/{stored.id}"
         return stored
 
     @router.get("")
-    def list_plans(limit: Annotated[int, Query(ge=1, le=500)] = 50) -> PlanList:
+    def list_plans(
+        caller: CallerOfRequest, limit: Annotated[int, Query(ge=1, le=500)] = 50
+    ) -> PlanList:
         """The latest plans, newest first."""
-        return PlanList(plans=store.documents.plans(DEFAULT_PROJECT, limit=limit).items)
+        return PlanList(plans=store.documents.plans(caller.project_id, limit=limit).items)
 
     @router.get("/{plan_id}")
-    def get_plan(plan_id: str) -> StoredPlan:
+    def get_plan(plan_id: str, caller: CallerOfRequest) -> StoredPlan:
         """A plan with the request it answers."""
-        return store.documents.plan(DEFAULT_PROJECT, plan_id)
+        return store.documents.plan(caller.project_id, plan_id)
 
     return router

@@ -13,13 +13,14 @@ from ..core.errors import Infeasible, InvalidInput
 from ..core.plan import PlanOptions
 from ..core.profile import Profile
 from ..planner.plan import plan
+from .auth.caller import Caller
 from .effort import check_effort
 from .measuring import Measurer
 from .records import InfeasibleAnswer, PlanRecord, StoredPlan, WayOutAnswer
 from .requests import PlanRequest
 from .store.contract import Store
 from .store.errors import NotFound
-from .store.records import DEFAULT_PROJECT, Stored
+from .store.records import Stored
 
 MAX_CONCURRENT_PLANS = 2
 """More would only slow each other down, and keep threads from the requests that read."""
@@ -40,7 +41,7 @@ class Planning:
         self._deadline_s = deadline_s
         self._planning_turns = asyncio.Semaphore(MAX_CONCURRENT_PLANS)
 
-    async def create_plan(self, request: PlanRequest) -> StoredPlan:
+    async def create_plan(self, caller: Caller, request: PlanRequest) -> StoredPlan:
         """Plan, and keep the request with its answer; infeasible is an answer.
 
         Planning and storing run in worker threads: the event loop stays free.
@@ -49,20 +50,21 @@ class Planning:
             InvalidInput: The request makes no sense together, asks for more than this service
                 does, or for more time than it gives.
             DeadlineExceeded: No plan was found in time, and none was proven impossible.
+            Problem: 403: it asks for a measurement, which the caller may not.
             StagewrightError: Measuring failed (see `Measurer.measure`).
         """
         deadline_s = self._deadline(request)
-        profiles = await self._profiles(request)
+        profiles = await self._profiles(caller, request)
         check_effort(profiles, request.cluster, request.options)
         async with self._planning_turns:
             record = await run_in_threadpool(
                 decide, profiles, request.cluster, request.options, deadline_s
             )
-        return await run_in_threadpool(self._store.documents.put_plan, DEFAULT_PROJECT, record)
+        return await run_in_threadpool(self._store.documents.put_plan, caller.project_id, record)
 
-    async def create_profile(self, profile: Profile) -> Stored:
+    async def create_profile(self, project_id: str, profile: Profile) -> Stored:
         """Keep a profile."""
-        return await run_in_threadpool(self._store.documents.put_profile, DEFAULT_PROJECT, profile)
+        return await run_in_threadpool(self._store.documents.put_profile, project_id, profile)
 
     def _deadline(self, request: PlanRequest) -> float:
         if request.deadline_s is None:
@@ -75,18 +77,19 @@ class Planning:
             )
         return request.deadline_s
 
-    async def _profiles(self, request: PlanRequest) -> tuple[Profile, ...]:
+    async def _profiles(self, caller: Caller, request: PlanRequest) -> tuple[Profile, ...]:
         """The profiles to plan from, stored."""
         if request.profile_id is not None:
             try:
                 found = await run_in_threadpool(
-                    self._store.documents.profile, DEFAULT_PROJECT, request.profile_id
+                    self._store.documents.profile, caller.project_id, request.profile_id
                 )
             except NotFound as error:
                 raise InvalidInput(str(error), field="/profile_id") from None
             return (found.profile,)
         measure_request = request.measure_request()
         if measure_request is not None:
+            caller.require("measure", "measuring a model")
             profiles: tuple[Profile, ...] = (await self._measurer.measure(measure_request),)
         elif request.profiles is not None:
             profiles = request.profiles
@@ -94,7 +97,7 @@ class Planning:
             assert request.profile is not None, "PlanRequest has exactly one source"
             profiles = (request.profile,)
         for profile in profiles:
-            await self.create_profile(profile)
+            await self.create_profile(caller.project_id, profile)
         return profiles
 
 

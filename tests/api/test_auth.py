@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 import pytest
+from fastapi import APIRouter
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
 
-from stagewright.api.auth import OPEN_PATHS
+from stagewright.api.auth.scopes import OPEN_PATHS
+from tests.api.app_routes import routes
 
-OPERATIONS = {
-    ("get", "/healthz"),
-    ("post", "/v1/plans"),
-    ("get", "/v1/plans"),
-    ("get", "/v1/plans/{plan_id}"),
-    ("post", "/v1/profiles"),
-    ("get", "/v1/profiles/{profile_id}"),
-}
+HIDDEN = {("GET", "/openapi.json")}
+"""What the application answers and its OpenAPI document does not list."""
 
 
-def operations(client):
+def filled(path):
+    return path.replace("{", "").replace("}", "")
+
+
+def test_the_walk_finds_what_openapi_lists(client):
     paths = client.get("/openapi.json").json()["paths"]
-    return {(method, path) for path, methods in paths.items() for method in methods}
+    listed = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    found = sorted(routes(client.app))
+    assert len(found) == len(set(found)) >= 6
+    assert set(found) == listed | HIDDEN
 
 
-def test_the_list_of_operations_is_complete(client):
-    assert operations(client) == OPERATIONS
+def test_every_route_but_the_open_ones_needs_a_token(make_client):
+    stranger = make_client(authorized=False)
+    for method, path in routes(stranger.app):
+        response = stranger.request(method, filled(path))
+        if path in OPEN_PATHS:
+            assert response.status_code == 200
+        else:
+            assert response.status_code == 401, (method, path)
+            assert response.headers["WWW-Authenticate"] == "Bearer"
+            assert response.headers["Content-Type"] == "application/problem+json"
 
 
-@pytest.mark.parametrize(("method", "path"), sorted(OPERATIONS))
-def test_every_operation_but_the_open_ones_needs_the_token(make_client, method, path):
-    response = make_client(authorized=False).request(method, path)
-    if path in OPEN_PATHS:
-        assert response.status_code == 200
-    else:
-        assert response.status_code == 401
-        assert response.headers["WWW-Authenticate"] == "Bearer"
-        assert response.headers["Content-Type"] == "application/problem+json"
+def test_what_is_mounted_or_added_later_is_closed(make_client):
+    """Also where a framework adds it: Starlette's own files, a route in a router in a router."""
+    stranger = make_client(authorized=False)
+    stranger.app.mount("/files", Starlette(routes=[Route("/{rest:path}", PlainTextResponse("x"))]))
+    router, inner = APIRouter(), APIRouter()
+    inner.get("/v1/forgotten")(lambda: "x")
+    router.include_router(inner)
+    stranger.app.include_router(router)
+    assert {("GET", "/files/anything"), ("GET", "/v1/forgotten")} <= set(routes(stranger.app))
+    for path in ("/files/anything", "/files", "/v1/forgotten"):
+        assert stranger.get(path).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -78,7 +94,7 @@ def test_the_scheme_is_compared_without_case(make_client, token):
 def test_the_token_is_compared_in_constant_time(monkeypatch, client):
     seen = []
     monkeypatch.setattr(
-        "stagewright.api.auth.compare_digest", lambda *pair: seen.append(pair) or True
+        "stagewright.api.auth.identify.compare_digest", lambda *pair: seen.append(pair) or True
     )
     client.get("/v1/plans", headers={"Authorization": "Bearer anything"})
     assert seen == [(b"anything", b"a-token-for-tests")]

@@ -1,0 +1,99 @@
+"""From the ``Authorization`` header to who is asking."""
+
+from __future__ import annotations
+
+import re
+from hmac import compare_digest
+from typing import Protocol
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+
+from ..problems import Problem
+from ..store.contract import Store
+from ..store.projects import SECRET_PREFIX
+from ..store.records import ApiKey
+from .caller import OPERATOR, Caller
+from .scopes import SCOPES
+
+_SECRET = re.compile(SECRET_PREFIX + r"[A-Za-z0-9_-]{43}")
+_JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+
+
+class TokenReader(Protocol):
+    """Reads the tokens of an identity provider; see `oidc.OidcTokens`."""
+
+    def caller(self, token: str) -> Caller:
+        """Whose token it is. It may block.
+
+        Raises:
+            Problem: 401, 403 or 503, with what to do next.
+        """
+
+
+class Identification:
+    """Tells whose bearer token a request carries.
+
+    Args:
+        token: The server's own, ASCII; `None` if it has none.
+        store: Has the API keys.
+        tokens: Reads an identity provider's tokens; `None` if there is no provider.
+    """
+
+    def __init__(self, token: str | None, store: Store, tokens: TokenReader | None) -> None:
+        self._token = None if token is None else token.encode("ascii")
+        self._store = store
+        self._tokens = tokens
+
+    async def caller(self, headers: Headers) -> Caller:
+        """Who sent these headers.
+
+        The server's token is compared in constant time. A key is looked up by its hash, for
+        every request, so that a revoked one opens nothing from then on.
+
+        Raises:
+            Problem: 401, or whatever the identity provider's tokens lead to.
+            StoreUnavailable: The keys cannot be read.
+        """
+        sent = bearer_token(headers)
+        if self._token is not None and compare_digest(sent, self._token):
+            return OPERATOR
+        text = sent.decode("latin-1")
+        if _SECRET.fullmatch(text):
+            key = await run_in_threadpool(self._store.keys.by_secret, text)
+            if key is not None:
+                return as_caller(key)
+        elif self._tokens is not None and _JWT.fullmatch(text):
+            return await run_in_threadpool(self._tokens.caller, text)
+        raise unauthorized(
+            "this token opens nothing here: it is wrong, revoked or has expired; get a valid one, "
+            "e.g. from 'stagewright keys create'",
+            error="invalid_token",
+        )
+
+
+def bearer_token(headers: Headers) -> bytes:
+    """The one bearer token of a request.
+
+    Raises:
+        Problem: 401: there is none, or more than one header.
+    """
+    sent = headers.getlist("authorization")
+    scheme, _, token = (sent[0] if len(sent) == 1 else "").partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise unauthorized(
+            "send the server's token or an API key, once: 'Authorization: Bearer <token>'"
+        )
+    return token.strip().encode("latin-1")
+
+
+def as_caller(key: ApiKey) -> Caller:
+    """Who holds a key; scopes that this release does not know open nothing."""
+    known = frozenset(scope for scope in SCOPES if scope in key.scopes)
+    return Caller(id=key.id, project_id=key.project_id, scopes=known, quotas=key.quotas)
+
+
+def unauthorized(detail: str, *, error: str | None = None) -> Problem:
+    """That nobody proved who they are (RFC 6750, section 3)."""
+    challenge = "Bearer" if error is None else f'Bearer error="{error}"'
+    return Problem(401, "unauthorized", detail, headers={"WWW-Authenticate": challenge})
