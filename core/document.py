@@ -31,6 +31,10 @@ class Document(Record):
     def _refuse_unknown_version(cls, data: Any) -> Any:
         if isinstance(data, dict):
             found = data.get("schema_version", cls.SCHEMA)
+            if isinstance(found, str) and kind_of(found) != kind_of(cls.SCHEMA):
+                raise ValueError(
+                    f"this is a {kind_of(found)} ({found}), and a {kind_of(cls.SCHEMA)} is wanted"
+                )
             if found != cls.SCHEMA:
                 raise ValueError(
                     f"schema_version is {found!r}, but this release reads {cls.SCHEMA!r}; "
@@ -74,7 +78,10 @@ class Document(Record):
             text = Path(path).read_bytes()
         except OSError as error:
             raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
-        return cls.from_json(text)
+        try:
+            return cls.from_json(text)
+        except InvalidInput as error:
+            raise InvalidInput(f"{path} is {error}", field=error.field) from None
 
     def content_id(self) -> str:
         """An id that two documents share exactly when their contents are equal.
@@ -82,8 +89,12 @@ class Document(Record):
         The document's kind, an underscore, and 24 hexadecimal digits of the SHA-256 of its
         JSON with sorted keys.
         """
-        kind = self.SCHEMA.partition(".")[2].partition("/")[0]
-        return f"{kind}_{content_digest(self)}"
+        return f"{kind_of(self.SCHEMA)}_{content_digest(self)}"
+
+
+def kind_of(schema: str) -> str:
+    """``stagewright.plan/1`` → ``plan``."""
+    return schema.rpartition(".")[2].partition("/")[0]
 
 
 def content_digest(record: Record) -> str:

@@ -87,6 +87,12 @@ def timeline_svg(plan: Plan, timeline: Timeline, beside: Timeline | None = None)
         f'<text class="soft" x="{MARGIN}" y="44">{escape(facts)}</text>',
         *_legend(width, {event.kind for each in drawn for event in each.events}),
         *(
+            f'<text class="soft" x="{MARGIN}" y="{TOP - 6 + number * (panel + PANEL_GAP)}">'
+            f"{'planned' if each.source == 'simulated' else 'measured'}</text>"
+            for number, each in enumerate(drawn)
+            if beside is not None
+        ),
+        *(
             line
             for number, each in enumerate(drawn)
             for line in _rows(plan, each, where, TOP + number * (panel + PANEL_GAP), length_s)

@@ -147,8 +147,15 @@ def corrected(profile: Profile, plan: Plan, comparison: Comparison) -> Profile:
         forward, backward = comparison.stages[2 * index : 2 * index + 2]
         for entry in profile.layers[stage.first_layer : stage.first_layer + stage.num_layers]:
             layers.append(_scaled(entry, _factor(forward), _factor(backward)))
-    note = "times of layers corrected by a recorded step of a plan"
-    return profile.model_copy(update={"layers": tuple(layers), "notes": (*profile.notes, note)})
+    note = (
+        "times of layers corrected by a recorded step of a plan; the whole model was not measured"
+    )
+    changes = {
+        "layers": tuple(layers),
+        "notes": (*profile.notes, note),
+        "reconciliation": None,  # was of the layers' times before
+    }
+    return profile.model_copy(update=changes)
 
 
 def _scaled(entry: LayerProfile, forward: float, backward: float) -> LayerProfile:

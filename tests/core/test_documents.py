@@ -55,11 +55,22 @@ def test_reads_back_what_it_wrote(document, tmp_path):
 @each_document
 def test_another_version_is_refused_by_name(document):
     data = json.loads(document.to_json())
-    data["schema_version"] = "stagewright.other/7"
-    with pytest.raises(
-        InvalidInput, match=r"'stagewright.other/7'.*reads " + repr(document.SCHEMA)
-    ):
+    data["schema_version"] = document.SCHEMA.replace("/", "/9")
+    with pytest.raises(InvalidInput, match=r"/9\d+'.*reads " + repr(document.SCHEMA)):
         type(document).from_json(json.dumps(data))
+
+
+def test_a_file_of_another_kind_or_cut_short_is_named(tmp_path):
+    """It was told to be written again with this release, and no file was named."""
+    path = tmp_path / "given.json"
+    PLAN.write(path)
+    with pytest.raises(
+        InvalidInput, match=r"(?s)given\.json is not .*a plan .*, and a cluster is wanted"
+    ):
+        Cluster.read(path)
+    path.write_text(path.read_text()[:200])
+    with pytest.raises(InvalidInput, match=r"given\.json is not a valid stagewright\.plan/\d"):
+        type(PLAN).read(path)
 
 
 @each_document

@@ -126,7 +126,9 @@ def test_the_measured_step_is_drawn_below_on_the_same_axis():
     assert len(double) == 2 * len(single)
     assert double[0][1] == pytest.approx(single[0][1] / 2, rel=1e-2)  # the longer one's axis
     assert float(both.get("height")) > float(alone.get("height")) + 50  # two more rows
-    assert "measured" in "".join(both.itertext())
+    said = [element.text for element in both.iter() if element.tag.endswith("text")]
+    assert said.count("planned") == said.count("measured") == 1  # above the rows of each
+    assert said.index("planned") < said.index("measured")
 
 
 def test_recomputation_has_boxes_of_its_own():

@@ -5,6 +5,7 @@ import pytest
 from stagewright.core.cluster import Cluster
 from stagewright.core.errors import InvalidInput
 from stagewright.core.plan import PlanOptions
+from stagewright.core.profile import Reconciliation, Timing
 from stagewright.planner.from_balance import plan_from_balance
 from stagewright.planner.simulate import simulate
 from stagewright.planner.stage_times import StageTimes
@@ -54,6 +55,17 @@ def test_the_stage_that_took_longer_is_named_and_its_layers_corrected():
     assert [entry.backward.median_s for entry in right.layers] == pytest.approx(
         [entry.backward.median_s for entry in PROFILE.layers]
     )
+
+
+def test_a_corrected_profile_says_nothing_of_a_whole_model_measured_before():
+    """It showed the old time of the whole model, and how far the old sum was from it."""
+    one = Timing(median_s=1.0)
+    whole = Reconciliation(whole_forward=one, whole_backward=one, relative_error=0.013)
+    plan = planned()
+    found = compare(plan, lasting(plan, forward=2.0))
+    right = corrected(PROFILE.model_copy(update={"reconciliation": whole}), plan, found)
+    assert "the whole model took" not in str(right)
+    assert any("corrected by a recorded step" in note for note in right.notes)
 
 
 def test_the_link_that_took_longer_is_named():

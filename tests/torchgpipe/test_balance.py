@@ -180,3 +180,14 @@ def test_size_counts_micro_batches():
     sample = torch.rand(4096, 1)
     assert balance_by_size(2, layers, sample, chunks=1, device="cpu") == [2, 2]
     assert balance_by_size(2, layers, sample, chunks=1024, device="cpu") == [1, 3]
+
+
+@pytest.mark.parametrize("first", [nn.ReLU(inplace=True), nn.Linear(4, 4)])
+def test_layers_may_work_in_place(first):
+    """A leaf that requires grad was given to a layer that works in place."""
+    model = nn.Sequential(first, nn.ReLU(inplace=True), nn.Linear(4, 4), nn.ReLU(inplace=True))
+    sample = torch.tensor([[-1.0, 0.0, 1.0, 2.0]])
+    assert sum(balance_by_time(2, model, sample, timeout=0, device="cpu")) == 4
+    assert sum(balance_by_time(2, model, sample.requires_grad_(), timeout=0, device="cpu")) == 4
+    assert sum(balance_by_size(2, model, sample, device="cpu")) == 4
+    assert sample.tolist() == [[-1, 0, 1, 2]]

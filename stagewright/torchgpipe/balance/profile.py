@@ -125,9 +125,14 @@ def _detached(value: Any, tracker: SkipTracker) -> Any:
     """A value, and the skip tensors that wait, without the layers that made them."""
     for name, tensor in tracker.tensors.items():
         if tensor is not None:
-            tracker.tensors[name] = tensor.detach().requires_grad_(tensor.requires_grad)
-    fresh = tuple(v.detach().requires_grad_(v.requires_grad) for v in _tuple(value))
+            tracker.tensors[name] = _fresh(tensor)
+    fresh = tuple(_fresh(v) for v in _tuple(value))
     return fresh if isinstance(value, tuple) else fresh[0]
+
+
+def _fresh(tensor: Tensor) -> Tensor:
+    """A copy, and no leaf: a layer may work in place on it."""
+    return tensor.detach().requires_grad_(tensor.requires_grad).clone()
 
 
 def _first_sample(value: Any) -> Any:
