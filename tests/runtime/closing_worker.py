@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from stagewright.core.cluster import Cluster
+from stagewright.core.errors import InvalidInput
 from stagewright.core.plan import Plan, PlanOptions
 from stagewright.planner.from_balance import plan_from_balance
 from stagewright.runtime.distributed import DistributedPipeline
@@ -63,7 +64,46 @@ def main() -> None:
         report(evaluated=worst(model, plan, batch))
     used = [after_use(model, plans, batch) for _ in range(3)]
     report(used=used)
+    report(refused=refused(sample))  # last: after an error groups stay
     dist.destroy_process_group()
+
+
+class Averaging(nn.Module):
+    """Keeps an average of what it has seen, and normalises."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("seen", torch.zeros(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.lerp_(x.detach().mean(0), 0.5)
+        return self.linear(self.norm(x) - self.seen)
+
+
+def refused(sample: Tensor) -> list[str]:
+    """What two replicas of a stage say whose forward moves a buffer: in a step, in evaluation."""
+    torch.manual_seed(0)
+    model, mse_loss = Averaging().double(), nn.functional.mse_loss
+    case = Case("averaging", SPECS["mlp"], model, (sample,), mse_loss)
+    profile = traced_profile(case)
+    plan = plan_from_balance(
+        profile,
+        Cluster.uniform(2),
+        PlanOptions(num_microbatches=2),
+        [len(profile.layers)],
+        replicas=(2,),
+    )
+    found = []
+    batch = torch.cat([sample, sample])
+    with DistributedPipeline(model, plan, loss_fn=mse_loss) as pipeline:
+        for call in (lambda: pipeline.step(batch, target=batch), lambda: pipeline.evaluate(batch)):
+            try:
+                call()
+            except InvalidInput as error:
+                found.append(str(error))
+    return found
 
 
 def worst(model: nn.Module, plan: Plan, batch: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""A closed pipeline leaves nothing behind, and replicas agree on what they evaluate."""
+"""A closed pipeline leaves nothing behind; replicas agree on what they evaluate, or refuse."""
 
 import json
 import subprocess
@@ -35,3 +35,13 @@ def test_closed_pipelines_leave_no_files_threads_or_groups(told):
             assert last[2] == first[2] == 1
             assert last[0] <= first[0] + 1
             assert last[1] <= first[1] + 1
+
+
+def test_replicas_refuse_what_each_would_move_its_own_way(told):
+    """A moving average was each replica's own: gradients were off by a seventh, without a word."""
+    found = [line["refused"] for line in told if "refused" in line]
+    assert len(found) == 2
+    for step, evaluation in found:
+        assert "moves the buffer 'seen'" in step
+        assert "plan without replicas of that stage (max_replicas=1)" in step
+        assert "'norm' is in training mode" in evaluation
