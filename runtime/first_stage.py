@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..capture.sample import CallStructure
+from ..capture.sample import CallStructure, dtype_name
 from ..core.errors import InvalidInput
 from ..core.plan import Plan
 from ..core.units import count
@@ -28,6 +28,11 @@ class FirstStage:
     def microbatch_size(self) -> int:
         """Samples of a micro-batch."""
         return self._plan.inputs[0].shape[0]
+
+    @property
+    def size(self) -> int:
+        """Samples of a batch."""
+        return self.microbatch_size * self._plan.num_microbatches
 
     def microbatches(
         self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
@@ -62,4 +67,21 @@ class FirstStage:
                 raise InvalidInput(
                     f"input {spec.name!r} has shape {tuple(tensor.shape)}; this plan's batch is "
                     f"{wanted}: {self._plan.num_microbatches} micro-batches of {spec.shape[0]}"
+                    f"{_about_the_last(tuple(tensor.shape), wanted)}"
                 )
+            dtype = getattr(torch, spec.dtype)
+            if tensor.dtype != dtype and (tensor.is_floating_point() or dtype.is_floating_point):
+                raise InvalidInput(
+                    f"input {spec.name!r} is {dtype_name(tensor.dtype)}; this plan's is "
+                    f"{spec.dtype}: convert it, or profile and plan the model as you call it"
+                )
+
+
+def _about_the_last(found: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+    """What to do with a batch that only has fewer samples, as the last of a data set may have."""
+    if not found or not 0 < found[0] < wanted[0] or found[1:] != wanted[1:]:
+        return ""
+    return (
+        ". If it is the last one of the data: leave it out (drop_last=True), or in an evaluation "
+        "fill it up, evaluate(..., pad=True)"
+    )

@@ -17,6 +17,7 @@ from ..core.errors import InvalidInput
 from ..core.tensors import TensorSpec
 from .groups import Ranks
 from .microbatch import join_outputs
+from .padding import Part, cut_off, num_samples
 
 LossFunction = Callable[[Any, Tensor], Tensor]
 
@@ -51,7 +52,7 @@ class LastStage:
 
         Args:
             flat: The stage's outputs.
-            target: Of the micro-batch.
+            target: Of the micro-batch; a `Part` if some of its samples are filled in.
 
         Raises:
             InvalidInput: ``loss_fn`` returned anything but one number.
@@ -63,10 +64,14 @@ class LastStage:
             next(tensors) if isinstance(node, fx.Node) else node
             for node in self._captured.program.flat_outputs
         ]
-        output = self._captured.unflatten_output(outputs)
+        output, weight = self._captured.unflatten_output(outputs), 1 / self._num_microbatches
+        if isinstance(target, Part):
+            size = num_samples(outputs) or 0
+            output, weight = cut_off(output, size, target.samples), target.samples / target.of
+            target = target.target
         if self._device.type != "cpu":
             target = pytree.tree_map_only(Tensor, lambda value: value.to(self._device), target)
-        return one_number(self._loss_fn(output, target)) / self._num_microbatches
+        return one_number(self._loss_fn(output, target)) * weight
 
     def whole_loss(self, shares: Sequence[Tensor]) -> Tensor:
         """The mean over the batch, of which each replica took a part."""

@@ -34,7 +34,8 @@ def split_batch(
         raise InvalidInput(
             f"a batch of {lengths[0]} is no multiple of the micro-batch size {size} the model was "
             f"captured at; give {size * num_microbatches} samples, or profile and plan at "
-            "another size"
+            "another size. The last batch of the data may be left out (drop_last=True), or in an "
+            "evaluation be given to the unsplit model"
         )
     if size is not None and lengths[0] != size * num_microbatches:
         raise InvalidInput(

@@ -14,6 +14,7 @@ from ..core.errors import InvalidInput
 from .casting import casting
 from .clipping import scale_gradients, sum_of_squares
 from .last_stage import LossFunction, one_number
+from .padding import cut_off, filled, num_samples
 from .pipeline import Pipeline
 
 
@@ -50,11 +51,18 @@ class OneProcess:
         return loss.detach()
 
     def evaluate(
-        self, *args: Tensor, target: Any = None, **kwargs: Tensor
+        self, *args: Tensor, target: Any = None, pad: bool = False, **kwargs: Tensor
     ) -> tuple[Any, Tensor | None]:
         """See `DistributedPipeline.evaluate`."""
+        samples = num_samples((args, kwargs))
+        size = self.pipeline.microbatch_size
+        if not pad or not size or not samples:
+            with torch.no_grad():
+                return self._run(args, kwargs, target)
+        whole = -(-samples // size) * size
+        args, kwargs = filled((args, kwargs), whole)
         with torch.no_grad():
-            return self._run(args, kwargs, target)
+            return self._run(args, kwargs, target, (whole, samples))
 
     def no_sync(self) -> AbstractContextManager[None]:
         """There is nobody to wait for."""
@@ -76,10 +84,16 @@ class OneProcess:
         """There is nobody to part from."""
 
     def _run(
-        self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], target: Any
+        self,
+        args: tuple[Tensor, ...],
+        kwargs: dict[str, Tensor],
+        target: Any,
+        filled_from: tuple[int, int] | None = None,
     ) -> tuple[Any, Tensor | None]:
         with casting(self.device, self.autocast):
             output = self.pipeline(*self._here(args), **self._here(kwargs))
+            if filled_from is not None:
+                output = cut_off(output, *filled_from)
             if target is None:
                 return output, None
             where = next(leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))

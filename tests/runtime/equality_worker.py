@@ -113,12 +113,16 @@ def compare(case: Case, variant: dict[str, Any], profile: Profile) -> dict[str, 
     if "engine" not in variant:
         pipeline.train(False)
         output, _ = pipeline.evaluate(*values)
+        fewer, _ = pipeline.evaluate(*[value[:-1] for value in values], pad=True)
         if output is not None:
             with torch.no_grad(), torch.autocast("cpu", cast, enabled=cast is not None):
                 wanted = whole(*values)
             evaluated = max(
                 relative_difference(found, right)
-                for found, right in zip(tensors(output), tensors(wanted), strict=True)
+                for found, right in [
+                    *zip(tensors(output), tensors(wanted), strict=True),
+                    *zip(tensors(fewer), (value[:-1] for value in tensors(wanted)), strict=True),
+                ]
             )
     gradients = {key: p.grad for key, p in whole.named_parameters(remove_duplicate=False)}
     wanted_order = [str(action) for action in pipeline.schedule.ranks[pipeline.rank]] * 2
