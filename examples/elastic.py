@@ -93,7 +93,7 @@ def train(plan: Plan, group: dist.ProcessGroup, given: argparse.Namespace) -> No
         optimizer.step()
         optimizer.zero_grad()
         if loss is not None:
-            say(f"step {step}: loss {loss:.4f}")
+            say(f"step {step}: loss {loss:.9g}")
         if (step + 1) % given.save_every == 0 or step + 1 == given.steps:
             save_checkpoint(given.checkpoints, pipeline, optimizer, step=step + 1, keep=2)
     pipeline.barrier()
