@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -30,27 +30,41 @@ class Trace:
     def __init__(self, pipeline: DistributedPipeline) -> None:
         self._pipeline = pipeline
         self._spans: list[Span] = []
+        self._steps: list[int] = []  # of each span, how many steps had been taken
         self._ahead_s = _ahead_of_rank_0(pipeline)
 
     def timeline(self) -> Timeline:
-        """The last step that was recorded, by the clock of rank 0; called on every rank.
+        """The last whole step that was recorded, by the clock of rank 0; called on every rank.
+
+        Evaluations, and steps that an error ended, are passed over.
 
         Raises:
-            InvalidInput: No step was recorded.
+            InvalidInput: No step was recorded, or not the same one on every rank.
         """
         pipeline = self._pipeline
-        count = len(pipeline.schedule.ranks[pipeline.rank])
-        mine = [
-            (name, begin - self._ahead_s, end - self._ahead_s)
-            for name, begin, end in self._spans[-count:]
-        ]
+        wanted = [str(action) for action in pipeline.schedule.ranks[pipeline.rank]]
+        first = last_run([name for name, _, _ in self._spans], wanted)
+        whole = [] if first is None else self._spans[first : first + len(wanted)]
+        mine = [(name, begin - self._ahead_s, end - self._ahead_s) for name, begin, end in whole]
+        step = None if first is None else self._steps[first]
         everyone: list[Any] = [None] * len(pipeline.schedule.ranks)
-        dist.all_gather_object(everyone, mine, group=pipeline.group)
-        return _timeline(everyone)
+        dist.all_gather_object(everyone, (step, mine), group=pipeline.group)
+        steps = {step for step, _ in everyone}
+        if steps == {None}:
+            raise InvalidInput(
+                "no whole step was recorded; take one inside `with record(pipeline)`, with "
+                "engine='stagewright'"
+            )
+        if len(steps) > 1:
+            raise InvalidInput(
+                "ranks recorded different steps, so one failed on some of them; record another"
+            )
+        return _timeline([spans for _, spans in everyone])
 
     def note(self, action: Action, begin_s: float, end_s: float) -> None:
         """What the executor tells of each action."""
         self._spans.append((str(action), begin_s, end_s))
+        self._steps.append(self._pipeline.steps)
 
 
 @contextmanager
@@ -85,9 +99,14 @@ def _ahead_of_rank_0(pipeline: DistributedPipeline) -> float:
     return statistics.median(readings)
 
 
+def last_run(names: Sequence[str], wanted: Sequence[str]) -> int | None:
+    """Where all of ``wanted`` stands in ``names`` for the last time, in its order."""
+    count = len(wanted)
+    starts = range(len(names) - count, -1, -1)
+    return next((at for at in starts if list(names[at : at + count]) == list(wanted)), None)
+
+
 def _timeline(ranks: list[list[Span]]) -> Timeline:
-    if not any(ranks):
-        raise InvalidInput("no step was recorded; take one inside `with record(pipeline)`")
     origin = min(begin for spans in ranks for _, begin, _ in spans)
     length = max(end for spans in ranks for _, _, end in spans) - origin
     events = []
