@@ -37,7 +37,7 @@ def main() -> None:
     training = stagewright.build(
         plan, model, loss_fn=cross_entropy, weights=stagewright.Weights(seed=0), max_norm=1.0
     )
-    optimizer = torch.optim.AdamW(training.parameters(), lr=1e-3)
+    optimizer = training.optimizer(torch.optim.AdamW, lr=1e-3)
     size = plan.inputs[0].shape[0] * plan.num_microbatches
     for step in range(5):
         torch.manual_seed(step)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..capture.sample import check_module
 from ..core.errors import InvalidInput
@@ -30,6 +31,7 @@ from .materialise.memory import materialise
 from .materialise.weights import Weights
 from .materialise.without_data import check_weights
 from .member import Member
+from .padding import cut_off, filled, num_samples, parts
 from .process_group import check_world, device_for
 from .process_group import init_process_group as init_process_group  # where it used to be
 from .runnable import check_runnable, check_schedule
@@ -48,7 +50,7 @@ class DistributedPipeline(Member):
 
         dist.init_process_group()
         pipeline = DistributedPipeline(model, plan, loss_fn=loss_fn)
-        optimizer = torch.optim.AdamW(pipeline.module.parameters())
+        optimizer = pipeline.optimizer(torch.optim.AdamW)
         for batch, target in data:
             loss = pipeline.step(batch, target=target)   # where the last stage is; None elsewhere
             optimizer.step()
@@ -251,32 +253,65 @@ class DistributedPipeline(Member):
         return self._last.whole_loss(losses) if self._has_last else None
 
     def evaluate(
-        self, *args: Tensor, target: Any = None, **kwargs: Tensor
+        self, *args: Tensor, target: Any = None, pad: bool = False, **kwargs: Tensor
     ) -> tuple[Any, Tensor | None]:
         """Forwards of one batch, without gradients; `train` chooses the mode, this does not.
 
         Args:
             *args: As for `step`.
             target: As for `step`, for the loss; may be left out.
+            pad: Whether a batch may have fewer samples than the plan's. It is filled up with copies
+                of its last one, which are in neither output nor loss: right for a model that treats
+                samples apart, as most do in evaluation mode. The ranks of the last stage have to be
+                given the batch or its target, too.
             **kwargs: As for `step`.
 
         Returns:
             The model's output for the whole batch, and the mean loss if there is a target, where
             the last stage is; `None` twice elsewhere.
+
+        Raises:
+            InvalidInput: The batch is not the plan's micro-batches, or cannot be filled up to them.
+            RankFailed: Another rank died or stopped answering; the message names it.
         """
         if isinstance(self._engine, TorchEngine):
             raise InvalidInput("torch's schedules do not evaluate; use engine='stagewright'")
         targets: list[Any] = []
+        size = samples = self._first.size
         with self._watch.overheard():
+            if pad:
+                samples = self._samples(args, kwargs, target)
+                args, kwargs = filled((args, kwargs), size)
             inputs = self._inputs(args, kwargs)
             if self._has_last and target is not None and self._has_loss:
-                targets = split_target(target, self.plan.num_microbatches)
+                number = self.plan.num_microbatches
+                if samples == size:
+                    targets = split_target(target, number)
+                else:
+                    targets = parts(target, number, self._first.microbatch_size)
         with self.during("an evaluation"):
             made, losses = self._engine.evaluate(inputs, targets)
             if not self._has_last:
                 return None, None
             output = self._last.whole_output(made, self._first.microbatch_size)
+            output = cut_off(output, size, samples)
             return output, self._last.whole_loss(losses) if targets else None
+
+    def _samples(self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], target: Any) -> int:
+        """Of a batch that may be filled up, as far as this rank has to know them."""
+        found = (num_samples((args, kwargs)), num_samples(target))
+        lengths = {length for length in found if length is not None}
+        if len(lengths) > 1:
+            raise InvalidInput(
+                f"the batch and its target have {' and '.join(map(str, sorted(lengths)))} samples; "
+                "give one target a sample"
+            )
+        if not lengths and self._has_last:
+            raise InvalidInput(
+                "pad=True needs the batch or its target where the last stage is, to know how many "
+                "samples it has"
+            )
+        return next(iter(lengths), self._first.size)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -289,6 +324,13 @@ class DistributedPipeline(Member):
             yield
         finally:
             self._sums_gradients = True
+
+    def optimizer(self, kind: Callable[..., Optimizer], **options: Any) -> Optimizer:
+        """An optimizer of this rank's parameters, for example ``optimizer(torch.optim.SGD, lr=1)``.
+
+        A stage may have none, and torch refuses an empty list of them, but not an empty group.
+        """
+        return kind([{"params": list(self.module.parameters())}], **options)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale the gradients so that their norm over the whole model is at most ``max_norm``.

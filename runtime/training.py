@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -26,7 +26,7 @@ class Training:
     ::
 
         with Training(pipeline, max_norm=1.0) as training:
-            optimizer = torch.optim.AdamW(training.parameters())
+            optimizer = training.optimizer(torch.optim.AdamW)
             for batch, target in data:
                 loss = training.step(batch, target=target)
                 if training.update(optimizer):
@@ -85,8 +85,15 @@ class Training:
         """This rank's parameters and buffers, under the model's own names."""
         return self._runner.module
 
+    def optimizer(self, kind: Callable[..., Optimizer], **options: Any) -> Optimizer:
+        """An optimizer of this rank's parameters, also where it has none.
+
+        For example ``training.optimizer(torch.optim.AdamW, lr=1e-3)``.
+        """
+        return kind([{"params": list(self.parameters())}], **options)
+
     def parameters(self) -> Iterator[nn.Parameter]:
-        """This rank's, for its optimizer."""
+        """This rank's; none where its stage has none, which torch's optimizers refuse."""
         return self._runner.module.parameters()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -137,10 +144,10 @@ class Training:
         return is_sound
 
     def evaluate(
-        self, *args: Tensor, target: Any = None, **kwargs: Tensor
+        self, *args: Tensor, target: Any = None, pad: bool = False, **kwargs: Tensor
     ) -> tuple[Any, Tensor | None]:
         """See `DistributedPipeline.evaluate`."""
-        return self._runner.evaluate(*args, target=target, **kwargs)
+        return self._runner.evaluate(*args, target=target, pad=pad, **kwargs)
 
     def train(self, mode: bool = True) -> None:
         """Switch training or evaluation mode."""

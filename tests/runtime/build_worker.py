@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.functional import mse_loss
 
 from stagewright import LossScale, Training, Weights, build
 from stagewright.capture.difference import relative_difference
@@ -21,7 +23,7 @@ from stagewright.planner.from_balance import plan_from_balance
 from stagewright.profiler.models.families import build_model
 from stagewright.runtime.materialise.memory import materialise_whole
 from stagewright.runtime.process_group import init_process_group
-from tests.torch_models import SPECS, make_batch, make_case, make_plan, traced_profile
+from tests.torch_models import SPECS, Case, make_batch, make_case, make_plan, traced_profile
 
 CPU = torch.device("cpu")
 LARGEST_NORM = 0.05
@@ -203,6 +205,31 @@ def replicated(strategy: Any) -> dict[str, Any]:
     return result
 
 
+def bare() -> dict[str, Any]:
+    """The second rank's stage has no parameters."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    whole = copy.deepcopy(model)
+    case = Case("bare", make_case("mlp").spec, model, (torch.rand(2, 4),), mse_loss)
+    training = build(make_plan(case, 2), model, loss_fn=mse_loss, max_norm=LARGEST_NORM)
+    ours = training.optimizer(torch.optim.AdamW, lr=0.1)
+    theirs = torch.optim.AdamW(whole.parameters(), lr=0.1)
+    updated = []
+    for step in range(2):
+        torch.manual_seed(step)
+        batch, target = torch.rand(8, 4), torch.rand(8, 4)
+        training.step(batch, target=target)
+        mse_loss(whole(batch), target).backward()
+        nn.utils.clip_grad_norm_(whole.parameters(), LARGEST_NORM)
+        theirs.step(), theirs.zero_grad()
+        updated.append(training.update(ours))
+    held = len(list(training.parameters()))
+    weights = weights_of(training, whole) if held else 0.0
+    result = {"updated": updated, "held": held, "weights": weights}
+    training.close()
+    return result
+
+
 def at_its_limit() -> dict[str, Any]:
     """A loss scale far too large finds its way down, all ranks together."""
     case = make_case("mlp")
@@ -233,6 +260,7 @@ def main() -> None:
         "saved": lambda: without_data("unet", Weights(folder / "unet")),
         "init": lambda: without_data("mlp", Weights(seed=4)),
         "accumulated": accumulated,
+        "bare": bare,
         "float16": lambda: in_half_precision(torch.float16),
         "bfloat16": lambda: in_half_precision(torch.bfloat16),
         "reduce": lambda: replicated(None),

@@ -76,6 +76,14 @@ def test_accumulated_steps_make_one_clipped_update(results):
         assert max(rank["norm"], rank["weights"]) <= 1e-9
 
 
+def test_a_rank_without_parameters_has_an_optimizer_too(results):
+    """torch's optimizers refuse an empty list, which the documented line gave them."""
+    first, last = of(results, "bare")
+    assert (first["held"], last["held"]) == (2, 0)
+    assert first["updated"] == last["updated"] == [True, True]
+    assert first["weights"] <= 1e-5
+
+
 def test_an_overflow_on_one_rank_leaves_out_the_update_on_all(results):
     for rank in of(results, "float16"):
         assert rank["sent"] == "float16"
