@@ -19,6 +19,7 @@ from .measuring import Measurer
 from .openapi import describe
 from .problems import install_problems
 from .routes_health import health_routes
+from .routes_keys import key_routes
 from .routes_plans import plan_routes
 from .routes_profiles import profile_routes
 from .services import Planning
@@ -46,6 +47,8 @@ def create_app(
         kept, measurer or Measurer.from_settings(settings), deadline_s=settings.plan_deadline_s
     )
 
+    identification = Identification(settings.token, kept, tokens=None)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
@@ -61,12 +64,13 @@ def create_app(
         redirect_slashes=False,
         middleware=[  # the first sees a request first; a stranger's body is not read
             Middleware(HostCheck, allowed=settings.allowed_hosts),
-            Middleware(Gate, identification=Identification(settings.token, kept, tokens=None)),
+            Middleware(Gate, identification=identification, store=kept),
             Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
         ],
     )
     install_problems(app)
     app.include_router(health_routes(kept))
+    app.include_router(key_routes(kept))
     app.include_router(plan_routes(planning, kept))
     app.include_router(profile_routes(planning, kept))
 

@@ -102,3 +102,17 @@ def measure_example() -> dict[str, Any]:
 def profile_examples() -> dict[str, Any]:
     """For ``POST /v1/profiles``."""
     return {"profile": {"summary": "Four layers", "value": example_profile()}}
+
+
+def key_examples() -> dict[str, Any]:
+    """For ``POST /v1/api-keys``."""
+    return {
+        "plans": {
+            "summary": "Reads and plans, a request a second",
+            "value": {
+                "name": "nightly plans",
+                "scopes": ["read", "plan"],
+                "quotas": {"max_requests_per_minute": 60, "max_unfinished_jobs": 4},
+            },
+        }
+    }

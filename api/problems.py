@@ -87,6 +87,7 @@ class Problem(HTTPException):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(status, detail, dict(headers or {}))
+        self.kind = kind
         self.document = ProblemDocument(
             type=TYPE_PREFIX + kind,
             title=kind.replace("-", " ").capitalize(),

@@ -10,7 +10,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "hf": ("torch", "transformers"),
     "fast": ("numba",),
     "server": ("alembic", "fastapi", "uvicorn", "sqlalchemy"),
-    "oidc": ("alembic", "fastapi", "uvicorn", "sqlalchemy", "jwt", "cryptography"),
+    "oidc": ("alembic", "fastapi", "uvicorn", "sqlalchemy", "jwt"),
     "postgres": ("alembic", "fastapi", "uvicorn", "sqlalchemy", "psycopg"),
 }
 """The packages of each extra in pyproject.toml, by import name (a test compares the two)."""
