@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from ..core.errors import InvalidInput
+
 Ranks = tuple[int, ...]
 
 
@@ -55,6 +57,12 @@ class Groups:
 
     def _new(self, ranks: Sequence[int], backend: str | None = None) -> dist.ProcessGroup | None:
         """A new group; `None` where this rank is not in it."""
+        if self._group is not None and backend is None and is_bound():
+            raise InvalidInput(
+                "group= does not go with ranks that are bound to their devices: torch would wait "
+                "for all ranks there are to make each group of some; call init_process_group "
+                "without device_id"
+            )
         if not self._is_level:
             self._level()
         if self._group is not None and self.rank not in ranks:
@@ -90,6 +98,11 @@ class Groups:
         """A group of this rank alone."""
         alone = [self.global_ranks[self.rank]]
         self._made.append(dist.new_group(alone, backend="gloo", use_local_synchronization=True))
+
+
+def is_bound() -> bool:
+    """Whether ranks were bound to their devices when they met."""
+    return dist.group.WORLD is not None and dist.group.WORLD.bound_device_id is not None
 
 
 def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:

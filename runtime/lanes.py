@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch.distributed as dist
 
-from .groups import Groups
+from .groups import Groups, is_bound
 
 Pair = tuple[int, int]
 """Sender and receiver."""
@@ -39,8 +39,3 @@ def lanes_of(ranks: Groups, pairs: Sequence[Pair]) -> Lanes:
         for group in ranks.of_sets([both]).values():
             found[sender, receiver] = group
     return found
-
-
-def is_bound() -> bool:
-    """Whether ranks were bound to their devices when they met."""
-    return dist.group.WORLD is not None and dist.group.WORLD.bound_device_id is not None

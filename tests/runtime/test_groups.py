@@ -8,6 +8,8 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
+from stagewright.core.errors import InvalidInput
+from stagewright.runtime import groups as groups_module
 from stagewright.runtime.groups import Groups, timeout_of
 
 
@@ -28,6 +30,18 @@ def test_new_groups_have_the_timeout_of_the_old(alone):
     assert timeout_of(groups.everyone()) == timedelta(seconds=17)
     made = groups.of_sets([(0,)])
     assert timeout_of(made[(0,)]) == timedelta(seconds=17)
+    groups.close()
+
+
+@pytest.mark.distributed
+def test_a_given_group_and_bound_devices_are_refused(alone, monkeypatch):
+    """Members would split NCCL's communicator, for which it waits for all ranks there are."""
+    given = Groups(dist.group.WORLD)
+    monkeypatch.setattr(groups_module, "is_bound", lambda: True)
+    with pytest.raises(InvalidInput, match="init_process_group without device_id"):
+        given.everyone()
+    groups = Groups(None)
+    groups.everyone()
     groups.close()
 
 
