@@ -31,7 +31,7 @@ from .materialise.memory import materialise
 from .materialise.weights import Weights
 from .materialise.without_data import check_weights
 from .member import Member
-from .padding import cut_off, filled, num_samples, parts
+from .padding import check_evaluates, cut_off, filled, num_samples, parts
 from .process_group import check_world, device_for
 from .process_group import init_process_group as init_process_group  # where it used to be
 from .runnable import check_runnable, check_schedule
@@ -280,6 +280,7 @@ class DistributedPipeline(Member):
         size = samples = self._first.size
         with self._watch.overheard():
             if pad:
+                check_evaluates(self.module)
                 samples = self._samples(args, kwargs, target)
                 args, kwargs = filled((args, kwargs), size)
             inputs = self._inputs(args, kwargs)

@@ -14,7 +14,7 @@ from ..core.errors import InvalidInput
 from .casting import casting
 from .clipping import scale_gradients, sum_of_squares
 from .last_stage import LossFunction, one_number
-from .padding import cut_off, filled, num_samples
+from .padding import check_evaluates, cut_off, filled, num_samples
 from .pipeline import Pipeline
 
 
@@ -59,6 +59,7 @@ class OneProcess:
         if not pad or not size or not samples:
             with torch.no_grad():
                 return self._run(args, kwargs, target)
+        check_evaluates(self.pipeline)
         whole = -(-samples // size) * size
         args, kwargs = filled((args, kwargs), whole)
         with torch.no_grad():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..core.errors import InvalidInput
@@ -25,6 +25,19 @@ class Part:
     target: Any
     samples: int
     of: int
+
+
+def check_evaluates(module: nn.Module) -> None:
+    """See that what is filled in cannot move batch statistics.
+
+    Raises:
+        InvalidInput: The module is in training mode.
+    """
+    if module.training:
+        raise InvalidInput(
+            "pad=True is for evaluation mode, in which samples do not see each other; call "
+            "train(False) first"
+        )
 
 
 def num_samples(values: Any) -> int | None:

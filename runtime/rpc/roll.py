@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed.rpc as rpc
+from torch._C._distributed_rpc import _get_current_rpc_agent
 from torch.futures import Future
 
-from ...core.errors import RankFailed
+from ...core.errors import InvalidInput, RankFailed
 from .calls import Failure, StageError, send
 
 INTERVAL_S = 0.5
@@ -57,10 +58,12 @@ class RollCall:
         timeout_s: How long a worker may be silent; one whose process ended is noticed at once.
 
     Raises:
+        InvalidInput: A name is nobody's in this session.
         RankFailed: A worker is missing already.
     """
 
     def __init__(self, workers: Sequence[str], timeout_s: float) -> None:
+        _check_names(workers)
         self._timeout_s = timeout_s
         self.missing: Missing | None = None
         self._where = dict.fromkeys(workers, "never answered")
@@ -174,6 +177,17 @@ class RollCall:
     def _name(self, rank: int) -> str:
         names = (name for name in self._where if int(rpc.get_worker_info(name).id) == rank)
         return next(names, f"rank {rank}")
+
+
+def _check_names(workers: Sequence[str]) -> None:
+    """An unknown name is for torch a destination that it could not find, no more."""
+    here = {info.name: info.id for info in _get_current_rpc_agent().get_worker_infos()}
+    unknown = [name for name in dict.fromkeys(workers) if name not in here]
+    if unknown:
+        raise InvalidInput(
+            f"this session has no worker {', '.join(map(repr, unknown))}; the processes that met "
+            f"are {', '.join(sorted(here, key=lambda name: here[name]))}"
+        )
 
 
 def _first_line(error: BaseException) -> str:

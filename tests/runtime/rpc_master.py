@@ -158,6 +158,7 @@ def errors() -> Iterator[Found]:
     yield {"unknown": caught(lambda: RpcPipeline(only_here, plan, workers=WORKERS))}
     yield {"few": caught(lambda: RpcPipeline(model, plan, workers=["worker1"]))}
     yield {"split": caught(lambda: RpcPipeline(model, plan, workers=WORKERS, num_split=3))}
+    yield {"nobody": caught(lambda: RpcPipeline(model, plan, workers=["worker1", "w2"]))}
 
 
 def only_here() -> nn.Module:

@@ -87,8 +87,18 @@ def test_without_pad_the_error_says_both_sizes_and_the_ways_out(alone):
         training.evaluate(torch.rand(11, 4))
 
 
+@pytest.mark.parametrize("in_one_process", [False, True])
+def test_training_mode_is_refused(alone, in_one_process):
+    """What is filled in would be in the batch's statistics."""
+    _, training = trained(in_one_process)
+    with pytest.raises(InvalidInput, match=r"train\(False\) first"):
+        training.evaluate(torch.rand(11, 4), pad=True)
+    training.close()
+
+
 def test_what_cannot_be_filled_up_is_refused(alone):
     _, training = trained(False)
+    training.train(False)
     with pytest.raises(InvalidInput, match=r"\(13, 4\) cannot be filled up to 12"):
         training.evaluate(torch.rand(13, 4), pad=True)
     with pytest.raises(InvalidInput, match="have 5 and 6 samples"):
@@ -102,6 +112,7 @@ def test_an_output_of_all_samples_together_is_refused(alone):
     """It would count the samples that were filled in."""
     model = Mean()
     pipeline = DistributedPipeline(model, planned(model), loss_fn=None)
+    pipeline.train(False)
     with pytest.raises(InvalidInput, match="of all 12 samples together, and 2"):
         pipeline.evaluate(torch.rand(10, 4), pad=True)
     pipeline.close()

@@ -90,6 +90,7 @@ def test_stages_work_on_different_micro_batches_at_once(session):
         ("unknown", "InvalidInput: on worker1: the model cannot be built here"),
         ("few", "InvalidInput: the plan has 2 stages, but 1 workers are named"),
         ("split", "InvalidInput: num_split is 3; it has to divide the batch of 8"),
+        ("nobody", "InvalidInput: this session has no worker 'w2'; the processes that met are m"),
     ],
 )
 def test_errors_say_where_and_what_to_do_and_the_session_goes_on(session, what, words):
