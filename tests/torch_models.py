@@ -88,6 +88,7 @@ def unmeasured_profile(graph: Graph, case: Case, structure: str) -> Profile:
         ),
         boundaries=graph.boundaries,
         parameters=graph.parameters,
+        fixed_mode=graph.fixed_mode,
     )
 
 

@@ -10,29 +10,19 @@ from stagewright.capture.capture import trace
 from stagewright.core.cluster import Cluster
 from stagewright.core.errors import CaptureError, PlanMismatch
 from stagewright.core.plan import PlanOptions
-from stagewright.core.profile import LayerProfile, Profile, Timing
 from stagewright.planner.from_balance import plan_from_balance
 from stagewright.runtime.pipeline import Pipeline
 from stagewright.runtime.verify import verify
 from tests.runtime import odd_models
+from tests.torch_models import Case, unmeasured_profile
 
 
 def plan_with_every_cut(model, sample):
     """As many stages as there are legal cuts."""
     captured = trace(model, sample)
     graph = captured.graph
-    profile = Profile(
-        model=graph.model,
-        inputs=graph.inputs,
-        input_structure=captured.structure.to_json(),
-        layers=tuple(
-            LayerProfile(layer=layer, forward=Timing(median_s=1), backward=Timing(median_s=2))
-            for layer in graph.layers
-        ),
-        boundaries=graph.boundaries,
-        parameters=graph.parameters,
-        fixed_mode=graph.fixed_mode,
-    )
+    case = Case("odd", None, model, sample, loss_of_anything)
+    profile = unmeasured_profile(graph, case, captured.structure.to_json())
     edges = [0, *(b.after + 1 for b in graph.boundaries if b.legal), len(graph.layers)]
     balance = [last - first for first, last in itertools.pairwise(edges)]
     options = PlanOptions(num_microbatches=2, schedule="gpipe")
