@@ -113,6 +113,8 @@ def _own_loss(name: str) -> Callable[[Any, Any], Any]:
     Raises:
         InvalidInput: It is no function; when called: it failed.
     """
+    from ..runtime.targets import shapes_of
+
     loss_fn = load_target(name)
     if not callable(loss_fn):
         raise InvalidInput(
@@ -124,17 +126,8 @@ def _own_loss(name: str) -> Callable[[Any, Any], Any]:
             return loss_fn(output, target)
         except Exception as error:
             raise InvalidInput(
-                f"the loss {name} failed on a micro-batch, with output {_shapes(output)} and "
-                f"target {_shapes(target)}: {type(error).__name__}: {error}"
+                f"the loss {name} failed on a micro-batch, with output {shapes_of(output)} and "
+                f"target {shapes_of(target)}: {type(error).__name__}: {error}"
             ) from error
 
     return called
-
-
-def _shapes(value: Any) -> str:
-    """For example ``(4, 10)``; of a nest all of them."""
-    from torch.utils import _pytree as pytree
-
-    leaves = pytree.tree_leaves(value)
-    found = [str(tuple(leaf.shape)) if hasattr(leaf, "shape") else repr(leaf) for leaf in leaves]
-    return ", ".join(found)

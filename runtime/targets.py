@@ -31,3 +31,10 @@ def split_target(target: Any, num_microbatches: int) -> list[Any]:
             )
         columns.append(torch.tensor_split(leaf, num_microbatches))
     return [pytree.tree_unflatten(list(row), spec) for row in zip(*columns, strict=True)]
+
+
+def shapes_of(value: Any) -> str:
+    """In words, for example ``(4, 10)``; of a nest all of them."""
+    leaves = pytree.tree_leaves(value)
+    found = [str(tuple(leaf.shape)) if hasattr(leaf, "shape") else repr(leaf) for leaf in leaves]
+    return ", ".join(found)
