@@ -29,6 +29,7 @@ COMMANDS = (
     "merge",
     "export",
     "serve",
+    "keys",
     "db",
     "verify",
     "run",
