@@ -106,7 +106,7 @@ class Measurer:
         try:
             async with asyncio.timeout(self._deadline_s), self._turn:
                 waiting = False
-                return await self._run_child(request)
+                return _profile(await answer_of(self._command, request.model_dump_json().encode()))
         except TimeoutError:
             where = "waiting for another measurement to end" if waiting else "measuring"
             raise DeadlineExceeded(
@@ -114,44 +114,53 @@ class Measurer:
                 "profiling.budget_s, ask again later, or measure elsewhere and post the profile"
             ) from None
 
-    async def _run_child(self, request: MeasureRequest) -> Profile:
-        child = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
-            env={name: os.environ[name] for name in os.environ.keys() - SECRET_VARIABLES},
-            start_new_session=True,
-        )
-        try:
-            _offer_to_oom_killer(child)
-            output, talk = await child.communicate(request.model_dump_json().encode())
-        finally:
-            await _end(child)
-        return _outcome(child.returncode, output, talk)
+
+async def answer_of(command: Sequence[str], request: bytes) -> bytes:
+    """What a child writes when it is given a request. Cancelling kills it and what it started.
+
+    Raises:
+        InvalidInput, CaptureError, MeasurementError: The child says so, or ended without a word.
+    """
+    child = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+        env={name: os.environ[name] for name in os.environ.keys() - SECRET_VARIABLES},
+        start_new_session=True,
+    )
+    try:
+        _offer_to_oom_killer(child)
+        output, talk = await child.communicate(request)
+    finally:
+        await _end(child)
+    if child.returncode != 0:
+        raise _error(child.returncode, talk)
+    return output
 
 
-def _outcome(returncode: int | None, output: bytes, talk: bytes) -> Profile:
-    """The child's profile, or its error."""
+def _profile(output: bytes) -> Profile:
+    try:
+        return Profile.model_validate_json(output)
+    except ValidationError as error:
+        raise MeasuringFailed(f"the child's profile does not fit: {error}") from None
+
+
+def _error(returncode: int | None, talk: bytes) -> StagewrightError:
     lines = talk.decode("utf-8", "replace").strip().splitlines()
-    if returncode == 0:
-        try:
-            return Profile.model_validate_json(output)
-        except ValidationError as error:
-            raise MeasuringFailed(f"the child's profile does not fit: {error}") from None
     _log.warning(
         "measuring child ended with %s:\n%s", returncode, "\n".join(lines)[-MAX_LOGGED_CHARACTERS:]
     )
     reported = _reported_error(lines[-1] if lines else "")
     if reported is not None:
-        raise reported
+        return reported
     if returncode is not None and returncode < 0:
-        raise MeasurementError(
+        return MeasurementError(
             f"the measuring process was ended by {signal.Signals(-returncode).name}; the model "
             "most likely needs more memory than the server has: measure a smaller one, "
             "or a smaller micro-batch"
         )
-    raise MeasurementError(
+    return MeasurementError(
         "the model failed while it was built or measured, for a reason the measuring process did "
         "not foresee; the server's log has the details, and `stagewright profile` shows them"
     )

@@ -6,9 +6,12 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from .accelerators import Precision
+from .cluster import Cluster
 from .document import Record
 from .families import ModelSpec
 from .graph import Graph
+from .profile import Profile
 from .sample import Sample
 
 
@@ -56,3 +59,56 @@ class MeasureRequest(Record):
         if self.graph is None and (self.model is None or self.sample is None):
             raise ValueError("give a model and its sample, or a graph")
         return self
+
+
+class EstimateOptions(Record):
+    """How costs are told without the device.
+
+    Attributes:
+        device: What to take every device of the cluster for, by its name in the catalogue; `None`
+            goes by each device's kind, or by its memory where the kind says nothing.
+        precision: Of weights, activations and products; `None` takes 16 bits on GPUs and float32
+            on CPUs, and for a graph the type of its weights.
+    """
+
+    device: str | None = Field(None, max_length=80)
+    precision: Precision | None = None
+
+
+class EstimateRequest(Record):
+    """What to estimate, in a process of its own: a model and a sample as data, or a graph.
+
+    Attributes:
+        model: Family and configuration.
+        sample: Its inputs; `core.default_samples` if not given.
+        graph: Instead of both, a captured model that can be rebuilt.
+        cluster: The devices to estimate for; other kinds than the first get a speed.
+    """
+
+    model: ModelSpec | None = None
+    sample: Sample | None = None
+    graph: Graph | None = None
+    cluster: Cluster
+    estimate: EstimateOptions = EstimateOptions()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.graph is None) == (self.model is None):
+            raise ValueError("give either a graph or a model")
+        if self.graph is not None and self.sample is not None:
+            raise ValueError("a graph carries its own sample")
+        return self
+
+
+class Estimated(Record):
+    """The answer to an `EstimateRequest`.
+
+    Attributes:
+        profile: For the cluster's first kind of device.
+        cluster: As asked, other kinds of devices with their speed.
+        taken: For each kind, what the catalogue calls it.
+    """
+
+    profile: Profile
+    cluster: Cluster
+    taken: dict[str, str]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...core.accelerators import (
@@ -17,9 +17,11 @@ from ...core.accelerators import (
 from ...core.cluster import Cluster, Device
 from ...core.errors import InvalidInput
 from ...core.families import ModelSpec
+from ...core.graph import Graph
 from ...core.profile import Profile
 from ...core.sample import Sample
 from .estimate import Target, document, rates_for, spec_work, target
+from .graph_work import graph_precision, graph_work
 from .work import ModelWork
 
 
@@ -63,6 +65,50 @@ def estimate_for_cluster(
     Raises:
         InvalidInput: A kind is not in the catalogue, or lacks the precision.
     """
+    return _estimate(
+        lambda wanted: spec_work(spec, sample, wanted),
+        cluster,
+        kind=kind,
+        precision=precision,
+        spec=spec,
+        calibrate_by=calibrate_by,
+    )
+
+
+def estimate_graph_for_cluster(
+    graph: Graph, cluster: Cluster, *, kind: str | None = None, precision: Precision | None = None
+) -> ClusterEstimate:
+    """The same of a graph that can be rebuilt; nothing of it is run but on tensors without memory.
+
+    Args:
+        graph: Captured with ``rebuildable`` set; its tensors' types decide the precision.
+        cluster: See `estimate_for_cluster`.
+        kind: See `estimate_for_cluster`.
+        precision: ``tf32`` for products of a float32 graph; else what its tensors are of.
+
+    Raises:
+        InvalidInput: See `estimate_for_cluster` and `graphs.captured.rebuild_captured`; or the
+            graph's tensors are of another type than ``precision`` says.
+    """
+    return _estimate(
+        lambda wanted: graph_work(graph, wanted),
+        cluster,
+        kind=kind,
+        precision=graph_precision(graph, precision),
+        graph=graph,
+    )
+
+
+def _estimate(
+    work_on: Callable[[Target], ModelWork],
+    cluster: Cluster,
+    *,
+    kind: str | None,
+    precision: Precision | None,
+    spec: ModelSpec | None = None,
+    calibrate_by: Sequence[Profile] = (),
+    graph: Graph | None = None,
+) -> ClusterEstimate:
     taken: dict[str, Accelerator] = {}
     guessed: dict[str, tuple[Accelerator, ...]] = {}
     for device in cluster.devices:
@@ -80,10 +126,12 @@ def estimate_for_cluster(
     precision = precision or default_precision(list(taken.values()))
     targets = {name: target(found, precision, 1) for name, found in taken.items()}
     wanted = targets[cluster.devices[0].kind]
-    work = spec_work(spec, sample, wanted)
-    profile = document(work, wanted, rates_for(wanted, calibrate_by), spec, calibrate_by)
+    work = work_on(wanted)
+    profile = document(work, wanted, rates_for(wanted, calibrate_by), spec, calibrate_by, graph)
     speeds = {
-        name: 1.0 if other.device is first else _usual_s(work, wanted) / _usual_s(work, other)
+        name: 1.0
+        if other.device is first
+        else _usual_s(work, wanted, graph) / _usual_s(work, other, graph)
         for name, other in targets.items()
     }
     devices = tuple(
@@ -112,7 +160,7 @@ def _by_memory(device: Device) -> tuple[Accelerator, ...]:
     return near
 
 
-def _usual_s(work: ModelWork, wanted: Target) -> float:
+def _usual_s(work: ModelWork, wanted: Target, graph: Graph | None) -> float:
     """Time of a step of all layers, not calibrated: profiles there are of one kind at most."""
-    profile = document(work, wanted, rates_for(wanted, ()))
+    profile = document(work, wanted, rates_for(wanted, ()), graph=graph)
     return sum(entry.forward.median_s + entry.backward.median_s for entry in profile.layers)

@@ -23,7 +23,7 @@ from ...core.accelerators import (
 from ...core.default_samples import default_sample
 from ...core.errors import InvalidInput
 from ...core.families import ModelSpec
-from ...core.graph import Layer
+from ...core.graph import Graph, Layer
 from ...core.profile import LayerProfile, LossProfile, Profile, Provenance, Timing
 from ...core.sample import Sample
 from ..layers.loss import LossFunction
@@ -268,13 +268,14 @@ def document(
     rates: Rates,
     spec: ModelSpec | None = None,
     calibrate_by: Sequence[Profile] = (),
+    graph: Graph | None = None,
 ) -> Profile:
-    """The estimate as a profile."""
+    """The estimate as a profile; of the graph given, if what was looked at is one rebuilt."""
     lists = [
         costs for part in work.parts for costs in (part.forward, part.backward, part.backward_input)
     ]
     times = CostTable(lists).seconds(rates).reshape(-1, 3)
-    graph, backend = work.captured.graph, wanted.device.backend
+    graph, backend = graph or work.captured.graph, wanted.device.backend
     is_calibrated = bool(calibrate_by)
     layers = tuple(
         _layer(entry.model_copy(update={"cost_class": name}), part, *map(float, row))
@@ -293,7 +294,7 @@ def document(
         model=graph.model,
         spec=spec,
         inputs=graph.inputs,
-        input_structure=work.captured.structure.to_json(),
+        input_structure=graph.input_structure or work.captured.structure.to_json(),
         layers=layers,
         boundaries=graph.boundaries,
         edges=graph.edges,

@@ -103,6 +103,29 @@ def model_work(
     structure, flat = read_sample(model, sample)
     loss = None if loss_fn is None else Loss(loss_fn, target, torch.device("meta"))
     captured = trace(model, structure.as_sample(flat), check=False)
+    return captured_work(captured, model, flat, backend=backend, winograd=winograd, loss=loss)
+
+
+@torch.enable_grad()
+def captured_work(
+    captured: Captured,
+    model: nn.Module,
+    flat: Sequence[Tensor],
+    *,
+    backend: Backend,
+    winograd: bool = False,
+    loss: Loss | None = None,
+) -> ModelWork:
+    """The same of a model that is captured already.
+
+    Args:
+        captured: Its operations and layers.
+        model: Its parameters and buffers, on the meta device; gradients are put on it.
+        flat: Its inputs in order, likewise.
+        backend: Whose kernels the operations are.
+        winograd: See `flops.cost_of`.
+        loss: What follows the last layer, if its cost is wanted.
+    """
     runs = layer_runs(captured)
     classes = cost_classes(captured, runs)
     groups = members_of(classes)
