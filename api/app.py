@@ -11,12 +11,15 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 
 from .. import __version__
+from ..core.errors import InvalidInput
 from .auth.gate import Gate
-from .auth.identify import Identification
+from .auth.identify import Identification, TokenReader
+from .auth.signing_keys import SigningKeys
 from .hosts import HostCheck
 from .limits import BodyLimit
 from .measuring import Measurer
 from .openapi import describe
+from .origins import OriginCheck
 from .problems import install_problems
 from .routes_health import health_routes
 from .routes_keys import key_routes
@@ -47,7 +50,7 @@ def create_app(
         kept, measurer or Measurer.from_settings(settings), deadline_s=settings.plan_deadline_s
     )
 
-    identification = Identification(settings.token, kept, tokens=None)
+    identification = Identification(settings.token, kept, _token_reader(settings, kept))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -64,6 +67,7 @@ def create_app(
         redirect_slashes=False,
         middleware=[  # the first sees a request first; a stranger's body is not read
             Middleware(HostCheck, allowed=settings.allowed_hosts),
+            Middleware(OriginCheck),
             Middleware(Gate, identification=identification, store=kept),
             Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
         ],
@@ -80,3 +84,16 @@ def create_app(
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way
     return app
+
+
+def _token_reader(settings: Settings, store: Store) -> TokenReader | None:
+    """What reads an identity provider's tokens, if there is one."""
+    if settings.oidc is None:
+        return None
+    try:
+        from .auth.oidc import OidcTokens
+    except ModuleNotFoundError:
+        raise InvalidInput(
+            "tokens of an identity provider need pyjwt; run: pip install 'stagewright[oidc]'"
+        ) from None
+    return OidcTokens(settings.oidc, store, SigningKeys(settings.oidc.jwks_url))

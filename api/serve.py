@@ -21,9 +21,11 @@ import uvicorn.config
 
 from ..core.errors import InvalidInput, Refused
 from .app import create_app
+from .auth.oidc_settings import OidcSettings
 from .examples import measure_example
 from .measuring import Measurer
-from .settings import LOOPBACK_NAMES, Settings
+from .settings import IN_MEMORY, LOOPBACK_NAMES, Settings
+from .store.sql_store import SqlStore, utc_now
 
 TOKEN_VARIABLE = "STAGEWRIGHT_TOKEN"
 GRACE_S = 5
@@ -49,22 +51,26 @@ def serve(
         token: Bearer token; by default the environment's ``STAGEWRIGHT_TOKEN``, else a new one.
 
     Raises:
-        Refused: The address is not a loopback one and no token was given.
+        Refused: The address is not a loopback one, and there is no token, no API key and no
+            identity provider (``STAGEWRIGHT_OIDC_ISSUER`` and its like).
         InvalidInput: The token cannot be sent in a header, the address is taken, or the database
-            cannot be used.
+            or the identity provider's settings cannot be used.
         StoreUnavailable: The database does not answer.
     """
     given = token if token is not None else os.environ.get(TOKEN_VARIABLE)
     loopback = is_loopback(host)
-    if given is None and not loopback:
+    oidc = OidcSettings.from_environment(os.environ)
+    if given is None and not loopback and oidc is None and not _has_keys(str(database)):
         raise Refused(
-            f"{host} can be reached from other machines; choose a token and give it "
-            f"in {TOKEN_VARIABLE}, or listen on 127.0.0.1"
+            f"{host} can be reached from other machines; choose a token and give it in "
+            f"{TOKEN_VARIABLE}, make a key with 'stagewright keys create', or listen on 127.0.0.1"
         )
+    made_up = secrets.token_urlsafe(32) if loopback else None
     settings = Settings(
-        token=secrets.token_urlsafe(32) if given is None else _checked(given),
+        token=made_up if given is None else _checked(given),
         database=str(database),
         allowed_hosts=LOOPBACK_NAMES | {host.lower()} if loopback else None,
+        oidc=oidc,
     )
     run(settings, host, port)
 
@@ -89,18 +95,34 @@ def run(settings: Settings, host: str, port: int) -> None:
         listening.close()
 
 
-def announce(url: str, token: str) -> None:
+def announce(url: str, token: str | None) -> None:
     """Say where the server is: JSON on stdout for programs, the rest on stderr for people."""
     sys.stdout.write(json.dumps({"url": url, "token": token}) + "\n")
     sys.stdout.flush()
+    known = "none; keys and tokens of the identity provider open this server"
+    sys.stderr.write(f"serving on {url}\ntoken: {known if token is None else token}\n")
+    token = token or "KEY"
     sys.stderr.write(
-        f"serving on {url}\n"
-        f"token: {token}\n"
         "next: measure and plan a small model\n"
         f"  curl -H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' \\\n"
         f"    -d '{json.dumps(measure_example())}' {url}/v1/plans\n"
     )
     sys.stderr.flush()
+
+
+def _has_keys(database: str) -> bool:
+    """Whether a key opens the service of a database; makes none."""
+    if database == IN_MEMORY or ("://" not in database and not Path(database).is_file()):
+        return False
+    store = SqlStore(database)
+    try:
+        keys = [key for project in store.projects.list() for key in store.keys.list(project.id)]
+    finally:
+        store.close()
+    now = utc_now()
+    return any(
+        key.revoked_at is None and (key.expires_at is None or key.expires_at > now) for key in keys
+    )
 
 
 def is_loopback(host: str) -> bool:
