@@ -1,10 +1,9 @@
-"""One rank: what `build` makes, against the unsplit model; prints JSON lines."""
+"""Two ranks: what `build` makes, against the unsplit model; each writes JSON lines."""
 
 from __future__ import annotations
 
 import copy
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from stagewright.planner.from_balance import plan_from_balance
 from stagewright.profiler.models.families import build_model
 from stagewright.runtime.materialise.memory import materialise_whole
 from stagewright.runtime.process_group import init_process_group
+from tests.runtime.forked import run_forked
 from tests.torch_models import SPECS, Case, make_batch, make_case, make_plan, traced_profile
 
 CPU = torch.device("cpu")
@@ -251,8 +251,7 @@ def at_its_limit() -> dict[str, Any]:
     return result
 
 
-def main() -> None:
-    torch.set_num_threads(1)
+def one_rank() -> None:
     init_process_group(backend="gloo", timeout_s=60)
     folder = Path(sys.argv[1])
     cells: dict[str, Callable[[], dict[str, Any]]] = {
@@ -275,5 +274,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, os.getcwd())
-    main()
+    torch.set_num_threads(1)
+    make_case("gpt2")  # its imports are the longest
+    run_forked(2, one_rank)

@@ -1,12 +1,10 @@
-"""One of two ranks that makes, uses and closes pipeline after pipeline; prints JSON lines."""
+"""Two ranks that make, use and close pipeline after pipeline; print JSON lines."""
 
 from __future__ import annotations
 
 import copy
 import gc
-import json
 import os
-import sys
 
 import torch
 import torch.distributed as dist
@@ -18,6 +16,7 @@ from stagewright.core.plan import Plan, PlanOptions
 from stagewright.planner.from_balance import plan_from_balance
 from stagewright.runtime.distributed import DistributedPipeline
 from stagewright.runtime.process_group import init_process_group
+from tests.runtime.forked import print_line, run_forked
 from tests.torch_models import SPECS, Case, traced_profile
 
 MICROBATCHES = 3
@@ -39,8 +38,7 @@ def loss_fn(outputs: tuple[Tensor, ...], target: Tensor) -> Tensor:
     return nn.functional.mse_loss(outputs[0], target)
 
 
-def main() -> None:
-    torch.set_num_threads(1)
+def one_rank() -> None:
     init_process_group(backend="gloo", timeout_s=60)
     torch.manual_seed(0)
     model = Strided().double()
@@ -128,9 +126,9 @@ def after_use(model: nn.Module, plans: list[Plan], batch: Tensor) -> tuple[int, 
 
 
 def report(**found: object) -> None:
-    sys.stdout.write(json.dumps({"rank": dist.get_rank(), **found}) + "\n")
-    sys.stdout.flush()
+    print_line({"rank": dist.get_rank(), **found})
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    run_forked(2, one_rank)

@@ -1,18 +1,17 @@
-"""One of three ranks whose pipelines are given a group; prints the sums that its groups make."""
+"""Three ranks whose pipelines are given a group; print the sums that their groups make."""
 
 from __future__ import annotations
 
-import json
-import sys
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from stagewright.runtime.groups import Groups
+from tests.runtime.forked import print_line, run_forked
 
 
-def main() -> None:
+def one_rank() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=20))
     rank = dist.get_rank()
     given = dist.new_group()
@@ -24,8 +23,7 @@ def main() -> None:
         found[str(ranks)] = summed(rank, group)
     found["everyone"] = summed(rank, groups.everyone())
     groups.close()
-    sys.stdout.write(json.dumps({"rank": rank, **found}) + "\n")
-    sys.stdout.flush()
+    print_line({"rank": rank, **found})
     dist.barrier()
     dist.destroy_process_group()
 
@@ -37,4 +35,4 @@ def summed(rank: int, group: dist.ProcessGroup) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_forked(3, one_rank)

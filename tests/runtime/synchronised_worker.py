@@ -1,4 +1,4 @@
-"""One of two replicas with synchronised batch statistics, against the model on batches of two."""
+"""Two replicas with synchronised batch statistics, against the model on batches of two."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from stagewright.core.errors import PlanMismatch
 from stagewright.runtime.distributed import DistributedPipeline
 from tests.runtime.equality_worker import largest, plan_of
+from tests.runtime.forked import run_forked
 from tests.torch_models import Case, traced_profile
 
 DOUBLE = torch.float64
@@ -73,21 +74,15 @@ def compare(variant: dict) -> dict[str, object]:
     return found
 
 
-def main() -> None:
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=60),
-    )
+def one_rank() -> None:
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     found = [compare(variant) for variant in VARIANTS]
-    (folder / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+    file = Path(sys.argv[1]) / f"{dist.get_rank()}.json"
+    file.write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    run_forked(2, one_rank)

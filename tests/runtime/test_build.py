@@ -1,9 +1,6 @@
 """What `stagewright.build` makes trains as the unsplit model does, across processes and in one."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,6 +9,7 @@ from torch import nn
 from stagewright import LossScale, Pipeline, Training, Weights, build
 from stagewright.core.errors import InvalidInput
 from stagewright.runtime.checkpoint.save import save_checkpoint
+from tests.runtime.forked import run_worker
 from tests.torch_models import make_batch, make_case, make_plan
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(150)]
@@ -26,19 +24,7 @@ def results(tmp_path_factory, repository):
     gpt2 = make_case("gpt2", seed=5).model.double()
     safetensors.save_model(gpt2, folder / "gpt2.safetensors")
     save_checkpoint(folder / "unet", make_case("unet", seed=5).model.double(), step=1)
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-            "-m", "tests.runtime.build_worker", str(folder),
-        ],
-        cwd=repository,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_worker(repository, "tests.runtime.build_worker", str(folder), timeout_s=120)
     lines = [
         json.loads(line)
         for rank in range(2)

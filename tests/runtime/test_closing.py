@@ -1,23 +1,18 @@
 """A closed pipeline leaves nothing behind; replicas agree on what they evaluate, or refuse."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from tests.runtime.forked import run_worker
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")
 def told(repository):
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-        "-m", "tests.runtime.closing_worker",
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=170)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    output = run_worker(repository, "tests.runtime.closing_worker", timeout_s=170)
+    return [json.loads(line) for line in output.splitlines()]
 
 
 def test_outputs_with_gaps_are_evaluated_alike_by_replicas(told):

@@ -1,6 +1,7 @@
 """When a rank dies, the others say which one, in time, and nothing is left running."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -11,80 +12,66 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.profiler.links.local import free_port
+from tests.runtime.forked import run_worker
 from tests.torch_models import make_case, make_plan
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
 
 RANKS = 3
+SCENARIOS = [
+    *(("kill", victim, 40) for victim in range(RANKS)),
+    ("hang", 1, 10),
+    ("absent", 2, 8),
+]
 
 
-@contextlib.contextmanager
-def ranks(repository, what, victim, timeout_s):
-    port = free_port()
-    processes = []
-    for rank in range(RANKS):
-        environment = {
-            **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            "RANK": str(rank), "WORLD_SIZE": str(RANKS),
-        }  # fmt: skip
-        processes.append(
-            subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "tests.runtime.doomed_worker",
-                    what,
-                    str(victim),
-                    str(timeout_s),
-                ],
-                cwd=repository,
-                env=environment,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+@pytest.fixture(scope="module")
+def accounts(repository, tmp_path_factory):
+    """Exit code and last words of every rank but those that hang, by scenario and victim."""
+    folder = tmp_path_factory.mktemp("doomed")
+    output = run_worker(
+        repository, "tests.runtime.doomed_worker", str(folder), json.dumps(SCENARIOS), timeout_s=160
+    )
+    return {
+        (ended["what"], ended["victim"]): {
+            int(rank): (code, folder.joinpath(f"{ended['what']}-{ended['victim']}-{rank}.txt"))
+            for rank, code in ended["codes"].items()
+        }
+        for ended in map(json.loads, output.splitlines())
+    }
 
 
 @pytest.mark.parametrize("victim", range(RANKS))
-def test_a_killed_rank_is_named_by_all_others(repository, victim):
-    with ranks(repository, "kill", victim, timeout_s=40) as processes:
-        accounts = {}
-        for rank, process in enumerate(processes):
-            _, accounts[rank] = process.communicate(timeout=100)
-            assert process.returncode == (-signal.SIGKILL if rank == victim else 7), accounts[rank]
-    for rank, account in accounts.items():
+def test_a_killed_rank_is_named_by_all_others(accounts, victim):
+    found = accounts["kill", victim]
+    assert set(found) == set(range(RANKS))
+    for rank, (code, words) in found.items():
+        account = words.read_text(encoding="utf-8")
+        assert code == (-signal.SIGKILL if rank == victim else 7), account
         if rank != victim:
             assert f"RankFailed: rank {victim} (" in account, account
             assert f"rank {rank} was at" in account
 
 
-def test_a_rank_that_hangs_is_reported_within_the_timeout(repository):
-    with ranks(repository, "hang", 1, timeout_s=10) as processes:
-        for rank in (0, 2):
-            _, account = processes[rank].communicate(timeout=100)
-            assert processes[rank].returncode == 7, account
-            assert "got no answer in time, though every rank is still alive" in account
-            assert "rank 1 was at the forward of micro-batch" in account
-            assert f"rank {rank} was at the wait for rank 1, before the" in account
-            assert re.search(rf"ward of micro-batch \d on stage {rank} ", account), account
+def test_a_rank_that_hangs_is_reported_within_the_timeout(accounts):
+    assert set(accounts["hang", 1]) == {0, 2}
+    for rank, (code, words) in accounts["hang", 1].items():
+        account = words.read_text(encoding="utf-8")
+        assert code == 7, account
+        assert "got no answer in time, though every rank is still alive" in account
+        assert "rank 1 was at the forward of micro-batch" in account
+        assert f"rank {rank} was at the wait for rank 1, before the" in account
+        assert re.search(rf"ward of micro-batch \d on stage {rank} ", account), account
 
 
-def test_a_rank_that_never_makes_its_pipeline_is_named(repository):
+def test_a_rank_that_never_makes_its_pipeline_is_named(accounts):
     """The others blamed the store's host, rank 0, who then blamed itself."""
-    with ranks(repository, "absent", 2, timeout_s=8) as processes:
-        for rank in (0, 1):
-            _, account = processes[rank].communicate(timeout=100)
-            assert processes[rank].returncode == 7, account
-            assert "RankFailed: rank 2 never came" in account
-            assert f"rank {rank} was at setting up" in account
+    assert set(accounts["absent", 2]) == {0, 1}
+    for rank, (code, words) in accounts["absent", 2].items():
+        account = words.read_text(encoding="utf-8")
+        assert code == 7, account
+        assert "RankFailed: rank 2 never came" in account
+        assert f"rank {rank} was at setting up" in account
 
 
 def process_ids(marker):

@@ -1,8 +1,6 @@
 """Groups made for a pipeline wait as long as the group they are made from."""
 
 import json
-import subprocess
-import sys
 from datetime import timedelta
 
 import pytest
@@ -11,6 +9,7 @@ import torch.distributed as dist
 from stagewright.core.errors import InvalidInput
 from stagewright.runtime import groups as groups_module
 from stagewright.runtime.groups import Groups, timeout_of
+from tests.runtime.forked import run_worker
 
 
 @pytest.fixture
@@ -49,15 +48,8 @@ def test_a_given_group_and_bound_devices_are_refused(alone, monkeypatch):
 @pytest.mark.timeout(120)
 def test_overlapping_sets_of_a_given_group_find_each_other(repository):
     """Names hold how many groups a rank has made, so that two ranks waited under two names."""
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3",
-        "-m", "tests.runtime.groups_worker",
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=repository, capture_output=True, text=True, timeout=110, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    told = {found.pop("rank"): found for found in map(json.loads, done.stdout.splitlines())}
+    output = run_worker(repository, "tests.runtime.groups_worker", timeout_s=110)
+    told = {found.pop("rank"): found for found in map(json.loads, output.splitlines())}
     assert told[0] == {"(0, 1)": 11, "(0, 2)": 101, "everyone": 111}
     assert told[1] == {"(0, 1)": 11, "(1, 2)": 110, "everyone": 111}
     assert told[2] == {"(0, 2)": 101, "(1, 2)": 110, "everyone": 111}

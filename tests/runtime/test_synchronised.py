@@ -1,9 +1,6 @@
 """Batch statistics of all replicas: a round of micro-batches is normalised as one batch."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,6 +9,7 @@ from torch import nn
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.runtime.synchronised import check_no_sync_batch_norm, check_synchronised
 from stagewright.schedules.named import make_schedule
+from tests.runtime.forked import run_worker
 
 EXACT = 1e-9
 
@@ -19,22 +17,7 @@ EXACT = 1e-9
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, repository):
     folder = tmp_path_factory.mktemp("synchronised")
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.runtime.synchronised_worker", str(rank), str(folder)],
-            cwd=repository,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [rank.communicate(timeout=120)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    run_worker(repository, "tests.runtime.synchronised_worker", str(folder), timeout_s=120)
     return [
         entry
         for rank in range(2)

@@ -1,0 +1,104 @@
+"""Ranks forked from one worker, so that torch is imported once and not by each of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from stagewright.profiler.links.local import free_port
+
+
+def run_worker(repository: Path, module: str, *arguments: str, timeout_s: float) -> str:
+    """What a worker printed; it and whatever it forked are gone afterwards.
+
+    Raises:
+        AssertionError: It failed; with the end of what it and its ranks wrote to stderr.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        cwd=repository,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, words = process.communicate(timeout=timeout_s)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert process.returncode == 0, words[-3000:]
+    return output
+
+
+def fork_ranks(count: int, run: Callable[[], None], words: str | None = None) -> list[int]:
+    """Process ids of ranks that find each other by the environment and each call ``run``.
+
+    What rank r writes to stderr goes to the file ``words`` with r in place of ``{}``.
+    """
+    port = free_port()
+    return [
+        _fork(
+            {
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count),
+            },
+            run,
+            None if words is None else words.format(rank),
+        )
+        for rank in range(count)
+    ]  # fmt: skip
+
+
+def _fork(environment: dict[str, str], run: Callable[[], None], words: str | None) -> int:
+    sys.stdout.flush()
+    process = os.fork()
+    if process:
+        return process
+    code = 1
+    try:
+        if words is not None:
+            os.dup2(os.open(words, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), sys.stderr.fileno())
+        os.environ.update(environment)
+        run()
+        code = 0
+    except BaseException:  # noqa: BLE001 (a fork never returns to the parent's code)
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def exit_codes(ranks: list[int], hung: Collection[int] = ()) -> dict[int, int]:
+    """Of all ranks but those that hang, which are killed when the others have ended."""
+    statuses = {
+        rank: os.waitpid(process, 0)[1]
+        for rank, process in enumerate(ranks)
+        if rank not in hung
+    }  # fmt: skip
+    for rank in hung:
+        os.kill(ranks[rank], signal.SIGKILL)
+        os.waitpid(ranks[rank], 0)
+    return {rank: os.waitstatus_to_exitcode(status) for rank, status in statuses.items()}
+
+
+def run_forked(count: int, run: Callable[[], None]) -> None:
+    """Fork the ranks and wait for them; ends this process where one fails."""
+    codes = exit_codes(fork_ranks(count, run))
+    if any(codes.values()):
+        sys.exit(f"exit codes of ranks: {codes}")
+
+
+def print_line(found: dict[str, object]) -> None:
+    """As JSON, in one write, so that lines of several ranks do not mix."""
+    os.write(sys.stdout.fileno(), (json.dumps(found) + "\n").encode())
