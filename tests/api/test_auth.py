@@ -139,3 +139,64 @@ def test_websockets_are_closed(make_client):
     with pytest.raises(WebSocketDisconnect) as caught, client.websocket_connect("/healthz"):
         pass
     assert caught.value.code == 1008
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (None, 200), ("http://localhost", 200), ("HTTP://LOCALHOST", 200),
+        ("https://localhost", 200), ("http://localhost:8000", 403),
+        ("http://evil.example", 403), ("null", 403), ("", 403),
+        ("http://localhost.evil.example", 403), ("localhost", 403),
+        ("file://localhost", 403), ("http://[", 403),
+        ("http://localhost@evil.example", 403),
+    ],
+)  # fmt: skip
+def test_pages_of_other_origins_are_refused(client, origin, status):
+    headers = {} if origin is None else {"Origin": origin}
+    answer = client.get("/v1/plans", headers=headers)
+    assert answer.status_code == status
+    if status == 403:
+        assert answer.json()["type"].endswith(":foreign-origin")
+
+
+def test_two_origins_are_refused(client):
+    sent = [("Origin", "http://localhost"), ("Origin", "http://evil.example")]
+    for headers in (sent, sent[::-1]):
+        assert client.get("/v1/plans", headers=headers).status_code == 403
+
+
+def test_a_database_that_does_not_answer_is_503_and_opens_nothing(make_client):
+    from stagewright.api.settings import IN_MEMORY
+    from stagewright.api.store.errors import StoreUnavailable
+    from stagewright.api.store.sql_store import SqlStore
+
+    class Gone:
+        def by_secret(self, secret):
+            raise StoreUnavailable("gone")
+
+    store = SqlStore(IN_MEMORY)
+    client = make_client(store=store, authorized=False)
+    store.keys = Gone()
+    answer = client.get("/v1/plans", headers={"Authorization": "Bearer sw_" + "a" * 43})
+    assert answer.status_code == 503
+
+
+def test_what_cannot_be_a_key_is_not_looked_up(make_client):
+    from stagewright.api.settings import IN_MEMORY
+    from stagewright.api.store.sql_store import SqlStore
+
+    store = SqlStore(IN_MEMORY)
+    client = make_client(store=store, authorized=False)
+    store.keys = None
+    for text in ("sw_", "sw_" + "a" * 42, "sw_" + "a" * 44, "sw_" + "ä" * 43, "x" * 46):
+        header = f"Bearer {text}".encode("latin-1")
+        assert client.get("/v1/plans", headers={"Authorization": header}).status_code == 401
+
+
+def test_a_server_without_a_token_of_its_own_is_closed(make_client):
+    client = make_client(authorized=False, token=None)
+    for text in ("", "None", "null", "a-token-for-tests"):
+        assert (
+            client.get("/v1/plans", headers={"Authorization": f"Bearer {text}"}).status_code == 401
+        )

@@ -1,0 +1,256 @@
+"""What one project makes no other sees, and what a key has no scope for it cannot do.
+
+Both are asked of every route the application has. A new route with an id in its path fails here
+until `IDS` knows an object for it, or `CATALOGUES` says that it belongs to nobody.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import stagewright.api
+from stagewright.api.auth.identify import as_caller
+from stagewright.api.auth.scopes import KEYS, OPEN_PATHS, SCOPES, is_below, needed_scope
+from stagewright.api.settings import IN_MEMORY
+from stagewright.api.store.errors import NotFound, TooManyJobs
+from stagewright.api.store.job_records import JobRequest
+from stagewright.api.store.records import Quotas
+from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.submitting import submit
+from tests.api.app_routes import routes
+from tests.api.stored import a_graph
+
+CATALOGUES = ("/v1/model-families/", "/v1/accelerators/", "/v1/clusters/")
+"""Below these is what the service knows, the same for everyone."""
+
+
+@pytest.fixture
+def kept():
+    return SqlStore(IN_MEMORY)
+
+
+@pytest.fixture
+def holder(make_client, kept):
+    """A client of the same service, with a key of its own; `ours` and `theirs` are projects."""
+    projects = {name: kept.projects.create(name).id for name in ("ours", "theirs")}
+
+    def make(*scopes, project="ours"):
+        made = kept.keys.create(projects[project], name="test", scopes=scopes or SCOPES)
+        client = make_client(store=kept, authorized=False)
+        client.headers["Authorization"] = f"Bearer {made.secret}"
+        return client
+
+    make.projects = projects
+    return make
+
+
+@pytest.fixture
+def ids(holder, kept, profile):
+    """An object of our project for each parameter of a path."""
+    ours, project = holder(), holder.projects["ours"]
+    plan = ours.post("/v1/plans", json={"profile": profile, "cluster": "2xcpu"}).json()
+    made = ours.post("/v1/api-keys", json={"name": "n", "scopes": ["read"]}).json()
+    job = kept.jobs.submit(project, JobRequest(kind="plan", request_json="{}"))
+    return {
+        "plan_id": plan["id"],
+        "profile_id": plan["profile_id"],
+        "key_id": made["key"]["id"],
+        "graph_id": kept.documents.put_graph(project, a_graph()).id,
+        "job_id": job.id,
+    }
+
+
+def operations(client):
+    return sorted(set(routes(client.app)))
+
+
+def addressed(client, ids):
+    """Every operation on one object: its method, its path, and the path of our object."""
+    for method, path in operations(client):
+        names = re.findall(r"{(\w+)", path)
+        if names and not path.startswith(CATALOGUES):
+            unknown = set(names) - ids.keys()
+            assert not unknown, f"say in `ids` which object {unknown} of {path} is"
+            yield method, path, path.format(**ids)
+
+
+def body_of(method):
+    return None if method in ("GET", "DELETE") else {}
+
+
+def test_another_projects_objects_are_not_found(holder, ids):
+    ours, theirs = holder(), holder(project="theirs")
+    seen = 0
+    for method, path, ours_path in addressed(ours, ids):
+        answer = theirs.request(method, ours_path, json=body_of(method))
+        expected = (404,) if method in ("GET", "DELETE") else (404, 422)
+        assert answer.status_code in expected, f"{method} {path}: {answer.text[:300]}"
+        seen += 1
+    for method, path, ours_path in addressed(ours, ids):
+        if method == "GET":
+            assert ours.get(ours_path).status_code != 404, f"our own {path}"
+    assert seen >= 3
+
+
+def test_their_answer_is_the_same_as_for_what_never_was(holder, ids):
+    theirs = holder(project="theirs")
+    never = {name: re.sub(r"[0-9a-f]", "7", value) for name, value in ids.items()}
+    for method, path, ours_path in addressed(theirs, ids):
+        if method == "GET":
+            answers = [theirs.get(ours_path), theirs.get(path.format(**never))]
+            texts = {answer.text for answer in answers}
+            for name, value in ids.items():
+                texts = {text.replace(value, name).replace(never[name], name) for text in texts}
+            assert len(texts) == 1, path
+
+
+def test_lists_hold_nothing_of_another_project(holder, ids):
+    ours, theirs = holder(), holder(project="theirs")
+    listed = [
+        path
+        for method, path in operations(ours)
+        if method == "GET" and path.startswith("/v1/") and "{" not in path
+    ]
+    found = {name for path in listed for name, value in ids.items() if value in ours.get(path).text}
+    assert {"plan_id", "key_id"} <= found, "our own are listed"
+    for path in listed:
+        text = theirs.get(path).text
+        assert not [value for value in ids.values() if value in text], path
+
+
+def test_ids_of_another_project_in_a_body_are_refused(holder, ids):
+    theirs = holder(project="theirs")
+    bodies = (
+        {"profile_id": ids["profile_id"], "cluster": "2xcpu"},
+        {"profile_id": ids["profile_id"]},
+        {"plan_id": ids["plan_id"]},
+        {"plan_ids": [ids["plan_id"], ids["plan_id"]]},
+        {"plans": [ids["plan_id"], ids["plan_id"]]},
+        {"graph_id": ids["graph_id"], "cluster": "2xcpu"},
+    )
+    for method, path in operations(theirs):
+        if method == "POST" and "{" not in path:
+            for body in bodies:
+                answer = theirs.post(path, json=body)
+                assert answer.status_code in (404, 422), f"{path} {body}: {answer.text[:300]}"
+    ours = holder()
+    assert ours.post("/v1/plans", json=bodies[0]).status_code == 201
+
+
+def test_equal_content_is_each_projects_own(holder, profile):
+    ours, theirs = holder(), holder(project="theirs")
+    body = {"profile": profile, "cluster": "2xcpu"}
+    first, second = ours.post("/v1/plans", json=body), theirs.post("/v1/plans", json=body)
+    assert first.json()["id"] == second.json()["id"]
+    assert theirs.get(second.headers["Location"]).status_code == 200
+    assert len(theirs.get("/v1/plans").json()["plans"]) == 1
+
+
+def asked(client, scope):
+    """Every operation that needs a scope, and how it is answered."""
+    for method, path in operations(client):
+        if path not in OPEN_PATHS and needed_scope(method, path) == scope:
+            filled = re.sub(r"[{}]", "", path)
+            yield f"{method} {path}", client.request(method, filled, json=body_of(method))
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_without_its_scope_no_route_is_reached(holder, scope):
+    rest = [other for other in SCOPES if other != scope]
+    for name, answer in asked(holder(*rest), scope):
+        assert answer.status_code == 403, name
+        assert f'scope="{scope}"' in answer.headers["WWW-Authenticate"]
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_with_its_scope_alone_a_route_is_reached(holder, scope):
+    for name, answer in asked(holder(scope), scope):
+        assert answer.status_code not in (401, 403), name
+
+
+def test_what_changes_something_needs_more_than_reading(holder):
+    client = holder("read")
+    for method, path in operations(client):
+        if method != "GET":
+            answer = client.request(method, re.sub(r"[{}]", "", path), json={})
+            assert answer.status_code == 403, f"{method} {path}"
+
+
+def test_no_route_was_forgotten_in_the_list_of_scopes(client):
+    for method, path in operations(client):
+        if path not in OPEN_PATHS and needed_scope(method, path) == "admin":
+            assert is_below(path, KEYS), f"say in api/auth/scopes.py what {method} {path} needs"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "scope"),
+    [
+        ("GET", "/v1/plans", "read"),
+        ("HEAD", "/v1/plans/plan_1", "read"),
+        ("GET", "/openapi.json", "read"),
+        ("POST", "/v1/plans", "plan"),
+        ("POST", "/v1/simulations", "plan"),
+        ("POST", "/v1/jobs/job_1/cancel", "plan"),
+        ("POST", "/v1/profile-jobs", "measure"),
+        ("GET", "/v1/api-keys", "admin"),
+        ("GET", "/v1/api-keys/", "admin"),
+        ("DELETE", "/v1/api-keys/key_1", "admin"),
+        ("POST", "/v1/nobody-thought-of-it", "admin"),
+        ("POST", "/v1/plansx", "admin"),
+        ("DELETE", "/", "admin"),
+        ("GET", "/metrics", "admin"),
+        ("GET", "/v1", "admin"),
+        ("BREW", "/v1/coffee", "admin"),
+    ],
+)
+def test_scopes_by_method_and_path(method, path, scope):
+    assert needed_scope(method, path) == scope
+
+
+def test_measuring_needs_its_scope_whatever_the_path(holder, kept):
+    from stagewright.api.examples import measure_example
+
+    answer = holder("read", "plan").post("/v1/plans", json=measure_example())
+    assert answer.status_code == 403
+    assert 'scope="measure"' in answer.headers["WWW-Authenticate"]
+    assert "measuring a model needs the scope 'measure'" in answer.json()["detail"]
+    (entry,) = kept.audit.entries(limit=5).items
+    assert (entry.action, entry.outcome) == ("plans.create", "forbidden")
+    assert entry.project_id == holder.projects["ours"]
+
+
+def test_scopes_this_release_does_not_know_open_nothing(holder):
+    client = holder("everything", "READ", "read ")
+    assert client.get("/v1/plans").status_code == 403
+    assert "this key has none" in client.get("/v1/plans").json()["detail"]
+
+
+def test_no_route_picks_a_project_itself():
+    """A route that names the default project would show it to everyone."""
+    folder = Path(stagewright.api.__file__).parent
+    allowed = {folder / "auth" / "caller.py"}
+    for file in set(folder.rglob("*.py")) - allowed:
+        if folder / "store" not in file.parents:
+            assert "DEFAULT_PROJECT" not in file.read_text(), file
+
+
+def test_unfinished_jobs_are_limited_by_key(store):
+    project = store.projects.create("ours").id
+    quotas = Quotas(max_unfinished_jobs=2)
+    first, second = (
+        as_caller(store.keys.create(project, name=name, scopes=SCOPES, quotas=quotas).key)
+        for name in ("first", "second")
+    )
+    request = JobRequest(kind="plan", request_json="{}", key_id="somebody else")
+    jobs = [submit(store.jobs, first, request) for _ in range(2)]
+    assert {job.key_id for job in jobs} == {first.id}
+    with pytest.raises(TooManyJobs, match="2 jobs are unfinished"):
+        submit(store.jobs, first, request)
+    theirs = submit(store.jobs, second, request)
+    with pytest.raises(NotFound):
+        store.jobs.get("project_default", theirs.id)
+    store.jobs.request_cancel(project, jobs[0].id)
+    submit(store.jobs, first, request)
