@@ -119,6 +119,8 @@ ordinary = conformance_ours.OurTrial.prepare
 def main(limit_s: float, chosen: list[Variant]) -> None:
     conformance_ours.plan_for = plan_for
     conformance_ours.OurTrial.prepare = prepare
+    for cell in chosen:
+        plan_for(cell)  # profiles are kept, so that the ranks, forked from here, need not trace
     group = Group("ours", RANKS, limit_s)
     for cell in chosen:
         outcome = group.outcome(cell)
