@@ -69,8 +69,6 @@ class OidcTokens:
             if algorithm not in self._settings.algorithms:
                 allowed = ", ".join(self._settings.algorithms)
                 raise _refused(f"it is not signed by one of {allowed}")
-            if "crit" in header:
-                raise _refused("it has critical extensions, and this service knows none")
             key = self._keys.key(key_id) if isinstance(key_id, str) else None
             if key is None or key.get("alg", algorithm) != algorithm:
                 raise _refused("the provider has no such key for such a signature")
