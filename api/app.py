@@ -18,15 +18,20 @@ from .auth.signing_keys import SigningKeys
 from .hosts import HostCheck
 from .limits import BodyLimit
 from .measuring import Measurer
+from .models.estimating import Estimator
 from .openapi import describe
 from .origins import OriginCheck
 from .problems import install_problems
+from .routes_catalogue import catalogue_routes
+from .routes_graphs import graph_routes
 from .routes_health import health_routes
 from .routes_keys import key_routes
 from .routes_plans import plan_routes
 from .routes_profiles import profile_routes
+from .routes_what_if import what_if_routes
 from .services import Planning
 from .settings import Settings
+from .solving import Solver
 from .store.contract import Store
 from .store.sql_store import SqlStore
 
@@ -46,8 +51,13 @@ def create_app(
         InvalidInput, StoreUnavailable: The database cannot be used.
     """
     kept = SqlStore(settings.database) if store is None else store
+    solver = Solver(settings.plan_processes)
     planning = Planning(
-        kept, measurer or Measurer.from_settings(settings), deadline_s=settings.plan_deadline_s
+        kept,
+        measurer or Measurer.from_settings(settings),
+        Estimator(settings.estimate_command),
+        solver,
+        deadline_s=settings.plan_deadline_s,
     )
 
     identification = Identification(settings.token, kept, _token_reader(settings, kept))
@@ -55,6 +65,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        solver.close()
         kept.close()
 
     app = FastAPI(
@@ -77,6 +88,9 @@ def create_app(
     app.include_router(key_routes(kept))
     app.include_router(plan_routes(planning, kept))
     app.include_router(profile_routes(planning, kept))
+    app.include_router(graph_routes(planning, kept))
+    app.include_router(what_if_routes(planning))
+    app.include_router(catalogue_routes(settings))
 
     @cache
     def openapi() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 MEBIBYTE = 2**20
@@ -82,6 +83,18 @@ def plan_examples() -> dict[str, Any]:
                 },
             },
         },
+        "estimate": {
+            "summary": "Estimate a published model for devices that are not there (needs torch)",
+            "value": estimate_example(),
+        },
+        "graph": {
+            "summary": "Estimate a captured model; nothing of it is run (needs torch)",
+            "value": {
+                "graph": example_graph(),
+                "estimate": {"device": "H100"},
+                "cluster": "2xH100",
+            },
+        },
         "measure": {
             "summary": "Measure a small model on the server's CPU, then plan it (needs torch)",
             "value": measure_example(),
@@ -97,6 +110,107 @@ def measure_example() -> dict[str, Any]:
         "profiling": {"device": "cpu", "budget_s": 1},
         "cluster": "2xcpu",
     }
+
+
+def estimate_example() -> dict[str, Any]:
+    """A request that has the server estimate a small GPT-2, which takes seconds."""
+    return {
+        "model": {"family": "gpt2", "config": {"n_layer": 4, "n_embd": 256, "n_head": 4}},
+        "estimate": {"device": "H100", "precision": "bfloat16"},
+        "cluster": "2xH100",
+    }
+
+
+def _tensor(name: str, size: int, *, requires_grad: bool = True) -> dict[str, Any]:
+    return {"name": name, "shape": [8, size], "dtype": "float32", "requires_grad": requires_grad}
+
+
+def example_graph() -> dict[str, Any]:
+    """Two linear layers, as ``stagewright capture`` writes them."""
+    names = ("first", "second")
+    x = _tensor("x", 64, requires_grad=False)
+    tensors = {f"{name}.weight": [64, 64] for name in names} | {f"{n}.bias": [64] for n in names}
+    return {
+        "schema_version": "stagewright.graph/1",
+        "model": "TwoLayers",
+        "mode": "export",
+        "inputs": [x],
+        "outputs": [_tensor("second", 64, requires_grad=False)],
+        "layers": [
+            {
+                "name": name,
+                "module_type": "Linear",
+                "module_fqns": [name],
+                "parameter_bytes": 4 * 64 * 65,
+            }
+            for name in names
+        ],
+        "edges": [
+            {"source": -1, "target": 0, "tensor": x},
+            {"source": 0, "target": 1, "tensor": _tensor("first", 64)},
+        ],
+        "boundaries": [{"after": 0, "tensors": [_tensor("first", 64)]}],
+        "parameters": [
+            {
+                "names": [name],
+                "size_bytes": 4 * prod(shape),
+                "numel": prod(shape),
+                "layers": [names.index(name.partition(".")[0])],
+            }
+            for name, shape in tensors.items()
+        ],
+        "operations": [
+            {
+                "name": name,
+                "target": "aten.linear.default",
+                "kind": "function",
+                "inputs": [source],
+                "outputs": [_tensor(name, 64, requires_grad=False)],
+                "layer": layer,
+                "arguments": [
+                    {"input": source} if layer == 0 else {"node": source},
+                    {"state": f"{name}.weight"},
+                    {"state": f"{name}.bias"},
+                ],
+            }
+            for layer, (source, name) in enumerate((("x", "first"), ("first", "second")))
+        ],
+        "rebuildable": True,
+        "state": [
+            {"names": [name], "shape": shape, "dtype": "float32", "requires_grad": True}
+            for name, shape in tensors.items()
+        ],
+        "returns": [{"node": "second"}],
+        "output_paths": [[]],
+        "input_structure": '{"positional": ["x"], "keyword": []}',
+        "sample": {"inputs": {"x": {"shape": [8, 64]}}},
+    }
+
+
+def graph_examples() -> dict[str, Any]:
+    """For ``POST /v1/graphs``."""
+    return {"graph": {"summary": "Two linear layers", "value": example_graph()}}
+
+
+def simulation_examples() -> dict[str, Any]:
+    """For ``POST /v1/simulations``."""
+    return {
+        "balance": {
+            "summary": "What a split of one's own would cost",
+            "value": {
+                "profile": example_profile(),
+                "balance": [2, 2],
+                "cluster": "2x24GB",
+                "timeline": True,
+            },
+        }
+    }
+
+
+def comparison_examples() -> dict[str, Any]:
+    """For ``POST /v1/comparisons``."""
+    ids = ["plan_000000000000000000000001", "plan_000000000000000000000002"]
+    return {"two": {"summary": "Two stored plans", "value": {"plan_ids": ids}}}
 
 
 def profile_examples() -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 from ..core.document import Record, json_pointer
 from ..core.errors import InvalidInput
 
-DISCRIMINATOR = "family"
-"""The field that tells the members of our only tagged union apart (`core.families`)."""
+DISCRIMINATORS = ("family", "kind")
+"""Fields that tell the members of tagged unions apart (`core.families`, `core.state_tensors`)."""
 
 MAX_ERRORS = 50
 MAX_CHARACTERS = 500
@@ -49,32 +49,38 @@ def _field_error(item: Mapping[str, Any], body: object) -> FieldError:
     where, *location = item["loc"]
     if where != "body":
         return FieldError(parameter=clip(str(location[-1])), detail=clip(_sentence(item)))
-    path = _path_in(body, location)
+    path = _path_in(body, location, is_missing=item["type"] == "missing")
     if item["type"].startswith("union_tag_"):
-        path.append(DISCRIMINATOR)
+        path.append(_discriminator(item))
     cause = _cause(item)
     inner = cause.field or "" if isinstance(cause, InvalidInput) else ""
     return FieldError(pointer=clip(json_pointer(tuple(path)) + inner), detail=clip(_sentence(item)))
 
 
-def _path_in(body: object, location: Sequence[int | str]) -> list[int | str]:
-    """The location without what pydantic adds to it: union tags, and a mark for bad keys."""
+def _path_in(
+    body: object, location: Sequence[int | str], *, is_missing: bool = False
+) -> list[int | str]:
+    """The location without what pydantic adds to it: members of unions, and a mark for bad keys."""
     path: list[int | str] = []
     here, behind_tag = body, False
-    for part in location:
-        is_tag = isinstance(here, dict) and here.get(DISCRIMINATOR) == part
-        if part == "[key]" or (is_tag and not behind_tag):
-            behind_tag = is_tag
+    for position, part in enumerate(location):
+        is_tag = isinstance(here, dict) and part in [here.get(name) for name in DISCRIMINATORS]
+        if is_tag and not behind_tag:
+            behind_tag = True
             continue
         behind_tag = False
-        path.append(part)
-        if isinstance(here, dict):
-            here = here.get(part)
-        elif isinstance(here, list) and isinstance(part, int) and part < len(here):
+        if isinstance(here, dict) and part in here:
             here = here[part]
-        else:
-            here = None
+        elif isinstance(here, list) and part in range(len(here)):
+            here = here[int(part)]
+        elif not (is_missing and isinstance(here, dict) and position == len(location) - 1):
+            continue
+        path.append(part)
     return path
+
+
+def _discriminator(item: Mapping[str, Any]) -> str:
+    return str(item.get("ctx", {}).get("discriminator", DISCRIMINATORS[0])).strip("'")
 
 
 def _sentence(item: Mapping[str, Any]) -> str:
@@ -86,9 +92,9 @@ def _sentence(item: Mapping[str, Any]) -> str:
             return f"unknown field {clip(repr(item['loc'][-1]))}"
         case "union_tag_invalid":
             tag = clip(repr(context["tag"]))
-            return f"unknown {DISCRIMINATOR} {tag}; known are {context['expected_tags']}"
+            return f"unknown {_discriminator(item)} {tag}; known are {context['expected_tags']}"
         case "union_tag_not_found":
-            return f"a model names its {DISCRIMINATOR}"
+            return f"this names its {_discriminator(item)}"
         case _:
             cause = _cause(item)
             return str(cause) if cause is not None else str(item["msg"])

@@ -24,6 +24,7 @@ from ..core.errors import (
 )
 from .field_errors import FieldError, clip, field_errors
 from .measuring import MeasuringUnavailable, ServiceStopping
+from .solving import SolverEnded
 from .store.errors import AnswerPending, KeyReused, NotFound, StoreUnavailable, TooManyJobs
 
 MEDIA_TYPE = "application/problem+json"
@@ -40,6 +41,7 @@ STATUS: tuple[tuple[type[StagewrightError], int, str], ...] = (
     (MeasurementError, 422, "measurement-failed"),
     (MeasuringUnavailable, 501, "measuring-unavailable"),
     (ServiceStopping, 503, "service-stopping"),
+    (SolverEnded, 503, "planning-ended"),
     (DeadlineExceeded, 504, "deadline-exceeded"),
 )
 """The first class that fits gives the status and the kind; anything else is our fault: 500."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Literal, Self
 
 from pydantic import model_validator
 
 from ..core.cluster import Cluster
 from ..core.document import Record, content_digest
+from ..core.errors import Infeasible
 from ..core.graph import Graph
 from ..core.plan import Plan, PlanOptions
 from ..core.profile import Profile
@@ -48,6 +50,30 @@ class InfeasibleAnswer(Record):
     available: float | None = None
     message: str
     ways_out: tuple[WayOutAnswer, ...] = ()
+
+
+def infeasible_answer(error: Infeasible) -> InfeasibleAnswer:
+    """Why there is no plan, as an answer."""
+    return InfeasibleAnswer(
+        constraint=error.constraint,
+        required=_number(error.required),
+        available=_number(error.available),
+        message=str(error),
+        ways_out=tuple(
+            WayOutAnswer(
+                text=way_out.text,
+                num_devices=len(way_out.cluster.devices),
+                options=way_out.options,
+                step_time_s=way_out.step_time_s,
+            )
+            for way_out in error.ways_out
+        ),
+    )
+
+
+def _number(value: float | None) -> float | None:
+    """JSON has no infinity."""
+    return value if value is not None and isfinite(value) else None
 
 
 class PlanRecord(Record):
@@ -125,6 +151,21 @@ class PlanSummary(Stored):
 
 
 class PlanList(Record):
-    """Plans, newest first."""
+    """Plans, newest first; ``next_cursor`` asks for those before them, `None` if there are none."""
 
     plans: tuple[PlanSummary, ...]
+    next_cursor: str | None = None
+
+
+class ProfileList(Record):
+    """Profiles, likewise."""
+
+    profiles: tuple[ProfileSummary, ...]
+    next_cursor: str | None = None
+
+
+class GraphList(Record):
+    """Graphs, likewise."""
+
+    graphs: tuple[GraphSummary, ...]
+    next_cursor: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Annotated, Self
 
@@ -11,12 +12,14 @@ from ..core.cluster import Cluster
 from ..core.document import Record
 from ..core.errors import InvalidInput
 from ..core.families import ModelSpec
-from ..core.options import MeasureRequest, ProfilingOptions
+from ..core.graph import Graph
+from ..core.options import EstimateOptions, MeasureRequest, ProfilingOptions
 from ..core.plan import PlanOptions
 from ..core.profile import Profile
 from ..core.sample import MAX_SAMPLE_BYTES, Sample
 from ..core.tensors import ELEMENT_SIZE_BYTES
 from ..core.units import format_bytes
+from .models.limits import check_graph, check_rebuilt
 
 MAX_SHORTHAND_DEVICES = 65_536
 """A few bytes of request must not become much work; a body of 16 MiB holds about as many devices
@@ -35,20 +38,25 @@ ClusterInput = Annotated[
 """A cluster document, or its shorthand such as ``4x24GB``, ``8xH200`` or ``2x80GB,4x24GB``."""
 
 
-CHOICES = "'profile', 'profiles', 'profile_id' and 'model'"
+SOURCES = ("profile", "profiles", "profile_id", "model", "graph", "graph_id")
+CHOICES = ", ".join(map(repr, SOURCES))
 
 
 class PlanRequest(Record):
-    """Plan a model from its profile, or measure the model first.
+    """Plan a model from its profile, or estimate or measure the model first.
 
     Attributes:
         profile: Costs of the model's layers; nothing is run.
         profiles: Several of one model, measured at several sizes of micro-batches, where the
             options name a ``batch_size``: the size is chosen too.
         profile_id: A profile the service has stored.
-        model: A family and its configuration, to be built and measured by the service.
-        sample: The inputs of one micro-batch to measure the model with.
-        profiling: How to measure it.
+        model: A family and its configuration, to be estimated or measured by the service.
+        graph: A captured model, as ``stagewright capture`` writes it: operations and shapes, no
+            weights and no code. It is estimated; nothing of it is run.
+        graph_id: A graph the service has stored.
+        sample: The inputs of one micro-batch of ``model``; an estimate has a usual one.
+        estimate: Tell costs by the catalogue of devices; a graph always is.
+        profiling: How to measure ``model``, which is what happens without ``estimate``.
         cluster: The devices: a document, or shorthand such as ``4x24GB``, ``2xcpu``, ``8xH200``,
             ``4x8x80GB`` (4 nodes of 8) or ``2x80GB,4x24GB`` (two kinds).
         options: What to plan for.
@@ -60,7 +68,10 @@ class PlanRequest(Record):
     profiles: tuple[Profile, ...] | None = Field(None, min_length=1, max_length=12)
     profile_id: str | None = Field(None, max_length=80)
     model: ModelSpec | None = None
+    graph: Graph | None = None
+    graph_id: str | None = Field(None, max_length=80)
     sample: Sample | None = None
+    estimate: EstimateOptions | None = None
     profiling: ProfilingOptions | None = None
     cluster: ClusterInput
     options: PlanOptions = PlanOptions()
@@ -68,39 +79,63 @@ class PlanRequest(Record):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        sources = ("profile", "profiles", "profile_id", "model")
-        given = [name for name in sources if getattr(self, name) is not None]
+        given = [name for name in SOURCES if getattr(self, name) is not None]
         if not given:
-            raise InvalidInput(
-                f"give exactly one of {CHOICES}; found none",
-                field="/profile",
-            )
+            raise InvalidInput(f"give exactly one of {CHOICES}; found none", field="/profile")
         if len(given) > 1:
             raise InvalidInput(
                 f"give exactly one of {CHOICES}; found {' and '.join(map(repr, given))}",
                 field=f"/{given[-1]}",
             )
-        if self.model is None:
-            self._refuse_without_model()
-        elif self.sample is None:
-            raise InvalidInput("a model is measured with a sample; give one", field="/sample")
-        else:
+        self._check_source(given[0])
+        if self.sample is not None:
             check_sample_size(self.sample)
+        if self.graph is not None:
+            _inside("/graph", check_graph, self.graph)
+            _inside("/graph", check_rebuilt, self.graph)
         return self
 
-    def _refuse_without_model(self) -> None:
-        for name in ("sample", "profiling"):
-            if getattr(self, name) is not None:
+    def _check_source(self, source: str) -> None:
+        """Refuse what says how to learn the costs of something else than is given."""
+        taken = {"model": {"sample", "estimate", "profiling"}, "graph": {"estimate"}}
+        allowed = taken.get(source.removesuffix("_id"), set())
+        for name in ("sample", "profiling", "estimate"):
+            if getattr(self, name) is None or name in allowed:
+                continue
+            if source.startswith("graph"):
                 raise InvalidInput(
-                    f"{name!r} says how to measure a 'model', and none is given", field=f"/{name}"
+                    f"{name!r} is for a 'model': a graph carries its own sample and is estimated; "
+                    "to measure it, run 'stagewright profile' where the device is, and send the "
+                    "profile",
+                    field=f"/{name}",
                 )
+            raise InvalidInput(
+                f"{name!r} says how to learn the costs of a 'model', and none is given",
+                field=f"/{name}",
+            )
+        if self.model is None:
+            return
+        if self.estimate is not None and self.profiling is not None:
+            raise InvalidInput("a model is estimated or measured, not both", field="/profiling")
+        if self.estimate is None and self.sample is None:
+            raise InvalidInput(
+                "a model is measured with a sample; give one, or 'estimate' it", field="/sample"
+            )
 
     def measure_request(self) -> MeasureRequest | None:
         """What has to be measured before planning, if anything."""
-        if self.model is None or self.sample is None:
+        if self.model is None or self.sample is None or self.estimate is not None:
             return None
         profiling = self.profiling or ProfilingOptions()
         return MeasureRequest(model=self.model, sample=self.sample, profiling=profiling)
+
+
+def _inside(field: str, check: Callable[[Graph], None], graph: Graph) -> None:
+    """Check a graph that is part of a body, and point at it there."""
+    try:
+        check(graph)
+    except InvalidInput as error:
+        raise InvalidInput(str(error), field=f"{field}{error.field or ''}") from None
 
 
 def check_sample_size(sample: Sample) -> None:

@@ -4,16 +4,42 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Query, Response
+from fastapi import APIRouter, Body, Request, Response
 
+from ..core.plan import Plan
+from ..core.schedule import Schedule
+from ..core.timeline import Timeline
+from .answers import (
+    TAGGED,
+    IdempotencyKey,
+    IfNoneMatch,
+    created,
+    of_release,
+    once,
+    tagged,
+)
 from .auth.caller import CallerOfRequest
+from .drawing import MEDIA_TYPES, PlanFormat, plan_of, plan_text, schedule_text, timeline_text
 from .examples import plan_examples
 from .json_body import StrictRoute
 from .openapi import PROBLEM_RESPONSE
+from .paging import Cursor, Limit, cursor_checked
 from .records import PlanList, StoredPlan
 from .requests import PlanRequest
 from .services import Planning
 from .store.contract import Store
+
+REUSED = "Stagewright-Reused"
+CREATED = {
+    "headers": {
+        "Location": {"schema": {"type": "string"}, "description": "Where the plan is."},
+        REUSED: {
+            "schema": {"type": "string", "enum": ["plan", "profile"]},
+            "description": "What had been found out before: this very plan, or the model's costs. "
+            "Send 'Cache-Control: no-cache' to have everything found out again.",
+        },
+    }
+}
 
 
 def plan_routes(planning: Planning, store: Store) -> APIRouter:
@@ -22,32 +48,88 @@ def plan_routes(planning: Planning, store: Store) -> APIRouter:
         prefix="/v1/plans", tags=["plans"], route_class=StrictRoute, responses=PROBLEM_RESPONSE
     )
 
-    @router.post("", status_code=201)
+    @router.post("", status_code=201, response_model=StoredPlan, responses={201: CREATED})
     async def create_plan(
-        request: Annotated[PlanRequest, Body(openapi_examples=plan_examples())],
-        response: Response,
+        body: Annotated[PlanRequest, Body(openapi_examples=plan_examples())],
+        request: Request,
         caller: CallerOfRequest,
-    ) -> StoredPlan:
-        """Plan a model's pipeline stages, measuring the model first if no profile is given.
+        idempotency_key: IdempotencyKey = None,
+    ) -> Response:
+        """Plan a model's pipeline stages, estimating or measuring it first if no profile is given.
 
         That nothing fits is an answer too: its status is ``infeasible``. If no plan was found
         before ``deadline_s`` and none was proven impossible, the answer is a problem of type
         ``deadline-exceeded`` with status 504; ask for less, or allow more time.
         """
-        stored = await planning.create_plan(caller, request)
-        response.headers["Location"] = f"/v1/plans/{stored.id}"
-        return stored
+        fresh = "no-cache" in request.headers.get("cache-control", "").lower()
+
+        async def make() -> Response:
+            answered = await planning.create_plan(caller, body, fresh=fresh)
+            headers = {} if answered.reused is None else {REUSED: answered.reused}
+            return created(answered.stored, f"/v1/plans/{answered.stored.id}", headers)
+
+        return await once(store.idempotency, caller, request, make)
 
     @router.get("")
-    def list_plans(
-        caller: CallerOfRequest, limit: Annotated[int, Query(ge=1, le=500)] = 50
-    ) -> PlanList:
-        """The latest plans, newest first."""
-        return PlanList(plans=store.documents.plans(caller.project_id, limit=limit).items)
+    def list_plans(caller: CallerOfRequest, limit: Limit = 50, cursor: Cursor = None) -> PlanList:
+        """Plans, newest first."""
+        with cursor_checked():
+            page = store.documents.plans(caller.project_id, limit=limit, cursor=cursor)
+        return PlanList(plans=page.items, next_cursor=page.next_cursor)
 
-    @router.get("/{plan_id}")
-    def get_plan(plan_id: str, caller: CallerOfRequest) -> StoredPlan:
+    @router.get("/{plan_id}", response_model=StoredPlan, responses=TAGGED)
+    def get_plan(
+        plan_id: str, request: Request, caller: CallerOfRequest, if_none_match: IfNoneMatch = None
+    ) -> Response:
         """A plan with the request it answers."""
-        return store.documents.plan(caller.project_id, plan_id)
+        stored = store.documents.plan(caller.project_id, plan_id)
+        return tagged(request, stored.id, stored.model_dump_json)
+
+    @router.get("/{plan_id}/schedule", response_model=Schedule, responses=TAGGED)
+    def get_schedule(
+        plan_id: str, request: Request, caller: CallerOfRequest, if_none_match: IfNoneMatch = None
+    ) -> Response:
+        """The order of work of every rank."""
+        plan = plan_of(store.documents.plan(caller.project_id, plan_id))
+        tag = of_release(f"{plan_id}.schedule")
+        return tagged(request, tag, lambda: schedule_text(plan))
+
+    @router.get("/{plan_id}/timeline", response_model=Timeline, responses=TAGGED)
+    def get_timeline(
+        plan_id: str, request: Request, caller: CallerOfRequest, if_none_match: IfNoneMatch = None
+    ) -> Response:
+        """When every action of a step happens, as simulated."""
+        plan = plan_of(store.documents.plan(caller.project_id, plan_id))
+        tag = of_release(f"{plan_id}.timeline")
+        return tagged(request, tag, lambda: timeline_text(plan))
+
+    @router.get(
+        "/{plan_id}/export",
+        response_model=Plan,
+        responses={
+            **TAGGED,
+            200: {
+                "description": "The file; JSON unless it is SVG.",
+                "content": {"image/svg+xml": {"schema": {"type": "string"}}},
+            },
+        },
+    )
+    def export_plan(
+        plan_id: str,
+        format: PlanFormat,
+        request: Request,
+        caller: CallerOfRequest,
+        if_none_match: IfNoneMatch = None,
+    ) -> Response:
+        """The plan as a file: for the command line, as a drawing, or as a trace for a viewer."""
+        plan = plan_of(store.documents.plan(caller.project_id, plan_id))
+        media_type, ending = MEDIA_TYPES[format]
+        return tagged(
+            request,
+            of_release(f"{plan_id}.{format}"),
+            lambda: plan_text(plan, format),
+            media_type,
+            {"Content-Disposition": f'attachment; filename="{plan_id}.{ending}"'},
+        )
 
     return router

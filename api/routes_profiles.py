@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Response
+from fastapi import APIRouter, Body, Request, Response
 
 from ..core.profile import Profile
+from .answers import TAGGED, IdempotencyKey, IfNoneMatch, created, of_release, once, tagged
 from .auth.caller import CallerOfRequest
+from .drawing import ProfileFormat, profile_text
 from .examples import profile_examples
 from .json_body import StrictRoute
 from .openapi import PROBLEM_RESPONSE
-from .records import StoredProfile
+from .paging import Cursor, Limit, cursor_checked
+from .records import ProfileList, StoredProfile
 from .services import Planning
 from .store.contract import Store
 from .store.records import Stored
@@ -26,20 +29,71 @@ def profile_routes(planning: Planning, store: Store) -> APIRouter:
         responses=PROBLEM_RESPONSE,
     )
 
-    @router.post("", status_code=201)
+    @router.post("", status_code=201, response_model=Stored)
     async def create_profile(
         profile: Annotated[Profile, Body(openapi_examples=profile_examples())],
-        response: Response,
+        request: Request,
         caller: CallerOfRequest,
-    ) -> Stored:
+        idempotency_key: IdempotencyKey = None,
+    ) -> Response:
         """Keep a profile, to plan from it by its id."""
-        stored = await planning.create_profile(caller.project_id, profile)
-        response.headers["Location"] = f"/v1/profiles/{stored.id}"
-        return stored
 
-    @router.get("/{profile_id}")
-    def get_profile(profile_id: str, caller: CallerOfRequest) -> StoredProfile:
+        async def make() -> Response:
+            stored = await planning.create_profile(caller.project_id, profile)
+            return created(stored, f"/v1/profiles/{stored.id}")
+
+        return await once(store.idempotency, caller, request, make)
+
+    @router.get("")
+    def list_profiles(
+        caller: CallerOfRequest, limit: Limit = 50, cursor: Cursor = None
+    ) -> ProfileList:
+        """Profiles, newest first."""
+        with cursor_checked():
+            page = store.documents.profiles(caller.project_id, limit=limit, cursor=cursor)
+        return ProfileList(profiles=page.items, next_cursor=page.next_cursor)
+
+    @router.get("/{profile_id}", response_model=StoredProfile, responses=TAGGED)
+    def get_profile(
+        profile_id: str,
+        request: Request,
+        caller: CallerOfRequest,
+        if_none_match: IfNoneMatch = None,
+    ) -> Response:
         """A profile."""
-        return store.documents.profile(caller.project_id, profile_id)
+        stored = store.documents.profile(caller.project_id, profile_id)
+        return tagged(request, stored.id, stored.model_dump_json)
+
+    @router.get(
+        "/{profile_id}/export",
+        response_model=Profile,
+        responses={
+            **TAGGED,
+            200: {
+                "description": "The file; JSON unless it is CSV.",
+                "content": {"text/csv": {"schema": {"type": "string"}}},
+            },
+        },
+    )
+    def export_profile(
+        profile_id: str,
+        format: ProfileFormat,
+        request: Request,
+        caller: CallerOfRequest,
+        if_none_match: IfNoneMatch = None,
+    ) -> Response:
+        """The profile as a file: for the command line, or a row a layer."""
+        profile = store.documents.profile(caller.project_id, profile_id).profile
+        is_csv = format == "csv"
+        return tagged(
+            request,
+            of_release(f"{profile_id}.{format}"),
+            lambda: profile_text(profile, format),
+            "text/csv" if is_csv else "application/json",
+            {
+                "Content-Disposition": "attachment; "
+                f'filename="{profile_id}.{"csv" if is_csv else "json"}"'
+            },
+        )
 
     return router

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import sys
 from collections.abc import Sequence
 
 from pydantic import ValidationError
@@ -17,7 +16,6 @@ from ...core.errors import DeadlineExceeded
 from ...core.options import Estimated, EstimateRequest
 from ..measuring import MeasuringFailed, MeasuringUnavailable, answer_of
 
-ESTIMATE_COMMAND = (sys.executable, "-P", "-m", "stagewright.profiler.estimates.child")
 MAX_CONCURRENT = 2
 
 
@@ -29,9 +27,7 @@ class Estimator:
         deadline_s: Longest wait for an estimate, waiting for others included.
     """
 
-    def __init__(
-        self, command: Sequence[str] = ESTIMATE_COMMAND, *, deadline_s: float = 120.0
-    ) -> None:
+    def __init__(self, command: Sequence[str], *, deadline_s: float = 120.0) -> None:
         self._command = tuple(command)
         self._deadline_s = deadline_s
         self._turn = asyncio.Semaphore(MAX_CONCURRENT)

@@ -48,7 +48,10 @@ def make_client(token: str) -> Iterator[Callable[..., TestClient]]:
 
         def make(*, store: Any = None, authorized: bool = True, **settings: Any) -> TestClient:
             app = create_app(
-                Settings(**{"token": token, "database": IN_MEMORY, **settings}), store=store
+                Settings(
+                    **{"token": token, "database": IN_MEMORY, "plan_processes": 0, **settings}
+                ),
+                store=store,
             )
             client = TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
             if authorized:

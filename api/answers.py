@@ -1,0 +1,140 @@
+"""Responses given again: by idempotency key, and by the tag of what is immutable."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated
+
+from fastapi import Header, Request, Response
+from pydantic import BaseModel
+from starlette.concurrency import run_in_threadpool
+
+from .. import __version__
+from .auth.caller import Caller
+from .field_errors import FieldError
+from .problems import Problem
+from .store.contract import Idempotency
+from .store.records import Answer
+
+KEY_HEADER = "Idempotency-Key"
+REPLAYED = "Idempotency-Replayed"
+LEASE_S = 600.0
+"""Longer than any request takes to be answered."""
+
+REVALIDATED = "private, no-cache"
+"""What is stored never changes, but a caller may lose the right to see it."""
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        description="A new text of your own, such as a UUID, for each thing to be made: the same "
+        "request sent again with it within a day gets the first answer again, and makes nothing.",
+        min_length=1,
+        max_length=255,
+    ),
+]
+IfNoneMatch = Annotated[
+    str | None,
+    Header(description="Entity tags already held: one that still fits is answered 304."),
+]
+
+TAGGED: dict[int | str, dict[str, object]] = {
+    304: {"description": "What is held already is still right (If-None-Match)"}
+}
+"""For the ``responses`` of routes that give an entity tag."""
+
+
+def created(model: BaseModel, location: str, headers: Mapping[str, str] | None = None) -> Response:
+    """201 with what was made and where it is."""
+    return Response(
+        model.model_dump_json(),
+        201,
+        {"Location": location, **(headers or {})},
+        "application/json",
+    )
+
+
+async def once(
+    idempotency: Idempotency,
+    caller: Caller,
+    request: Request,
+    make: Callable[[], Awaitable[Response]],
+) -> Response:
+    """The answer to a creating request, or the first answer to it if its key was used before.
+
+    Only answers are kept, no problems: a request that failed can be sent again.
+
+    Raises:
+        KeyReused, AnswerPending, InvalidInput: See `contract.Idempotency`.
+    """
+    keys = request.headers.getlist(KEY_HEADER)
+    if not keys:
+        return await make()
+    if len(keys) > 1:
+        detail = f"send one {KEY_HEADER}, not {len(keys)}"
+        errors = [FieldError(parameter=KEY_HEADER, detail=detail)]
+        raise Problem(422, "invalid-input", detail, errors=errors)
+    digest = _digest(request, await request.body())
+    project, key = caller.project_id, keys[0]
+    first = await run_in_threadpool(idempotency.claim, project, key, digest, lease_s=LEASE_S)
+    if first is not None:
+        return Response(
+            first.body, first.status, {**dict(first.headers), REPLAYED: "true"}, "application/json"
+        )
+    try:
+        response = await make()
+        answer = Answer(
+            status=response.status_code,
+            headers=tuple(
+                (name, value)
+                for name, value in response.headers.items()
+                if name not in ("content-length", "content-type")
+            ),
+            body=bytes(response.body).decode(),
+        )
+        await run_in_threadpool(idempotency.complete, project, key, answer)
+    except BaseException:
+        await run_in_threadpool(idempotency.release, project, key)
+        raise
+    return response
+
+
+def _digest(request: Request, body: bytes) -> str:
+    digest = hashlib.sha256(f"{request.method} {request.url.path}\n".encode())
+    digest.update(body)
+    return digest.hexdigest()
+
+
+def tagged(
+    request: Request,
+    tag: str,
+    content: Callable[[], str],
+    media_type: str = "application/json",
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """What is immutable, or 304 if the caller holds it already.
+
+    Args:
+        request: Whose ``If-None-Match`` counts.
+        tag: Differs wherever the content does.
+        content: Called only if it is sent.
+        media_type: Of the content.
+        headers: More headers of the whole answer.
+    """
+    entity = f'"{tag}"'
+    always = {"ETag": entity, "Cache-Control": REVALIDATED}
+    if entity in _held(request) or "*" in _held(request):
+        return Response(None, 304, always)
+    return Response(content(), 200, {**always, **(headers or {})}, media_type)
+
+
+def of_release(tag: str) -> str:
+    """A tag of what is computed from something immutable: another release may do it otherwise."""
+    return f"{tag}.{__version__}"
+
+
+def _held(request: Request) -> set[str]:
+    """Entity tags of ``If-None-Match``, weak ones too: RFC 9110 compares them weakly."""
+    sent = ",".join(request.headers.getlist("if-none-match"))
+    return {entry.strip().removeprefix("W/") for entry in sent.split(",")}

@@ -1,0 +1,50 @@
+"""What makes two requests the same: everything their answer depends on, versions included."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from .. import __version__
+from ..core.document import json_digest
+from ..core.options import EstimateRequest
+from ..schedules.jit import available
+from .requests import PlanRequest
+
+PACKAGES = ("torch", "transformers", "numpy")
+"""What profiles and plans are computed with."""
+
+
+def plan_digest(request: PlanRequest, deadline_s: float) -> str:
+    """Of a planning request that is given so much time to search."""
+    asked = request.model_dump(mode="json", exclude={"deadline_s"})
+    for name in ("profile", "graph"):
+        document = getattr(request, name)
+        if document is not None:  # as if it had been stored first
+            asked[name] = None
+            asked[f"{name}_id"] = document.content_id()
+    return _digest({"plan": asked, "deadline_s": deadline_s, "compiled": available()})
+
+
+def estimate_digest(request: EstimateRequest) -> str:
+    """Of an estimate for one kind of device, however many there are."""
+    first = request.cluster.devices[0]
+    asked: dict[str, Any] = {
+        **request.model_dump(mode="json", exclude={"cluster", "graph"}),
+        "graph": None if request.graph is None else request.graph.content_id(),
+        "kind": first.kind,
+        "memory_bytes": first.memory_bytes,
+    }
+    return _digest({"estimate": asked})
+
+
+def _digest(asked: dict[str, Any]) -> str:
+    versions = {"stagewright": __version__, **{name: _version(name) for name in PACKAGES}}
+    return json_digest({**asked, "versions": versions})
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

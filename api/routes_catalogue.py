@@ -1,0 +1,229 @@
+"""What can be asked for: devices, clusters, model families, and this server's limits."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from typing import Annotated, Any, Literal, get_args
+
+from fastapi import APIRouter, Query
+
+from .. import __version__
+from ..core.accelerators import CATALOGUE, Accelerator
+from ..core.cluster import Cluster
+from ..core.default_samples import default_sample
+from ..core.document import Record
+from ..core.errors import InvalidInput
+from ..core.families import ModelSpec
+from ..core.plan import Objective
+from ..core.presets import PRESETS
+from ..core.sample import MAX_SAMPLE_BYTES, Sample
+from ..core.schedule import TrainingSchedule
+from .drawing import PlanFormat, ProfileFormat
+from .field_errors import FieldError, clip
+from .json_body import StrictRoute
+from .models.limits import MAX_LAYERS, MAX_OPERATIONS
+from .openapi import PROBLEM_RESPONSE
+from .problems import Problem
+from .requests import MAX_SHORTHAND_DEVICES
+from .settings import Settings
+from .store.errors import NotFound
+
+
+class AcceleratorList(Record):
+    """The catalogue that estimates go by."""
+
+    accelerators: tuple[Accelerator, ...]
+
+
+class Published(Record):
+    """A published model of a family.
+
+    Attributes:
+        model: What to send as ``model``.
+        sequence_length: Tokens of a sample in its publication, where it has any.
+    """
+
+    name: str
+    model: ModelSpec
+    num_parameters: int
+    source: str
+    sequence_length: int | None = None
+
+
+class ModelFamily(Record):
+    """Models that can be asked for by name.
+
+    Attributes:
+        config_schema: JSON Schema of the ``config``.
+        default_sample: The sample an estimate takes where none is given, of the default config.
+        published: Known models of the family.
+    """
+
+    family: str
+    description: str
+    config_schema: dict[str, Any]
+    default_sample: Sample
+    published: tuple[Published, ...] = ()
+
+
+class ModelFamilyList(Record):
+    """Every family."""
+
+    model_families: tuple[ModelFamily, ...]
+
+
+class Tier(Record):
+    """One way to say what the model is.
+
+    Attributes:
+        name: The field of ``POST /v1/plans``, or the route to send it to.
+        runs_code: Whose code runs for it; ``nobody`` here.
+        available: Whether this server takes it now.
+        reason: Why not.
+    """
+
+    name: str
+    description: str
+    runs_code: Literal["nobody", "this release's own families"]
+    available: bool
+    reason: str = ""
+
+
+class Limits(Record):
+    """What a request may be at most."""
+
+    body_bytes: int
+    plan_deadline_s: float
+    measure_deadline_s: float
+    shorthand_devices: int
+    sample_bytes: int
+    graph_layers: int
+    graph_operations: int
+
+
+class Capabilities(Record):
+    """What this server does."""
+
+    version: str
+    models: tuple[Tier, ...]
+    objectives: tuple[str, ...]
+    schedules: tuple[str, ...]
+    plan_formats: tuple[str, ...]
+    profile_formats: tuple[str, ...]
+    limits: Limits
+
+
+def catalogue_routes(settings: Settings) -> APIRouter:
+    """Routes that tell what there is."""
+    router = APIRouter(
+        prefix="/v1", tags=["catalogue"], route_class=StrictRoute, responses=PROBLEM_RESPONSE
+    )
+
+    @router.get("/accelerators")
+    def list_accelerators() -> AcceleratorList:
+        """Devices that estimates can be made for, with the data sheets they come from."""
+        return AcceleratorList(accelerators=CATALOGUE)
+
+    @router.get("/clusters")
+    def read_cluster(
+        devices: Annotated[
+            str,
+            Query(
+                max_length=1000,
+                description="Shorthand: 4x24GB, 8xH200, 4x8x80GB (4 nodes of 8), 2x80GB,4x24GB.",
+                examples=["4x24GB"],
+            ),
+        ],
+    ) -> Cluster:
+        """The cluster that shorthand stands for, to change its links or speeds."""
+        try:
+            return Cluster.parse(devices, max_devices=MAX_SHORTHAND_DEVICES)
+        except InvalidInput as error:
+            detail = clip(str(error))
+            errors = [FieldError(parameter="devices", detail=detail)]
+            raise Problem(422, "invalid-input", detail, errors=errors) from None
+
+    @router.get("/model-families")
+    def list_model_families() -> ModelFamilyList:
+        """Models that can be asked for by name."""
+        return ModelFamilyList(model_families=tuple(_families().values()))
+
+    @router.get("/model-families/{family}")
+    def get_model_family(family: str) -> ModelFamily:
+        """One family."""
+        found = _families().get(family)
+        if found is None:
+            raise NotFound("model family", family)
+        return found
+
+    @router.get("/capabilities")
+    def get_capabilities() -> Capabilities:
+        """What this server takes, does, and allows."""
+        return _capabilities(settings)
+
+    return router
+
+
+@cache
+def _families() -> dict[str, ModelFamily]:
+    found: dict[str, ModelFamily] = {}
+    for kind in get_args(get_args(ModelSpec)[0]):
+        (name,) = get_args(kind.model_fields["family"].annotation)
+        spec = kind(family=name)
+        config = type(spec.config)
+        found[name] = ModelFamily(
+            family=name,
+            description=" ".join((config.__doc__ or "").split()),
+            config_schema=config.model_json_schema(),
+            default_sample=default_sample(spec),
+            published=tuple(
+                Published(
+                    name=preset_name,
+                    model=preset.spec,
+                    num_parameters=preset.num_parameters,
+                    source=preset.source,
+                    sequence_length=preset.sequence_length,
+                )
+                for preset_name, preset in PRESETS.items()
+                if preset.spec.family == name
+            ),
+        )
+    return found
+
+
+def _capabilities(settings: Settings) -> Capabilities:
+    has_torch = importlib.util.find_spec("torch") is not None
+    reason = "" if has_torch else "torch is not installed on this server"
+    tiers = (
+        ("profile", "numbers, inline or by profile_id", True),
+        ("model", "a family and its configuration", has_torch),
+        ("graph", "operations and shapes, inline or by graph_id", has_torch),
+        ("POST /v1/graphs/pt2", "an exported program, of which its JSON is read", True),
+    )
+    return Capabilities(
+        version=__version__,
+        models=tuple(
+            Tier(
+                name=name,
+                description=description,
+                runs_code="this release's own families" if name == "model" else "nobody",
+                available=available,
+                reason="" if available else reason,
+            )
+            for name, description, available in tiers
+        ),
+        objectives=get_args(Objective),
+        schedules=get_args(TrainingSchedule),
+        plan_formats=get_args(PlanFormat),
+        profile_formats=get_args(ProfileFormat),
+        limits=Limits(
+            body_bytes=settings.max_body_bytes,
+            plan_deadline_s=settings.plan_deadline_s,
+            measure_deadline_s=settings.measure_deadline_s,
+            shorthand_devices=MAX_SHORTHAND_DEVICES,
+            sample_bytes=MAX_SAMPLE_BYTES,
+            graph_layers=MAX_LAYERS,
+            graph_operations=MAX_OPERATIONS,
+        ),
+    )

@@ -1,0 +1,116 @@
+"""Searching for plans in processes of their own, so that no search slows another request down."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from typing import ParamSpec, TypeVar
+
+from starlette.concurrency import run_in_threadpool
+
+from ..core.errors import InvalidInput, StagewrightError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MAX_IN_THREADS = 2
+"""Without processes; more would only slow each other down."""
+
+MAX_BYTES = 8 * 2**30
+"""Address space of one process. Where the largest request allowed needed 0.7 GB (see `effort`),
+numpy and numba map several more that they never touch."""
+
+PARENT_CHECKED_S = 1.0
+
+
+class SolverEnded(StagewrightError):
+    """A planning process was ended from outside, most likely for want of memory."""
+
+
+class Solver:
+    """Runs work that keeps a processor busy, away from the event loop.
+
+    Args:
+        processes: How many; with 0, a few threads of the server's own process instead.
+    """
+
+    def __init__(self, processes: int) -> None:
+        self._processes = processes
+        self._pool: ProcessPoolExecutor | None = None
+        self._turns = asyncio.Semaphore(processes or MAX_IN_THREADS)
+
+    async def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What a function returns; in a process, it and all it takes and gives is pickled.
+
+        Raises:
+            InvalidInput: It needed more memory than a process gets.
+            SolverEnded: Its process ended.
+            Exception: Whatever the function raises.
+        """
+        async with self._turns:
+            if not self._processes:
+                return await run_in_threadpool(work, *args, **kwargs)
+            pool = self._running()
+            try:
+                return await asyncio.wrap_future(pool.submit(work, *args, **kwargs))
+            except BrokenProcessPool:
+                if self._pool is pool:
+                    self._pool = None
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise SolverEnded(
+                    "the process that planned was ended, most likely for want of memory; ask for "
+                    "fewer micro-batches or stages, or ask again later"
+                ) from None
+            except MemoryError:
+                raise InvalidInput(
+                    f"planning needs more than the {MAX_BYTES // 2**30} GiB this server gives it; "
+                    "ask for fewer micro-batches or stages, or plan with the library",
+                    field="/options",
+                ) from None
+
+    def close(self) -> None:
+        """End the processes, whatever they are at."""
+        if self._pool is None:
+            return
+        running = list((self._pool._processes or {}).values())
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool = None
+        for process in running:
+            with suppress(ProcessLookupError):
+                process.kill()
+        for process in running:
+            process.join()
+
+    def _running(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(
+                self._processes,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_prepare,
+                initargs=(os.getpid(),),
+            )
+        return self._pool
+
+
+def _prepare(parent: int) -> None:
+    """Limit this process, and have it end with the server, however that ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    allowed = MAX_BYTES if hard == resource.RLIM_INFINITY else min(MAX_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_CHECKED_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,209 @@
+"""Questions that store nothing: a split priced as it stands, and plans side by side."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ..core.cluster import Cluster
+from ..core.document import Record
+from ..core.errors import Infeasible, InvalidInput
+from ..core.plan import Plan, PlanOptions
+from ..core.profile import Profile
+from ..core.timeline import Timeline
+from ..planner.from_balance import plan_from_balance
+from ..planner.timeline import plan_timeline
+from .records import InfeasibleAnswer, StoredPlan, infeasible_answer
+from .requests import ClusterInput
+
+Count = Annotated[int, Field(ge=1, le=2**20)]
+
+
+class SimulationRequest(Record):
+    """What a split would cost; nothing is searched and nothing is stored.
+
+    Attributes:
+        plan_id: A stored plan: its profile, cluster, options and split, where nothing else is
+            given.
+        profile_id: A stored profile instead.
+        profile: A profile instead.
+        balance: Layers of each stage.
+        replicas: Devices of each stage; one each if empty.
+        cluster: The devices.
+        options: What to plan for.
+        timeline: Whether to answer with when everything starts and ends, too.
+    """
+
+    plan_id: str | None = Field(None, max_length=80)
+    profile_id: str | None = Field(None, max_length=80)
+    profile: Profile | None = None
+    balance: tuple[Count, ...] | None = Field(None, min_length=1, max_length=4096)
+    replicas: tuple[Count, ...] | None = Field(None, max_length=4096)
+    cluster: ClusterInput | None = None
+    options: PlanOptions | None = None
+    timeline: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = ("plan_id", "profile_id", "profile")
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise InvalidInput(
+                "give exactly one of 'plan_id', 'profile_id' and 'profile'; found "
+                + (" and ".join(map(repr, given)) or "none"),
+                field=f"/{given[-1] if given else 'plan_id'}",
+            )
+        if self.plan_id is None:
+            for name in ("balance", "cluster"):
+                if getattr(self, name) is None:
+                    raise InvalidInput(f"without a plan, give a {name!r}", field=f"/{name}")
+        if self.replicas is not None and self.balance is None:
+            raise InvalidInput("'replicas' go with a 'balance'; give one", field="/balance")
+        return self
+
+
+class Simulation(Record):
+    """The answer to a `SimulationRequest`.
+
+    Attributes:
+        status: Whether the split can be used as it stands.
+        plan: The split with its costs.
+        infeasible: Why it cannot be used.
+        timeline: One step, if asked for.
+    """
+
+    status: Literal["simulated", "infeasible"]
+    plan: Plan | None = None
+    infeasible: InfeasibleAnswer | None = None
+    timeline: Timeline | None = None
+
+
+def simulate(
+    profile: Profile,
+    cluster: Cluster,
+    options: PlanOptions,
+    balance: tuple[int, ...],
+    replicas: tuple[int, ...],
+    with_timeline: bool,
+) -> Simulation:
+    """Price a split.
+
+    Raises:
+        InvalidInput: It is no split of that profile.
+    """
+    try:
+        plan = plan_from_balance(profile, cluster, options, balance, replicas=replicas)
+    except Infeasible as error:
+        return Simulation(status="infeasible", infeasible=infeasible_answer(error))
+    return Simulation(
+        status="simulated", plan=plan, timeline=plan_timeline(plan) if with_timeline else None
+    )
+
+
+class ComparisonRequest(Record):
+    """Stored plans to put side by side.
+
+    Attributes:
+        plan_ids: Two to eight of them, each once.
+    """
+
+    plan_ids: tuple[Annotated[str, Field(max_length=80)], ...] = Field(min_length=2, max_length=8)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(set(self.plan_ids)) != len(self.plan_ids):
+            raise InvalidInput("name each plan once", field="/plan_ids")
+        return self
+
+
+class ComparedPlan(Record):
+    """One plan of a comparison; what an infeasible one has not is `None`.
+
+    Attributes:
+        samples_per_s: Micro-batches' samples a second, where the profile knows their size.
+        times_slowest: Step time as a share of the longest one compared.
+        peak_memory_bytes: Of the device that needs most.
+        gap: How far, relatively, the plan may be from the best there is.
+    """
+
+    id: str
+    status: Literal["planned", "infeasible"]
+    model: str | None = None
+    profile_id: str
+    num_devices: int
+    schedule: str
+    num_microbatches: int | None = None
+    balance: tuple[int, ...] | None = None
+    replicas: tuple[int, ...] | None = None
+    step_time_s: float | None = None
+    times_slowest: float | None = None
+    samples_per_s: float | None = None
+    bubble_fraction: float | None = None
+    peak_memory_bytes: int | None = None
+    gap: float | None = None
+    estimated: bool | None = None
+    message: str | None = None
+
+
+class Comparison(Record):
+    """Plans side by side, in the order asked for.
+
+    Attributes:
+        fastest: Id of the plan with the most samples a second, or, where a size is not known, the
+            shortest step; `None` if there is no plan.
+        same_profile: Whether all are of one profile: else they differ in more than the plan.
+    """
+
+    plans: tuple[ComparedPlan, ...]
+    fastest: str | None
+    same_profile: bool
+
+
+def compare(records: tuple[StoredPlan, ...]) -> Comparison:
+    """Put plans side by side."""
+    steps = [record.plan.step_time_s for record in records if record.plan is not None]
+    plans = tuple(_compared(record, max(steps, default=0.0)) for record in records)
+    ready = [entry for entry in plans if entry.step_time_s is not None]
+    if all(entry.samples_per_s is not None for entry in ready):
+        ready.sort(key=lambda entry: -(entry.samples_per_s or 0.0))
+    else:
+        ready.sort(key=lambda entry: entry.step_time_s or 0.0)
+    return Comparison(
+        plans=plans,
+        fastest=ready[0].id if ready else None,
+        same_profile=len({record.profile_id for record in records}) == 1,
+    )
+
+
+def _compared(record: StoredPlan, slowest_s: float) -> ComparedPlan:
+    plan = record.plan
+    common = {
+        "id": record.id,
+        "status": record.status,
+        "profile_id": record.profile_id,
+        "num_devices": len(record.cluster.devices),
+        "schedule": record.options.schedule,
+    }
+    if plan is None:
+        assert record.infeasible is not None, "a record has a plan or a reason"
+        return ComparedPlan.model_validate({**common, "message": record.infeasible.message})
+    size = plan.inputs[0].shape[0] if plan.inputs and plan.inputs[0].shape else None
+    step_s = plan.step_time_s
+    rate = size * plan.num_microbatches / step_s if size and step_s else None
+    return ComparedPlan.model_validate(
+        {
+            **common,
+            "model": plan.model,
+            "num_microbatches": plan.num_microbatches,
+            "balance": plan.balance,
+            "replicas": tuple(stage.replicas for stage in plan.stages),
+            "step_time_s": step_s,
+            "times_slowest": step_s / slowest_s if slowest_s else 1.0,
+            "samples_per_s": rate,
+            "bubble_fraction": plan.bubble_fraction,
+            "peak_memory_bytes": max(stage.memory.total_bytes for stage in plan.stages),
+            "gap": plan.proof.gap,
+            "estimated": plan.estimated,
+        }
+    )

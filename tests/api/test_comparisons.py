@@ -1,0 +1,81 @@
+"""Stored plans side by side, and what the service says of itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from stagewright.core.accelerators import CATALOGUE
+from stagewright.core.cluster import Cluster
+
+
+@pytest.fixture
+def ids(client, profile):
+    profile["inputs"] = [{"name": "x", "shape": [4, 8], "dtype": "float32"}]
+    return [
+        client.post("/v1/plans", json={"profile": profile, "cluster": cluster}).json()["id"]
+        for cluster in ("1x24GB", "2x24GB", "2x0.001GB")
+    ]
+
+
+def test_plans_are_put_side_by_side(client, ids):
+    body = client.post("/v1/comparisons", json={"plan_ids": ids}).json()
+    one, two, none = body["plans"]
+    assert [entry["id"] for entry in body["plans"]] == ids
+    assert (body["fastest"], body["same_profile"]) == (ids[1], True)
+    assert one["times_slowest"] == 1.0
+    assert two["times_slowest"] == pytest.approx(two["step_time_s"] / one["step_time_s"])
+    assert two["samples_per_s"] == pytest.approx(8 * 4 / two["step_time_s"])
+    stored = client.get(f"/v1/plans/{ids[1]}").json()["plan"]
+    assert two["balance"] == stored["balance"]
+    assert two["peak_memory_bytes"] == max(
+        sum(stage["memory"].values()) for stage in stored["stages"]
+    )
+    assert (none["status"], none["step_time_s"]) == ("infeasible", None)
+    assert none["message"]
+
+
+@pytest.mark.parametrize(
+    ("plan_ids", "pointer"),
+    [
+        (["plan_1"], "/plan_ids"),
+        ([f"plan_{number}" for number in range(9)], "/plan_ids"),
+        (["plan_1", "plan_1"], "/plan_ids"),
+        (["plan_1", "plan_2"], "/plan_ids/0"),
+    ],
+)
+def test_the_field_at_fault_is_named(client, plan_ids, pointer):
+    response = client.post("/v1/comparisons", json={"plan_ids": plan_ids})
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["pointer"] == pointer
+
+
+def test_the_catalogues(client):
+    names = [entry["name"] for entry in client.get("/v1/accelerators").json()["accelerators"]]
+    assert names == [entry.name for entry in CATALOGUE]
+    cluster = client.get("/v1/clusters", params={"devices": "2x2x24GB"}).json()
+    assert cluster == Cluster.parse("2x2x24GB").model_dump(mode="json")
+    wrong = client.get("/v1/clusters", params={"devices": "big ones"})
+    assert wrong.json()["errors"][0]["parameter"] == "devices"
+
+
+def test_a_family_says_what_its_configuration_may_be(client):
+    families = client.get("/v1/model-families").json()["model_families"]
+    assert {"mlp", "resnet", "gpt2", "llama", "t5", "vit"} <= {f["family"] for f in families}
+    gpt2 = client.get("/v1/model-families/gpt2").json()
+    assert gpt2 in families
+    schema = gpt2["config_schema"]
+    assert schema["properties"]["n_layer"]["maximum"] == 256
+    assert not schema["additionalProperties"]
+    assert any(entry["name"] == "gpt2-xl" for entry in gpt2["published"])
+    assert client.get("/v1/model-families/os.system").status_code == 404
+
+
+def test_capabilities_follow_what_is_installed(client, monkeypatch):
+    here = client.get("/v1/capabilities").json()
+    assert all(tier["available"] for tier in here["models"])
+    assert here["limits"]["plan_deadline_s"] == 20.0
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    tiers = {tier["name"]: tier for tier in client.get("/v1/capabilities").json()["models"]}
+    assert tiers["profile"]["available"]
+    assert not tiers["graph"]["available"]
+    assert "torch" in tiers["graph"]["reason"]

@@ -1,0 +1,169 @@
+"""Graphs over HTTP: kept, estimated without being run, refused with their field named."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import zipfile
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from stagewright.api.examples import example_graph
+from stagewright.core.cluster import Cluster
+from stagewright.core.graph import Graph
+from stagewright.core.options import EstimateOptions, EstimateRequest
+from stagewright.core.plan import Plan
+from stagewright.planner.plan import plan as make_plan
+from stagewright.profiler.estimates.child import estimate
+
+
+@pytest.fixture
+def graph() -> dict[str, Any]:
+    return copy.deepcopy(example_graph())
+
+
+@pytest.fixture
+def estimating(make_client, child):
+    """A client whose service estimates everything as the library estimates the example."""
+    request = EstimateRequest(
+        graph=Graph.model_validate(example_graph()),
+        cluster=Cluster.parse("2xH100"),
+        estimate=EstimateOptions(device="H100"),
+    )
+    text = estimate(request).model_dump_json()
+    return make_client(
+        estimate_command=child(f"import sys; sys.stdin.read(); sys.stdout.write({text!r})")
+    )
+
+
+def test_a_graph_is_estimated_in_a_child_and_planned_as_the_library_does(client, graph):
+    request = {"graph": graph, "cluster": "2xH100"}
+    response = client.post("/v1/plans", json=request)
+    assert response.status_code == 201, response.text
+    read = Graph.model_validate(graph)
+    expected = estimate(EstimateRequest(graph=read, cluster=Cluster.parse("2xH100")))
+    assert Plan.model_validate(response.json()["plan"]) == make_plan(expected.profile, "2xH100")
+    assert response.json()["plan"]["estimated"]
+    assert client.get(f"/v1/graphs/{read.content_id()}").json()["graph"]["model"] == "TwoLayers"
+
+
+def test_a_graph_may_be_stored_first_and_named(estimating, graph):
+    stored = estimating.post("/v1/graphs", json=graph)
+    assert stored.status_code == 201
+    assert Graph.model_validate(
+        estimating.get(stored.headers["Location"]).json()["graph"]
+    ) == Graph.model_validate(graph)
+    named = {"graph_id": stored.json()["id"], "cluster": "2xH100"}
+    inline = {"graph": graph, "cluster": "2xH100"}
+    first, second = (estimating.post("/v1/plans", json=body) for body in (named, inline))
+    assert first.json() == second.json()
+    assert second.headers["Stagewright-Reused"] == "plan"
+
+
+def test_an_uploaded_program_is_planned(estimating):
+    file = io.BytesIO()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    program = torch.export.export(model, (torch.ones(2, 4),))
+    torch.export.save(program, file)
+    stored = estimating.post(
+        "/v1/graphs/pt2",
+        content=file.getvalue(),
+        headers={"Content-Type": "application/octet-stream"},
+    )
+    assert stored.status_code == 201, stored.text
+    graph = estimating.get(stored.headers["Location"]).json()["graph"]
+    assert [layer["name"] for layer in graph["layers"]] == ["0", "1"]
+    request = {"graph_id": stored.json()["id"], "cluster": "2xH100"}
+    assert estimating.post("/v1/plans", json=request).status_code == 201
+
+
+def test_another_kind_of_upload_is_refused(client):
+    with_json = client.post("/v1/graphs/pt2", json={})
+    assert with_json.status_code == 415
+    assert "application/octet-stream" in with_json.json()["detail"]
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("a/models/a.json", json.dumps({"schema_version": {"major": 1}}))
+    response = client.post(
+        "/v1/graphs/pt2", content=file.getvalue(), headers={"Content-Type": "application/zip"}
+    )
+    assert response.status_code == 422
+    assert "stagewright capture" in response.json()["detail"]
+
+
+def set_operator(graph):
+    graph["operations"][1]["target"] = "aten.set_.source_Tensor"
+
+
+def set_fill(graph):
+    graph["state"][0]["fill"] = {"kind": "pickle"}
+
+
+def set_layers(graph):
+    graph["layers"] = graph["layers"] * 10_001
+    graph["boundaries"] = [{"after": after} for after in range(20_001)]
+
+
+def set_size(graph):
+    graph["operations"][0]["outputs"][0]["shape"] = [2**41]
+
+
+REFUSED = [
+    (set_operator, "/graph", "not on the list"),
+    (set_fill, "/graph/state/0/fill/kind", "'pickle'"),
+    (set_layers, "/graph/layers", "at most 20000"),
+    (set_size, "/graph/operations/0/outputs/0/shape/0", "less than or equal"),
+    (lambda graph: graph.update(rebuildable=False), "/graph/rebuildable", "stagewright profile"),
+    (lambda graph: graph["operations"][0].pop("layer"), "/graph/operations/0/layer", "required"),
+    (lambda graph: graph["operations"][0].update(arguments=[{"code": "x"}]), "/graph", ""),
+]
+
+
+@pytest.mark.parametrize(("change", "pointer", "words"), REFUSED)
+def test_what_is_no_graph_for_this_service_is_named(client, graph, change, pointer, words):
+    change(graph)
+    response = client.post("/v1/plans", json={"graph": graph, "cluster": "2xH100"})
+    assert response.status_code == 422, response.text
+    errors = response.json()["errors"]
+    assert any(e["pointer"].startswith(pointer) and words in e["detail"] for e in errors), errors
+    assert client.get("/v1/graphs").json()["graphs"] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer", "words"),
+    [
+        ({"profiling": {"device": "cpu"}}, "/profiling", "a graph carries its own sample"),
+        ({"sample": {"inputs": {"x": {"shape": [1]}}}}, "/sample", "a graph carries its own"),
+        ({"graph_id": "graph_1"}, "/graph_id", "exactly one of"),
+        ({"graph": None, "graph_id": "graph_1"}, "/graph_id", "no graph"),
+    ],
+)
+def test_what_goes_with_a_graph_is_said(client, graph, change, pointer, words):
+    response = client.post("/v1/plans", json={"graph": graph, "cluster": "2xH100", **change})
+    assert response.status_code == 422
+    (error,) = response.json()["errors"]
+    assert error["pointer"] == pointer
+    assert words in error["detail"]
+
+
+def test_the_device_that_is_not_known_is_the_field_at_fault(client, graph):
+    request = {"graph": graph, "estimate": {"device": "nonesuch"}, "cluster": "2xH100"}
+    response = client.post("/v1/plans", json=request)
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["pointer"] == "/estimate/device"
+
+
+def test_a_model_is_estimated_or_measured_and_not_both(client):
+    request = {
+        "model": {"family": "mlp"},
+        "sample": {"inputs": {"input": {"shape": [8, 64]}}},
+        "estimate": {},
+        "profiling": {},
+        "cluster": "2xH100",
+    }
+    response = client.post("/v1/plans", json=request)
+    assert response.json()["errors"][0]["pointer"] == "/profiling"
