@@ -1,11 +1,12 @@
-"""One rank: models under the given variants against the unsplit model; prints JSON lines."""
+"""Ranks: models under the given variants against the unsplit model; each writes JSON lines."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import json
-import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from stagewright.runtime.distributed import DistributedPipeline
 from stagewright.runtime.process_group import init_process_group
 from stagewright.runtime.recompute import RandomState
 from stagewright.runtime.trace import record as record_step
+from tests.runtime.forked import run_forked
 from tests.torch_models import Case, make_batch, make_case, traced_profile
 
 PERFORMED: list[str] = []
@@ -182,24 +184,29 @@ def unsplit(whole, values, target, case, count, cast=None) -> float:
 
 
 def main() -> None:
+    """Importing torch and tracing is done once, before forking."""
     torch.set_num_threads(1)
-    init_process_group(backend="gloo", timeout_s=60)
-    record(torch_engine._WatchedStage)
-    with open(sys.argv[1], encoding="utf-8") as file:
-        variants = json.load(file)
+    folder, count = Path(sys.argv[1]), int(sys.argv[2])
+    variants = json.loads((folder / "variants.json").read_text(encoding="utf-8"))
+    models = {}
     for name in dict.fromkeys(variant["model"] for variant in variants):
         case = make_case(name)
-        profile = traced_profile(case)
+        models[name] = (case, traced_profile(case))
+    run_forked(count, functools.partial(one_rank, variants, models, folder))
+
+
+def one_rank(
+    variants: list[dict[str, Any]], models: dict[str, tuple[Case, Profile]], folder: Path
+) -> None:
+    init_process_group(backend="gloo", timeout_s=60)
+    record(torch_engine._WatchedStage)
+    with open(folder / f"{dist.get_rank()}.jsonl", "w", encoding="utf-8") as file:
         for variant in variants:
-            if variant["model"] == name:
-                found = compare(case, variant, profile)
-                path = f"{sys.argv[2]}/{found['rank']}.jsonl"
-                with open(path, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(found) + "\n")
+            case, profile = models[variant["model"]]
+            file.write(json.dumps(compare(case, variant, profile)) + "\n")
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, os.getcwd())
     main()

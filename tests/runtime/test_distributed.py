@@ -1,9 +1,6 @@
-"""Under torchrun, any schedule: the same numbers as the unsplit model."""
+"""Across processes, any schedule: the same numbers as the unsplit model."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -11,6 +8,7 @@ from stagewright.core.plan import Plan
 from stagewright.core.timeline import Timeline
 from stagewright.runtime.compare import compare
 from stagewright.schedules.of_plan import schedule_of
+from tests.runtime.forked import run_worker
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(280)]
 
@@ -82,22 +80,7 @@ def results(request, tmp_path_factory, repository):
     pytest.importorskip("transformers")
     folder = tmp_path_factory.mktemp("equality")
     (folder / "variants.json").write_text(json.dumps(variants), encoding="utf-8")
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone",
-        f"--nproc-per-node={ranks}", "-m", "tests.runtime.equality_worker",
-        str(folder / "variants.json"), str(folder),
-    ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
-    done = subprocess.run(
-        command,
-        cwd=repository,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_worker(repository, "tests.runtime.equality_worker", str(folder), str(ranks), timeout_s=240)
     found = [
         json.loads(line)
         for rank in range(ranks)
