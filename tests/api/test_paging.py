@@ -128,14 +128,14 @@ def test_a_search_leaves_the_server_free_and_its_death_is_a_problem(make_client,
     client = make_client(plan_processes=1)
     assert client.post("/v1/plans", json=request_body).status_code == 201
     waits: list[float] = []
-    search = threading.Thread(
-        target=client.portal.call, args=(Solver(1).run, _spin, 2.0), daemon=True
-    )
+    solver = Solver(1)
+    search = threading.Thread(target=client.portal.call, args=(solver.run, _spin, 2.0), daemon=True)
     search.start()
     while search.is_alive():
         begin = time.perf_counter()
         assert client.get("/healthz").status_code == 200
         waits.append(time.perf_counter() - begin)
+    solver.close()
     assert len(waits) > 20
 
 
