@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from stagewright import LossScale, Training, Weights, build
 from stagewright.capture.difference import relative_difference
 from stagewright.core.cluster import Cluster
 from stagewright.core.plan import Plan, PlanOptions
+from stagewright.core.profile import Profile
 from stagewright.planner.from_balance import plan_from_balance
 from stagewright.profiler.models.families import build_model
 from stagewright.runtime.materialise.memory import materialise_whole
@@ -27,6 +29,12 @@ from tests.torch_models import SPECS, Case, make_batch, make_case, make_plan, tr
 
 CPU = torch.device("cpu")
 LARGEST_NORM = 0.05
+
+
+@functools.cache
+def profile_of(name: str) -> Profile:
+    """Traced before the ranks are forked."""
+    return traced_profile(make_case(name))
 
 
 def on_meta(name: str) -> nn.Module:
@@ -67,7 +75,7 @@ def double(plan: Plan) -> Plan:
 def without_data(name: str, weights: Weights) -> dict[str, Any]:
     """Loss and gradients of a model of which each rank has only its stage."""
     case = make_case(name)
-    plan = double(make_plan(case, 2))
+    plan = double(make_plan(case, 2, profile=profile_of(name)))
     torch.set_default_dtype(torch.float64)
     model, whole = on_meta(name), on_meta(name)
     training = build(plan, model, loss_fn=case.loss_fn, weights=weights)
@@ -95,7 +103,7 @@ def without_data(name: str, weights: Weights) -> dict[str, Any]:
 def accumulated() -> dict[str, Any]:
     """Six steps, three to an update, clipped."""
     case = make_case("mlp")
-    plan = double(make_plan(case, 2))
+    plan = double(make_plan(case, 2, profile=profile_of("mlp")))
     torch.set_default_dtype(torch.float64)
     whole = on_meta("mlp")
     training = build(
@@ -163,7 +171,7 @@ def in_half_precision(dtype: torch.dtype) -> dict[str, Any]:
 def replicated(strategy: Any) -> dict[str, Any]:
     """One stage on two ranks, in float16, with an overflow on one of them."""
     case = make_case("mlp")
-    profile = traced_profile(case)
+    profile = profile_of("mlp")
     plan = plan_from_balance(
         profile,
         Cluster.uniform(2),
@@ -233,7 +241,7 @@ def bare() -> dict[str, Any]:
 def at_its_limit() -> dict[str, Any]:
     """A loss scale far too large finds its way down, all ranks together."""
     case = make_case("mlp")
-    plan = make_plan(case, 2)
+    plan = make_plan(case, 2, profile=profile_of("mlp"))
     training = build(
         plan,
         case.model,
@@ -275,5 +283,6 @@ def one_rank() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    make_case("gpt2")  # its imports are the longest
+    for name in ("gpt2", "unet", "mlp"):
+        profile_of(name)
     run_forked(2, one_rank)

@@ -36,6 +36,7 @@ def run_worker(repository: Path, module: str, *arguments: str, timeout_s: float)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    sys.stderr.write(words)  # shown where a test fails
     assert process.returncode == 0, words[-3000:]
     return output
 

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from concurrent.futures import wait
 from datetime import timedelta
@@ -30,9 +29,9 @@ from stagewright.core.errors import InvalidInput, RankFailed
 from stagewright.core.plan import Plan, PlanOptions
 from stagewright.core.profile import Profile
 from stagewright.planner.from_balance import plan_from_balance
-from stagewright.profiler.links.local import free_port
 from stagewright.runtime.inference.processes import DistributedInferencePipeline
 from stagewright.runtime.process_group import init_process_group
+from tests.runtime.forked import exit_codes, fork_ranks, print_line
 from tests.torch_models import Case, traced_profile
 
 RANKS = 3
@@ -192,9 +191,7 @@ def doomed(what: str, victim: int) -> None:
 
 
 def say(what: str, **fields: Any) -> None:
-    """One write, so that lines of several ranks do not mix."""
-    line = json.dumps({"what": what, "rank": dist.get_rank(), **fields}) + "\n"
-    os.write(sys.stdout.fileno(), line.encode())
+    print_line({"what": what, "rank": dist.get_rank(), **fields})
 
 
 def write_profile(path: Any) -> None:
@@ -214,27 +211,12 @@ def serve() -> None:
     dist.destroy_process_group()
 
 
-def rank_process(rank: int, port: int, what: str, victim: int, timeout_s: float) -> int:
-    """Fork a rank; returns its process id."""
-    process = os.fork()
-    if process:
-        return process
-    code = 1
-    try:
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS))
-        if what == "example":
-            inference.main()
-            sys.stdout.flush()
-        else:
-            init_process_group(backend="gloo", timeout_s=timeout_s)
-            doomed(what, victim) if what != "serve" else serve()
-        code = 0
-    except BaseException:  # noqa: BLE001 (a fork never returns to the parent's code)
-        traceback.print_exc()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
+def one_rank(what: str, victim: int, timeout_s: float) -> None:
+    if what == "example":
+        inference.main()
+        return
+    init_process_group(backend="gloo", timeout_s=timeout_s)
+    doomed(what, victim) if what != "serve" else serve()
 
 
 def main() -> None:
@@ -245,18 +227,12 @@ def main() -> None:
     write_profile(sys.argv[1])
     started = []  # all at once: they wait more than they work
     for what, victim, timeout_s in scenarios:
-        port = free_port()
-        processes = [rank_process(rank, port, what, victim, timeout_s) for rank in range(RANKS)]
-        started.append((what, victim, processes))
-    for what, victim, processes in started:
-        waiting = [rank for rank in range(RANKS) if what != "hang" or rank != victim]
-        codes = {rank: os.waitpid(processes[rank], 0)[1] for rank in waiting}
-        if what == "hang":
-            os.kill(processes[victim], signal.SIGKILL)
-            os.waitpid(processes[victim], 0)
-        exits = {rank: os.waitstatus_to_exitcode(status) for rank, status in codes.items()}
+        run = functools.partial(one_rank, what, victim, timeout_s)
+        started.append((what, victim, fork_ranks(RANKS, run)))
+    for what, victim, ranks in started:
+        codes = exit_codes(ranks, hung=(victim,) if what == "hang" else ())
         print(
-            json.dumps({"what": "ended", "of": what, "victim": victim, "codes": exits}), flush=True
+            json.dumps({"what": "ended", "of": what, "victim": victim, "codes": codes}), flush=True
         )
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
-import os
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from stagewright.core.schedule import Schedule
 from stagewright.runtime.checkpoint.load import load_checkpoint
 from stagewright.runtime.checkpoint.save import save_checkpoint
 from stagewright.runtime.distributed import DistributedPipeline
+from stagewright.runtime.process_group import init_process_group
 from stagewright.runtime.recompute import RandomState
 from stagewright.runtime.strategies.choice import Strategy
 from stagewright.runtime.strategies.gradients import agree_on_gradients
@@ -30,6 +30,7 @@ from tests.runtime.checkpoint.resume_worker import Tied
 from tests.runtime.checkpoint.resume_worker import loss_fn as loss_of_tied
 from tests.runtime.checkpoint.resume_worker import make_batch as tied_batch
 from tests.runtime.equality_worker import largest, plan_of, tensors, unsplit
+from tests.runtime.forked import run_forked
 from tests.torch_models import SPECS, Case, make_batch, make_case, traced_profile
 
 SGD = {"lr": 1e-2, "momentum": 0.9}
@@ -240,20 +241,11 @@ def cases(names: list[str]) -> dict[str, tuple[Case, Profile]]:
     return found
 
 
-def run(
-    variants: list[dict[str, Any]],
-    models: dict[str, tuple[Case, Profile]],
-    folder: Path,
-    rank: int,
-    ranks: int,
+def one_rank(
+    variants: list[dict[str, Any]], models: dict[str, tuple[Case, Profile]], folder: Path
 ) -> None:
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/group-{ranks}",
-        rank=rank,
-        world_size=ranks,
-        timeout=timedelta(seconds=60),
-    )
+    init_process_group(backend="gloo", timeout_s=60)
+    rank, ranks = dist.get_rank(), dist.get_world_size()
     if ranks == 2:
         (folder / f"agreed-{rank}.json").write_text(json.dumps(agreed(rank)), encoding="utf-8")
     for variant in variants:
@@ -277,16 +269,7 @@ def main() -> None:
     torch.set_num_threads(1)
     models = cases([variant["model"] for found in variants.values() for variant in found])
     for ranks in sorted(variants):  # each in new processes: torch remembers groups it destroyed
-        children = []
-        for rank in range(ranks):
-            child = os.fork()
-            if child == 0:
-                run(variants[ranks], models, folder, rank, ranks)
-                return
-            children.append(child)
-        failed = [child for child in children if os.waitpid(child, 0)[1] != 0]
-        if failed:
-            sys.exit(f"{len(failed)} of {len(children)} ranks failed")
+        run_forked(ranks, functools.partial(one_rank, variants[ranks], models, folder))
 
 
 if __name__ == "__main__":

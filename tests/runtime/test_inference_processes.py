@@ -1,15 +1,13 @@
 """Forwards over several processes: the model's outputs, own errors, and lost ranks named."""
 
-import contextlib
 import json
-import os
 import signal
-import subprocess
 import sys
 
 import pytest
 
 from examples.inference import main
+from tests.runtime.forked import run_worker
 from tests.runtime.inference_worker import write_profile
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(180)]
@@ -26,29 +24,15 @@ SCENARIOS = [
 @pytest.fixture(scope="module")
 def said(repository):
     """What all ranks of all scenarios said."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.runtime.inference_worker", json.dumps(SCENARIOS)],
-        cwd=repository,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+    output = run_worker(
+        repository, "tests.runtime.inference_worker", json.dumps(SCENARIOS), timeout_s=160
     )
-    try:
-        output, words = process.communicate(timeout=160)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert process.returncode == 0, words[-3000:]
     found = [
         json.loads(line) if line.startswith("{") else {"what": "printed", "line": line}
         for line in output.splitlines()
     ]
     served = next(entry for entry in found if entry["what"] == "ended" and entry["of"] == "serve")
-    assert served["codes"] == {"0": 0, "1": 0, "2": 0}, words[-3000:]
+    assert served["codes"] == {"0": 0, "1": 0, "2": 0}
     return found
 
 

@@ -1,11 +1,10 @@
 """Replicas that share weights, or leave gradients to torch: the unsplit model's numbers."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+
+from tests.runtime.forked import run_worker
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(200)]
 
@@ -73,16 +72,7 @@ def results(folder, repository):
         for ranks, found in VARIANTS.items()
     }
     (folder / "variants.json").write_text(json.dumps(variants), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.strategies_worker", str(folder)],
-        cwd=repository,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(repository)},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_worker(repository, "tests.runtime.strategies_worker", str(folder), timeout_s=180)
     found = [
         json.loads(line)
         for path in sorted(folder.glob("*-*.jsonl"))
