@@ -184,3 +184,16 @@ class TestAudit:
         store.audit.add(AuditEvent(action="b", outcome="ok"))
         assert [row.action for row in store.audit.entries(project_id=HERE, limit=9).items] == ["a"]
         assert len(store.audit.entries(limit=9).items) == 2
+
+
+def test_two_projects_that_use_one_key_at_once_get_an_answer_each(store):
+    """One that ends first must not answer the other."""
+    ours, theirs = HERE, store.projects.create("theirs").id
+    for project in (ours, theirs):
+        assert store.idempotency.claim(project, "key", "digest") is None
+    store.idempotency.complete(ours, "key", Answer(status=201, body="ours"))
+    with pytest.raises(AnswerPending):
+        store.idempotency.claim(theirs, "key", "digest")
+    store.idempotency.complete(theirs, "key", Answer(status=201, body="theirs"))
+    for project, body in ((ours, "ours"), (theirs, "theirs")):
+        assert store.idempotency.claim(project, "key", "digest").body == body
