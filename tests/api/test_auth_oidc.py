@@ -306,7 +306,7 @@ def test_settings_come_from_the_environment():
     [
         ({"STAGEWRIGHT_OIDC_AUDIENCE": ""}, "AUDIENCE is empty"),
         ({"STAGEWRIGHT_OIDC_JWKS_URL": "http://id.example/keys"}, "https"),
-        ({"STAGEWRIGHT_OIDC_JWKS_URL": "file:///etc/passwd"}, "https"),
+        ({"STAGEWRIGHT_OIDC_JWKS_URL": "file://localhost/keys.json"}, "https"),
         ({"STAGEWRIGHT_OIDC_ALGORITHMS": "none"}, "ALGORITHMS"),
         ({"STAGEWRIGHT_OIDC_ALGORITHMS": "RS256,HS256"}, "ALGORITHMS"),
         ({"STAGEWRIGHT_OIDC_REQUESTS_PER_MINUTE": "0"}, "whole number"),
