@@ -122,8 +122,10 @@ def test_lists_hold_nothing_of_another_project(holder, ids):
         for method, path in operations(ours)
         if method == "GET" and path.startswith("/v1/") and "{" not in path
     ]
-    found = {name for path in listed for name, value in ids.items() if value in ours.get(path).text}
-    assert {"plan_id", "key_id"} <= found, "our own are listed"
+    for name in ("plan_id", "profile_id", "graph_id"):
+        path = f"/v1/{name.removesuffix('_id')}s"
+        assert path in listed
+        assert ids[name] in ours.get(path).text, f"our own of {path}"
     for path in listed:
         text = theirs.get(path).text
         assert not [value for value in ids.values() if value in text], path
