@@ -65,9 +65,9 @@ class ModelRun:
         return [0, *inner, self.num_layers]
 
     def segment(self, first: int, last: int) -> nn.Module:
-        """Layers as the runtime cuts them."""
+        """Layers as the runtime cuts them, but the first ones work on the batch itself."""
         copies = self.captured.mutates_inputs(first, last)
-        entry = enter_copy if copies else enter
+        entry = (enter_copy if copies else enter) if first else None
         return self.captured.segment(first, last, enter=entry, leave=leave)
 
     def values(self, position: int) -> list[Tensor]:

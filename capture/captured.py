@@ -100,7 +100,7 @@ class Captured:
         return list(nodes) if chosen is None else [nodes[index] for index in chosen]
 
     def mutates_inputs(self, first: int, last: int) -> bool:
-        """Whether operations of these layers work in place."""
+        """Whether operations of these layers work in place; of the first ones, on the inputs."""
         return mutates_inputs(self.program, self.layers, first, last) or (
             self.evaluation is not None and self.evaluation.mutates_inputs(first, last)
         )

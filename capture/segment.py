@@ -14,7 +14,7 @@ from ..core.errors import PlanMismatch
 from .in_place import mutated_inputs
 from .keyed import KeyedCopy, Keys
 from .layers import Layers
-from .program import WHOLE, Program, path_of
+from .program import WHOLE, Program, path_of, storage_key, tensors_of, value_of
 
 Code = Callable[..., tuple[Any, ...]]
 
@@ -307,12 +307,21 @@ def _own_name(program: Program, node: fx.Node, wanted: list[fx.Node]) -> str:
 
 
 def mutates_inputs(program: Program, layers: Layers, first: int, last: int) -> bool:
-    """Whether any operation in these layers works in place, and so may change what it was given."""
-    return any(
-        mutated_inputs(node, program)
-        for node, layer in layers.layer_of.items()
+    """Whether an operation in these layers works in place, and so may change what it was given.
+
+    Of the first layers' operations only those count that work in memory of the model's inputs.
+    """
+    changed = [
+        node
+        for reader, layer in layers.layer_of.items()
         if first <= layer < last
-    )
+        for node in mutated_inputs(reader, program)
+    ]
+    return bool(_memory(changed) & _memory(program.inputs)) if first == 0 else bool(changed)
+
+
+def _memory(nodes: Iterable[fx.Node]) -> set[int]:
+    return {storage_key(tensor) for node in nodes for tensor in tensors_of(value_of(node))}
 
 
 def _assemble(program: Program, graph: fx.Graph, attributes: dict[str, Any]) -> Segment:

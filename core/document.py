@@ -31,7 +31,7 @@ class Document(Record):
     def _refuse_unknown_version(cls, data: Any) -> Any:
         if isinstance(data, dict):
             found = data.get("schema_version", cls.SCHEMA)
-            if isinstance(found, str) and kind_of(found) != kind_of(cls.SCHEMA):
+            if is_ours(found) and kind_of(found) != kind_of(cls.SCHEMA):
                 raise ValueError(
                     f"this is a {kind_of(found)} ({found}), and a {kind_of(cls.SCHEMA)} is wanted"
                 )
@@ -90,6 +90,11 @@ class Document(Record):
         JSON with sorted keys.
         """
         return f"{kind_of(self.SCHEMA)}_{content_digest(self)}"
+
+
+def is_ours(schema: Any) -> bool:
+    """Whether it names a kind of document of this library."""
+    return isinstance(schema, str) and schema.startswith("stagewright.")
 
 
 def kind_of(schema: str) -> str:

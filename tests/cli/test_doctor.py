@@ -27,7 +27,7 @@ def test_json_is_one_document(run):
     assert report["python"] == ".".join(map(str, sys.version_info[:3]))
     assert report["cores"] >= 1
     assert report["memory_bytes"] > 0
-    assert set(report["missing"]) == {"torch", "hf", "fast", "server"}
+    assert set(report["missing"]) == {"torch", "hf", "fast", "server", "postgres", "oidc"}
 
 
 def test_text_goes_on_with_the_next_command(run):
