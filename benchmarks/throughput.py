@@ -194,7 +194,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--write", type=Path, help="a page to put the table into")
     given = parser.parse_args()
