@@ -5,28 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..core.document import Record, json_pointer
+from ..core.document import json_pointer
 from ..core.errors import InvalidInput
+from ..core.service.problems import FieldError as FieldError
 
 DISCRIMINATORS = ("family", "kind")
 """Fields that tell the members of tagged unions apart (`core.families`, `core.state_tensors`)."""
 
 MAX_ERRORS = 50
 MAX_CHARACTERS = 500
-
-
-class FieldError(Record):
-    """One field at fault.
-
-    Attributes:
-        pointer: JSON pointer (RFC 6901) into the body; empty for the body as a whole.
-        parameter: The query parameter instead, if it is not in the body.
-        detail: What is wrong with it and what is accepted.
-    """
-
-    pointer: str | None = None
-    parameter: str | None = None
-    detail: str
 
 
 def clip(text: str, limit: int = MAX_CHARACTERS) -> str:

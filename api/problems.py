@@ -14,7 +14,6 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as FrameworkError
 
-from ..core.document import Record
 from ..core.errors import (
     CaptureError,
     DeadlineExceeded,
@@ -22,13 +21,14 @@ from ..core.errors import (
     MeasurementError,
     StagewrightError,
 )
+from ..core.service.problems import MEDIA_TYPE as MEDIA_TYPE
+from ..core.service.problems import TYPE_PREFIX as TYPE_PREFIX
+from ..core.service.problems import ProblemDocument as ProblemDocument
 from .field_errors import FieldError, clip, field_errors
 from .measuring import MeasuringUnavailable, ServiceStopping
 from .solving import SolverEnded
 from .store.errors import AnswerPending, KeyReused, NotFound, StoreUnavailable, TooManyJobs
 
-MEDIA_TYPE = "application/problem+json"
-TYPE_PREFIX = "urn:problem-type:stagewright:"
 MAX_DETAIL_CHARACTERS = 2000
 
 STATUS: tuple[tuple[type[StagewrightError], int, str], ...] = (
@@ -47,23 +47,6 @@ STATUS: tuple[tuple[type[StagewrightError], int, str], ...] = (
 """The first class that fits gives the status and the kind; anything else is our fault: 500."""
 
 _log = logging.getLogger(__name__)
-
-
-class ProblemDocument(Record):
-    """The body of an error response (RFC 9457).
-
-    Attributes:
-        type: Names the kind of problem; programs compare this.
-        title: The kind in words; the same for every occurrence.
-        detail: What happened this time, and the way out.
-        errors: For invalid input, every field at fault.
-    """
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    errors: tuple[FieldError, ...] = ()
 
 
 class Problem(HTTPException):

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import importlib.util
 from functools import cache
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, get_args
 
 from fastapi import APIRouter, Query
 
 from .. import __version__
-from ..core.accelerators import CATALOGUE, Accelerator
+from ..core.accelerators import CATALOGUE
 from ..core.cluster import Cluster
 from ..core.default_samples import default_sample
-from ..core.document import Record
 from ..core.errors import InvalidInput
 from ..core.families import ModelSpec
 from ..core.plan import Objective
 from ..core.presets import PRESETS
-from ..core.sample import MAX_SAMPLE_BYTES, Sample
+from ..core.sample import MAX_SAMPLE_BYTES
 from ..core.schedule import TrainingSchedule
+from ..core.service.catalogue import (
+    AcceleratorList,
+    Capabilities,
+    Limits,
+    ModelFamily,
+    ModelFamilyList,
+    Published,
+    Tier,
+)
 from .drawing import PlanFormat, ProfileFormat
 from .field_errors import FieldError, clip
 from .json_body import StrictRoute
@@ -28,90 +36,6 @@ from .problems import Problem
 from .requests import MAX_SHORTHAND_DEVICES
 from .settings import Settings
 from .store.errors import NotFound
-
-
-class AcceleratorList(Record):
-    """The catalogue that estimates go by."""
-
-    accelerators: tuple[Accelerator, ...]
-
-
-class Published(Record):
-    """A published model of a family.
-
-    Attributes:
-        model: What to send as ``model``.
-        sequence_length: Tokens of a sample in its publication, where it has any.
-    """
-
-    name: str
-    model: ModelSpec
-    num_parameters: int
-    source: str
-    sequence_length: int | None = None
-
-
-class ModelFamily(Record):
-    """Models that can be asked for by name.
-
-    Attributes:
-        config_schema: JSON Schema of the ``config``.
-        default_sample: The sample an estimate takes where none is given, of the default config.
-        published: Known models of the family.
-    """
-
-    family: str
-    description: str
-    config_schema: dict[str, Any]
-    default_sample: Sample
-    published: tuple[Published, ...] = ()
-
-
-class ModelFamilyList(Record):
-    """Every family."""
-
-    model_families: tuple[ModelFamily, ...]
-
-
-class Tier(Record):
-    """One way to say what the model is.
-
-    Attributes:
-        name: The field of ``POST /v1/plans``, or the route to send it to.
-        runs_code: Whose code runs for it; ``nobody`` here.
-        available: Whether this server takes it now.
-        reason: Why not.
-    """
-
-    name: str
-    description: str
-    runs_code: Literal["nobody", "this release's own families"]
-    available: bool
-    reason: str = ""
-
-
-class Limits(Record):
-    """What a request may be at most."""
-
-    body_bytes: int
-    plan_deadline_s: float
-    measure_deadline_s: float
-    shorthand_devices: int
-    sample_bytes: int
-    graph_layers: int
-    graph_operations: int
-
-
-class Capabilities(Record):
-    """What this server does."""
-
-    version: str
-    models: tuple[Tier, ...]
-    objectives: tuple[str, ...]
-    schedules: tuple[str, ...]
-    plan_formats: tuple[str, ...]
-    profile_formats: tuple[str, ...]
-    limits: Limits
 
 
 def catalogue_routes(settings: Settings) -> APIRouter:

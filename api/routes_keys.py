@@ -10,6 +10,7 @@ from pydantic import AwareDatetime, Field
 
 from ..core.document import Record
 from ..core.errors import InvalidInput
+from ..core.service.keys import ApiKey, KeyList, NewApiKey, Quotas
 from .auth.caller import Caller, CallerOfRequest
 from .auth.scopes import KEYS, Scope
 from .examples import key_examples
@@ -17,7 +18,6 @@ from .json_body import StrictRoute
 from .openapi import PROBLEM_RESPONSE
 from .problems import Problem
 from .store.contract import Store
-from .store.records import ApiKey, NewApiKey, Quotas
 
 MAX_LIVE_KEYS = 1000
 """Of one project, so that a program gone wild cannot fill the database."""
@@ -37,12 +37,6 @@ class KeyRequest(Record):
     scopes: tuple[Scope, ...] = Field(min_length=1)
     quotas: Quotas = Quotas()
     expires_at: AwareDatetime | None = None
-
-
-class KeyList(Record):
-    """Keys, oldest first, revoked ones too."""
-
-    keys: tuple[ApiKey, ...]
 
 
 def key_routes(store: Store) -> APIRouter:

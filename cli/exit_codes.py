@@ -22,7 +22,15 @@ from typing import Any, cast
 
 import typer
 
-from ..core.errors import DeadlineExceeded, Infeasible, RankFailed, Refused, StagewrightError
+from ..core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Infeasible,
+    OutOfMemory,
+    RankFailed,
+    Refused,
+    StagewrightError,
+)
 from ..profiler.machine.out_of_memory import is_out_of_memory
 from .extras import missing_extra
 from .flag_spelling import in_flags
@@ -45,9 +53,10 @@ class ExitCode(IntEnum):
 
 def exit_code(error: BaseException) -> ExitCode:
     """The code for an error that reached the top."""
-    if isinstance(error, Infeasible) or is_out_of_memory(error):
+    if isinstance(error, Infeasible | OutOfMemory) or is_out_of_memory(error):
         return ExitCode.INFEASIBLE
-    if isinstance(error, DeadlineExceeded | TimeoutError | KeyboardInterrupt | typer.Abort):
+    stopped = DeadlineExceeded | Cancelled | TimeoutError | KeyboardInterrupt | typer.Abort
+    if isinstance(error, stopped):
         return ExitCode.CANCELLED
     if isinstance(error, RankFailed | ConnectionError):
         return ExitCode.UNREACHABLE

@@ -5,9 +5,13 @@ StagewrightError
 ├── Infeasible          relax a limit: the request is sound but nothing satisfies it
 ├── CaptureError        change the model or how it is captured
 ├── MeasurementError    the model ran and failed while being measured
+│   └── OutOfMemory     use a smaller micro-batch, or a larger device
 ├── PlanMismatch        re-plan: the plan was made for another model, input or number of ranks
 ├── RankFailed          restart: a process of the pipeline died or stopped answering
 ├── Refused             get permission: it could be done, but is not allowed as asked
+├── NotFound            name something else: there is nothing under that id
+├── Unreachable         ask again later: the service does not answer
+├── Cancelled           somebody stopped it; start it again if it is still wanted
 └── DeadlineExceeded    allow more time, or take the best answer so far
 """
 
@@ -105,6 +109,10 @@ class MeasurementError(StagewrightError):
     """The model was captured but failed while being measured; the message names the layer."""
 
 
+class OutOfMemory(MeasurementError):
+    """Measuring a layer needed more memory than there is; the message has both numbers."""
+
+
 class PlanMismatch(StagewrightError):
     """A plan does not belong to this model, this input or this number of ranks."""
 
@@ -124,6 +132,18 @@ class RankFailed(StagewrightError):
 
 class Refused(StagewrightError):
     """Possible but not allowed; the message says what would allow it."""
+
+
+class NotFound(StagewrightError):
+    """Nothing is stored under that id."""
+
+
+class Unreachable(StagewrightError, ConnectionError):
+    """A service does not answer, or answers that it cannot just now."""
+
+
+class Cancelled(StagewrightError):
+    """A job was cancelled before it was done."""
 
 
 class DeadlineExceeded(StagewrightError):

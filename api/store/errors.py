@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ...core import errors
 from ...core.errors import InvalidInput, Refused, StagewrightError
 
 
-class NotFound(StagewrightError):
+class NotFound(errors.NotFound):
     """Nothing is stored under that id, in that project."""
 
     def __init__(self, kind: str, identifier: str) -> None:

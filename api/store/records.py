@@ -8,18 +8,15 @@ from typing import Generic, TypeVar
 from pydantic import Field
 
 from ...core.document import Record
+from ...core.service.keys import ApiKey as ApiKey
+from ...core.service.keys import NewApiKey as NewApiKey
+from ...core.service.keys import Quotas as Quotas
+from ...core.service.stored import Stored as Stored
 
 DEFAULT_PROJECT = "project_default"
 """The project of everything made without a key of another one. It always exists."""
 
 Item = TypeVar("Item")
-
-
-class Stored(Record):
-    """What every row carries: its id, and when it was first stored (UTC)."""
-
-    id: str
-    created_at: datetime
 
 
 class Page(Record, Generic[Item]):
@@ -38,37 +35,6 @@ class Project(Stored):
     """Owner of keys and documents; what one project stores no other sees."""
 
     name: str
-
-
-class Quotas(Record):
-    """Limits of one key; `None` is no limit.
-
-    Attributes:
-        max_requests_per_minute: The store keeps it; who answers requests counts them.
-        max_unfinished_jobs: Jobs queued or running at a time, see `Jobs.submit`.
-    """
-
-    max_requests_per_minute: int | None = Field(None, ge=1)
-    max_unfinished_jobs: int | None = Field(None, ge=0)
-
-
-class ApiKey(Stored):
-    """A key as it is stored: its secret cannot be had from it."""
-
-    project_id: str
-    name: str
-    scopes: tuple[str, ...]
-    quotas: Quotas = Quotas()
-    expires_at: datetime | None = None
-    revoked_at: datetime | None = None
-    last_used_at: datetime | None = None
-
-
-class NewApiKey(Record):
-    """A key just made, and the only time its secret is seen."""
-
-    key: ApiKey
-    secret: str = Field(repr=False)
 
 
 class Answer(Record):

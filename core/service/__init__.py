@@ -1,0 +1,1 @@
+"""What the service answers, read alike by the server that says it and the client that hears it."""
