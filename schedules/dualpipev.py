@@ -5,7 +5,7 @@ from __future__ import annotations
 from .kinds import BACK, BACK_INPUT, BACK_WEIGHT, BACK_WHOLE, UP, UP_INPUT, UP_WEIGHT, UP_WHOLE
 
 
-def dualpipev_pattern(position: int, positions: int, num_microbatches: int) -> list[int]:
+def dualpipev_pattern(position: int, positions: int, num_microbatches: int) -> bytes:
     """What the rank at one place of the V does (DeepSeek-V3, section 3.2.1).
 
     As ``ScheduleDualPipeV`` of torch, with a forward in front of the backward it overlaps there.
@@ -20,11 +20,13 @@ def dualpipev_pattern(position: int, positions: int, num_microbatches: int) -> l
     count = max(2 * positions, num_microbatches)
     behind = positions - 1 - position  # places behind this one
     warm_up = (
-        [UP] * (2 * behind) + [UP, BACK] * (position + 1) + [BACK_INPUT, BACK_WEIGHT, BACK] * behind
+        bytes([UP]) * (2 * behind)
+        + bytes([UP, BACK]) * (position + 1)
+        + bytes([BACK_INPUT, BACK_WEIGHT, BACK]) * behind
     )
-    steady = [UP, BACK_WHOLE, BACK, UP_WHOLE] * (count - positions - behind)
-    drain = [BACK_WHOLE, BACK, UP_WHOLE] * behind
-    return warm_up + steady + drain + _cool_down(position, behind)
+    steady = bytes([UP, BACK_WHOLE, BACK, UP_WHOLE]) * (count - positions - behind)
+    drain = bytes([BACK_WHOLE, BACK, UP_WHOLE]) * behind
+    return warm_up + steady + drain + bytes(_cool_down(position, behind))
 
 
 def _cool_down(position: int, behind: int) -> list[int]:

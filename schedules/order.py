@@ -240,38 +240,100 @@ def _interlace(
 
 
 def _v_shaped(
-    pattern_of: Callable[[int, int, int], list[int]],
+    pattern_of: Callable[[int, int, int], bytes],
     layout: Layout,
     ranks: _Ranks,
     num_microbatches: int,
 ) -> Order:
     """Stages p and 2 P - 1 - p at place p."""
-    columns = []
-    for rank, position in enumerate(ranks.position.tolist()):
-        dealt = int(ranks.microbatches[rank])
-        kinds = np.array(pattern_of(position, layout.positions, dealt))
-        chunk, work = (np.array(column)[kinds] for column in _COLUMNS)
-        index = _numbered(chunk, work)
-        back = 2 * layout.positions - 1 - position
-        stage = np.where(chunk == 0, position, back)
-        microbatch = index * ranks.replicas[rank] + ranks.replica[rank]
-        columns.append(np.stack((stage, work, microbatch))[:, index < dealt])
-    first = np.cumsum([0, *(column.shape[1] for column in columns)])
-    stage, work, microbatch = np.concatenate(columns, axis=1).copy()
-    return Order(num_microbatches, layout.stage_ranks, first, stage, work, microbatch)
+    patterns = [
+        pattern_of(position, layout.positions, dealt)
+        for position, dealt in zip(
+            ranks.position.tolist(), ranks.microbatches.tolist(), strict=True
+        )
+    ]
+    kinds = np.frombuffer(b"".join(patterns), np.uint8).astype(np.int64)
+    begin = np.cumsum([0, *map(len, patterns)])
+    first = np.zeros(len(begin), np.int64)
+    stage, work, microbatch, put_off = (np.empty(len(kinds), np.int64) for _ in range(4))
+    _number(
+        len(kinds),
+        layout.positions, ranks.position, ranks.replica, ranks.replicas, ranks.microbatches,
+        begin, kinds, *_COLUMNS, put_off, first, stage, work, microbatch,
+    )  # fmt: skip
+    done = first[-1]
+    return Order(
+        num_microbatches, layout.stage_ranks, first, stage[:done], work[:done], microbatch[:done]
+    )
 
 
-_COLUMNS = [chunk for chunk, _ in KINDS], [WORKS.index(work) for _, work in KINDS]
+_COLUMNS = tuple(
+    np.array(column, np.int64)
+    for column in ([chunk for chunk, _ in KINDS], [WORKS.index(work) for _, work in KINDS])
+)
 
 
-def _numbered(chunk: Ints, work: Ints) -> Ints:
-    """The micro-batch of each action: forwards and backwards in turn, weights as their inputs."""
-    index = np.empty_like(work)
-    for each in (0, 1):
-        forward = (chunk == each) & (work == FORWARD)
-        weight = (chunk == each) & (work == BACKWARD_WEIGHT)
-        backward = (chunk == each) & ((work == BACKWARD) | (work == BACKWARD_INPUT))
-        index[forward] = np.arange(forward.sum())
-        index[backward] = np.arange(backward.sum())
-        index[weight] = index[backward & (work == BACKWARD_INPUT)]
-    return index
+@Kernel
+def _number(
+    positions: int,
+    position: Ints,
+    replica: Ints,
+    replicas: Ints,
+    microbatches: Ints,
+    begin: Ints,
+    kinds: Ints,
+    chunk_of: Ints,
+    work_of: Ints,
+    put_off: Ints,
+    first: Ints,
+    stage: Ints,
+    work: Ints,
+    microbatch: Ints,
+) -> None:
+    """Say which micro-batch each action of a pattern is of, and leave out those beyond the last.
+
+    Forwards and backwards take micro-batches in turn, weight parts as their input parts did.
+
+    Args:
+        positions: Places along the pipeline.
+        position: Of each rank.
+        replica: Of each rank.
+        replicas: At each rank's place.
+        microbatches: Dealt to each rank.
+        begin: Rank p's pattern is entries ``begin[p]`` to ``begin[p + 1]`` of ``kinds``.
+        kinds: Of each action of the patterns, an index of `KINDS`.
+        chunk_of: Of each kind.
+        work_of: Of each kind.
+        put_off: Room for the micro-batches whose weight parts are to come.
+        first: Out, see `Order`.
+        stage: Out, see `Order`.
+        work: Out, likewise.
+        microbatch: Out, likewise.
+    """
+    done = 0
+    for rank in range(len(begin) - 1):
+        half = (begin[rank + 1] - begin[rank]) // 2  # no chunk has more input parts
+        forwards, backwards = [0, 0], [0, 0]
+        inputs, weights = [0, 0], [0, 0]
+        for action in range(begin[rank], begin[rank + 1]):
+            chunk, what = chunk_of[kinds[action]], work_of[kinds[action]]
+            room = begin[rank] + chunk * half
+            if what == 0:
+                index = forwards[chunk]
+                forwards[chunk] += 1
+            elif what == 3:
+                index = put_off[room + weights[chunk]]
+                weights[chunk] += 1
+            else:
+                index = backwards[chunk]
+                backwards[chunk] += 1
+                if what == 2:
+                    put_off[room + inputs[chunk]] = index
+                    inputs[chunk] += 1
+            if index >= microbatches[rank]:
+                continue
+            stage[done] = position[rank] if chunk == 0 else 2 * positions - 1 - position[rank]
+            work[done] = what
+            microbatch[done] = index * replicas[rank] + replica[rank]
+            done += 1
+        first[rank + 1] = done
