@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
 from ..core.errors import InvalidInput, Refused
-from .serve import TOKEN_VARIABLE, serve
-from .settings import DATABASE_VARIABLE
+from .serve import serve
 from .store.errors import StoreUnavailable
 
 
@@ -17,18 +15,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m stagewright.api",
         description="Serve planning over HTTP.",
-        epilog=f"The token comes from {TOKEN_VARIABLE}; on a loopback address one is made up.",
+        epilog="Every setting has a variable (STAGEWRIGHT_...) and a name in the settings file: "
+        "docs/operations.md.",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
-    parser.add_argument(
-        "--database",
-        default=os.environ.get(DATABASE_VARIABLE, "stagewright.db"),
-        help=f"SQLite file, or postgresql://user@host/name (also {DATABASE_VARIABLE})",
-    )
+    parser.add_argument("--host", help="address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=int, help="0 takes a free one (8000)")
+    parser.add_argument("--database", help="SQLite file, or postgresql://user@host/name")
+    parser.add_argument("--config", metavar="FILE", help="settings file, in TOML")
     arguments = parser.parse_args()
     try:
-        serve(host=arguments.host, port=arguments.port, database=arguments.database)
+        serve(**vars(arguments))
     except (InvalidInput, Refused, StoreUnavailable) as error:
         sys.stderr.write(f"error: {error}\n")
         if isinstance(error, StoreUnavailable):

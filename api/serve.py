@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import re
 import secrets
 import signal
@@ -15,13 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 import uvicorn.config
 
 from ..core.errors import InvalidInput, Refused
 from .app import create_app
-from .auth.oidc_settings import OidcSettings
+from .configuration import Configuration, configure
 from .examples import measure_example
 from .measuring import Measurer
 from .settings import IN_MEMORY, LOOPBACK_NAMES, Settings
@@ -34,45 +34,73 @@ GRACE_S = 5
 
 def serve(
     *,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    database: str | Path = "stagewright.db",
+    host: str | None = None,
+    port: int | None = None,
+    database: str | Path | None = None,
     token: str | None = None,
+    config: str | Path | None = None,
+    **flags: Any,
 ) -> None:
     """Serve until interrupted (SIGINT, SIGTERM); then end every measurement and return.
 
     Once the server accepts requests, the first line on stdout is
     ``{"url": "...", "token": "..."}``. People read stderr.
 
+    What is not given here is what the environment's ``STAGEWRIGHT_*`` say, then the settings
+    file, then the default of `settings.Settings`.
+
     Args:
         host: Address or name to listen on.
         port: 0 takes a free one.
         database: The SQLite file, ``:memory:``, or ``postgresql://user:password@host/name``.
-        token: Bearer token; by default the environment's ``STAGEWRIGHT_TOKEN``, else a new one.
+        token: Bearer token; on a loopback address one is made up if there is none.
+        config: A settings file, in TOML.
+        flags: Other settings by their name.
 
     Raises:
         Refused: The address is not a loopback one, and there is no token, no API key and no
             identity provider (``STAGEWRIGHT_OIDC_ISSUER`` and its like).
-        InvalidInput: The token cannot be sent in a header, the address is taken, or the database
-            or the identity provider's settings cannot be used.
+        InvalidInput: A setting is unknown or does not fit, the token cannot be sent in a header,
+            the address is taken, or the database cannot be used.
         StoreUnavailable: The database does not answer.
     """
-    given = token if token is not None else os.environ.get(TOKEN_VARIABLE)
-    loopback = is_loopback(host)
-    oidc = OidcSettings.from_environment(os.environ)
-    if given is None and not loopback and oidc is None and not _has_keys(str(database)):
+    said = {
+        **flags,
+        "host": host,
+        "port": port,
+        "database": None if database is None else str(database),
+        "token": token,
+    }
+    settings = opened(configure(said, file=config))
+    run(settings, settings.host, settings.port)
+
+
+def opened(configuration: Configuration) -> Settings:
+    """The settings, with what follows from where the server listens.
+
+    Raises:
+        Refused: Anybody could reach it, and nobody would be let in.
+        InvalidInput: The token cannot be sent in a header.
+    """
+    settings = configuration.settings
+    loopback = is_loopback(settings.host)
+    if (
+        settings.token is None
+        and not loopback
+        and settings.oidc is None
+        and not _has_keys(settings.database)
+    ):
         raise Refused(
-            f"{host} can be reached from other machines; choose a token and give it in "
+            f"{settings.host} can be reached from other machines; choose a token and give it in "
             f"{TOKEN_VARIABLE}, make a key with 'stagewright keys create', or listen on 127.0.0.1"
         )
     made_up = secrets.token_urlsafe(32) if loopback else None
-    settings = Settings(
-        token=made_up if given is None else _checked(given),
-        database=str(database),
-        allowed_hosts=LOOPBACK_NAMES | {host.lower()} if loopback else None,
-        oidc=oidc,
-    )
-    run(settings, host, port)
+    changed: dict[str, Any] = {
+        "token": made_up if settings.token is None else _checked(settings.token)
+    }
+    if configuration.origins["allowed_hosts"].kind == "default":
+        changed["allowed_hosts"] = LOOPBACK_NAMES | {settings.host.lower()} if loopback else None
+    return settings.model_copy(update=changed)
 
 
 def run(settings: Settings, host: str, port: int) -> None:

@@ -1,16 +1,29 @@
-"""What a server is told when it starts, as one value."""
+"""What a server is told when it starts, as one value; `configuration` finds it out.
+
+A field is a setting: of the variable ``STAGEWRIGHT_`` with its name, and of its name in the file.
+A field that is a record is a section: ``STAGEWRIGHT_OIDC_ISSUER``, and ``issuer`` below
+``[oidc]``. To add one, add a field with a ``description``; docs/operations.md lists them.
+"""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
+from pydantic import ConfigDict, Field
+
+from ..core.document import Record
 from .auth.oidc_settings import OidcSettings
+from .setting_types import SECRET, NameSet, Words
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 """Names a browser on this machine may call a loopback server by."""
 
-DATABASE_VARIABLE = "STAGEWRIGHT_DATABASE"
+PREFIX = "STAGEWRIGHT_"
+"""Of every variable."""
+
+DATABASE_VARIABLE = PREFIX + "DATABASE"
 """Names the database to the commands that are not told; it may hold a password."""
 
 IN_MEMORY = ":memory:"
@@ -24,31 +37,79 @@ ESTIMATE_COMMAND = (sys.executable, "-P", "-m", "stagewright.profiler.estimates.
 """The estimating child."""
 
 
-@dataclass(frozen=True)
-class Settings:
-    """How one server behaves.
+class Settings(Record):
+    """How one server behaves."""
 
-    Attributes:
-        token: The operator's bearer token, which may do everything in the default project; `None`
-            if there is none, and keys or an identity provider's tokens have to do.
-        database: Path of the SQLite file, `IN_MEMORY`, or a URL (see `store.database`).
-        allowed_hosts: Names accepted in the ``Host`` header; `None` accepts all.
-        max_body_bytes: A longer request body is refused.
-        measure_deadline_s: Longest a request may wait for its measurement, queue included.
-        plan_deadline_s: Longest one request may search for a plan; a request may ask for less.
-        plan_processes: Processes that search for plans; 0 takes threads of the server's own.
-        measure_command: Program that measures (see `measuring`).
-        estimate_command: Program that estimates (see `models.estimating`).
-        oidc: Whose tokens are taken beside API keys; `None` for nobody's.
-    """
+    model_config = ConfigDict(hide_input_in_errors=True)
 
-    token: str | None
-    database: str = "stagewright.db"
-    allowed_hosts: frozenset[str] | None = LOOPBACK_NAMES
-    max_body_bytes: int = 16 * 2**20
-    measure_deadline_s: float = 300.0
-    plan_deadline_s: float = 20.0
-    plan_processes: int = 2
-    measure_command: tuple[str, ...] = MEASURE_COMMAND
-    estimate_command: tuple[str, ...] = ESTIMATE_COMMAND
-    oidc: OidcSettings | None = None
+    host: str = Field("127.0.0.1", min_length=1, description="Address or name to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    token: str | None = Field(
+        None,
+        repr=False,
+        json_schema_extra=SECRET,
+        description="The operator's bearer token, which may do everything in the default project. "
+        "Without one, keys or an identity provider's tokens have to do; on a loopback address one "
+        "is made up.",
+    )
+    token_file: Path | None = Field(
+        None, description="A file with the token, such as a secret that is mounted."
+    )
+    database: str = Field(
+        "stagewright.db",
+        min_length=1,
+        repr=False,
+        description="SQLite file, `:memory:`, or `postgresql://user:password@host:port/name`.",
+    )
+    database_password_file: Path | None = Field(
+        None, description="A file with the password that the database's URL leaves out."
+    )
+    allowed_hosts: NameSet | None = Field(
+        LOOPBACK_NAMES,
+        description="Names accepted in the `Host` header. By default those of this machine on a "
+        "loopback address, and all on another.",
+    )
+    max_body_bytes: int = Field(
+        16 * 2**20, ge=1, description="A longer request body is refused (413)."
+    )
+    measure_deadline_s: float = Field(
+        300.0, gt=0, description="Longest a request may wait for its measurement, queue included."
+    )
+    plan_deadline_s: float = Field(
+        20.0,
+        gt=0,
+        description="Longest one request may search for a plan; a request may ask for less.",
+    )
+    plan_processes: int = Field(
+        2,
+        ge=0,
+        description="Processes that search for plans; 0 takes threads of the server's own.",
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto",
+        description="How the log on stderr is written: JSON lines, or for people. `auto` is for "
+        "people on a terminal, else JSON.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The least that is logged; health checks are `debug`."
+    )
+    metrics_listen: str | None = Field(
+        None,
+        pattern=r"^(\[[0-9A-Fa-f:.]+\]|[^:\s]+):\d{1,5}$",
+        description="`host:port` of a listener that answers metrics without a token, such as "
+        "`127.0.0.1:9464`. Beside it, `/metrics` is open to the scope `metrics`.",
+    )
+    drain_delay_s: float = Field(
+        0.0,
+        ge=0,
+        description="After a signal, how long `/readyz` says no before requests are refused: "
+        "what a load balancer needs to notice.",
+    )
+    grace_s: float = Field(
+        5.0, ge=0, description="After that, how long requests in flight may go on."
+    )
+    oidc: OidcSettings | None = Field(
+        None, description="Whose tokens are taken beside API keys; see docs/access.md."
+    )
+    measure_command: Words = Field(MEASURE_COMMAND, description="Program that measures.")
+    estimate_command: Words = Field(ESTIMATE_COMMAND, description="Program that estimates.")

@@ -5,13 +5,23 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 
+SERVER = (
+    "alembic",
+    "fastapi",
+    "prometheus_client",
+    "pydantic_settings",
+    "sqlalchemy",
+    "structlog",
+    "uvicorn",
+)
+
 EXTRAS: dict[str, tuple[str, ...]] = {
     "torch": ("torch",),
     "hf": ("torch", "transformers"),
     "fast": ("numba",),
-    "server": ("alembic", "fastapi", "uvicorn", "sqlalchemy"),
-    "oidc": ("alembic", "fastapi", "uvicorn", "sqlalchemy", "jwt"),
-    "postgres": ("alembic", "fastapi", "uvicorn", "sqlalchemy", "psycopg"),
+    "server": SERVER,
+    "oidc": (*SERVER, "jwt"),
+    "postgres": (*SERVER, "psycopg"),
 }
 """The packages of each extra in pyproject.toml, by import name (a test compares the two)."""
 

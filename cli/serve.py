@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from typer import Option
@@ -10,15 +11,20 @@ from .output import JsonFlag
 
 
 def command(
-    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    host: Annotated[
+        str | None, Option(help="Address to listen on.", show_default="127.0.0.1")
+    ] = None,
+    port: Annotated[
+        int | None, Option(min=0, max=65535, help="Port; 0 takes a free one.", show_default="8000")
+    ] = None,
     database: Annotated[
-        str,
+        str | None,
         Option(
-            envvar="STAGEWRIGHT_DATABASE",
-            help="What keeps plans and profiles: an SQLite file, or postgresql://user@host/name.",
+            help="What keeps plans and profiles: an SQLite file, or postgresql://user@host/name. "
+            "A URL with a password is better given in STAGEWRIGHT_DATABASE.",
+            show_default="stagewright.db",
         ),
-    ] = "stagewright.db",
+    ] = None,
     token: Annotated[
         str | None,
         Option(
@@ -26,12 +32,17 @@ def command(
             "other users of the machine cannot see; on a loopback address one is made up."
         ),
     ] = None,
+    config: Annotated[
+        Path | None,
+        Option(help="Settings file, in TOML; 'stagewright config show' tells what holds."),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Serve planning over HTTP until interrupted.
 
-    The first line on stdout is JSON with the address and the token, with or without --json.
+    Every setting has a variable, too: STAGEWRIGHT_PORT for port. The first line on stdout is
+    JSON with the address and the token, with or without --json.
     """
     from ..api.serve import serve
 
-    serve(host=host, port=port, database=database, token=token)
+    serve(host=host, port=port, database=database, token=token, config=config)

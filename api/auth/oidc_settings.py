@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from urllib.parse import urlsplit
 
-from ...core.errors import InvalidInput
-from ..store.records import Quotas
+from pydantic import Field, field_validator
 
-PREFIX = "STAGEWRIGHT_OIDC_"
+from ...core.document import Record
+from ..setting_types import Words
+from ..store.records import Quotas
 
 ALGORITHMS = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
@@ -20,49 +19,58 @@ and never HMAC, whose key would be what anybody can fetch."""
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
-@dataclass(frozen=True)
-class OidcSettings:
-    """How tokens of an OpenID Connect provider are taken.
+class OidcSettings(Record):
+    """How tokens of an OpenID Connect provider are taken."""
 
-    Attributes:
-        issuer: What ``iss`` has to be, to the letter.
-        audience: What ``aud`` has to be or hold: the name the provider has for this service.
-        jwks_url: Where the provider's public keys are; https, or http on this machine.
-        algorithms: Signatures accepted, out of `ALGORITHMS`.
-        scopes_claim: Holds ``stagewright:read`` and so on: words in a text, or a list.
-        project_claim: Holds the id of the caller's project.
-        project: The project of tokens without that claim; `None` refuses them.
-        requests_per_minute: Of each subject; `None` is no limit.
-        unfinished_jobs: Of each subject; `None` is no limit.
+    issuer: str = Field(min_length=1, description="What `iss` has to be, to the letter.")
+    audience: str = Field(
+        min_length=1,
+        description="What `aud` has to be or hold: the name the provider has for this service.",
+    )
+    jwks_url: str = Field(
+        description="Where the provider's public keys are: `jwks_uri` of its "
+        "`/.well-known/openid-configuration`; https, or http on this machine."
+    )
+    algorithms: Words = Field(
+        ("RS256", "ES256", "EdDSA"), min_length=1, description="Signatures taken."
+    )
+    scopes_claim: str = Field(
+        "scope",
+        min_length=1,
+        description="The claim with `stagewright:read`, `stagewright:plan` and so on, as a list "
+        "or words.",
+    )
+    project_claim: str = Field(
+        "stagewright_project",
+        min_length=1,
+        description="The claim with the id of the project, as `keys list --json` shows it.",
+    )
+    project: str | None = Field(
+        None, description="The project of tokens without that claim; without it they are refused."
+    )
+    requests_per_minute: int | None = Field(
+        None, ge=1, description="Quota of each subject; none is no limit."
+    )
+    unfinished_jobs: int | None = Field(
+        None, ge=0, description="Quota of each subject; none is no limit."
+    )
 
-    Raises:
-        InvalidInput: A value does not fit.
-    """
+    @field_validator("algorithms")
+    @classmethod
+    def _are_safe(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        if set(given) - set(ALGORITHMS):
+            raise ValueError(f"takes some of {','.join(ALGORITHMS)}, not {','.join(given)!r}")
+        return given
 
-    issuer: str
-    audience: str
-    jwks_url: str
-    algorithms: tuple[str, ...] = ("RS256", "ES256", "EdDSA")
-    scopes_claim: str = "scope"
-    project_claim: str = "stagewright_project"
-    project: str | None = None
-    requests_per_minute: int | None = None
-    unfinished_jobs: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("issuer", "audience", "scopes_claim", "project_claim"):
-            if not getattr(self, name):
-                raise InvalidInput(f"{PREFIX}{name.upper()} is empty")
-        if not self.algorithms or set(self.algorithms) - set(ALGORITHMS):
-            raise InvalidInput(
-                f"{PREFIX}ALGORITHMS takes some of {','.join(ALGORITHMS)}, "
-                f"not {','.join(self.algorithms)!r}"
-            )
-        url = urlsplit(self.jwks_url)
+    @field_validator("jwks_url")
+    @classmethod
+    def _is_safe(cls, given: str) -> str:
+        url = urlsplit(given)
         if not url.hostname or not (
             url.scheme == "https" or (url.scheme == "http" and url.hostname in LOOPBACK)
         ):
-            raise InvalidInput(f"{PREFIX}JWKS_URL is an https address, not {self.jwks_url!r}")
+            raise ValueError(f"is an https address, not {given!r}")
+        return given
 
     @property
     def quotas(self) -> Quotas:
@@ -70,35 +78,3 @@ class OidcSettings:
             max_requests_per_minute=self.requests_per_minute,
             max_unfinished_jobs=self.unfinished_jobs,
         )
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> OidcSettings | None:
-        """What ``STAGEWRIGHT_OIDC_ISSUER`` and its like say; `None` if nothing.
-
-        Raises:
-            InvalidInput: They do not fit together.
-        """
-        known = {PREFIX + field.name.upper(): field.name for field in fields(cls)}
-        given = {name: text for name, text in environment.items() if name.startswith(PREFIX)}
-        if not given:
-            return None
-        if unknown := sorted(given.keys() - known.keys()):
-            raise InvalidInput(f"{unknown[0]} is not known; known are {', '.join(known)}")
-        for field in ("issuer", "audience", "jwks_url"):
-            if PREFIX + field.upper() not in given:
-                raise InvalidInput(f"{PREFIX}{field.upper()} is missing beside {min(given)}")
-        return cls(**{known[name]: _value(known[name], text) for name, text in given.items()})  # type: ignore[arg-type]
-
-
-def _value(field: str, text: str) -> str | int | tuple[str, ...]:
-    if field == "algorithms":
-        return tuple(name.strip() for name in text.split(","))
-    if field in ("requests_per_minute", "unfinished_jobs"):
-        if (
-            not text.isdecimal()
-            or len(text) > 9
-            or (field.startswith("requests") and int(text) < 1)
-        ):
-            raise InvalidInput(f"{PREFIX}{field.upper()} is a whole number, not {text!r}")
-        return int(text)
-    return text

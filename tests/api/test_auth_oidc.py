@@ -15,7 +15,6 @@ from stagewright.api.auth.signing_keys import SigningKeys, fetch_directly, parse
 from stagewright.api.problems import Problem
 from stagewright.api.settings import IN_MEMORY
 from stagewright.api.store.sql_store import SqlStore
-from stagewright.core.errors import InvalidInput
 from tests.api.identity_provider import AUDIENCE, ISSUER, identity_provider
 
 
@@ -147,7 +146,7 @@ def test_the_public_key_is_no_password(refused, provider):
     digest = hmac.new(pem, signed.encode(), hashlib.sha256).digest()
     end = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
     assert "not signed by one of" in refused(f"{signed}.{end}")
-    with pytest.raises(InvalidInput, match="ALGORITHMS"):
+    with pytest.raises(ValueError, match="takes some of"):
         refused("", algorithms=("HS256",))
 
 
@@ -277,46 +276,3 @@ def test_what_is_no_key_set_is_refused(document):
 def test_keys_for_other_uses_are_left_out():
     keys = [{"kid": "a", "use": "enc"}, {"kid": 7}, {}, 7, {"kid": "b"}, {"kid": "c", "use": "sig"}]
     assert set(parse(json.dumps({"keys": keys}).encode())) == {"b", "c"}
-
-
-GIVEN = {
-    "STAGEWRIGHT_OIDC_ISSUER": ISSUER,
-    "STAGEWRIGHT_OIDC_AUDIENCE": AUDIENCE,
-    "STAGEWRIGHT_OIDC_JWKS_URL": "https://id.example/keys",
-}
-
-
-def test_settings_come_from_the_environment():
-    assert OidcSettings.from_environment({"PATH": "/bin"}) is None
-    settings = OidcSettings.from_environment(
-        {
-            **GIVEN,
-            "STAGEWRIGHT_OIDC_ALGORITHMS": "ES256, EdDSA",
-            "STAGEWRIGHT_OIDC_REQUESTS_PER_MINUTE": "60",
-            "STAGEWRIGHT_OIDC_UNFINISHED_JOBS": "0",
-        }
-    )
-    assert settings.algorithms == ("ES256", "EdDSA")
-    assert settings.quotas.max_requests_per_minute == 60
-    assert settings.quotas.max_unfinished_jobs == 0
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"STAGEWRIGHT_OIDC_AUDIENCE": ""}, "AUDIENCE is empty"),
-        ({"STAGEWRIGHT_OIDC_JWKS_URL": "http://id.example/keys"}, "https"),
-        ({"STAGEWRIGHT_OIDC_JWKS_URL": "file://localhost/keys.json"}, "https"),
-        ({"STAGEWRIGHT_OIDC_ALGORITHMS": "none"}, "ALGORITHMS"),
-        ({"STAGEWRIGHT_OIDC_ALGORITHMS": "RS256,HS256"}, "ALGORITHMS"),
-        ({"STAGEWRIGHT_OIDC_REQUESTS_PER_MINUTE": "0"}, "whole number"),
-        ({"STAGEWRIGHT_OIDC_ISSUR": "x"}, "ISSUR is not known"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(change, says):
-    with pytest.raises(InvalidInput, match=says):
-        OidcSettings.from_environment({**GIVEN, **change})
-    for missing in GIVEN:
-        some = {name: text for name, text in GIVEN.items() if name != missing}
-        with pytest.raises(InvalidInput, match=f"{missing} is missing"):
-            OidcSettings.from_environment(some)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from stagewright.api import serve as serving
-from stagewright.api.auth.oidc_settings import PREFIX, OidcSettings
 from stagewright.api.auth.scopes import MEANING
 from stagewright.api.serve import announce, serve
+from stagewright.api.setting_names import setting_names
 from stagewright.api.store.sql_store import SqlStore
 from stagewright.core.errors import InvalidInput, Refused
 
 OPEN = "0.0.0.0"
+OIDC = "STAGEWRIGHT_OIDC_"
 
 
 @pytest.fixture
@@ -44,12 +44,12 @@ def test_a_key_that_works_opens_an_address_others_reach(served, tmp_path):
 
 def test_an_identity_provider_opens_an_address_others_reach(served, monkeypatch):
     for name, value in (("ISSUER", "i"), ("AUDIENCE", "a"), ("JWKS_URL", "https://id.example/k")):
-        monkeypatch.setenv(PREFIX + name, value)
+        monkeypatch.setenv(OIDC + name, value)
     serve(host=OPEN, database=":memory:")
     assert (served[-1].token, served[-1].oidc.issuer) == (None, "i")
     serve(database=":memory:")
     assert len(served[-1].token) >= 32, "on this machine a token is made up all the same"
-    monkeypatch.setenv(PREFIX + "JWKS_URL", "http://id.example/k")
+    monkeypatch.setenv(OIDC + "JWKS_URL", "http://id.example/k")
     with pytest.raises(InvalidInput, match="https"):
         serve(database=":memory:")
 
@@ -65,5 +65,5 @@ def test_every_scope_and_variable_is_written_down():
     text = (Path(__file__).parents[2] / "docs" / "access.md").read_text()
     for scope, meaning in MEANING.items():
         assert f"| `{scope}` | {meaning} |" in text
-    variables = {PREFIX + field.name.upper() for field in fields(OidcSettings)}
-    assert set(re.findall(PREFIX + r"[A-Z_]+", text)) == variables
+    variables = {setting.variable for setting in setting_names() if setting.path[0] == "oidc"}
+    assert set(re.findall(OIDC + r"[A-Z_]+", text)) == variables

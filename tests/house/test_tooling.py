@@ -82,7 +82,9 @@ def test_extras_are_the_ones_in_pyproject(pyproject):
             if requirement.name == "stagewright":
                 found.update(*(packages(other) for other in requirement.extras))
             else:
-                found.add({"pyjwt": "jwt"}.get(requirement.name, requirement.name))
+                found.add(
+                    {"pyjwt": "jwt"}.get(requirement.name, requirement.name.replace("-", "_"))
+                )
         return found
 
     assert {extra: packages(extra) for extra in EXTRAS} == {
