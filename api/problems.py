@@ -19,6 +19,7 @@ from ..core.errors import (
     DeadlineExceeded,
     InvalidInput,
     MeasurementError,
+    OutOfMemory,
     StagewrightError,
 )
 from ..core.service.problems import MEDIA_TYPE as MEDIA_TYPE
@@ -38,6 +39,7 @@ STATUS: tuple[tuple[type[StagewrightError], int, str], ...] = (
     (TooManyJobs, 429, "too-many-jobs"),
     (InvalidInput, 422, "invalid-input"),
     (CaptureError, 422, "capture-failed"),
+    (OutOfMemory, 422, "out-of-memory"),
     (MeasurementError, 422, "measurement-failed"),
     (MeasuringUnavailable, 501, "measuring-unavailable"),
     (ServiceStopping, 503, "service-stopping"),
@@ -82,8 +84,9 @@ class Problem(HTTPException):
         )
 
     def response(self) -> Response:
-        """The problem as a response."""
-        content = self.document.model_dump_json(exclude_defaults=True, exclude_none=True)
+        """The problem as a response to the request that is being answered."""
+        document = self.document.model_copy(update={"request_id": request_id()})
+        content = document.model_dump_json(exclude_defaults=True, exclude_none=True)
         return Response(content, self.document.status, self.headers, MEDIA_TYPE)
 
 
@@ -143,9 +146,21 @@ def from_error(error: StagewrightError) -> Problem:
         if isinstance(error, error_class):
             field = error.field if isinstance(error, InvalidInput) else None
             errors = () if field is None else (FieldError(pointer=field, detail=clip(str(error))),)
-            return Problem(status, kind, str(error), errors=errors)
+            problem = Problem(status, kind, str(error), errors=errors)
+            return _with_memory(problem, error) if isinstance(error, OutOfMemory) else problem
     _log.error("%s: %s", type(error).__name__, error, exc_info=error)
     return internal_problem()
+
+
+def _with_memory(problem: Problem, error: OutOfMemory) -> Problem:
+    problem.document = problem.document.model_copy(
+        update={
+            "layer": error.layer,
+            "required_bytes": error.required_bytes,
+            "available_bytes": error.available_bytes,
+        }
+    )
+    return problem
 
 
 def unavailable_problem(error: Exception) -> Problem:

@@ -110,7 +110,27 @@ class MeasurementError(StagewrightError):
 
 
 class OutOfMemory(MeasurementError):
-    """Measuring a layer needed more memory than there is; the message has both numbers."""
+    """Measuring a layer needed more memory than there is; the message has both numbers.
+
+    Args:
+        message: Where, how much was needed, and the ways out.
+        layer: Name of the layer to blame, if it is one.
+        required_bytes: What that, or the whole model, needs.
+        available_bytes: What the device, or the limit, has in all, if known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        layer: str | None = None,
+        required_bytes: int | None = None,
+        available_bytes: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.layer = layer
+        self.required_bytes = required_bytes
+        self.available_bytes = available_bytes
 
 
 class PlanMismatch(StagewrightError):

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from ..core.document import invalid_input
-from ..core.errors import InvalidInput, MeasurementError, StagewrightError, first_line
+from ..core.errors import InvalidInput, MeasurementError, OutOfMemory, StagewrightError, first_line
 from ..core.options import MeasureRequest
 from ..core.profile import Profile
 from .child_process import measure_apart
-from .machine.out_of_memory import is_out_of_memory
+from .machine.out_of_memory import device_bytes, is_out_of_memory
 from .models.expected_sample import expected_inputs, expected_target
 
 if TYPE_CHECKING:
@@ -47,12 +47,22 @@ def main() -> int:
             lambda done, total, layer: _tell({"done": done, "total": total, "layer": layer}),
         )
     except StagewrightError as error:
-        field = error.field if isinstance(error, InvalidInput) else None
-        announced: dict[str, object] = {"error": type(error).__name__, "message": str(error)}
-        _tell(announced if field is None else {**announced, "field": field})
+        _tell(announcement(error))
         return 1
     sys.stdout.write(profile.to_json())
     return 0
+
+
+def announcement(error: StagewrightError) -> dict[str, object]:
+    """The last line of a child that failed."""
+    said: dict[str, object | None] = {"error": type(error).__name__, "message": str(error)}
+    if isinstance(error, InvalidInput):
+        said["field"] = error.field
+    if isinstance(error, OutOfMemory):
+        said["layer"] = error.layer
+        said["required_bytes"] = error.required_bytes
+        said["available_bytes"] = error.available_bytes
+    return {name: value for name, value in said.items() if value is not None}
 
 
 def read_request(text: str) -> MeasureRequest:
@@ -138,7 +148,9 @@ def _measure_model(
         if error.field not in (None, INPUTS):
             raise
         if is_out_of_memory(error):
-            raise MeasurementError(f"{error}; use a smaller micro-batch") from error
+            raise OutOfMemory(
+                f"{error}; use a smaller micro-batch", available_bytes=device_bytes(error)
+            ) from error
         raise InvalidInput(f"{error}; {expected_inputs(spec)}", field=INPUTS) from error
 
 
@@ -158,10 +170,13 @@ def _build(
                 field="/sample",
             ) from error
     except (RuntimeError, MemoryError) as error:
-        raise MeasurementError(
+        message = (
             f"the model and its sample do not fit: {first_line(error)}; "
             "configure a smaller model, or use a smaller micro-batch"
-        ) from error
+        )
+        if is_out_of_memory(error):
+            raise OutOfMemory(message, available_bytes=device_bytes(error)) from error
+        raise MeasurementError(message) from error
 
 
 def _check_names(model: nn.Module, inputs: dict[str, Tensor], spec: ModelSpec) -> None:

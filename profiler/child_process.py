@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 
-from ..core.errors import InvalidInput, MeasurementError, StagewrightError
+from ..core.errors import InvalidInput, MeasurementError, OutOfMemory, StagewrightError
 from ..core.options import MeasureRequest
 from ..core.profile import Profile
 from ..core.progress import Progress
@@ -76,6 +76,14 @@ def _error(told: dict[str, object], code: int, layer: str, last: str) -> Stagewr
     if kind == "InvalidInput":
         field = told.get("field")
         return InvalidInput(str(told["message"]), field=None if field is None else str(field))
+    if kind == "OutOfMemory":
+        layer_told = told.get("layer")
+        return OutOfMemory(
+            str(told["message"]),
+            layer=None if layer_told is None else str(layer_told),
+            required_bytes=_number(told.get("required_bytes")),
+            available_bytes=_number(told.get("available_bytes")),
+        )
     if kind is not None:
         return MeasurementError(str(told["message"]))
     ended = f"with exit code {code}: {last}"
@@ -87,3 +95,7 @@ def _error(told: dict[str, object], code: int, layer: str, last: str) -> Stagewr
         + "; an operator crashed on its arguments, or the system took its memory back: capture the "
         "model again, or use a smaller micro-batch"
     )
+
+
+def _number(said: object) -> int | None:
+    return said if isinstance(said, int) else None

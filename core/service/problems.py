@@ -30,6 +30,11 @@ class ProblemDocument(Record):
         title: The kind in words; the same for every occurrence.
         detail: What happened this time, and the way out.
         errors: For invalid input, every field at fault.
+        not_ready: Of a server that is not ready, what is missing.
+        request_id: The request's, as in the server's log; to quote to whoever runs the server.
+        layer: For memory that ran out, the layer to blame, if it is one.
+        required_bytes: Likewise what was needed there.
+        available_bytes: And what the device, or the limit, has in all.
     """
 
     type: str
@@ -37,3 +42,8 @@ class ProblemDocument(Record):
     status: int
     detail: str
     errors: tuple[FieldError, ...] = ()
+    not_ready: tuple[str, ...] = ()
+    request_id: str | None = None
+    layer: str | None = None
+    required_bytes: int | None = None
+    available_bytes: int | None = None

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor, fx
 
 from ...capture.program import tensors_of, value_of
-from ...core.errors import MeasurementError, StagewrightError, first_line
+from ...core.errors import MeasurementError, OutOfMemory, StagewrightError, first_line
 from ...core.units import format_bytes
-from ..machine.out_of_memory import is_out_of_memory
+from ..machine.out_of_memory import device_bytes, is_out_of_memory
 
 if TYPE_CHECKING:
     from .runs import LayerRun
@@ -30,18 +30,21 @@ def blamed(*runs: LayerRun) -> Iterator[None]:
         raise
     except Exception as error:
         if is_out_of_memory(error):
-            raise MeasurementError(out_of_memory(error, *runs)) from error
+            raise out_of_memory(error, *runs) from error
         raise MeasurementError(
             f"{_name(*runs)} failed while being measured: {type(error).__name__}: "
             f"{first_line(error)}"
         ) from error
 
 
-def out_of_memory(error: BaseException, *runs: LayerRun) -> str:
-    """A message for memory that ran out in one layer, or in the whole model if several."""
-    return (
+def out_of_memory(error: BaseException, *runs: LayerRun) -> OutOfMemory:
+    """That memory ran out in one layer, or in the whole model if several."""
+    return OutOfMemory(
         f"out of memory in {_name(*runs)}: {first_line(error)}; {need(*runs)}; use a smaller "
-        "micro-batch, or a device with more memory"
+        "micro-batch, or a device with more memory",
+        layer=runs[0].name if len(runs) == 1 else None,
+        required_bytes=sum(_parts(*runs).values()),
+        available_bytes=device_bytes(error),
     )
 
 
@@ -54,15 +57,7 @@ def need(*runs: LayerRun) -> str:
 
     What they keep for the backward comes from the first run; before it, it is not known.
     """
-    parts = {
-        "inputs": sum(_node_bytes(run.reads) for run in runs),
-        "outputs": sum(_node_bytes(run.writes) for run in runs),
-        "parameters": sum(run.parameter_bytes for run in runs),
-        "gradients": sum(_gradient_bytes(run) for run in runs),
-    }
-    known = all(run.saved_bytes is not None for run in runs)
-    if known:
-        parts["kept for the backward"] = sum(run.saved_bytes or 0 for run in runs)
+    parts, known = _parts(*runs), _is_known(*runs)
     listed = ", ".join(f"{what} {format_bytes(size)}" for what, size in parts.items())
     at_least = "" if known else "at least "
     text = f"it needs {at_least}{format_bytes(sum(parts.values()))} ({listed})"
@@ -70,6 +65,23 @@ def need(*runs: LayerRun) -> str:
         most = max(runs, key=_run_bytes)
         text += f", most of it {most.name} with {format_bytes(_run_bytes(most))}"
     return text
+
+
+def _parts(*runs: LayerRun) -> dict[str, int]:
+    """Bytes by what they hold."""
+    parts = {
+        "inputs": sum(_node_bytes(run.reads) for run in runs),
+        "outputs": sum(_node_bytes(run.writes) for run in runs),
+        "parameters": sum(run.parameter_bytes for run in runs),
+        "gradients": sum(_gradient_bytes(run) for run in runs),
+    }
+    if _is_known(*runs):
+        parts["kept for the backward"] = sum(run.saved_bytes or 0 for run in runs)
+    return parts
+
+
+def _is_known(*runs: LayerRun) -> bool:
+    return all(run.saved_bytes is not None for run in runs)
 
 
 def _run_bytes(run: LayerRun) -> int:

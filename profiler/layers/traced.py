@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from ...capture.capture import trace
 from ...capture.captured import Captured
 from ...capture.sample import CallStructure
-from ...core.errors import CaptureError, MeasurementError, StagewrightError, first_line
-from ..machine.out_of_memory import is_out_of_memory
+from ...core.errors import CaptureError, OutOfMemory, StagewrightError, first_line
+from ..machine.out_of_memory import device_bytes, is_out_of_memory
 from .blame import blamed, out_of_memory
 from .first_run import first_run
 from .precision import Context
@@ -40,7 +40,7 @@ def traced(
     Raises:
         InvalidInput: The sample does not fit the model.
         CaptureError: The model cannot be traced.
-        MeasurementError: Memory ran out; the message names the layer and what it needs.
+        OutOfMemory: Memory ran out; the message names the layer and what it needs.
     """
     try:
         with tracing():
@@ -63,22 +63,24 @@ def _name_the_layer(
     """Run layer by layer what did not fit as a whole.
 
     Raises:
-        MeasurementError: Always.
+        OutOfMemory: Always.
     """
     try:
         with tracing():
             captured = trace(model, structure.as_sample(flat), check=False)
     except StagewrightError as refused:
         where = (refused.module if isinstance(refused, CaptureError) else None) or "the whole model"
-        raise MeasurementError(
+        raise OutOfMemory(
             f"out of memory in {where}: {first_line(error)}; use a smaller micro-batch, or a "
-            "device with more memory"
+            "device with more memory",
+            layer=refused.module if isinstance(refused, CaptureError) else None,
+            available_bytes=device_bytes(error),
         ) from error
     runs = layer_runs(captured)
     make_gradients(runs)
     inputs = dict(zip(captured.program.inputs, flat, strict=True))
     first_run(model, runs, inputs, len(runs), context)
-    raise MeasurementError(out_of_memory(error, *runs)) from error
+    raise out_of_memory(error, *runs) from error
 
 
 def make_gradients(runs: Sequence[LayerRun]) -> None:

@@ -15,6 +15,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     return any(map(_says_so, _causes(error)))
 
 
+def device_bytes(error: BaseException) -> int | None:
+    """All the memory of the GPU that ran out; `None` if it was the host's."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    if not any(isinstance(cause, torch.OutOfMemoryError) for cause in _causes(error)):
+        return None
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+
+
 def _says_so(error: BaseException) -> bool:
     torch: Any = sys.modules.get("torch")
     if isinstance(error, RuntimeError) and CPU_ALLOCATOR in str(error):
