@@ -12,7 +12,9 @@ from ..core.errors import Infeasible, InvalidInput
 from ..core.plan import PlanOptions
 from ..core.profile import Profile
 from ..core.service.plans import StoredPlan, infeasible_answer
-from ..core.service.what_if import ComparedPlan, Comparison, Simulation
+from ..core.service.what_if import ComparedPlan
+from ..core.service.what_if import Comparison as Comparison
+from ..core.service.what_if import Simulation as Simulation
 from ..planner.from_balance import plan_from_balance
 from ..planner.timeline import plan_timeline
 from .requests import ClusterInput
@@ -129,9 +131,7 @@ def _compared(record: StoredPlan, slowest_s: float) -> ComparedPlan:
     if plan is None:
         assert record.infeasible is not None, "a record has a plan or a reason"
         return ComparedPlan.model_validate({**common, "message": record.infeasible.message})
-    size = plan.inputs[0].shape[0] if plan.inputs and plan.inputs[0].shape else None
     step_s = plan.step_time_s
-    rate = size * plan.num_microbatches / step_s if size and step_s else None
     return ComparedPlan.model_validate(
         {
             **common,
@@ -141,9 +141,9 @@ def _compared(record: StoredPlan, slowest_s: float) -> ComparedPlan:
             "replicas": tuple(stage.replicas for stage in plan.stages),
             "step_time_s": step_s,
             "times_slowest": step_s / slowest_s if slowest_s else 1.0,
-            "samples_per_s": rate,
+            "samples_per_s": plan.samples_per_s,
             "bubble_fraction": plan.bubble_fraction,
-            "peak_memory_bytes": max(stage.memory.total_bytes for stage in plan.stages),
+            "peak_memory_bytes": max(plan.memory_by_device().values()),
             "gap": plan.proof.gap,
             "estimated": plan.estimated,
         }

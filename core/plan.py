@@ -366,6 +366,28 @@ class Plan(Document):
         return tuple(name for stage in self.stages for name in stage.layer_names)
 
     @property
+    def microbatch_size(self) -> int | None:
+        """Samples in a micro-batch; `None` if the inputs do not say."""
+        shape = self.inputs[0].shape if self.inputs else ()
+        return (shape[0] or None) if shape else None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Of a step; `None` if the size of micro-batches is not known."""
+        size = self.microbatch_size
+        if not size or not self.step_time_s:
+            return None
+        return size * self.num_microbatches / self.step_time_s
+
+    def memory_by_device(self) -> dict[str, int]:
+        """What each device needs for all the stages it holds, at most, in bytes."""
+        held: dict[str, int] = {}
+        for stage in self.stages:
+            for name in stage.devices:
+                held[name] = held.get(name, 0) + stage.memory.total_bytes
+        return held
+
+    @property
     def simulated_gap(self) -> float:
         """How far, relatively, the simulated step is above what any plan could reach."""
         bound_s = min(self.proof.simulated_lower_bound_s, self.step_time_s)

@@ -85,7 +85,7 @@ def summary_lines(plan: Plan) -> list[str]:
         f"bubble {plan.bubble_fraction:.1%}",
         *_past_stages(plan),
         *(_gain(plan.step_time_s, baseline) for baseline in plan.baselines),
-        *_proof_lines(plan),
+        *proof_lines(plan),
         *(f"note: {note}" for note in plan.notes),
     ]
 
@@ -111,7 +111,7 @@ def _source(plan: Plan) -> str:
     return f"ESTIMATED profile, expect an error of {plan.error_band:.0%}"
 
 
-def _proof_lines(plan: Plan) -> list[str]:
+def proof_lines(plan: Plan) -> list[str]:
     """How good the plan is by its objective, and how good its simulated step."""
     proof, objective = plan.proof, plan.options.objective
     value = format_objective(objective, proof.value)

@@ -1,0 +1,93 @@
+"""HTML out of templates: parts for the page, and one file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from ..core.document import Record
+from ..core.units import count, format_bytes, format_time
+from .pictures import graph_svg
+from .plan_view import PlanView
+
+HERE = Path(__file__).parent
+STATIC = HERE / "static"
+MODULES = (
+    "format.js", "dom.js", "table.js", "chart.js", "gantt.js", "memory.js", "bars.js", "plan.js",
+)  # fmt: skip
+"""The modules of the plan page; each imports from those before it alone."""
+
+_IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export ", re.MULTILINE)
+
+
+def environment(*folders: Path) -> Environment:
+    """Templates of these folders and of this one, with everything escaped."""
+    made = Environment(
+        loader=FileSystemLoader([*folders, HERE / "templates"]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(time=format_time, bytes=format_bytes, percent=percent, data=data)
+    made.globals.update(count=count, graph_svg=lambda view: Markup(graph_svg(view)))
+    return made
+
+
+def percent(share: float) -> str:
+    """For example ``12.3 %``."""
+    return f"{share * 100:.1f} %"
+
+
+def data(value: Any) -> Markup:
+    """JSON for a data block; nothing in it can end the element."""
+    text = value.model_dump_json() if isinstance(value, Record) else json.dumps(value)
+    return Markup(text.replace("<", "\\u003c").replace("\u2028", " ").replace("\u2029", " "))
+
+
+def plan_page(view: PlanView) -> str:
+    """One HTML file that shows a plan offline: styles, program and data are inside."""
+    style, script = stylesheet(), program()
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    return (
+        environment()
+        .get_template("file.html")
+        .render(
+            view=view,
+            style=Markup(style),
+            script=Markup(script),
+            policy=policy,
+            version=metadata.version("stagewright"),
+        )
+    )
+
+
+@cache
+def stylesheet() -> str:
+    """The style sheet, the same everywhere."""
+    return "\n" + (STATIC / "style.css").read_text(encoding="utf-8")
+
+
+@cache
+def program() -> str:
+    """The modules in one: without their imports and exports, one behind the other."""
+    texts = [(STATIC / name).read_text(encoding="utf-8") for name in MODULES]
+    return "\n" + "\n".join(_EXPORT.sub("", _IMPORT.sub("", text)) for text in texts)
+
+
+def _hash(text: str) -> str:
+    """As a Content-Security-Policy names what may run (CSP level 3)."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,31 @@
+"""The layers of a plan, field by field."""
+
+from __future__ import annotations
+
+from ..core.plan import Plan
+from ..core.profile import Profile
+from .plan_view import LayerColumns
+
+
+def layers_of(plan: Plan, profile: Profile | None) -> LayerColumns:
+    """Names and stages; with the profile, in the plan's order, all costs too."""
+    names = plan.layer_names
+    stages = tuple(index for index, stage in enumerate(plan.stages) for _ in stage.layer_names)
+    if profile is None:
+        return LayerColumns(names=names, stages=stages)
+    entries, gaps = profile.layers, profile.boundaries
+    return LayerColumns(
+        names=names,
+        stages=stages,
+        types=tuple(entry.layer.module_type for entry in entries),
+        forward_s=tuple(entry.forward.median_s for entry in entries),
+        backward_s=tuple(entry.backward.median_s for entry in entries),
+        spread_s=tuple(entry.forward.spread_s + entry.backward.spread_s for entry in entries),
+        parameter_bytes=tuple(entry.layer.parameter_bytes for entry in entries),
+        saved_bytes=tuple(entry.saved_activation_bytes for entry in entries),
+        cut_bytes=(*(gap.forward_bytes + gap.backward_bytes for gap in gaps), 0),
+        cut_reasons=(
+            *("" if gap.legal else gap.reason or "the profile forbids it" for gap in gaps),
+            "the model ends here",
+        ),
+    )

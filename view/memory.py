@@ -1,0 +1,43 @@
+"""What each device holds while a step goes on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from ..core.plan import Plan, Stage
+from ..core.timeline import HeldMemory, Timeline
+from ..schedules.layout import Layout
+from .gantt import device_of, stages_of
+from .plan_view import MemoryCurve
+
+
+def curves_of(plan: Plan, where: Layout, timeline: Timeline | None) -> tuple[MemoryCurve, ...]:
+    """One curve a rank; without a timeline they have no points."""
+    held: dict[int, list[HeldMemory]] = defaultdict(list)
+    for change in timeline.memory if timeline is not None else ():
+        held[change.rank].append(change)
+    peaks = plan.memory_by_device()
+    curves = []
+    for rank in range(where.num_ranks):
+        stages = [plan.stages[index] for index in stages_of(where, rank)]
+        device = device_of(plan, where, rank)
+        curves.append(
+            MemoryCurve(
+                device=device,
+                fixed_bytes=sum(map(_fixed_bytes, stages)),
+                limit_bytes=stages[0].memory_limit_bytes,
+                time_s=tuple(change.time_s for change in held[rank]),
+                held_bytes=tuple(change.held_bytes for change in held[rank]),
+                peak_bytes=peaks[device],
+            )
+        )
+    return tuple(curves)
+
+
+def _fixed_bytes(stage: Stage) -> int:
+    """All but what the timeline counts: activations, and what is recomputed as workspace."""
+    memory = stage.memory
+    counted = memory.activations_bytes
+    if stage.recompute != "never":
+        counted += memory.workspace_bytes
+    return memory.total_bytes - counted

@@ -1,0 +1,215 @@
+"""What there is to see of a plan, as plain data: the page, the file and the API have it.
+
+Every number is the plan's, the profile's or the simulated timeline's own; nothing is computed
+again here but sums over what one device holds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..core.document import Record
+from ..core.plan import Baseline, MemoryUse, Proof
+from ..core.profile import Provenance
+
+
+class Header(Record):
+    """What matters most.
+
+    Attributes:
+        num_devices: That hold a stage.
+        samples_per_s: `None` where the size of micro-batches is not known.
+        peak_memory_bytes: Of the device nearest to its limit, or without limits, of the fullest.
+        peak_memory_limit_bytes: What that device allows; `None` for no limit.
+        peak_memory_device: Its name.
+        equal_layers_step_time_s: Of a split into equal layer counts; `None` if unusable.
+        gain: By how much this is faster than that split: 0.1 for ten percent.
+        error_band: As `Plan.error_band`.
+        proof: How good the plan is, in words, a sentence each.
+    """
+
+    model: str
+    schedule: str
+    objective: str
+    num_stages: int
+    num_devices: int
+    num_microbatches: int
+    step_time_s: float
+    samples_per_s: float | None
+    bubble_fraction: float
+    peak_memory_bytes: int
+    peak_memory_limit_bytes: int | None
+    peak_memory_device: str
+    equal_layers_step_time_s: float | None
+    gain: float | None
+    estimated: bool
+    error_band: float | None
+    proof: tuple[str, ...]
+
+
+class LayerColumns(Record):
+    """The layers in the order the plan has them; each field has an entry a layer.
+
+    Times and bytes are the profile's, of one micro-batch on the device profiled, and empty where
+    only the plan is known.
+
+    Attributes:
+        stages: Where each is.
+        cut_bytes: What a cut behind it would send, both ways; the last has 0.
+        cut_reasons: Why no cut may be made behind it; empty where one may.
+    """
+
+    names: tuple[str, ...]
+    stages: tuple[int, ...]
+    types: tuple[str, ...] = ()
+    forward_s: tuple[float, ...] = ()
+    backward_s: tuple[float, ...] = ()
+    spread_s: tuple[float, ...] = ()
+    parameter_bytes: tuple[int, ...] = ()
+    saved_bytes: tuple[int, ...] = ()
+    cut_bytes: tuple[int, ...] = ()
+    cut_reasons: tuple[str, ...] = ()
+
+
+class StageRow(Record):
+    """One stage, in the plan's numbers."""
+
+    devices: tuple[str, ...]
+    replicas: int
+    first_layer: int
+    num_layers: int
+    first_name: str
+    last_name: str
+    forward_time_s: float
+    backward_time_s: float
+    in_flight: int
+    recompute: str
+    send_bytes: int
+    sync_time_s: float
+    memory: MemoryUse
+    memory_bytes: int
+    memory_limit_bytes: int | None
+
+
+class Lane(Record):
+    """One rank of the pipeline.
+
+    Attributes:
+        device: Its name.
+        stages: Those it holds.
+        busy_s: For how long it computes.
+    """
+
+    device: str
+    stages: tuple[int, ...]
+    busy_s: float
+
+
+class Boxes(Record):
+    """Everything that happens in a step; each field has an entry a piece of work.
+
+    Attributes:
+        kinds: As in `TimelineEvent`.
+    """
+
+    ranks: tuple[int, ...]
+    stages: tuple[int, ...]
+    kinds: tuple[str, ...]
+    microbatches: tuple[int, ...]
+    start_s: tuple[float, ...]
+    end_s: tuple[float, ...]
+
+
+class MemoryCurve(Record):
+    """What one rank's device holds over a step.
+
+    Attributes:
+        fixed_bytes: Held all the time: weights, gradients, optimizer, buffers, workspace.
+        limit_bytes: What it allows.
+        time_s: When what it holds changes, ascending.
+        held_bytes: From then on, the fixed bytes left out.
+        peak_bytes: By the plan.
+    """
+
+    device: str
+    fixed_bytes: int
+    limit_bytes: int | None
+    time_s: tuple[float, ...]
+    held_bytes: tuple[int, ...]
+    peak_bytes: int
+
+
+class GraphNode(Record):
+    """Layers that are drawn as one box.
+
+    Attributes:
+        name: Of the module they share; ``h.0..11`` for equal neighbours.
+        num_layers: How many.
+        repeats: Equal neighbours among them.
+        time_s: Forward and backward; `None` where only the plan is known.
+        parameter_bytes: Likewise.
+    """
+
+    stage: int
+    name: str
+    num_layers: int
+    repeats: int
+    time_s: float | None
+    parameter_bytes: int | None
+
+
+class GraphEdge(Record):
+    """What one box hands to another.
+
+    Attributes:
+        size_bytes: Forward; `None` where not known.
+    """
+
+    source: int
+    target: int
+    size_bytes: int | None = None
+
+
+class GraphView(Record):
+    """The model folded by module, a column a stage."""
+
+    nodes: tuple[GraphNode, ...]
+    edges: tuple[GraphEdge, ...]
+
+
+class Reproduce(Record):
+    """How to get the same plan again: commands to paste."""
+
+    shell: str
+    curl: str
+    python: str
+
+
+class PlanView(Record):
+    """A plan to be looked at.
+
+    Attributes:
+        balance: Layers of each stage.
+        lanes: One a rank, top to bottom.
+        memory: One a rank.
+        boxes: `None` where there are too many to draw.
+        assumptions: What nobody measured and is taken for granted, a sentence each.
+        notes: Of plan and profile.
+    """
+
+    schema_version: Literal["stagewright.view/1"] = "stagewright.view/1"
+    header: Header
+    balance: tuple[int, ...]
+    stages: tuple[StageRow, ...]
+    layers: LayerColumns
+    lanes: tuple[Lane, ...]
+    boxes: Boxes | None
+    memory: tuple[MemoryCurve, ...]
+    graph: GraphView
+    baselines: tuple[Baseline, ...]
+    proof: Proof
+    profile_id: str
+    provenance: Provenance | None
+    assumptions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    reproduce: Reproduce

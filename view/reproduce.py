@@ -1,0 +1,103 @@
+"""The commands that make a plan again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from ..core.cluster import Cluster
+from ..core.plan import Plan, PlanOptions
+from .plan_view import Reproduce
+
+FLAGS = {
+    "num_microbatches": "--microbatches",
+    "schedule": "--schedule",
+    "objective": "--objective",
+    "num_stages": "--stages",
+    "max_stages": "--max-stages",
+    "recompute": "--recompute",
+    "chunks": "--chunks",
+    "max_extra_in_flight": "--extra-in-flight",
+    "batch_size": "--batch-size",
+    "optimizer": "--optimizer",
+    "memory_fraction": "--memory-fraction",
+    "tied": "--tied",
+    "layer_order": "--order",
+    "skips": "--skips",
+    "gap": "--gap",
+}
+"""Of each option of a plan the command line's name."""
+
+
+def reproduce(plan: Plan, cluster: Cluster | None) -> Reproduce:
+    """How to get this plan from its profile again.
+
+    Files are named as the commands write them; ``cluster.json`` is written from the page.
+    """
+    options = changed(plan.options)
+    where = "cluster.json" if cluster is None else shorthand(cluster) or "cluster.json"
+    body: dict[str, Any] = {"profile_id": plan.profile_id}
+    if cluster is not None:
+        body["cluster"] = shorthand(cluster) or cluster.model_dump(mode="json")
+    else:
+        body["cluster"] = "..."
+    if options:
+        body["options"] = options
+    keywords = "".join(f", {name}={value!r}" for name, value in options.items())
+    planned = ["stagewright", "plan", "profile.json"]
+    quoted = f'"{where}"' if where != "cluster.json" else 'Cluster.read("cluster.json")'
+    return Reproduce(
+        shell=shlex.join([*planned, "--devices", where, *_words(plan.options), "-o", "plan.json"]),
+        curl='curl -H "Authorization: Bearer $STAGEWRIGHT_TOKEN" '
+        "-H 'Content-Type: application/json' \\\n  -d "
+        f'{shlex.quote(json.dumps(body))} \\\n  "$URL/v1/plans"',
+        python="from stagewright import Cluster, PlanOptions, Profile, plan\n\n"
+        'profile = Profile.read("profile.json")\n'
+        f"options = PlanOptions({keywords.removeprefix(', ')})\n"
+        f"print(plan(profile, {quoted}, options))",
+    )
+
+
+def changed(options: PlanOptions) -> dict[str, Any]:
+    """The options that are not as usual, as JSON."""
+    usual = PlanOptions().model_dump(mode="json")
+    return {
+        name: value
+        for name, value in options.model_dump(mode="json").items()
+        if value != usual[name]
+    }
+
+
+def _words(options: PlanOptions) -> list[str]:
+    """The same as words of the command line."""
+    words: list[str] = []
+    for name, value in changed(options).items():
+        if name == "max_replicas":
+            words += ["--max-replicas", "any" if value is None else str(value)]
+        elif name == "together":
+            words += [word for pair in value for word in ("--together", ":".join(pair))]
+        elif name == "no_cut_after":
+            words += [word for layer in value for word in ("--no-cut-after", layer)]
+        elif name == "pins":
+            words += [word for pin in value for word in ("--pin", _pin(pin))]
+        else:
+            words += [FLAGS[name], str(value)]
+    return words
+
+
+def _pin(pin: dict[str, Any]) -> str:
+    place = f"@{pin['kind']}" if pin["stage"] is None else pin["stage"]
+    return f"{pin['layer']}={place}"
+
+
+def shorthand(cluster: Cluster) -> str | None:
+    """``4x24GB`` for a cluster that is just what this stands for; `None` for any other."""
+    kinds = list(dict.fromkeys(device.kind for device in cluster.devices))
+    if len(kinds) != 1:
+        return None
+    text = f"{len(cluster.devices)}x{kinds[0]}"
+    try:
+        return text if Cluster.parse(text) == cluster else None
+    except ValueError:
+        return None

@@ -1,0 +1,182 @@
+// A bar a layer in its stage's colour, and cuts between stages that can be moved.
+import { colour, fitted, make } from "./dom.js";
+import { bytes, time } from "./format.js";
+
+const HEIGHT = 170;
+const HUES = 8;
+
+export class Bars {
+  /** moved(balance) is called while a cut moves; without it cuts stand still. */
+  constructor(parent, view, moved) {
+    this.moved = moved;
+    this.canvas = make("canvas", { role: "img", "aria-label": "Time of each layer, coloured by stage" });
+    this.handles = make("div", { class: "cuts" });
+    this.told = make("p", { class: "told" }, "\u00a0");
+    this.box = make("div", { class: "canvas bars" }, this.canvas, this.handles);
+    parent.replaceChildren(this.box, this.told);
+    this.canvas.addEventListener("pointermove", (event) => this.tell(event));
+    this.layers = view.layers;
+    this.show(view.balance);
+  }
+
+  show(balance, ghost = null) {
+    this.balance = [...balance];
+    this.ghost = ghost;
+    this.draw();
+    this.place();
+  }
+
+  /** Index of the first layer of each stage but the first. */
+  cuts() {
+    let sum = 0;
+    return this.balance.slice(0, -1).map((count) => { sum += count; return sum; });
+  }
+
+  costs() {
+    const { forward_s: forward, backward_s: backward, names } = this.layers;
+    return forward.length ? forward.map((value, index) => value + backward[index]) : names.map(() => 1);
+  }
+
+  draw() {
+    const [context, width] = fitted(this.canvas, HEIGHT);
+    const costs = this.costs();
+    const count = costs.length;
+    const most = Math.max(...costs.slice(0, 1), costs.reduce((a, b) => Math.max(a, b), 0), 1e-12);
+    const each = width / count;
+    const hues = Array.from({ length: HUES }, (_, index) => colour(`hue-${index}`));
+    let stage = 0;
+    let left = this.balance[0];
+    let pixel = -1;
+    let highest = 0;
+    for (let index = 0; index < count; index += 1) {
+      while (left === 0 && stage + 1 < this.balance.length) {
+        stage += 1;
+        left = this.balance[stage];
+      }
+      left -= 1;
+      const height = Math.max(1.5, (costs[index] / most) * (HEIGHT - 14));
+      const x = index * each;
+      if (each < 1) { // several layers share a pixel: the highest is seen
+        if (Math.floor(x) === pixel && height <= highest) continue;
+        highest = Math.floor(x) === pixel ? Math.max(height, highest) : height;
+        pixel = Math.floor(x);
+      }
+      context.fillStyle = hues[stage % HUES];
+      context.fillRect(x, HEIGHT - height, Math.max(1, each - (each > 4 ? 1 : 0)), height);
+    }
+    this.drawGhost(context, each);
+  }
+
+  drawGhost(context, each) {
+    if (!this.ghost) return;
+    context.strokeStyle = colour("soft");
+    context.setLineDash([4, 4]);
+    let sum = 0;
+    for (const size of this.ghost.slice(0, -1)) {
+      sum += size;
+      context.beginPath();
+      context.moveTo(sum * each, 0);
+      context.lineTo(sum * each, HEIGHT);
+      context.stroke();
+    }
+    context.setLineDash([]);
+  }
+
+  /** Handles stay the same elements while they move, so that they keep the focus. */
+  place() {
+    const cuts = this.cuts();
+    while (this.handles.children.length > cuts.length) this.handles.lastChild.remove();
+    while (this.handles.children.length < cuts.length) this.handles.append(this.handle(this.handles.children.length));
+    const count = this.layers.names.length;
+    cuts.forEach((cut, index) => {
+      const handle = this.handles.children[index];
+      handle.style.left = `${(cut / count) * 100}%`;
+      const [least, most] = this.range(index);
+      handle.setAttribute("aria-valuemin", least);
+      handle.setAttribute("aria-valuemax", most);
+      handle.setAttribute("aria-valuenow", cut);
+      handle.setAttribute("aria-valuetext", `in front of layer ${cut}, ${this.layers.names[cut]}`);
+    });
+  }
+
+  handle(index) {
+    const handle = make("div", {
+      class: "cut", role: "slider", tabindex: this.moved ? 0 : -1,
+      "aria-label": `Cut between stages ${index} and ${index + 1}`,
+      "aria-disabled": this.moved ? "false" : "true",
+    });
+    if (!this.moved) return handle;
+    handle.addEventListener("keydown", (event) => this.key(event, index));
+    handle.addEventListener("pointerdown", (event) => {
+      event.preventDefault();
+      handle.focus();
+      handle.setPointerCapture(event.pointerId);
+      const move = (moving) => this.drag(moving, index);
+      handle.addEventListener("pointermove", move);
+      for (const end of ["pointerup", "pointercancel"]) {
+        handle.addEventListener(end, () => handle.removeEventListener("pointermove", move), { once: true });
+      }
+    });
+    return handle;
+  }
+
+  /** Where a cut may be: each stage keeps a layer. */
+  range(index) {
+    const cuts = [0, ...this.cuts(), this.layers.names.length];
+    return [cuts[index] + 1, cuts[index + 2] - 1];
+  }
+
+  key(event, index) {
+    const [least, most] = this.range(index);
+    const cut = this.cuts()[index];
+    const steps = {
+      ArrowLeft: [cut - 1, -1], ArrowDown: [cut - 1, -1], ArrowRight: [cut + 1, 1], ArrowUp: [cut + 1, 1],
+      PageDown: [cut - 10, -1], PageUp: [cut + 10, 1], Home: [least, 1], End: [most, -1],
+    };
+    if (!steps[event.key]) return;
+    event.preventDefault();
+    this.move(index, ...steps[event.key]);
+  }
+
+  drag(event, index) {
+    const box = this.canvas.getBoundingClientRect();
+    const wanted = Math.round(((event.clientX - box.left) / box.width) * this.layers.names.length);
+    this.move(index, wanted, wanted < this.cuts()[index] ? -1 : 1);
+  }
+
+  /** Moves a cut to a place where one is legal, looking on in the direction of the move. */
+  move(index, wanted, direction) {
+    const [least, most] = this.range(index);
+    let cut = Math.min(most, Math.max(least, wanted));
+    const reasons = this.layers.cut_reasons;
+    let first = "";
+    while (reasons.length && reasons[cut - 1] && cut + direction >= least && cut + direction <= most) {
+      first ||= reasons[cut - 1];
+      cut += direction;
+    }
+    const before = this.cuts()[index];
+    if (reasons.length && reasons[cut - 1]) {
+      this.told.textContent = `No cut there: ${reasons[cut - 1]}.`;
+      return;
+    }
+    if (cut === before) return;
+    const cuts = [0, ...this.cuts(), this.layers.names.length];
+    cuts[index + 1] = cut;
+    this.balance = cuts.slice(1).map((end, place) => end - cuts[place]);
+    this.told.textContent = `Stage ${index + 1} now begins with layer ${cut}, ${this.layers.names[cut]}`
+      + (first ? ` (no cut nearer: ${first}).` : ".");
+    this.draw();
+    this.place();
+    this.moved(this.balance);
+  }
+
+  tell(event) {
+    const { names, forward_s: forward, backward_s: backward, parameter_bytes: parameters } = this.layers;
+    const index = Math.floor((event.offsetX / this.canvas.clientWidth) * names.length);
+    if (!(index >= 0 && index < names.length)) return;
+    this.told.textContent = forward.length
+      ? `${index} ${names[index]}: forward ${time(forward[index])}, backward ${time(backward[index])}, `
+        + `weights ${bytes(parameters[index])}`
+      : `${index} ${names[index]}`;
+  }
+}

@@ -1,0 +1,110 @@
+// The time axis that the charts of one step share: what part of the step is seen.
+import { colour } from "./dom.js";
+import { time } from "./format.js";
+
+/** A window [start, end] of seconds, moved and zoomed by all charts together. */
+export class Axis {
+  constructor(length) {
+    this.length = length;
+    this.start = 0;
+    this.end = length;
+    this.listeners = [];
+  }
+
+  onchange(listener) {
+    this.listeners.push(listener);
+  }
+
+  changed() {
+    for (const listener of this.listeners) listener();
+  }
+
+  set(start, end) {
+    const least = this.length / 1e5;
+    const width = Math.min(this.length, Math.max(least, end - start));
+    this.start = Math.min(Math.max(0, start), this.length - width);
+    this.end = this.start + width;
+    this.changed();
+  }
+
+  resize(length) {
+    const whole = this.start === 0 && this.end === this.length;
+    this.length = length;
+    if (whole || this.end > length) this.set(0, length);
+    else this.changed();
+  }
+
+  zoom(factor, share = 0.5) {
+    const width = (this.end - this.start) * factor;
+    const fixed = this.start + (this.end - this.start) * share;
+    this.set(fixed - width * share, fixed + width * (1 - share));
+  }
+
+  pan(share) {
+    const move = (this.end - this.start) * share;
+    this.set(this.start + move, this.end + move);
+  }
+}
+
+/** The next of 1, 2, 5 times a power of ten. */
+export function roundStep(least) {
+  const power = 10 ** Math.floor(Math.log10(least));
+  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= least);
+}
+
+/** A line with ticks at round times. */
+export function drawAxis(context, axis, left, width, y) {
+  context.strokeStyle = colour("line");
+  context.fillStyle = colour("soft");
+  context.textAlign = "center";
+  context.textBaseline = "top";
+  context.beginPath();
+  context.moveTo(left, y + 0.5);
+  context.lineTo(left + width, y + 0.5);
+  const span = axis.end - axis.start;
+  if (!(span > 0)) return;
+  const step = roundStep(span / Math.max(2, Math.floor(width / 90)));
+  for (let tick = Math.ceil(axis.start / step); tick * step <= axis.end; tick += 1) {
+    const x = left + ((tick * step - axis.start) / span) * width;
+    context.moveTo(x, y);
+    context.lineTo(x, y + 5);
+    context.fillText(tick ? time(Number((tick * step).toPrecision(12))) : "0", x, y + 8);
+  }
+  context.stroke();
+}
+
+/** Pan by dragging, zoom by wheel with Ctrl, keys for both. */
+export function navigable(canvas, axis, area) {
+  let from = null;
+  canvas.addEventListener("pointerdown", (event) => {
+    from = event.clientX;
+    canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (from === null) return;
+    axis.pan((from - event.clientX) / area().width);
+    from = event.clientX;
+  });
+  for (const end of ["pointerup", "pointercancel"]) {
+    canvas.addEventListener(end, () => { from = null; });
+  }
+  canvas.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey) return;
+    event.preventDefault();
+    const { left, width } = area();
+    axis.zoom(event.deltaY > 0 ? 1.25 : 0.8, (event.offsetX - left) / width);
+  }, { passive: false });
+  canvas.addEventListener("keydown", (event) => {
+    const moves = {
+      ArrowLeft: () => axis.pan(-0.1),
+      ArrowRight: () => axis.pan(0.1),
+      "+": () => axis.zoom(0.8),
+      "=": () => axis.zoom(0.8),
+      "-": () => axis.zoom(1.25),
+      0: () => axis.set(0, axis.length),
+    };
+    if (event.ctrlKey || event.metaKey || !moves[event.key]) return;
+    event.preventDefault();
+    moves[event.key]();
+  });
+}

@@ -1,0 +1,47 @@
+// Making elements, and finding values by the path an element names.
+
+/** An element with attributes, properties that begin with "on", and children. */
+export function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value !== null) element.setAttribute(name, value);
+  }
+  element.append(...children);
+  return element;
+}
+
+/** What is at "stages.0.memory_bytes" of an object. */
+export function at(object, path) {
+  return path.split(".").reduce((found, name) => found?.[name], object);
+}
+
+/** A colour of the style sheet, which knows whether it is dark. */
+export function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+}
+
+/** Fits a canvas to its box, sharp on any screen, and gives what draws on it. */
+export function fitted(canvas, height) {
+  const width = Math.max(1, canvas.parentElement.clientWidth);
+  const ratio = window.devicePixelRatio || 1;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
+  context.font = "12px system-ui, sans-serif";
+  return [context, width];
+}
+
+/** Calls once things have come to rest. */
+export function settled(milliseconds, call) {
+  let timer = 0;
+  return (...values) => {
+    clearTimeout(timer);
+    timer = setTimeout(() => call(...values), milliseconds);
+  };
+}

@@ -1,0 +1,116 @@
+// What each device holds over the step: what stays, activations on it, the limit above.
+import { colour, fitted, make } from "./dom.js";
+import { drawAxis, navigable } from "./chart.js";
+import { bytes } from "./format.js";
+
+export class Memory {
+  constructor(parent, view, axis) {
+    this.axis = axis;
+    this.canvas = make("canvas", {
+      tabindex: 0, role: "img",
+      "aria-label": "Memory of each device over the step. Arrow keys move, plus and minus zoom, 0 shows all.",
+    });
+    this.note = make("p", { class: "told" });
+    const swatch = (name, words) => make("li", {}, make("span", { class: `swatch ${name}` }), words);
+    parent.replaceChildren(
+      make("ul", { class: "legend" }, swatch("fixed", "weights, gradients, optimizer, buffers"),
+        swatch("held", "activations"), swatch("limit", "limit")),
+      make("div", { class: "canvas" }, this.canvas), this.note);
+    navigable(this.canvas, axis, () => this.area());
+    this.show(view);
+  }
+
+  show(view, ghost = null) {
+    this.view = view;
+    this.ghost = ghost;
+    this.draw();
+  }
+
+  area() {
+    const left = this.canvas.clientWidth < 500 ? 34 : 150;
+    return { left, width: this.canvas.clientWidth - left - 8 };
+  }
+
+  draw() {
+    const curves = this.view.memory;
+    const row = curves.length <= 8 ? 64 : curves.length <= 32 ? 30 : 14;
+    const [context] = fitted(this.canvas, curves.length * row + 34);
+    const { left, width } = this.area();
+    const peaks = [...curves, ...(this.ghost?.memory ?? [])].map((curve) => curve.peak_bytes);
+    const most = Math.max(...peaks, 1) * 1.15;
+    const limits = curves.map((curve) => curve.limit_bytes).filter((limit) => limit !== null);
+    const isFar = limits.length > 0 && Math.min(...limits) > 3 * most;
+    const top = isFar || !limits.length ? most : Math.max(most, Math.max(...limits) * 1.05);
+    this.note.textContent = !limits.length ? "No limit is set."
+      : isFar ? `The limit, ${bytes(Math.min(...limits))}, is far above and not drawn.` : "";
+    curves.forEach((curve, rank) => {
+      const base = rank * row + row - 4;
+      const scale = (row - 8) / top;
+      this.drawLane(context, rank, curve, left, width, row);
+      const before = this.ghost?.memory[rank];
+      this.drawCurve(context, curve, left, width, base, scale, before);
+      if (curve.limit_bytes !== null && !isFar) {
+        context.fillStyle = colour("limit");
+        context.fillRect(left, base - curve.limit_bytes * scale - 1, width, 2);
+      }
+    });
+    drawAxis(context, this.axis, left, width, curves.length * row + 4);
+  }
+
+  drawLane(context, rank, curve, left, width, row) {
+    context.fillStyle = colour("idle");
+    context.fillRect(left, rank * row + 2, width, row - 4);
+    if (row < 12) return;
+    context.fillStyle = colour("text");
+    context.textAlign = "left";
+    context.textBaseline = "middle";
+    const stages = this.view.lanes[rank].stages.join("+");
+    const text = left < 100 ? stages : `${stages}  ${curve.device}`;
+    const y = rank * row + row / 2;
+    context.fillText(text.length > 21 ? `${text.slice(0, 20)}…` : text, 2, row > 40 ? y - 9 : y);
+    if (row > 40 && left > 100) {
+      context.fillStyle = colour("soft");
+      context.fillText(`peak ${bytes(curve.peak_bytes)}`, 2, y + 9);
+    }
+  }
+
+  drawCurve(context, curve, left, width, base, scale, before) {
+    context.fillStyle = colour("held");
+    for (const [x, w, held] of this.steps(curve, left, width)) {
+      context.fillRect(x, base - (curve.fixed_bytes + held) * scale, w, held * scale);
+    }
+    context.fillStyle = colour("fixed");
+    context.fillRect(left, base - curve.fixed_bytes * scale, width, curve.fixed_bytes * scale);
+    if (!before) return;
+    context.strokeStyle = colour("text");
+    context.setLineDash([3, 3]);
+    context.beginPath();
+    const y = base - before.peak_bytes * scale;
+    context.moveTo(left, y);
+    context.lineTo(left + width, y);
+    context.stroke();
+    context.setLineDash([]);
+  }
+
+  /** Stretches of the same memory that are seen; the highest of those within a pixel. */
+  * steps(curve, left, width) {
+    const { start, end } = this.axis;
+    const scale = width / (end - start);
+    const { time_s: times, held_bytes: held } = curve;
+    let open = null;
+    for (let index = 0; index < times.length; index += 1) {
+      const until = index + 1 < times.length ? times[index + 1] : this.axis.length;
+      if (until < start || times[index] > end) continue;
+      const x = left + (Math.max(times[index], start) - start) * scale;
+      const to = left + (Math.min(until, end) - start) * scale;
+      if (open && to - open[0] < 1) {
+        open[1] = to - open[0];
+        open[2] = Math.max(open[2], held[index]);
+        continue;
+      }
+      if (open) yield open;
+      open = [x, to - x, held[index]];
+    }
+    if (open) yield open;
+  }
+}

@@ -1,0 +1,92 @@
+// The plan page: draws what is in the data block, and prices changes where there is a server.
+import { at, settled } from "./dom.js";
+import { bytes, shown, time } from "./format.js";
+import { sortable } from "./table.js";
+import { Axis } from "./chart.js";
+import { Gantt } from "./gantt.js";
+import { Memory } from "./memory.js";
+import { Bars } from "./bars.js";
+
+/** A row of the layer table for each layer. */
+function layerRows(view) {
+  const { layers } = view;
+  return layers.names.map((name, index) => ({
+    index,
+    name,
+    stage: layers.stages[index],
+    type: layers.types[index] ?? "",
+    forward: layers.forward_s[index],
+    backward: layers.backward_s[index],
+    parameters: layers.parameter_bytes[index],
+    saved: layers.saved_bytes[index],
+    cut: layers.cut_bytes[index],
+    reason: layers.cut_reasons[index] ?? "",
+  }));
+}
+
+function layerColumns(known) {
+  const plain = (title, name) => ({ title, value: (row) => row[name], text: (row) => String(row[name]) });
+  const quantity = (title, name, form) => ({ title, value: (row) => row[name], text: (row) => form(row[name]) });
+  const first = [plain("layer", "index"), plain("name", "name"), plain("stage", "stage")];
+  if (!known) return first;
+  return [
+    ...first, plain("type", "type"), quantity("forward", "forward", time),
+    quantity("backward", "backward", time), quantity("weights", "parameters", bytes),
+    quantity("saved", "saved", bytes),
+    { title: "a cut behind it sends", value: (row) => (row.reason ? -1 : row.cut),
+      text: (row) => (row.reason ? `none: ${row.reason}` : bytes(row.cut)) },
+  ];
+}
+
+/** Writes values into the elements that name them. */
+export function fill(root, view, ghost) {
+  for (const element of root.querySelectorAll("[data-value]")) {
+    element.textContent = shown(at(view, element.dataset.value), element.dataset.form);
+  }
+  for (const element of root.querySelectorAll("[data-ghost]")) {
+    const before = ghost ? shown(at(ghost, element.dataset.ghost), element.dataset.form) : "";
+    const now = shown(at(view, element.dataset.ghost), element.dataset.form);
+    element.textContent = ghost && before !== now ? `was ${before}` : "";
+  }
+  for (const element of root.querySelectorAll("[data-list]")) {
+    element.replaceChildren(...at(view, element.dataset.list).map((line) => {
+      const item = document.createElement("li");
+      item.textContent = line;
+      return item;
+    }));
+  }
+}
+
+/** The charts and tables of one plan, and what shows another in their place. */
+export class PlanPage {
+  constructor(view, moved) {
+    this.stored = view;
+    this.axis = new Axis(view.header.step_time_s);
+    const find = (id) => document.getElementById(id);
+    this.bars = new Bars(find("bars"), view, moved);
+    this.gantt = new Gantt(find("gantt"), view, this.axis);
+    this.memory = new Memory(find("memory"), view, this.axis);
+    const known = view.layers.forward_s.length > 0;
+    this.table = sortable(find("layers"), find("more"), layerColumns(known), layerRows(view));
+    const redraw = () => { this.bars.draw(); this.gantt.draw(); this.memory.draw(); };
+    this.axis.onchange(() => { this.gantt.draw(); this.memory.draw(); });
+    new ResizeObserver(settled(50, redraw)).observe(document.body);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  }
+
+  /** Shows a plan; the stored one stands behind it unless it is the same. */
+  show(view) {
+    const ghost = view === this.stored ? null : this.stored;
+    this.axis.resize(Math.max(view.header.step_time_s, ghost?.header.step_time_s ?? 0));
+    this.bars.show(view.balance, ghost?.balance);
+    this.gantt.show(view, ghost);
+    this.memory.show(view, ghost);
+    this.table.update(layerRows(view));
+    fill(document, view, ghost);
+  }
+}
+
+const block = document.getElementById("view");
+/** The page of the plan in this document, if there is one; a live page takes it from here. */
+export const storedView = block ? JSON.parse(block.textContent) : null;
+if (storedView && !document.body.dataset.plan) new PlanPage(storedView, null);
