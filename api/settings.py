@@ -111,5 +111,16 @@ class Settings(Record):
     oidc: OidcSettings | None = Field(
         None, description="Whose tokens are taken beside API keys; see docs/access.md."
     )
+    sandbox: Literal["auto", "required", "off"] = Field(
+        "auto",
+        description="Whether children that estimate and measure have no network and write no "
+        "files, by bubblewrap: where it works, always (else the server does not start), or never.",
+    )
+    child_memory_bytes: int | None = Field(
+        None,
+        ge=2**28,
+        description="Most memory such a child may keep; by default three quarters of the "
+        "machine's.",
+    )
     measure_command: Words = Field(MEASURE_COMMAND, description="Program that measures.")
     estimate_command: Words = Field(ESTIMATE_COMMAND, description="Program that estimates.")

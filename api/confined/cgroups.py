@@ -1,0 +1,149 @@
+"""Control groups: limits on memory and processes that the kernel keeps.
+
+Watching what processes keep misses memory that none of them maps, such as a file in memory, and
+is late by a moment. A control group counts all of it, but making one takes the right to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...core.errors import Refused, StagewrightError
+
+MAX_PROCESSES = 512
+"""Threads count too."""
+
+REMOVED_WITHIN_S = 5.0
+NAME = "stagewright-child-"
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Cgroup:
+    """The group of one child.
+
+    Attributes:
+        folders: One for cgroup v2; one for memory and one for processes in v1.
+    """
+
+    folders: tuple[str, ...]
+
+    def ran_out(self) -> bool:
+        """Whether the kernel ended something in it for want of memory."""
+        told = ""
+        for folder in self.folders:
+            for name in ("memory.events", "memory.oom_control"):
+                with suppress(OSError):
+                    told += Path(folder, name).read_text()
+        return any(int(count) for count in re.findall(r"^oom_kill (\d+)$", told, re.MULTILINE))
+
+
+@dataclass(frozen=True)
+class CgroupParents:
+    """Where groups of children are made.
+
+    Attributes:
+        memory: Folder of a group that may have others in it.
+        pids: Likewise, for processes; the same in cgroup v2.
+    """
+
+    memory: str
+    pids: str
+
+    @contextmanager
+    def group(self, memory_bytes: int) -> Iterator[Cgroup]:
+        """A new group, removed with whatever is in it.
+
+        Raises:
+            StagewrightError: It cannot be made.
+        """
+        name = f"{NAME}{os.getpid()}-{next(_numbers)}"
+        folders = tuple(dict.fromkeys(str(Path(p, name)) for p in (self.memory, self.pids)))
+        try:
+            try:
+                for folder in folders:
+                    Path(folder).mkdir()
+                _limit(folders[0], folders[-1], memory_bytes)
+            except OSError as error:
+                raise StagewrightError(f"no control group can be made: {error}") from error
+            yield Cgroup(folders)
+        finally:
+            for folder in folders:
+                _remove(Path(folder))
+
+
+def find_cgroups() -> CgroupParents:
+    """Where this process may make groups.
+
+    Raises:
+        Refused: Nowhere; the message says what would help.
+    """
+    mine = dict(_own())
+    if "memory" in mine and "pids" in mine:
+        return CgroupParents(mine["memory"], mine["pids"])
+    for candidate in filter(None, (mine.get(""), os.path.dirname(mine.get("", "")))):
+        control = Path(candidate, "cgroup.subtree_control")
+        with suppress(OSError):
+            control.write_text("+memory +pids")
+        with suppress(OSError):
+            if {"memory", "pids"} <= {*control.read_text().split()} and os.access(
+                candidate, os.W_OK
+            ):
+                return CgroupParents(candidate, candidate)
+    raise Refused(
+        "this process may not make control groups that limit memory and processes; under systemd, "
+        "set Delegate=yes and DelegateSubgroup=server, in a container mount cgroups writable"
+    )
+
+
+def _own() -> Iterator[tuple[str, str]]:
+    """Controllers of this process and the folders of its groups; the empty name is cgroup v2's."""
+    mounts: dict[str, str] = {}
+    with suppress(OSError):
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            before, _, after = line.partition(" - ")
+            kind, _, options = after.split(" ", 2)
+            if kind == "cgroup2":
+                mounts[""] = before.split()[4]
+            elif kind == "cgroup":
+                mounts |= dict.fromkeys(options.split(","), before.split()[4])
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            for name in controllers.split(","):
+                folder = mounts.get(name, "") + path.rstrip("/")
+                if name in mounts and os.access(folder, os.W_OK):
+                    yield name, folder
+
+
+def _limit(memory: str, pids: str, memory_bytes: int) -> None:
+    is_v2 = Path(memory, "memory.max").exists()
+    Path(memory, "memory.max" if is_v2 else "memory.limit_in_bytes").write_text(str(memory_bytes))
+    with suppress(OSError):  # where the kernel counts swap at all
+        if is_v2:
+            Path(memory, "memory.swap.max").write_text("0")
+        else:
+            Path(memory, "memory.memsw.limit_in_bytes").write_text(str(memory_bytes))
+    Path(pids, "pids.max").write_text(str(MAX_PROCESSES))
+
+
+def _remove(folder: Path) -> None:
+    """Kill what is in a group, and remove it."""
+    ends_s = time.monotonic() + REMOVED_WITHIN_S
+    while folder.exists():
+        with suppress(OSError):
+            for pid in (folder / "cgroup.procs").read_text().split():
+                os.kill(int(pid), 9)
+        with suppress(OSError):
+            folder.rmdir()
+            return
+        if time.monotonic() > ends_s:
+            return
+        time.sleep(0.01)

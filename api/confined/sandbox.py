@@ -1,0 +1,124 @@
+"""What bubblewrap takes away from a child: the network, other processes, nearly all files.
+
+Inside there are the system's programs, this Python and this package, to be read and not written,
+a ``/tmp`` in memory, and the graphics devices. https://github.com/containers/bubblewrap
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import stagewright
+
+from ...core.errors import Refused
+
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt")
+CONFIGURED = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives",
+              "/etc/localtime")  # fmt: skip
+"""Of ``/etc``: how libraries are found and what time it is. No users, no names of hosts."""
+
+GRAPHICS = ("/dev/nvidia*", "/dev/dri", "/dev/kfd")
+NOBODY = "65534"
+TEMPORARY_BYTES = 2**30
+CHECKED_WITHIN_S = 20.0
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """How to start bubblewrap.
+
+    Attributes:
+        program: Where it is.
+        readable: What a child reads besides the system's programs.
+    """
+
+    program: str
+    readable: tuple[str, ...] = ()
+
+    def with_paths(self, paths: Sequence[str]) -> Sandbox:
+        """The same, with more to read."""
+        return Sandbox(self.program, (*self.readable, *paths))
+
+    def around(self, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+        """A command that runs another inside."""
+        words = [self.program, "--unshare-all", "--unshare-user", "--disable-userns"]
+        words += ["--die-with-parent", "--cap-drop", "ALL", "--uid", NOBODY, "--gid", NOBODY]
+        words += ["--hostname", "sandbox", "--clearenv"]
+        for name, value in {**environment, "HOME": "/tmp", "TMPDIR": "/tmp"}.items():
+            words += ["--setenv", name, value]
+        for path in SYSTEM:
+            words += _system(path)
+        for path in (*CONFIGURED, *self.readable):
+            words += ["--ro-bind-try", path, path]
+        words += ["--proc", "/proc", "--dev", "/dev"]
+        for place in ("/tmp", "/dev/shm"):
+            words += ["--size", str(TEMPORARY_BYTES), "--tmpfs", place]
+        devices = [path for pattern in GRAPHICS for path in glob.glob(pattern)]
+        for device in devices:
+            words += ["--dev-bind", device, device]
+        if devices:  # the driver looks there which devices there are
+            words += ["--ro-bind", "/sys", "/sys"]
+        words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--"]
+        return [*words, *command]
+
+
+@cache
+def find_sandbox() -> Sandbox:
+    """Bubblewrap, if it is here and works for this user.
+
+    Raises:
+        Refused: It does not; the message says what would help.
+    """
+    program = shutil.which("bwrap")
+    if program is None:
+        raise Refused("bubblewrap (bwrap) is not installed; install your system's 'bubblewrap'")
+    found = Sandbox(program, tuple(_python()))
+    try:
+        tried = subprocess.run(
+            found.around([sys.executable, "-I", "-c", "import stagewright"], {}),
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=CHECKED_WITHIN_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Refused(f"bubblewrap does not run: {error}") from None
+    if tried.returncode:
+        said = tried.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise Refused(
+            f"bubblewrap does not work here: {said[-1] if said else tried.returncode}; it needs "
+            "user namespaces, and version 0.8 or newer"
+        )
+    return found
+
+
+def _python() -> list[str]:
+    """Folders with this Python, its packages and this one, none within another."""
+    package = Path(stagewright.__file__).parent
+    folders = {sys.prefix, sys.base_prefix, os.path.realpath(sys.prefix), str(package)}
+    folders |= {str(part.resolve()) for part in package.iterdir() if part.is_symlink()}
+    folders |= {str(Path(path).resolve()) for path in _part_paths()}
+    return sorted(folders)
+
+
+def _part_paths() -> list[str]:
+    """Of an editable installation, whose parts may lie elsewhere."""
+    from ... import core
+    from .. import __path__ as api
+
+    return [*api, *core.__path__]
+
+
+def _system(path: str) -> list[str]:
+    """A folder of the system's, which may be a link to another."""
+    if os.path.islink(path):
+        return ["--symlink", os.readlink(path), path]
+    return ["--ro-bind-try", path, path]

@@ -1,0 +1,203 @@
+"""A child that misbehaves costs only itself: memory, time, answers, talk, what it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from stagewright.api.confined.limits import Limits, default_memory_bytes
+from stagewright.api.confined.run import run_confined, run_confined_async
+from stagewright.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidInput,
+    MeasurementError,
+    OutOfMemory,
+)
+
+MEBIBYTE = 2**20
+SOON = Limits(memory_bytes=100 * MEBIBYTE, deadline_s=20.0)
+
+
+def run(program: str, request: bytes = b"", limits: Limits = SOON, **options) -> bytes:
+    return run_confined([sys.executable, "-I", "-S", "-c", program], request, limits, **options)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition, timeout_s: float = 5.0) -> bool:
+    end = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(condition())
+
+
+def written(file: Path) -> list[int]:
+    return [int(pid) for pid in file.read_text().split()]
+
+
+def test_what_it_is_given_comes_back():
+    request = os.urandom(3 * MEBIBYTE)
+    program = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()[::-1])"
+    assert run(program, request) == request[::-1]
+
+
+@pytest.mark.parametrize(
+    "eats",
+    [
+        "kept = [bytearray(2**20) for _ in range(4000)]",
+        "import mmap; m = mmap.mmap(-1, 2**32); [m.write(b'x' * 2**20) for _ in range(4000)]",
+        "import os\nif os.fork() == 0:\n    kept = [bytearray(2**20) for _ in range(4000)]\n"
+        "os.wait(); import time; time.sleep(60)",
+        # Its parent is gone, and it is in a session of its own.
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
+        "        kept = [bytearray(2**20) for _ in range(300)]; time.sleep(60)\n    os._exit(0)\n"
+        "time.sleep(60)",
+    ],
+    ids=["itself", "shared memory", "its child", "its orphan"],
+)
+def test_too_much_memory_ends_it(eats):
+    program = (
+        'import sys; sys.stderr.write(\'{"done": 1, "total": 3, "layer": "blocks.1"}\\n\');'
+        "sys.stderr.flush()\n" + eats
+    )
+    with pytest.raises(OutOfMemory, match=r"100\.0 MiB; measure a smaller model") as caught:
+        run(program)
+    assert caught.value.layer == "blocks.1"
+    assert caught.value.available_bytes == SOON.memory_bytes < caught.value.required_bytes
+
+
+def test_what_is_within_the_limit_is_left_alone():
+    assert run("kept = bytearray(50 * 2**20); import time; time.sleep(0.3); print(1)") == b"1\n"
+
+
+def leaves_behind(file: Path) -> str:
+    """A child, its child, and one that hid in a session of its own; then it sleeps."""
+    sleeper = "import time; time.sleep(600)"
+    return (
+        "import os, subprocess, sys, time\n"
+        f"sleep = [sys.executable, '-I', '-S', '-c', {sleeper!r}]\n"
+        "a = subprocess.Popen(sleep); b = subprocess.Popen(sleep, start_new_session=True)\n"
+        f"open({str(file) + '.part'!r}, 'w').write(f'{{os.getpid()}} {{a.pid}} {{b.pid}}')\n"
+        f"os.rename({str(file) + '.part'!r}, {str(file)!r})\n"
+        "time.sleep(float(sys.stdin.read() or 600))\n"
+    )
+
+
+def test_after_the_deadline_nothing_of_it_runs(tmp_path):
+    with pytest.raises(DeadlineExceeded, match=r"after 0\.8 s"):
+        run(leaves_behind(tmp_path / "pids"), limits=Limits(100 * MEBIBYTE, 0.8))
+    assert wait_for(lambda: not any(map(is_running, written(tmp_path / "pids"))))
+
+
+def test_stopping_it_ends_all_of_it_at_once(tmp_path):
+    stopped = threading.Event()
+
+    def stop() -> None:
+        wait_for((tmp_path / "pids").exists)
+        stopped.set()
+
+    threading.Thread(target=stop).start()
+    with pytest.raises(Cancelled):
+        run(leaves_behind(tmp_path / "pids"), stopped=stopped)
+    assert wait_for(lambda: not any(map(is_running, written(tmp_path / "pids"))))
+
+
+def test_cancelling_the_coroutine_ends_it_before_it_returns(tmp_path):
+    async def cancelled() -> None:
+        command = [sys.executable, "-I", "-S", "-c", leaves_behind(tmp_path / "pids")]
+        task = asyncio.create_task(run_confined_async(command, b"", SOON))
+        while not (tmp_path / "pids").exists():
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not is_running(written(tmp_path / "pids")[0])
+
+    asyncio.run(cancelled())
+
+
+def test_it_ends_with_its_parent(tmp_path):
+    """Cause: a server that was killed left its measurements running."""
+    program = leaves_behind(tmp_path / "pids")
+    parent = (
+        "import sys\n"
+        "from stagewright.api.confined.run import Limits, run_confined\n"
+        f"command = [sys.executable, '-I', '-S', '-c', {program!r}]\n"
+        "run_confined(command, b'', Limits(2**30, 60.0))"
+    )
+    pid = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-c", parent])
+    try:
+        assert wait_for((tmp_path / "pids").exists, 20.0)
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+    child, *below = written(tmp_path / "pids")
+    assert wait_for(lambda: not is_running(child))
+    for left in below:  # without a sandbox only the child itself is tied to the server
+        os.kill(left, 9)
+
+
+def test_an_endless_answer_ends_it():
+    with pytest.raises(MeasurementError, match=r"is over 1\.0 MiB"):
+        run("while True: print('x' * 10000)", limits=Limits(100 * MEBIBYTE, 20.0, MEBIBYTE))
+
+
+def test_endless_talk_is_not_kept():
+    """Its end is what says why; a line without an end is no line."""
+    program = (
+        "import sys\nfor _ in range(100): sys.stderr.write('x' * 10**6)\n"
+        'sys.stderr.write(\'\\n{"error": "InvalidInput", "message": "no"}\\n\'); sys.exit(1)'
+    )
+    with pytest.raises(InvalidInput, match="no"):
+        run(program)
+
+
+def test_progress_is_told_and_nonsense_is_not():
+    told = []
+    lines = [
+        {"done": 1, "total": 2, "layer": "a" * 1000},
+        {"done": -1, "total": 2, "layer": "b"},
+        {"done": True, "total": 2, "layer": "b"},
+        {"done": 10**30, "total": 2, "layer": "b"},
+        {"done": 1, "total": 2, "layer": {}},
+        {"done": 2, "total": 2, "layer": "c"},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    run(f"import sys; sys.stderr.write({text + '[' * 9999!r})", on_progress=told.append)
+    assert [entry["layer"] for entry in told] == ["a" * 200, "c"]
+
+
+def test_what_a_child_announces_is_cut():
+    announced = {"error": "InvalidInput", "message": "m" * 10**4, "field": "/" * 10**4}
+    program = f"import sys; sys.stderr.write({json.dumps(announced)!r}); sys.exit(1)"
+    with pytest.raises(InvalidInput) as caught:
+        run(program)
+    assert len(str(caught.value)) == 2000
+    assert len(caught.value.field) == 200
+
+
+def test_of_the_environment_it_sees_what_changes_torch(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name in ("STAGEWRIGHT_TOKEN", "AWS_SECRET_ACCESS_KEY", "PYTHONPATH", "HOME", "LD_PRELOAD"):
+        monkeypatch.setenv(name, "/secret")
+    seen = run("import os; print(*os.environ)").decode().split()
+    assert "OMP_NUM_THREADS" in seen
+    assert not {"STAGEWRIGHT_TOKEN", "AWS_SECRET_ACCESS_KEY", "PYTHONPATH", "HOME"} & {*seen}
+
+
+def test_the_default_leaves_the_server_some_memory():
+    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 2**28 < default_memory_bytes() < 0.8 * installed
