@@ -20,6 +20,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "hf": ("torch", "transformers"),
     "fast": ("numba",),
     "server": SERVER,
+    "client": ("httpx2", "pydantic"),
     "oidc": (*SERVER, "jwt"),
     "postgres": (*SERVER, "psycopg"),
 }

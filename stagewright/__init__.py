@@ -13,6 +13,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .balance import balance_by_size as balance_by_size
     from .balance import balance_by_time as balance_by_time
+    from .client.awaiting import AsyncClient as AsyncClient
+    from .client.blocking import Client as Client
     from .core.cluster import Cluster as Cluster
     from .core.errors import StagewrightError as StagewrightError
     from .core.graph import Graph as Graph
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from .runtime.verify import verify as verify
 
 _HOME = {
+    "AsyncClient": "client.awaiting",
+    "Client": "client.blocking",
     "Cluster": "core.cluster",
     "DistributedInferencePipeline": "runtime.inference.processes",
     "DistributedPipeline": "runtime.distributed",

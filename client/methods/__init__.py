@@ -1,0 +1,1 @@
+"""What can be asked of a service: each method once, as steps, for both clients."""
