@@ -8,7 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check schemas bench clean
+.PHONY: help setup demo test check schemas bench fuzz load clean
 
 help:  ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,12 @@ schemas: $(INSTALLED)  ## Write the JSON schemas of the documents again
 
 bench: $(INSTALLED)  ## Compare with torchgpipe
 	$(BIN)/python benchmarks/balance.py
+
+fuzz: $(INSTALLED)  ## Ask the service ten thousand generated requests
+	$(BIN)/python scripts/fuzz.py
+
+load: $(INSTALLED)  ## Have two hundred clients ask the service, on SQLite and on PostgreSQL
+	$(BIN)/python benchmarks/load.py
 
 clean:  ## Remove what was built and cached, but not the virtual environment
 	rm -rf build dist demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache

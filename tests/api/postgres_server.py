@@ -32,8 +32,9 @@ class PostgresServer:
         process: The server; tests may kill it.
     """
 
-    def __init__(self, folder: Path, user: str | None) -> None:
+    def __init__(self, folder: Path, user: str | None, *, durable: bool = False) -> None:
         self._folder, self._user = folder, user
+        self._fsync = "on" if durable else "off"
         self._numbers = count()
         self._run(
             "initdb",
@@ -56,7 +57,11 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start it, also after it was killed, and wait until it answers."""
-        settings = (f"unix_socket_directories={self._folder}", "listen_addresses=", "fsync=off")
+        settings = (
+            f"unix_socket_directories={self._folder}",
+            "listen_addresses=",
+            f"fsync={self._fsync}",
+        )
         options = [word for setting in settings for word in ("-c", setting)]
         with (self._folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
@@ -108,14 +113,18 @@ class PostgresServer:
 
 
 @contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
-    """A server in a folder of its own; `why_not` says whether there can be one."""
+def postgres_server(*, durable: bool = False) -> Iterator[PostgresServer]:
+    """A server in a folder of its own; `why_not` says whether there can be one.
+
+    Args:
+        durable: Wait for the disk at every commit, as one that is used does.
+    """
     user = _unprivileged()
     folder = Path(tempfile.mkdtemp(prefix="stagewright-pg-"))
     try:
         if user is not None:
             shutil.chown(folder, user)
-        server = PostgresServer(folder, user)
+        server = PostgresServer(folder, user, durable=durable)
         try:
             yield server
         finally:

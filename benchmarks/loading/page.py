@@ -1,0 +1,65 @@
+"""Tables of what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from benchmarks.load import Result
+
+NAMES = {"sqlite": "SQLite", "postgresql": "PostgreSQL"}
+
+
+def page(results: Sequence[Result]) -> str:
+    """Markdown: a line for each database, then for each kind of request."""
+    return "\n".join([*_whole(results), "", *_kinds(results)])
+
+
+def _whole(results: Sequence[Result]) -> list[str]:
+    names = [NAMES[result.database] for result in results]
+    rows = [
+        ("requests, by so many clients", lambda r: f"{r.requests:,} by {r.clients}"),
+        ("requests a second", lambda r: f"{r.requests_per_s:.0f}"),
+        ("median", lambda r: _ms(r.p50_s)),
+        ("99th percentile", lambda r: _ms(r.p99_s)),
+        ("longest", lambda r: _ms(r.longest_s)),
+        ("answers that were wrong, or 5xx", lambda r: f"{r.wrong}"),
+        ("plans made", lambda r: f"{r.plans:,}"),
+        ("of them lost", lambda r: f"{r.unread}"),
+        ("processor time a request: server", lambda r: f"{r.server_cpu_ms:.2f} ms"),
+        ("search for plans", lambda r: f"{r.planning_cpu_ms:.2f} ms"),
+        ("database", lambda r: f"{r.database_cpu_ms:.2f} ms" if r.database_cpu_ms else "in server"),
+        ("clients' share of all processor time", lambda r: f"{100 * r.client_cpu_share:.0f} %"),
+    ]
+    if any(result.light_ratio for result in results):
+        rows += [
+            ("gets and lists alone, 99th percentile", lambda r: _ms(r.light_p99_s)),
+            ("beside a heavy search", lambda r: _ms(r.heavy_p99_s)),
+            ("times as long", lambda r: f"{r.light_ratio:.1f}"),
+            ("heavy plans found meanwhile", lambda r: f"{r.heavy_plans}"),
+        ]
+    return [
+        "| | " + " | ".join(names) + " |",
+        "|---|" + "--:|" * len(names),
+        *(f"| {name} | " + " | ".join(map(told, results)) + " |" for name, told in rows),
+    ]
+
+
+def _kinds(results: Sequence[Result]) -> list[str]:
+    names = [NAMES[result.database] for result in results]
+    head = [f"{name}: {what}" for name in names for what in ("median", "99th percentile")]
+    lines = [
+        "| kind of request | how many | " + " | ".join(head) + " |",
+        "|---|--:|" + "--:|" * len(head),
+    ]
+    for kind, (number, _, _) in sorted(results[0].kinds.items(), key=lambda entry: -entry[1][0]):
+        cells = [
+            _ms(seconds) for result in results for seconds in result.kinds.get(kind, (0, 0, 0))[1:]
+        ]
+        lines.append(f"| {kind} | {number:,} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"
