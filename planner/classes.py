@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
+from operator import attrgetter
+
+import numpy as np
 
 from ..core.cluster import Cluster, LinkLevel
 from ..core.plan import PlanOptions
@@ -123,9 +126,11 @@ class Devices:
 def devices_of(cluster: Cluster, options: PlanOptions) -> Devices:
     """The classes of a cluster: equal kind, speed and memory."""
     members: dict[tuple[str, float, int | None], list[int]] = {}
-    for index, device in enumerate(cluster.devices):
-        key = (device.kind, device.speed, device.memory_bytes)
-        members.setdefault(key, []).append(index)
+    index = 0
+    for key, alike in groupby(cluster.devices, attrgetter("kind", "speed", "memory_bytes")):
+        after = index + len(list(alike))
+        members.setdefault(key, []).extend(range(index, after))
+        index = after
     classes = tuple(
         DeviceClass(
             kind=kind,
@@ -143,10 +148,10 @@ def _group_sizes(cluster: Cluster, indices: list[int]) -> tuple[int, ...]:
     """See `DeviceClass.group_sizes`."""
     sizes = []
     for level in cluster.levels[:-1]:
-        counts = [
-            len(list(run)) for _, run in groupby(index // level.group_size for index in indices)
-        ]
-        regular = len(set(counts[:-1])) <= 1 and counts[-1] <= counts[0]
+        groups = np.array(indices) // level.group_size
+        begins = np.flatnonzero(np.diff(groups, prepend=-1))
+        counts = np.diff(begins, append=len(groups)).tolist()
+        regular = counts[:-1] == counts[:1] * (len(counts) - 1) and counts[-1] <= counts[0]
         sizes.append(counts[0] if regular else 1)
     return (*sizes, len(indices))
 

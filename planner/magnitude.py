@@ -6,15 +6,16 @@ from ..core.cluster import Cluster
 from ..core.errors import InvalidInput
 from ..core.plan import OPTIMIZER_BYTES_PER_ELEMENT, PlanOptions
 from ..core.profile import Profile
+from .classes import Devices
 from .cost import parameters_of
 from .limits import LARGEST_TOTAL_BYTES, LARGEST_TOTAL_S
 
 
-def check_magnitude(profile: Profile, cluster: Cluster, options: PlanOptions) -> None:
+def check_magnitude(profile: Profile, devices: Devices, options: PlanOptions) -> None:
     """Raise `InvalidInput` where times or bytes are too large to add up exactly enough."""
     _check_bytes(profile, options)
-    _check_times(profile, cluster, options)
-    _check_links(profile, cluster, options)
+    _check_times(profile, devices, options)
+    _check_links(profile, devices.cluster, options)
 
 
 def _check_bytes(profile: Profile, options: PlanOptions) -> None:
@@ -36,11 +37,11 @@ def _check_bytes(profile: Profile, options: PlanOptions) -> None:
         )
 
 
-def _check_times(profile: Profile, cluster: Cluster, options: PlanOptions) -> None:
+def _check_times(profile: Profile, devices: Devices, options: PlanOptions) -> None:
     total_s = sum(entry.forward.median_s + entry.backward.median_s for entry in profile.layers)
     if profile.loss:
         total_s += profile.loss.forward.median_s + profile.loss.backward.median_s
-    slowest = min(min(device.speed for device in cluster.devices), 1.0)
+    slowest = min(*(entry.speed for entry in devices.classes), 1.0)
     if not total_s / slowest * options.num_microbatches < LARGEST_TOTAL_S:
         raise InvalidInput(
             f"the profile's times add up to {total_s} s; less than {LARGEST_TOTAL_S:g} s over all "

@@ -78,7 +78,7 @@ class Request:
 
     def __post_init__(self) -> None:
         check_options(self.options)
-        check_magnitude(self.profile, self.cluster, self.options)
+        check_magnitude(self.profile, self.devices, self.options)
         nodes = self.branches.nodes.dag.num_nodes if self.branches else None
         check_asked(self.profile, self.positions, self.devices, self.options, nodes)
 
