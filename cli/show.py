@@ -26,6 +26,14 @@ def command(
         Path | None,
         Option(help="Write the plan's timeline for Perfetto or chrome://tracing (plans only)."),
     ] = None,
+    html: Annotated[
+        Path | None,
+        Option(help="Write one page that shows the plan, offline, to this file (plans only)."),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        Option(help="The profile a plan was made from: then --html shows what layers cost."),
+    ] = None,
     tree: Annotated[
         bool, Option("--tree/--flat", help="Fold a profile's layers by module, or not.")
     ] = True,
@@ -41,7 +49,7 @@ def command(
     from ..core.profile import Profile
     from ..core.profile_table import profile_table
 
-    for path in (svg, trace):
+    for path in (svg, trace, html):
         if path is not None:
             check_writable(path)
     if depth is not None and not tree:
@@ -49,12 +57,17 @@ def command(
     document = read_document(file, Profile, Plan, Cluster, Graph)
     if not isinstance(document, Profile) and (depth is not None or not tree):
         raise InvalidInput(f"--depth and --flat are for profiles; {file} is {document.SCHEMA}")
-    if not isinstance(document, Plan) and (svg is not None or trace is not None):
-        raise InvalidInput(f"--svg and --trace draw plans; {file} is {document.SCHEMA}")
+    drawn = any(path is not None for path in (svg, trace, html))
+    if not isinstance(document, Plan) and drawn:
+        raise InvalidInput(f"--svg, --trace and --html draw plans; {file} is {document.SCHEMA}")
+    if profile is not None and html is None:
+        raise InvalidInput("--profile goes with --html; give the file to write by --html")
     if isinstance(document, Plan):
         _draw(document, svg, trace, quiet=as_json)
+        if html is not None:
+            _write_page(document, profile, html, quiet=as_json)
         text = plan_text(document)
-        follow = after_plan(document, file, drawn=svg is not None or trace is not None)
+        follow = after_plan(document, file, drawn=drawn)
     elif isinstance(document, Profile):
         text = profile_table(document, tree=tree, depth=depth)
         follow = planning(document, file)
@@ -82,3 +95,22 @@ def _draw(plan: Plan, svg: Path | None, trace: Path | None, *, quiet: bool) -> N
     if trace is not None:
         write_file(trace, chrome_trace(timeline))
         say(f"wrote {trace}; open it at ui.perfetto.dev", quiet=quiet)
+
+
+def _write_page(plan: Plan, profile_file: Path | None, html: Path, *, quiet: bool) -> None:
+    """Write the plan, and what its layers cost if that is known, as one page."""
+    from ..core.profile import Profile
+    from ..view.html import plan_page
+    from ..view.of_plan import plan_view
+
+    profile = None
+    if profile_file is not None:
+        profile = read_document(profile_file, Profile)
+        if profile.content_id() != plan.profile_id:
+            raise InvalidInput(
+                f"{profile_file} is {profile.content_id()}, and the plan was made from "
+                f"{plan.profile_id or 'a profile it does not name'}; give that one"
+            )
+    write_file(html, plan_page(plan_view(plan, profile)))
+    said = f"wrote {html}; open it in a browser"
+    say(said if profile else f"{said}, or add what layers cost with --profile", quiet=quiet)

@@ -61,7 +61,7 @@ def plan_view(
         profile_id=plan.profile_id,
         provenance=None if profile is None else profile.provenance,
         assumptions=tuple(assumptions(profile, cluster)) if profile and cluster else (),
-        notes=(*plan.notes, *(profile.notes if profile else ())),
+        notes=tuple(dict.fromkeys((*plan.notes, *(profile.notes if profile else ())))),
         reproduce=reproduce(plan, cluster),
     )
 
