@@ -14,9 +14,15 @@ from pydantic import ValidationError
 
 from ...core.errors import DeadlineExceeded
 from ...core.options import Estimated, EstimateRequest
-from ..measuring import MeasuringFailed, MeasuringUnavailable, answer_of
+from ..confined.limits import Limits, default_memory_bytes
+from ..confined.measure import MeasuringFailed, SandboxChoice, chosen_sandbox
+from ..confined.run import run_confined_async
+from ..measuring import MeasuringUnavailable
 
 MAX_CONCURRENT = 2
+
+MEMORY_BYTES = 8 * 2**30
+"""Nothing an estimate looks at has values."""
 
 
 class Estimator:
@@ -25,11 +31,25 @@ class Estimator:
     Args:
         command: The child's program; it reads and writes as `profiler.estimates.child` does.
         deadline_s: Longest wait for an estimate, waiting for others included.
+        memory_bytes: Most one child may keep; by default the lesser of `MEMORY_BYTES` and what a
+            measuring one may.
+        sandbox: Whether children get one.
     """
 
-    def __init__(self, command: Sequence[str], *, deadline_s: float = 120.0) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        deadline_s: float = 120.0,
+        memory_bytes: int | None = None,
+        sandbox: SandboxChoice = "auto",
+    ) -> None:
         self._command = tuple(command)
         self._deadline_s = deadline_s
+        self._deadline_s = deadline_s  # which ends the child a little earlier than its own
+        memory_bytes = min(memory_bytes or default_memory_bytes(), MEMORY_BYTES)
+        self._limits = Limits(memory_bytes, deadline_s + 1.0)
+        self._sandbox = sandbox
         self._turn = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def estimate(self, request: EstimateRequest) -> Estimated:
@@ -38,6 +58,7 @@ class Estimator:
         Raises:
             MeasuringUnavailable: torch is not installed here.
             InvalidInput, CaptureError, MeasurementError: The child says so.
+            OutOfMemory: It took more memory than it may.
             DeadlineExceeded: There was no estimate in time; the child has been killed.
         """
         if importlib.util.find_spec("torch") is None:
@@ -47,7 +68,12 @@ class Estimator:
             )
         try:
             async with asyncio.timeout(self._deadline_s), self._turn:
-                output = await answer_of(self._command, request.model_dump_json().encode())
+                output = await run_confined_async(
+                    self._command,
+                    request.model_dump_json().encode(),
+                    self._limits,
+                    sandbox=chosen_sandbox(self._sandbox),
+                )
         except TimeoutError:
             raise DeadlineExceeded(
                 f"there was no estimate after {self._deadline_s:g} s; ask again later, or "
