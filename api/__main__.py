@@ -30,6 +30,8 @@ def main() -> int:
         if isinstance(error, StoreUnavailable):
             return 5
         return 4 if isinstance(error, Refused) else 2
+    except KeyboardInterrupt:
+        return 6
     return 0
 
 

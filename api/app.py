@@ -15,6 +15,7 @@ from ..core.errors import InvalidInput
 from .auth.gate import Gate
 from .auth.identify import Identification, TokenReader
 from .auth.signing_keys import SigningKeys
+from .draining import Drain, DrainGate
 from .hosts import HostCheck
 from .limits import BodyLimit
 from .measuring import Measurer
@@ -22,10 +23,12 @@ from .models.estimating import Estimator
 from .openapi import describe
 from .origins import OriginCheck
 from .problems import install_problems
+from .routes_audit import audit_routes
 from .routes_catalogue import catalogue_routes
 from .routes_graphs import graph_routes
 from .routes_health import health_routes
 from .routes_keys import key_routes
+from .routes_metrics import metrics_routes
 from .routes_plans import plan_routes
 from .routes_profiles import profile_routes
 from .routes_what_if import what_if_routes
@@ -34,10 +37,13 @@ from .settings import Settings
 from .solving import Solver
 from .store.contract import Store
 from .store.sql_store import SqlStore
+from .telemetry.metrics import Metrics
+from .telemetry.requests import Requests
+from .telemetry.watched import watch
 
 
 def create_app(
-    settings: Settings, *, store: Store | None = None, measurer: Measurer | None = None
+    settings: Settings, *, store: Store | None = None, measurer: Measurer | None = None, drain: Drain | None = None
 ) -> FastAPI:
     """The service as an ASGI application; torch is not imported.
 
@@ -46,12 +52,16 @@ def create_app(
         store: Where it keeps things, instead of ``settings.database``. The application closes it
             when it shuts down.
         measurer: What measures, instead of one made from the settings.
+        drain: How far the server is on its way out; told by whoever hears signals.
 
     Raises:
         InvalidInput, StoreUnavailable: The database cannot be used.
     """
     kept = SqlStore(settings.database) if store is None else store
-    solver = Solver(settings.plan_processes)
+    metrics = Metrics()
+    drain = Drain() if drain is None else drain
+    solver = Solver(settings.plan_processes, metrics.worked)
+    watch(metrics, kept, solver, drain)
     planning = Planning(
         kept,
         measurer or Measurer.from_settings(settings),
@@ -77,6 +87,8 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         middleware=[  # the first sees a request first; a stranger's body is not read
+            Middleware(Requests, metrics=metrics),
+            Middleware(DrainGate, drain=drain),
             Middleware(HostCheck, allowed=settings.allowed_hosts),
             Middleware(OriginCheck),
             Middleware(Gate, identification=identification, store=kept),
@@ -84,7 +96,11 @@ def create_app(
         ],
     )
     install_problems(app)
-    app.include_router(health_routes(kept))
+    app.state.metrics = metrics
+    app.state.drain = drain
+    app.include_router(health_routes(kept, solver, drain))
+    app.include_router(metrics_routes(metrics))
+    app.include_router(audit_routes(kept))
     app.include_router(key_routes(kept))
     app.include_router(plan_routes(planning, kept))
     app.include_router(profile_routes(planning, kept))

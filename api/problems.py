@@ -29,6 +29,7 @@ from .field_errors import FieldError, clip, field_errors
 from .measuring import MeasuringUnavailable, ServiceStopping
 from .solving import SolverEnded
 from .store.errors import AnswerPending, KeyReused, NotFound, StoreUnavailable, TooManyJobs
+from .telemetry.context import request_id
 
 MAX_DETAIL_CHARACTERS = 2000
 

@@ -1,37 +1,95 @@
-"""``/healthz``: open to everyone, so it says little."""
+"""``/healthz`` and ``/readyz``: open to everyone, so they say little."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Literal
 
 from fastapi import APIRouter
+from starlette.concurrency import run_in_threadpool
 
 from .. import __version__
 from ..core.document import Record
+from .draining import RETRY_AFTER_S, Drain
 from .openapi import PROBLEM_RESPONSE
-from .problems import unavailable_problem
+from .problems import Problem
+from .solving import Solver
 from .store.contract import Store
+
+_log = logging.getLogger(__name__)
 
 
 class Health(Record):
-    """The server and its database answer."""
+    """The server answers."""
 
     status: Literal["ok"] = "ok"
     version: str
-    database: Literal["ok"] = "ok"
 
 
-def health_routes(store: Store) -> APIRouter:
-    """The route a load balancer asks."""
+class Readiness(Record):
+    """The server, its database and its planning processes can do their work."""
+
+    status: Literal["ready"] = "ready"
+    version: str
+
+
+def health_routes(store: Store, solver: Solver, drain: Drain) -> APIRouter:
+    """What decides whether a server is started anew, and whether requests are sent to it."""
     router = APIRouter(tags=["health"], responses=PROBLEM_RESPONSE)
 
     @router.get("/healthz")
-    def healthz() -> Health:
-        """Whether this server can do its work."""
-        try:
-            store.check()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the answer is the same
-            raise unavailable_problem(error) from None
+    async def healthz() -> Health:
+        """Whether this process lives. It is not asked for its database, which outlives it."""
         return Health(version=__version__)
 
+    @router.get("/readyz")
+    async def readyz() -> Readiness:
+        """Whether requests may be sent here: 503 names what is not ready.
+
+        The database has to answer and be of this release, planning processes have to start, and
+        the server must not be on its way out.
+        """
+        missing = {
+            "database": await run_in_threadpool(_fails, "database", store.check),
+            "solver": _fails("solver", solver.check),
+            "draining": drain.is_draining,
+        }
+        if any(missing.values()):
+            raise not_ready(tuple(name for name, is_missing in missing.items() if is_missing))
+        return Readiness(version=__version__)
+
     return router
+
+
+WORDS = {
+    "database": "the database does not answer, or is of another release",
+    "solver": "no planning process starts",
+    "draining": "this server is stopping",
+}
+
+
+def not_ready(missing: tuple[str, ...]) -> Problem:
+    """That requests had better go elsewhere.
+
+    Args:
+        missing: What is not ready, out of `WORDS`.
+    """
+    problem = Problem(
+        503,
+        "not-ready",
+        "; ".join(WORDS[name] for name in missing),
+        headers={"Retry-After": str(RETRY_AFTER_S)},
+    )
+    problem.document = problem.document.model_copy(update={"not_ready": missing})
+    return problem
+
+
+def _fails(name: str, check: Callable[[], None]) -> bool:
+    """Whether a check raises; what it says is for the log, since anybody may ask."""
+    try:
+        check()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the answer is the same
+        _log.warning("not ready: %s: %s", name, error)
+        return True
+    return False

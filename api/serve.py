@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import copy
+import asyncio
 import json
+import logging
 import re
 import secrets
 import signal
@@ -14,22 +15,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
-import uvicorn.config
 
 from ..core.errors import InvalidInput, Refused
 from .app import create_app
 from .configuration import Configuration, configure
+from .draining import Drain
 from .examples import measure_example
 from .measuring import Measurer
 from .settings import IN_MEMORY, LOOPBACK_NAMES, Settings
+from .store.database import database_url
 from .store.sql_store import SqlStore, utc_now
+from .telemetry.logs import configure_logging, is_for_people
+from .telemetry.metrics import Metrics
 
 TOKEN_VARIABLE = "STAGEWRIGHT_TOKEN"
-GRACE_S = 5
-"""How long requests in flight may go on after a signal; measurements end at once."""
+
+MIN_CLOSING_S = 0.5
+"""What connections get to close in, also when the grace is over."""
+
+_log = logging.getLogger(__name__)
 
 
 def serve(
@@ -41,10 +49,11 @@ def serve(
     config: str | Path | None = None,
     **flags: Any,
 ) -> None:
-    """Serve until interrupted (SIGINT, SIGTERM); then end every measurement and return.
+    """Serve until interrupted (SIGINT, SIGTERM), then drain (see `draining`) and return.
 
     Once the server accepts requests, the first line on stdout is
-    ``{"url": "...", "token": "..."}``. People read stderr.
+    ``{"url": "...", "token": "..."}``, with a token that was made up: one that was chosen is not
+    repeated. People read stderr.
 
     What is not given here is what the environment's ``STAGEWRIGHT_*`` say, then the settings
     file, then the default of `settings.Settings`.
@@ -63,6 +72,7 @@ def serve(
         InvalidInput: A setting is unknown or does not fit, the token cannot be sent in a header,
             the address is taken, or the database cannot be used.
         StoreUnavailable: The database does not answer.
+        KeyboardInterrupt: A second signal ended it before it had drained.
     """
     said = {
         **flags,
@@ -71,8 +81,10 @@ def serve(
         "database": None if database is None else str(database),
         "token": token,
     }
-    settings = opened(configure(said, file=config))
-    run(settings, settings.host, settings.port)
+    configuration = configure(said, file=config)
+    settings = opened(configuration)
+    made_up = configuration.settings.token is None
+    run(settings, settings.host, settings.port, made_up=made_up)
 
 
 def opened(configuration: Configuration) -> Settings:
@@ -103,33 +115,52 @@ def opened(configuration: Configuration) -> Settings:
     return settings.model_copy(update=changed)
 
 
-def run(settings: Settings, host: str, port: int) -> None:
-    """Serve with these settings; see `serve`."""
+def run(settings: Settings, host: str, port: int, *, made_up: bool = False) -> None:
+    """Serve with these settings; see `serve`.
+
+    Args:
+        settings: As `opened` gives them.
+        host: Address or name to listen on.
+        port: 0 takes a free one.
+        made_up: Whether nobody knows the token yet.
+    """
     listening = _listen(host, port)
     address = f"[{host}]" if ":" in host else host
     url = f"http://{address}:{listening.getsockname()[1]}"
+    for_people = is_for_people(settings.log_format, sys.stderr)
+    configure_logging(settings.log_format, settings.log_level, secrets=_secrets(settings))
     try:
         measurer = Measurer.from_settings(settings)
-        config = uvicorn.Config(
-            create_app(settings, measurer=measurer),
-            log_config=_log_to_stderr(),
-            server_header=False,
-            timeout_graceful_shutdown=GRACE_S,
-        )
-        with _signals_end_quietly():
-            server = _Server(config, lambda: announce(url, settings.token), measurer.stop)
+        drain = Drain(delay_s=settings.drain_delay_s, grace_s=settings.grace_s)
+        drain.on_refusing(measurer.stop)
+        app = create_app(settings, measurer=measurer, drain=drain)
+        config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False)
+        token = settings.token if made_up else None
+        with _signals_end_quietly(), _metrics_listener(settings, app.state.metrics):
+            server = _Server(config, lambda: announce(url, token, for_people=for_people), drain)
             server.run(sockets=[listening])
     finally:
         listening.close()
+    if server.force_exit:
+        raise KeyboardInterrupt
 
 
-def announce(url: str, token: str | None) -> None:
-    """Say where the server is: JSON on stdout for programs, the rest on stderr for people."""
+def announce(url: str, token: str | None, *, for_people: bool = True) -> None:
+    """Say where the server is: JSON on stdout for programs, the rest on stderr for people.
+
+    Args:
+        url: Where.
+        token: One that was made up; `None` if those who may know it do.
+        for_people: Whether the log is for people, too.
+    """
     sys.stdout.write(json.dumps({"url": url, "token": token}) + "\n")
     sys.stdout.flush()
-    known = "none; keys and tokens of the identity provider open this server"
+    if not for_people:
+        _log.info("serving", extra={"url": url})
+        return
+    known = "none made up; the one you chose, keys, or the identity provider's tokens open it"
     sys.stderr.write(f"serving on {url}\ntoken: {known if token is None else token}\n")
-    token = token or "KEY"
+    token = token or "TOKEN"
     sys.stderr.write(
         "next: measure and plan a small model\n"
         f"  curl -H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' \\\n"
@@ -162,25 +193,65 @@ def is_loopback(host: str) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """Calls back once requests are accepted, and once they are no more."""
+    """Says when it accepts requests; drains at the first signal, ends at the second."""
 
     def __init__(
-        self,
-        config: uvicorn.Config,
-        on_started: Callable[[], None],
-        on_stopping: Callable[[], None],
+        self, config: uvicorn.Config, on_started: Callable[[], None], drain: Drain
     ) -> None:
         super().__init__(config)
         self._on_started = on_started
-        self._on_stopping = on_stopping
+        self._drain = drain
+        self._num_signals = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_started()
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Only counts: it runs between any two steps of the program, in the midst of a write."""
+        self._num_signals += 1
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._num_signals:
+            self._drain.begin()
+            self.force_exit = self._num_signals > 1
+            self.should_exit = self.force_exit or await self._drain.step()
+        return await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._on_stopping()
+        self._drain.refuse()
+        watching = asyncio.create_task(self._watch_signals())
+        # uvicorn has a whole number here and hands it to asyncio, which takes any.
+        self.config.timeout_graceful_shutdown = max(MIN_CLOSING_S, self._drain.grace_left_s)  # type: ignore[assignment]
         await super().shutdown(sockets)
+        watching.cancel()
+
+    async def _watch_signals(self) -> None:
+        while not self.force_exit:
+            await asyncio.sleep(0.05)
+            self.force_exit = self._num_signals > 1
+
+
+@contextmanager
+def _metrics_listener(settings: Settings, metrics: Metrics) -> Iterator[None]:
+    """Metrics on an address of their own, if the settings name one."""
+    if settings.metrics_listen is None:
+        yield
+        return
+    try:
+        stop = metrics.listen(settings.metrics_listen)
+    except (OSError, OverflowError) as error:
+        raise InvalidInput(f"metrics cannot listen on {settings.metrics_listen}: {error}") from None
+    try:
+        yield
+    finally:
+        stop()
+
+
+def _secrets(settings: Settings) -> tuple[str, ...]:
+    """What the log never holds."""
+    password = database_url(settings.database).password
+    return tuple(text for text in (settings.token, password) if text)
 
 
 @contextmanager
@@ -220,9 +291,3 @@ def _checked(token: str) -> str:
         )
     return token
 
-
-def _log_to_stderr() -> dict[str, object]:
-    """Uvicorn's own logging, kept off stdout."""
-    config = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
-    config["handlers"]["access"]["stream"] = "ext://sys.stderr"
-    return config

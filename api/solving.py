@@ -9,10 +9,10 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import ParamSpec, TypeVar
 
 from starlette.concurrency import run_in_threadpool
@@ -32,6 +32,10 @@ numpy and numba map several more that they never touch."""
 PARENT_CHECKED_S = 1.0
 
 
+def _unobserved(work: str, duration_s: float) -> None:
+    """Nobody wants to know."""
+
+
 class SolverEnded(StagewrightError):
     """A planning process was ended from outside, most likely for want of memory."""
 
@@ -41,10 +45,18 @@ class Solver:
 
     Args:
         processes: How many; with 0, a few threads of the server's own process instead.
+        observe: Told the name of every function that was run, and how many seconds it took.
+
+    Attributes:
+        num_waiting: Calls that wait for a process.
+        num_running: Calls that have one.
     """
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self, processes: int, observe: Callable[[str, float], None] = _unobserved) -> None:
         self._processes = processes
+        self._observe = observe
+        self.num_waiting = 0
+        self.num_running = 0
         self._pool: ProcessPoolExecutor | None = None
         self._turns = asyncio.Semaphore(processes or MAX_IN_THREADS)
 
@@ -56,7 +68,7 @@ class Solver:
             SolverEnded: Its process ended.
             Exception: Whatever the function raises.
         """
-        async with self._turns:
+        async with self._turn(getattr(work, "__name__", "other")):
             if not self._processes:
                 return await run_in_threadpool(work, *args, **kwargs)
             pool = self._running()
@@ -76,6 +88,39 @@ class Solver:
                     "ask for fewer micro-batches or stages, or plan with the library",
                     field="/options",
                 ) from None
+
+    @asynccontextmanager
+    async def _turn(self, name: str) -> AsyncIterator[None]:
+        """One of the processes is this call's, and its time is noted."""
+        self.num_waiting += 1
+        try:
+            await self._turns.acquire()
+        finally:
+            self.num_waiting -= 1
+        self.num_running += 1
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._observe(name, time.perf_counter() - started)
+            self.num_running -= 1
+            self._turns.release()
+
+    def check(self) -> None:
+        """Return if the next call will find a process; ended ones are replaced first.
+
+        Raises:
+            SolverEnded: No process starts.
+        """
+        if not self._processes:
+            return
+        if self._pool is not None and not _is_whole(self._pool):
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+        try:
+            self._running()
+        except OSError as error:
+            raise SolverEnded(f"no planning process starts: {error}") from None
 
     def close(self) -> None:
         """End the processes, whatever they are at."""
@@ -99,6 +144,13 @@ class Solver:
                 initargs=(os.getpid(),),
             )
         return self._pool
+
+
+def _is_whole(pool: ProcessPoolExecutor) -> bool:
+    """Whether it takes work; it gives up for good when a process of it ends."""
+    return not pool._broken and all(
+        process.is_alive() for process in (pool._processes or {}).values()
+    )
 
 
 def _prepare(parent: int) -> None:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...core.errors import StagewrightError
 from ..problems import Problem, from_error
 from ..store.contract import Store
+from ..telemetry.context import add
 from .caller import Caller
 from .identify import Identification
 from .rates import Rate, Rates
@@ -66,6 +67,7 @@ class Gate:
         """
         caller, rate = await self._admit(scope)
         scope.setdefault("state", {})["caller"] = caller
+        add(project_id=caller.project_id, key_id=caller.id)
         told = send if rate is None else _with_headers(send, rate.headers())
         await self._app(scope, receive, self._trail.watching(scope, caller, told))
 

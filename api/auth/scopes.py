@@ -1,4 +1,4 @@
-"""What a key may do: four scopes, and which of them each request needs.
+"""What a key may do: five scopes, and which of them each request needs.
 
 A scope does not hold another. What no line below names needs ``admin``, so that a route somebody
 forgot here is closed to everyone who only reads and plans.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-Scope = Literal["read", "plan", "measure", "admin"]
+Scope = Literal["read", "plan", "measure", "admin", "metrics"]
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
@@ -16,15 +16,18 @@ MEANING: dict[Scope, str] = {
     "read": "see what the project stores, and what this service can do",
     "plan": "store profiles and graphs, plan, simulate, compare, cancel jobs",
     "measure": "run a model on the server's devices",
-    "admin": "make, list and revoke the project's keys",
+    "admin": "make, list and revoke the project's keys; read its audit log",
+    "metrics": "read the server's metrics, which count all projects together",
 }
 
-OPEN_PATHS = frozenset({"/healthz"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """Answered to everyone."""
 
 DOCUMENTATION = frozenset({"/openapi.json", "/docs"})
 API = "/v1/"
 KEYS = "/v1/api-keys"
+AUDIT = "/v1/audit"
+METRICS = "/metrics"
 PLANNED = ("/v1/plans", "/v1/profiles", "/v1/graphs", "/v1/jobs")
 """Collections that ``plan`` adds to and changes, with everything below them."""
 COMPUTED = frozenset({"/v1/simulations", "/v1/comparisons"})
@@ -40,8 +43,10 @@ def needed_scope(method: str, path: str) -> Scope:
         method: In capitals.
         path: Decoded, without the query.
     """
-    if is_below(path, KEYS):
+    if is_below(path, KEYS) or is_below(path, AUDIT):
         return "admin"
+    if path == METRICS and method in SAFE_METHODS:
+        return "metrics"
     if method in SAFE_METHODS:
         return "read" if path.startswith(API) or path in DOCUMENTATION else "admin"
     if path in MEASURED:

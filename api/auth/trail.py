@@ -14,6 +14,7 @@ from starlette.types import Message, Scope, Send
 from ...core.errors import StagewrightError
 from ..store.contract import Store
 from ..store.records import AuditEvent
+from ..telemetry.context import request_id
 from .caller import Caller
 from .rates import Rates
 from .scopes import API, COMPUTED, SAFE_METHODS
@@ -84,6 +85,7 @@ def _event(scope: Scope, outcome: str, caller: Caller | None, location: str = ""
         project_id=None if caller is None else caller.project_id,
         key_id=None if caller is None else caller.id,
         object_id=object_id or location.rpartition("/")[2] or None,
+        request_id=request_id(),
         address=client[0] if client else None,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ...core.graph import Graph
@@ -48,6 +48,9 @@ class Jobs(Protocol):
         state: JobState | None = None,
     ) -> Page[Job]:
         """At most ``limit`` jobs, newest first, as `contract.Documents` lists."""
+
+    def counts(self) -> Mapping[tuple[str, JobState], int]:
+        """How many jobs there are, of every project, by kind and state."""
 
     def unfinished(self) -> Sequence[Job]:
         """What is queued or running, of every project, oldest first: what a restart resubmits."""

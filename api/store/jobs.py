@@ -81,6 +81,12 @@ class SqlJobs:
         with self._database.read() as connection:
             return page(connection, rows, JOBS, as_job, limit=limit, cursor=cursor)
 
+    def counts(self) -> dict[tuple[str, JobState], int]:
+        columns = JOBS.c.kind, JOBS.c.state
+        statement = select(*columns, func.count()).group_by(*columns)
+        with self._database.read() as connection:
+            return {(kind, state): number for kind, state, number in connection.execute(statement)}
+
     def unfinished(self) -> Sequence[Job]:
         rows = select(JOBS).where(JOBS.c.state.in_(UNFINISHED)).order_by(JOBS.c.position)
         with self._database.read() as connection:

@@ -62,8 +62,8 @@ def test_every_other_path_is_closed(make_client, path):
     assert make_client(authorized=False).get(path).status_code == 401
 
 
-def test_only_healthz_is_open():
-    assert frozenset({"/healthz"}) == OPEN_PATHS
+def test_only_what_says_whether_a_server_is_well_is_open():
+    assert frozenset({"/healthz", "/readyz"}) == OPEN_PATHS
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_every_operation_announces_problems_and_the_token(document):
     for path, methods in document["paths"].items():
         for operation in methods.values():
             assert "application/problem+json" in operation["responses"]["default"]["content"]
-            assert operation.get("security") == ([] if path == "/healthz" else None)
+            assert operation.get("security") == ([] if path in ("/healthz", "/readyz") else None)
 
 
 def test_every_reference_leads_somewhere(document):

@@ -245,12 +245,12 @@ def test_without_torch_the_way_out_is_said(client, monkeypatch):
     assert "post a profile instead, or install stagewright[torch]" in body["detail"]
 
 
-def test_a_database_that_is_gone_makes_the_server_unhealthy(make_client):
+def test_a_database_that_is_gone_makes_the_server_not_ready(make_client):
     class Gone(SqlStore):
         def check(self):
             raise OSError("secret")
 
-    response = make_client(store=Gone(":memory:"), authorized=False).get("/healthz")
+    response = make_client(store=Gone(":memory:"), authorized=False).get("/readyz")
     problem(response, 503)
     assert "secret" not in response.text
 
