@@ -87,6 +87,13 @@ def error_of_problem(problem: ProblemDocument) -> StagewrightError:
         message += f"; {hint}"
     if issubclass(found, InvalidInput):
         return found(message, field=_first_field(problem.errors))
+    if issubclass(found, OutOfMemory):
+        return found(
+            message,
+            layer=problem.layer,
+            required_bytes=problem.required_bytes,
+            available_bytes=problem.available_bytes,
+        )
     return found(message)
 
 

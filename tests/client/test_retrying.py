@@ -1,0 +1,102 @@
+"""What is sent again, when, and with what; what is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from stagewright.client.calls import ask, create, get
+from stagewright.client.retrying import exchange
+from stagewright.client.steps import Call, Failure
+from stagewright.core.errors import DeadlineExceeded, Refused, StagewrightError, Unreachable
+from tests.client.world import World, problem, reply
+
+LOST = Failure("connection reset")
+NEVER_LEFT = Failure("connection refused", was_sent=False)
+MAKE = create("plans", fields={})
+MAKE_ONCE_ONLY = Call("POST", "/v1/api-keys", is_repeatable=False)
+
+
+@pytest.mark.parametrize("call", [get("plans"), ask("simulations", fields={}), MAKE])
+@pytest.mark.parametrize(
+    "first",
+    [
+        LOST,
+        NEVER_LEFT,
+        Failure("slow", is_timeout=True),
+        reply(502),
+        problem(503, "database-unreachable"),
+        reply(504),
+        problem(409, "answer-pending"),
+        problem(429, "too-many-requests", retry_after="0"),
+    ],
+    ids=str,
+)
+def test_what_may_pass_is_tried_again(call, first):
+    world = World(first, reply(201))
+    assert world.run(exchange(call)).status == 201
+    assert world.calls == [call, call]
+    assert len(world.slept) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (problem(504, "deadline-exceeded"), DeadlineExceeded),
+        (problem(503, "planning-ended"), Unreachable),
+        (problem(429, "too-many-jobs"), Refused),
+        (problem(500, "internal-error"), StagewrightError),
+        (problem(409, "no-plan"), StagewrightError),
+    ],
+)
+def test_what_would_come_again_is_not(answer, error):
+    world = World(answer)
+    with pytest.raises(error):
+        world.run(exchange(MAKE))
+    assert len(world.calls) == 1
+
+
+@pytest.mark.parametrize("first", [LOST, reply(503), problem(409, "answer-pending")], ids=str)
+def test_what_is_not_safe_to_repeat_is_not_repeated(first):
+    world = World(first)
+    with pytest.raises(StagewrightError):
+        world.run(exchange(MAKE_ONCE_ONLY))
+    assert len(world.calls) == 1
+
+
+@pytest.mark.parametrize("first", [NEVER_LEFT, problem(429, "too-many-requests", retry_after="1")])
+def test_what_was_never_carried_out_is_repeated_even_then(first):
+    world = World(first, reply(201))
+    assert world.run(exchange(MAKE_ONCE_ONLY)).status == 201
+
+
+def test_retry_after_is_kept_to():
+    world = World(problem(429, "too-many-requests", retry_after="3"), reply(200))
+    world.run(exchange(get("plans")))
+    assert world.slept == [3.0]
+
+
+def test_a_wait_beyond_the_time_allowed_is_an_error_at_once():
+    world = World(problem(429, "too-many-requests", "ask again in 60 s", retry_after="60"))
+    with pytest.raises(Refused, match="ask again in 60 s"):
+        world.run(exchange(get("plans")))
+    assert world.slept == []
+
+
+def test_pauses_double_and_all_attempts_together_keep_the_time():
+    world = World(*[LOST] * 50)
+    started_s = world.now_s
+    with pytest.raises(Unreachable, match=r"GET /v1/plans.*connection reset.*stagewright serve"):
+        world.run(exchange(get("plans")))
+    assert world.slept[:4] == [0.125, 0.25, 0.5, 1.0]
+    assert 5 < world.now_s - started_s <= 10
+
+
+def test_an_answer_that_takes_too_long_says_what_to_give():
+    world = World(Failure("timed out", is_timeout=True), timeout_s=0.1)
+    with pytest.raises(DeadlineExceeded, match=r"0\.1 s.*timeout_s"):
+        world.run(exchange(get("plans")))
+
+
+def test_every_creating_call_has_a_key_of_its_own():
+    keys = {create("plans", fields={}).headers["Idempotency-Key"] for _ in range(5)}
+    assert len(keys) == 5
