@@ -174,7 +174,7 @@ def test_a_crash_costs_its_own_row_only(tmp_path):
     document.write_text("<!-- written by benchmarks/capture.py -->\n<!-- end -->\n")
     words = ["--json", "--only", "dies,hangs,plain-sequential", "--write", str(document)]
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *words, "--time-limit", "20"],
+        [sys.executable, "-c", SCRIPT, *words, "--time-limit", "12"],
         cwd=ROOT,
         capture_output=True,
         text=True,
