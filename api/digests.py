@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from .. import __version__
 from ..core.document import json_digest
-from ..core.options import EstimateRequest
+from ..core.options import EstimateRequest, MeasureRequest
 from ..schedules.jit import available
 from .requests import PlanRequest
 
@@ -38,12 +39,22 @@ def estimate_digest(request: EstimateRequest) -> str:
     return _digest({"estimate": asked})
 
 
+def measure_digest(request: MeasureRequest, needs: str, place: str) -> str:
+    """Of a measurement on one kind of device, at one place (see `jobs.place`)."""
+    asked = request.model_dump(mode="json", exclude={"graph"})
+    if request.graph is not None:
+        asked["graph"] = request.graph.content_id()
+    return _digest({"measure": asked, "needs": needs, "place": place})
+
+
 def _digest(asked: dict[str, Any]) -> str:
     versions = {"stagewright": __version__, **{name: _version(name) for name in PACKAGES}}
     return json_digest({**asked, "versions": versions})
 
 
+@cache
 def _version(package: str) -> str:
+    """Looked up once: it takes longer than the rest of a digest."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -89,7 +89,7 @@ def graph_routes(planning: Planning, store: Store) -> APIRouter:
         graph_id: str, request: Request, caller: CallerOfRequest, if_none_match: IfNoneMatch = None
     ) -> Response:
         """A graph."""
-        stored = store.documents.graph(caller.project_id, graph_id)
-        return tagged(request, stored.id, stored.model_dump_json)
+        found = store.documents.graph_json(caller.project_id, graph_id)
+        return tagged(request, graph_id, lambda: found)
 
     return router

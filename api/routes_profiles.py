@@ -61,8 +61,8 @@ def profile_routes(planning: Planning, store: Store) -> APIRouter:
         if_none_match: IfNoneMatch = None,
     ) -> Response:
         """A profile."""
-        stored = store.documents.profile(caller.project_id, profile_id)
-        return tagged(request, stored.id, stored.model_dump_json)
+        found = store.documents.profile_json(caller.project_id, profile_id)
+        return tagged(request, profile_id, lambda: found)
 
     @router.get(
         "/{profile_id}/export",

@@ -52,8 +52,11 @@ OPERATOR = Caller(scopes=frozenset(SCOPES))
 """Who has the server's own token."""
 
 
-def caller_of(request: Request) -> Caller:
-    """Who sent a request, as `authentication` found out."""
+async def caller_of(request: Request) -> Caller:
+    """Who sent a request, as `authentication` found out.
+
+    A coroutine, because FastAPI runs other dependencies in a thread, which takes longer than this.
+    """
     caller = request.state.caller
     assert isinstance(caller, Caller)
     return caller

@@ -82,11 +82,8 @@ class SqlReuse:
         self._database = database
 
     def remember(self, project_id: str, kind: str, request_digest: str, result_id: str) -> None:
-        found = {"result_id": result_id, "created_at": self._database.now()}
-        key = {"project_id": project_id, "kind": kind, "request_digest": request_digest}
-        insert = self._database.insert(REUSE).values(**key, **found)
         with self._database.write() as connection:
-            connection.execute(insert.on_conflict_do_update(index_elements=list(key), set_=found))
+            remember(connection, self._database, project_id, kind, request_digest, result_id)
 
     def recall(self, project_id: str, kind: str, request_digest: str) -> str | None:
         noted = select(REUSE.c.result_id).where(
@@ -99,6 +96,21 @@ class SqlReuse:
             if row is None or not _is_stored(connection, project_id, row):
                 return None
         return str(row.result_id)
+
+
+def remember(
+    connection: Connection,
+    database: Database,
+    project_id: str,
+    kind: str,
+    request_digest: str,
+    result_id: str,
+) -> None:
+    """As `SqlReuse.remember`, in a transaction of the caller's."""
+    found = {"result_id": result_id, "created_at": database.now()}
+    key = {"project_id": project_id, "kind": kind, "request_digest": request_digest}
+    insert = database.insert(REUSE).values(**key, **found)
+    connection.execute(insert.on_conflict_do_update(index_elements=list(key), set_=found))
 
 
 def _mine(project_id: str, key: str) -> Any:

@@ -114,6 +114,9 @@ class Documents(Protocol):
     def profile(self, project_id: str, profile_id: str) -> StoredProfile:
         """Raises: NotFound."""
 
+    def profile_json(self, project_id: str, profile_id: str) -> str:
+        """The JSON of `profile`, as it was stored. Raises: NotFound."""
+
     def profiles(
         self, project_id: str, *, limit: int, cursor: str | None = None
     ) -> Page[ProfileSummary]:
@@ -125,13 +128,20 @@ class Documents(Protocol):
     def graph(self, project_id: str, graph_id: str) -> StoredGraph:
         """Raises: NotFound."""
 
+    def graph_json(self, project_id: str, graph_id: str) -> str:
+        """The JSON of `graph`, as it was stored. Raises: NotFound."""
+
     def graphs(
         self, project_id: str, *, limit: int, cursor: str | None = None
     ) -> Page[GraphSummary]:
         """At most ``limit`` graphs."""
 
-    def put_plan(self, project_id: str, record: PlanRecord) -> StoredPlan:
+    def put_plan(
+        self, project_id: str, record: PlanRecord, *, request_digest: str | None = None
+    ) -> StoredPlan:
         """Store a plan record under its ``record_id()``.
+
+        With a digest, also `Reuse.remember` it as the answer to the request of that digest.
 
         Raises:
             NotFound: Its profile is not stored in that project.
@@ -139,6 +149,9 @@ class Documents(Protocol):
 
     def plan(self, project_id: str, plan_id: str) -> StoredPlan:
         """Raises: NotFound."""
+
+    def plan_json(self, project_id: str, plan_id: str) -> str:
+        """The JSON of `plan`, as it was stored. Raises: NotFound."""
 
     def plans(self, project_id: str, *, limit: int, cursor: str | None = None) -> Page[PlanSummary]:
         """At most ``limit`` plan records."""

@@ -18,13 +18,18 @@ from ..records import (
     StoredPlan,
     StoredProfile,
 )
+from .answers import remember
 from .database import Database
 from .errors import NotFound
+from .lately import Lately
 from .paging import page
 from .records import Page, Stored
 from .tables import GRAPHS, PLANS, PROFILES
 
 Summary = TypeVar("Summary", bound=Record)
+
+PARSED_CHARACTERS = 16 * 2**20
+"""Of the profiles planned from last, which are kept as read; they take several times as much."""
 
 
 class SqlDocuments:
@@ -32,6 +37,7 @@ class SqlDocuments:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._parsed: Lately[Profile] = Lately(PARSED_CHARACTERS)
 
     def put_profile(self, project_id: str, profile: Profile) -> Stored:
         with self._database.write() as connection:
@@ -43,14 +49,38 @@ class SqlDocuments:
             row = self.insert_graph(connection, project_id, graph)
         return Stored(id=row.id, created_at=row.created_at)
 
-    def put_plan(self, project_id: str, record: PlanRecord) -> StoredPlan:
+    def put_plan(
+        self, project_id: str, record: PlanRecord, *, request_digest: str | None = None
+    ) -> StoredPlan:
         with self._database.write() as connection:
-            return _stored_plan(self.insert_plan(connection, project_id, record))
+            row = self.insert_plan(connection, project_id, record)
+            if request_digest is not None:
+                remember(connection, self._database, project_id, "plan", request_digest, row.id)
+        return StoredPlan(id=row.id, created_at=row.created_at, **dict(record))
 
     def profile(self, project_id: str, profile_id: str) -> StoredProfile:
-        row = self._row(PROFILES, "profile", project_id, profile_id)
-        profile = Profile.model_validate_json(row.document)
+        with self._database.read() as connection:
+            row = connection.execute(_dated(PROFILES, project_id, profile_id)).first()
+            if row is None:
+                raise NotFound("profile", profile_id)
+            profile = self._parsed.get(profile_id)
+            if profile is None:
+                text = connection.execute(_document(PROFILES, project_id, profile_id)).scalar_one()
+                profile = Profile.model_validate_json(text)
+                self._parsed.put(profile_id, profile, len(text))
         return StoredProfile(id=row.id, created_at=row.created_at, profile=profile)
+
+    def profile_json(self, project_id: str, profile_id: str) -> str:
+        row = self._row(PROFILES, "profile", project_id, profile_id)
+        return _as_stored(row, f'"profile":{row.document}}}')
+
+    def graph_json(self, project_id: str, graph_id: str) -> str:
+        row = self._row(GRAPHS, "graph", project_id, graph_id)
+        return _as_stored(row, f'"graph":{row.document}}}')
+
+    def plan_json(self, project_id: str, plan_id: str) -> str:
+        row = self._row(PLANS, "plan", project_id, plan_id)
+        return _as_stored(row, row.document[1:])
 
     def graph(self, project_id: str, graph_id: str) -> StoredGraph:
         row = self._row(GRAPHS, "graph", project_id, graph_id)
@@ -117,12 +147,12 @@ class SqlDocuments:
     def _put(
         self, connection: Connection, table: Table, project_id: str, values: dict[str, Any]
     ) -> Row[Any]:
-        """Insert unless the project has the id; either way, the row now stored."""
+        """Insert unless the project has the id; either way, id and time of the row now stored."""
         statement = self._database.insert(table).values(
             project_id=project_id, created_at=self._database.now(), **values
         )
         connection.execute(statement.on_conflict_do_nothing(index_elements=["project_id", "id"]))
-        return connection.execute(_one(table, project_id, values["id"])).one()
+        return connection.execute(_dated(table, project_id, values["id"])).one()
 
     def _row(self, table: Table, kind: str, project_id: str, identifier: str) -> Row[Any]:
         with self._database.read() as connection:
@@ -152,6 +182,22 @@ class SqlDocuments:
 
 def _one(table: Table, project_id: str, identifier: str) -> Any:
     return select(table).where(table.c.project_id == project_id, table.c.id == identifier)
+
+
+def _dated(table: Table, project_id: str, identifier: str) -> Any:
+    columns = select(table.c.id, table.c.created_at)
+    return columns.where(table.c.project_id == project_id, table.c.id == identifier)
+
+
+def _document(table: Table, project_id: str, identifier: str) -> Any:
+    column = select(table.c.document)
+    return column.where(table.c.project_id == project_id, table.c.id == identifier)
+
+
+def _as_stored(row: Row[Any], rest: str) -> str:
+    """The JSON of a `Stored` row whose further fields are those of a text, up to its brace."""
+    stored = Stored(id=row.id, created_at=row.created_at).model_dump_json()
+    return f"{stored[:-1]},{rest}"
 
 
 def _stored_plan(row: Row[Any]) -> StoredPlan:
