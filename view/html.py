@@ -67,6 +67,7 @@ def plan_page(view: PlanView) -> str:
         .get_template("file.html")
         .render(
             view=view,
+            live=False,
             style=Markup(style),
             script=Markup(script),
             policy=policy,

@@ -13,10 +13,15 @@ def layers_of(plan: Plan, profile: Profile | None) -> LayerColumns:
     stages = tuple(index for index, stage in enumerate(plan.stages) for _ in stage.layer_names)
     if profile is None:
         return LayerColumns(names=names, stages=stages)
+    return profile_layers(profile).model_copy(update={"names": names, "stages": stages})
+
+
+def profile_layers(profile: Profile) -> LayerColumns:
+    """The layers of a profile, all in one stage."""
     entries, gaps = profile.layers, profile.boundaries
     return LayerColumns(
-        names=names,
-        stages=stages,
+        names=tuple(entry.layer.name for entry in entries),
+        stages=(0,) * len(entries),
         types=tuple(entry.layer.module_type for entry in entries),
         forward_s=tuple(entry.forward.median_s for entry in entries),
         backward_s=tuple(entry.backward.median_s for entry in entries),

@@ -77,7 +77,8 @@ export class Memory {
   drawCurve(context, curve, left, width, base, scale, before) {
     context.fillStyle = colour("held");
     for (const [x, w, held] of this.steps(curve, left, width)) {
-      context.fillRect(x, base - (curve.fixed_bytes + held) * scale, w, held * scale);
+      const from = Math.floor(x); // whole pixels: no seams between stretches
+      context.fillRect(from, base - (curve.fixed_bytes + held) * scale, Math.ceil(x + w) - from, held * scale);
     }
     context.fillStyle = colour("fixed");
     context.fillRect(left, base - curve.fixed_bytes * scale, width, curve.fixed_bytes * scale);

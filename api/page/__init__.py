@@ -1,0 +1,1 @@
+"""The page: plans to look at and to change in a browser."""

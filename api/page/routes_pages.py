@@ -1,0 +1,168 @@
+"""Pages for browsers: HTML, the files they load, and signing in."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import parse_qs, urlsplit
+
+from fastapi import APIRouter, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.responses import HTMLResponse, RedirectResponse
+
+from ...view.layers import profile_layers
+from ..auth.caller import CallerOfRequest
+from ..auth.identify import Identification
+from ..auth.scopes import is_page
+from ..paging import cursor_checked
+from ..problems import Problem
+from ..services import Planning
+from ..store.contract import Store
+from ..store.errors import NotFound
+from ..what_if import ComparisonRequest
+from .front import SECURITY
+from .sessions import LIFETIME_S, Sessions, cookie_name, cookie_of
+from .templates import assets, render
+from .views import Views
+
+MAX_COMPARED = 8
+MAX_EMBEDDED_DEVICES = 1024
+"""Devices of a cluster that the page holds, to change its links."""
+
+
+def page_routes(
+    planning: Planning,
+    store: Store,
+    views: Views,
+    sessions: Sessions,
+    identification: Identification,
+) -> APIRouter:
+    """Every page."""
+    router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+    @router.get("/")
+    def home() -> Response:
+        return RedirectResponse("/plans", 303)
+
+    @router.get("/static/{name}")
+    def static(name: str, request: Request) -> Response:
+        found = assets().get(name)
+        if found is None:
+            raise NotFound("file", name)
+        headers = {**SECURITY, "ETag": f'"{found.tag}"', "Cache-Control": "no-cache"}
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(None, 304, headers)
+        return Response(found.content, 200, headers, found.media_type)
+
+    @router.get("/sign-in")
+    def ask_token(next: Annotated[str, Query(max_length=2000)] = "/plans") -> str:
+        return render("sign-in.html", here=None, next=_own_path(next), wrong="")
+
+    @router.post("/sign-in")
+    async def sign_in(request: Request) -> Response:
+        sent = parse_qs((await request.body()).decode("utf-8", "replace"))
+        token = (sent.get("token") or [""])[0].strip()
+        wanted = _own_path((sent.get("next") or ["/plans"])[0])
+        try:
+            raw = [(b"authorization", f"Bearer {token}".encode())]
+            await identification.caller(Headers(raw=raw))
+        except Problem as problem:
+            wrong = problem.document.detail if token else "Paste the token first."
+            return HTMLResponse(render("sign-in.html", here=None, next=wanted, wrong=wrong), 401)
+        response = RedirectResponse(wanted, 303)
+        response.set_cookie(
+            cookie_name(request.scope),
+            sessions.open(token),
+            max_age=LIFETIME_S,
+            path="/",
+            secure=request.url.scheme == "https",
+            httponly=True,
+            samesite="strict",
+        )
+        return response
+
+    @router.post("/sign-out")
+    def sign_out(request: Request) -> Response:
+        sessions.close(cookie_of(request.scope, request.headers.get("cookie", "")))
+        response = RedirectResponse("/sign-in", 303)
+        response.delete_cookie(cookie_name(request.scope), path="/")
+        return response
+
+    @router.get("/plans")
+    def plans(caller: CallerOfRequest, cursor: Annotated[str | None, Query()] = None) -> str:
+        with cursor_checked():
+            page = store.documents.plans(caller.project_id, limit=50, cursor=cursor)
+        return render("plans.html", here="plans", plans=page.items, next_cursor=page.next_cursor)
+
+    @router.get("/plans/{plan_id}")
+    def plan(plan_id: str, caller: CallerOfRequest) -> str:
+        stored = store.documents.plan(caller.project_id, plan_id)
+        if stored.plan is None:
+            ways = stored.infeasible.ways_out if stored.infeasible else ()
+            asked = [way.model_dump(mode="json") for way in ways]
+            return render("infeasible.html", here="plans", stored=stored, ways=asked)
+        fits = len(stored.cluster.devices) <= MAX_EMBEDDED_DEVICES
+        request = {
+            "plan_id": stored.id,
+            "profile_id": stored.profile_id,
+            "options": stored.options.model_dump(mode="json"),
+            "cluster": stored.cluster.model_dump(mode="json") if fits else None,
+        }
+        view = views.of(caller, stored)
+        return render(
+            "live.html", here="plans", live=True, stored=stored, view=view, request=request
+        )
+
+    @router.get("/compare")
+    async def compare(
+        caller: CallerOfRequest, id: Annotated[list[str] | None, Query()] = None
+    ) -> str:
+        ids = list(dict.fromkeys(id or ()))
+        if not 2 <= len(ids) <= MAX_COMPARED:
+            listed = await run_in_threadpool(
+                store.documents.plans, caller.project_id, limit=50, cursor=None
+            )
+            recent = listed.items
+            return render("choose.html", here="compare", plans=recent, chosen=ids)
+        found = await planning.compare(caller, ComparisonRequest(plan_ids=tuple(ids)))
+        return render("compare.html", here="compare", comparison=found)
+
+    @router.get("/profiles")
+    def profiles(caller: CallerOfRequest, cursor: Annotated[str | None, Query()] = None) -> str:
+        with cursor_checked():
+            page = store.documents.profiles(caller.project_id, limit=50, cursor=cursor)
+        return render(
+            "profiles.html", here="profiles", profiles=page.items, next_cursor=page.next_cursor
+        )
+
+    @router.get("/profiles/{profile_id}")
+    def profile(profile_id: str, caller: CallerOfRequest) -> str:
+        stored = store.documents.profile(caller.project_id, profile_id)
+        layers = profile_layers(stored.profile)
+        return render(
+            "profile.html", here="profiles", stored=stored, profile=stored.profile, layers=layers
+        )
+
+    @router.get("/new")
+    def new(caller: CallerOfRequest) -> str:
+        return render("new.html", here="new")
+
+    @router.get("/jobs")
+    def jobs(caller: CallerOfRequest) -> str:
+        return render("jobs.html", here="jobs")
+
+    @router.get("/jobs/{job_id}")
+    def job(job_id: str, caller: CallerOfRequest) -> str:
+        return render("job.html", here="jobs", job_id=job_id)
+
+    return router
+
+
+def _own_path(wanted: str) -> str:
+    """A page of ours to go on to; anything else is the list of plans."""
+    try:
+        parts = urlsplit(wanted)
+    except ValueError:
+        return "/plans"
+    ours = not parts.scheme and not parts.netloc and is_page(parts.path) and "\\" not in wanted
+    return wanted if ours and wanted.startswith("/") and not wanted.startswith("//") else "/plans"

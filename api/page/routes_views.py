@@ -1,0 +1,35 @@
+"""``/v1/plans/{id}/view`` and ``/v1/views``: what the page draws, for other drawings too."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+
+from ...view.plan_view import PlanView
+from ..answers import TAGGED, IfNoneMatch, of_release, tagged
+from ..auth.caller import CallerOfRequest
+from ..json_body import StrictRoute
+from ..openapi import PROBLEM_RESPONSE
+from .views import ViewAnswer, ViewRequest, Views
+
+
+def view_routes(views: Views) -> APIRouter:
+    """Routes that give everything there is to see of a plan."""
+    router = APIRouter(
+        prefix="/v1", tags=["page"], route_class=StrictRoute, responses=PROBLEM_RESPONSE
+    )
+
+    @router.get("/plans/{plan_id}/view", response_model=PlanView, responses=TAGGED)
+    def get_view(
+        plan_id: str, request: Request, caller: CallerOfRequest, if_none_match: IfNoneMatch = None
+    ) -> Response:
+        """A plan's numbers, layers, boxes, memory curves and folded graph, ready to be drawn."""
+        view = views.stored(caller, plan_id)
+        return tagged(request, of_release(f"{plan_id}.view"), view.model_dump_json)
+
+    @router.post("/views", response_model=ViewAnswer)
+    async def change_view(body: ViewRequest, caller: CallerOfRequest) -> Response:
+        """The same of a stored plan with other cuts, devices or options; nothing is stored."""
+        found = await views.changed(caller, body)
+        return Response(found.model_dump_json(), media_type="application/json")
+
+    return router

@@ -1,0 +1,47 @@
+// Asking the service from its own pages; the browser's session says who asks.
+
+/** A problem the service answered, with its words. */
+export class Problem extends Error {
+  constructor(document, status) {
+    super(document.detail ?? document.title ?? `The server answered ${status}.`);
+    this.document = document;
+    this.status = status;
+  }
+}
+
+/** The answer's JSON and the response itself. A session that is over leads to signing in. */
+export async function ask(path, { method = "GET", body, headers = {}, signal } = {}) {
+  const sent = body === undefined || body instanceof Blob ? body : JSON.stringify(body);
+  const type = body === undefined ? {}
+    : { "Content-Type": body instanceof Blob ? "application/octet-stream" : "application/json" };
+  let response;
+  try {
+    response = await fetch(path, { method, body: sent, headers: { ...type, ...headers }, signal });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem({ detail: "The server does not answer. Is it still running?" }, 0);
+  }
+  if (response.status === 401) {
+    location.assign(`/sign-in?next=${encodeURIComponent(location.pathname + location.search)}`);
+  }
+  const found = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Problem(found, response.status);
+  return [found, response];
+}
+
+/** Says something in the page's message line. */
+export function say(text, bad = false) {
+  const line = document.getElementById("message");
+  line.textContent = text;
+  line.classList.toggle("bad", bad);
+}
+
+/** Where the answer to a planning request is to be seen: the plan, or the job that makes it. */
+export function placeOf(response) {
+  return response.headers.get("Location").replace("/v1", "");
+}
+
+/** JSON that the page brought along. */
+export function data(id) {
+  return JSON.parse(document.getElementById(id).textContent);
+}

@@ -1,0 +1,52 @@
+"""The page's templates and files, read once."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+
+from ...view.html import STATIC, environment
+
+HERE = Path(__file__).parent
+MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True)
+class Asset:
+    """A file that browsers load."""
+
+    content: bytes
+    media_type: str
+    tag: str
+
+
+@cache
+def assets() -> dict[str, Asset]:
+    """Every style sheet and module by its name; nothing else is served."""
+    found = {}
+    for path in (*STATIC.iterdir(), *(HERE / "static").iterdir()):
+        media_type = MEDIA_TYPES.get(path.suffix)
+        if media_type is not None:
+            content = path.read_bytes()
+            found[path.name] = Asset(content, media_type, hashlib.sha256(content).hexdigest()[:24])
+    return found
+
+
+@cache
+def _environment() -> Environment:
+    return environment(HERE / "templates")
+
+
+def render(name: str, **values: Any) -> str:
+    """A page out of its template."""
+    return _environment().get_template(name).render(**values)
+
+
+def error_page(problem: dict[str, Any]) -> str:
+    """What went wrong, and what to do next."""
+    return render("error.html", problem=problem, here="")
