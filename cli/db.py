@@ -13,13 +13,12 @@ from typer import Argument, Option
 
 from ..core.errors import InvalidInput, StagewrightError
 from ..core.units import count
+from .database_flag import DatabaseFlag, check_exists, database_of
 from .follow_ups import command_line
 from .output import JsonFlag, check_writable, emit, say_next
 
 if TYPE_CHECKING:
     from ..api.store.database import Database
-
-DEFAULT_DATABASE = "stagewright.db"
 
 
 class Action(Enum):
@@ -40,14 +39,7 @@ def command(
     file: Annotated[
         Path | None, Argument(metavar="FILE", help="For backup and restore: the backup.")
     ] = None,
-    database: Annotated[
-        str,
-        Option(
-            envvar="STAGEWRIGHT_DATABASE",
-            help="SQLite file, or postgresql://user@host/name. A URL with a password is better "
-            "given in the variable, which other users of the machine cannot see.",
-        ),
-    ] = DEFAULT_DATABASE,
+    database: DatabaseFlag = None,
     jobs_days: DaysOption = None,
     audit_days: DaysOption = None,
     plans_days: DaysOption = None,
@@ -62,9 +54,10 @@ def command(
     with their profiles and graphs (--plans-days); what is not given is kept.
     """
     _check_words(action, file, (jobs_days, audit_days, plans_days))
+    address = database_of(database)
     if action not in (Action.UPGRADE, Action.RESTORE):
-        _check_exists(database)
-    with _opened(database) as opened:
+        check_exists(address)
+    with _opened(address) as opened:
         if action is Action.CHECK:
             _check(opened, as_json=as_json)
         elif action is Action.UPGRADE:
@@ -89,12 +82,6 @@ def _check_words(action: Action, file: Path | None, days: tuple[float | None, ..
             "prune removes what is older than --jobs-days, --audit-days or --plans-days; "
             "give one of them, to prune only"
         )
-
-
-def _check_exists(database: str) -> None:
-    """Opening an SQLite file that is missing would make one."""
-    if "://" not in database and not Path(database).is_file():
-        raise InvalidInput(f"there is no database {database}; name one with --database")
 
 
 @contextmanager

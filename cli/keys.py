@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from ..api.auth.scopes import MEANING, SCOPES, Scope
 from ..core.errors import InvalidInput
-from .db import DEFAULT_DATABASE
+from .database_flag import DatabaseFlag, check_exists, database_of, opened_store
 from .follow_ups import command_line
 from .output import JsonFlag, emit, say, say_next
 
@@ -72,13 +70,7 @@ def command(
         int | None,
         Option(min=0, help="Jobs queued or running at once.", rich_help_panel="For create"),
     ] = None,
-    database: Annotated[
-        str,
-        Option(
-            envvar="STAGEWRIGHT_DATABASE",
-            help="The service's: an SQLite file, or postgresql://user@host/name.",
-        ),
-    ] = DEFAULT_DATABASE,
+    database: DatabaseFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Make, list and revoke the keys of a service; it may be running.
@@ -91,9 +83,10 @@ def command(
             "create takes the new key's name, revoke a key's id, and list neither: "
             "stagewright keys create NAME, keys revoke ID, keys list"
         )
-    if action is not Action.CREATE and "://" not in database and not Path(database).is_file():
-        raise InvalidInput(f"there is no database {database}; name one with --database")
-    with _opened(database) as store:
+    address = database_of(database)
+    if action is not Action.CREATE:
+        check_exists(address)
+    with opened_store(address) as store:
         if action is Action.CREATE:
             quotas = (requests_per_minute, unfinished_jobs)
             owner = _owner(store, project or "default", make=new_project)
@@ -105,17 +98,6 @@ def command(
             _list(store, owners, as_json=as_json)
         else:
             _revoke(store, owners, which or "", as_json=as_json)
-
-
-@contextmanager
-def _opened(address: str) -> Iterator[SqlStore]:
-    from ..api.store.sql_store import SqlStore
-
-    store = SqlStore(address)
-    try:
-        yield store
-    finally:
-        store.close()
 
 
 def _parsed(text: str) -> tuple[Scope, ...]:

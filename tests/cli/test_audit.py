@@ -1,0 +1,54 @@
+"""`audit` reads what happened, page by page, and hands nothing to the terminal to obey."""
+
+import json
+
+import pytest
+
+from stagewright.api.store.records import DEFAULT_PROJECT, AuditEvent
+from stagewright.api.store.sql_store import SqlStore
+
+
+@pytest.fixture
+def opened(tmp_path):
+    store = SqlStore(tmp_path / "stagewright.db")
+    yield store
+    store.close()
+
+
+def test_lines_are_read_newest_first_and_page_by_page(run, opened):
+    for number in range(5):
+        opened.audit.add(AuditEvent(action=f"plans.{number}", outcome="ok", project_id="p"))
+    ran = run("audit", "--limit", 2)
+    assert [line.split()[1] for line in ran.stdout.splitlines()] == ["plans.4", "plans.3"]
+    following = ran.stderr.removeprefix("next: stagewright ").split()
+    assert "plans.2" in run(*following).stdout
+
+    page = json.loads(run("audit", "--limit", 2, "--json").stdout)
+    assert [entry["number"] for entry in page["entries"]] == [5, 4]
+
+
+def test_one_projects_lines_can_be_had_alone(run, opened):
+    other = opened.projects.create("vision")
+    for project in (DEFAULT_PROJECT, other.id, None):
+        opened.audit.add(AuditEvent(action="a", outcome="ok", project_id=project))
+    for named in ("vision", other.id):
+        assert run("audit", "--project", named).stdout.count(f"project={other.id}") == 1
+        assert run("audit", "--project", named).stdout.count("\n") == 1
+    assert run("audit").stdout.count("\n") == 3
+    ran = run("audit", "--project", "nobody")
+    assert ran.code == 2
+    assert "there are default, vision" in ran.stderr
+
+
+def test_what_strangers_sent_is_no_command_for_a_terminal(run, opened):
+    opened.audit.add(AuditEvent(action="POST /\x1b[2J\n2030-01-01 forged", outcome="ok"))
+    out = run("audit").stdout
+    assert "\x1b" not in out
+    assert out.count("\n") == 1
+
+
+def test_without_a_database_none_is_made(run, tmp_path):
+    ran = run("audit")
+    assert ran.code == 2
+    assert "there is no database" in ran.stderr
+    assert not (tmp_path / "stagewright.db").exists()
