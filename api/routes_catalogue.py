@@ -12,7 +12,7 @@ from .. import __version__
 from ..core.accelerators import CATALOGUE
 from ..core.cluster import Cluster
 from ..core.default_samples import default_sample
-from ..core.errors import InvalidInput
+from ..core.errors import InvalidInput, Refused
 from ..core.families import ModelSpec
 from ..core.plan import Objective
 from ..core.presets import PRESETS
@@ -21,15 +21,20 @@ from ..core.schedule import TrainingSchedule
 from ..core.service.catalogue import (
     AcceleratorList,
     Capabilities,
+    CodeOf,
+    FactoryEntry,
     Limits,
     ModelFamily,
     ModelFamilyList,
     Published,
     Tier,
 )
+from .confined.measure import chosen_sandbox
+from .confined.sandbox import Sandbox
 from .drawing import PlanFormat, ProfileFormat
 from .field_errors import FieldError, clip
 from .json_body import StrictRoute
+from .models.foreign import ForeignModels
 from .models.limits import MAX_LAYERS, MAX_OPERATIONS
 from .openapi import PROBLEM_RESPONSE
 from .problems import Problem
@@ -38,8 +43,9 @@ from .settings import Settings
 from .store.errors import NotFound
 
 
-def catalogue_routes(settings: Settings) -> APIRouter:
+def catalogue_routes(settings: Settings, foreign: ForeignModels | None = None) -> APIRouter:
     """Routes that tell what there is."""
+    foreign = foreign or ForeignModels()
     router = APIRouter(
         prefix="/v1", tags=["catalogue"], route_class=StrictRoute, responses=PROBLEM_RESPONSE
     )
@@ -84,7 +90,7 @@ def catalogue_routes(settings: Settings) -> APIRouter:
     @router.get("/capabilities")
     def get_capabilities() -> Capabilities:
         """What this server takes, does, and allows."""
-        return _capabilities(settings)
+        return _capabilities(settings, foreign)
 
     return router
 
@@ -116,27 +122,39 @@ def _families() -> dict[str, ModelFamily]:
     return found
 
 
-def _capabilities(settings: Settings) -> Capabilities:
-    has_torch = importlib.util.find_spec("torch") is not None
-    reason = "" if has_torch else "torch is not installed on this server"
-    tiers = (
-        ("profile", "numbers, inline or by profile_id", True),
-        ("model", "a family and its configuration", has_torch),
-        ("graph", "operations and shapes, inline or by graph_id", has_torch),
-        ("POST /v1/graphs/pt2", "an exported program, of which its JSON is read", True),
+def _tiers(foreign: ForeignModels) -> tuple[Tier, ...]:
+    """By how much they trust: from numbers to code."""
+    torch = "" if importlib.util.find_spec("torch") else "torch is not installed on this server"
+    factories = "" if foreign.factories else "none is registered (factories_file)"
+    code = "" if foreign.allow_code else "off; the server has to be started with --allow-code"
+    pt2 = "an exported program, of which its JSON is read"
+    tiers: tuple[tuple[str, str, CodeOf, str], ...] = (
+        ("profile", "numbers, inline or by profile_id", "nobody", ""),
+        ("model", "a family and its configuration", "this release's own families", torch),
+        ("graph", "operations and shapes, inline or by graph_id", "nobody", torch),
+        ("POST /v1/graphs/pt2", pt2, "nobody", ""),
+        ("factory", "a registered name and its arguments", "the administrator's", factories),
+        ("code", "Python that makes the model, in a sandbox", "the sender's", code),
     )
+    return tuple(
+        Tier(name=name, description=what, runs_code=whose, available=not reason, reason=reason)
+        for name, what, whose, reason in tiers
+    )
+
+
+def _capabilities(settings: Settings, foreign: ForeignModels) -> Capabilities:
     return Capabilities(
         version=__version__,
-        models=tuple(
-            Tier(
+        models=_tiers(foreign),
+        factories=tuple(
+            FactoryEntry(
                 name=name,
-                description=description,
-                runs_code="this release's own families" if name == "model" else "nobody",
-                available=available,
-                reason="" if available else reason,
+                description=factory.description,
+                arguments_schema=factory.schema_of_arguments(),
             )
-            for name, description, available in tiers
+            for name, factory in sorted(foreign.factories.items())
         ),
+        sandbox="none" if _sandbox(settings) is None else "bubblewrap",
         objectives=get_args(Objective),
         schedules=get_args(TrainingSchedule),
         plan_formats=get_args(PlanFormat),
@@ -151,3 +169,10 @@ def _capabilities(settings: Settings) -> Capabilities:
             graph_operations=MAX_OPERATIONS,
         ),
     )
+
+
+def _sandbox(settings: Settings) -> Sandbox | None:
+    try:
+        return chosen_sandbox(settings.sandbox)
+    except Refused:
+        return None

@@ -36,6 +36,14 @@ def command(
         Path | None,
         Option(help="Settings file, in TOML; 'stagewright config show' tells what holds."),
     ] = None,
+    allow_code: Annotated[
+        bool | None,
+        Option(
+            "--allow-code",
+            help="Measure code of keys with the scope 'code', in a sandbox; the server does not "
+            "start where it does not hold.",
+        ),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Serve planning over HTTP until interrupted.
@@ -45,4 +53,11 @@ def command(
     """
     from ..api.serve import serve
 
-    serve(host=host, port=port, database=database, token=token, config=config)
+    serve(
+        host=host,
+        port=port,
+        database=database,
+        token=token,
+        config=config,
+        allow_code=allow_code,
+    )

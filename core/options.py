@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from .accelerators import Precision
 from .cluster import Cluster
@@ -38,6 +38,30 @@ class ProfilingOptions(Record):
     deduplicate: bool = True
 
 
+class FactoryCall(Record):
+    """A model that whoever runs the service registered by name.
+
+    Attributes:
+        name: As registered; what is imported for it is the registration's to say.
+        arguments: Keyword arguments, checked against the registration's JSON Schema.
+    """
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class ModelCode(Record):
+    """A model as Python, for a service that allows it.
+
+    Attributes:
+        source: Text of a module.
+        entry: Name of the function in it that returns the model, an ``nn.Module``.
+    """
+
+    source: str = Field(min_length=1, max_length=2**18)
+    entry: str = Field("build", pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")
+
+
 class MeasureRequest(Record):
     """What to measure, in a process of its own: a model and a sample as data, or a graph.
 
@@ -45,18 +69,23 @@ class MeasureRequest(Record):
         model: Family and configuration of a model to be built.
         sample: Its inputs.
         graph: Instead of both, a captured model that can be rebuilt; it carries its own sample.
+        factory: Instead of a model, one that is registered where it is measured.
+        code: Instead of a model, its code.
     """
 
     model: ModelSpec | None = None
     sample: Sample | None = None
     graph: Graph | None = None
+    factory: FactoryCall | None = None
+    code: ModelCode | None = None
     profiling: ProfilingOptions = ProfilingOptions()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.graph is not None and (self.model is not None or self.sample is not None):
+        models = [m for m in (self.model, self.factory, self.code) if m is not None]
+        if self.graph is not None and (models or self.sample is not None):
             raise ValueError("give a graph alone, or a model and its sample")
-        if self.graph is None and (self.model is None or self.sample is None):
+        if self.graph is None and (len(models) != 1 or self.sample is None):
             raise ValueError("give a model and its sample, or a graph")
         return self
 

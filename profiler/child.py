@@ -44,10 +44,10 @@ def main() -> int:
     try:
         profile = measure_here(
             read_request(sys.stdin.read()),
-            lambda done, total, layer: _tell({"done": done, "total": total, "layer": layer}),
+            lambda done, total, layer: tell({"done": done, "total": total, "layer": layer}),
         )
     except StagewrightError as error:
-        _tell(announcement(error))
+        tell(announcement(error))
         return 1
     sys.stdout.write(profile.to_json())
     return 0
@@ -101,7 +101,11 @@ def measure_here(request: MeasureRequest, progress: Progress | None = None) -> P
     """The same in this very process; a graph may make operators end it."""
     if request.graph is not None:
         return _measure_graph(request.graph, request.profiling, progress)
-    assert request.model is not None, "a request checks that"
+    if request.model is None:
+        raise InvalidInput(
+            "a factory and code are measured by a service that allows them, not here",
+            field="/code" if request.factory is None else "/factory",
+        )
     assert request.sample is not None, "a request checks that"
     return _measure_model(request.model, request.sample, request.profiling, progress)
 
@@ -215,7 +219,8 @@ def _blaming_target(loss_fn: LossFunction, spec: ModelSpec) -> Callable[[Any, Te
     return loss
 
 
-def _tell(message: dict[str, object]) -> None:
+def tell(message: dict[str, object]) -> None:
+    """One line for whoever started this process."""
     sys.stderr.write(json.dumps(message) + "\n")
     sys.stderr.flush()
 

@@ -9,6 +9,9 @@ from ..document import Record
 from ..families import ModelSpec
 from ..sample import Sample
 
+CodeOf = Literal["nobody", "this release's own families", "the administrator's", "the sender's"]
+"""Whose code runs."""
+
 
 class AcceleratorList(Record):
     """The catalogue that estimates go by."""
@@ -58,16 +61,29 @@ class Tier(Record):
 
     Attributes:
         name: The field of ``POST /v1/plans``, or the route to send it to.
-        runs_code: Whose code runs for it; ``nobody`` here.
+        runs_code: Whose code runs for it.
         available: Whether this server takes it now.
         reason: Why not.
     """
 
     name: str
     description: str
-    runs_code: Literal["nobody", "this release's own families"]
+    runs_code: CodeOf
     available: bool
     reason: str = ""
+
+
+class FactoryEntry(Record):
+    """A model that is registered by name.
+
+    Attributes:
+        name: What to send as ``factory.name``.
+        arguments_schema: JSON Schema of ``factory.arguments``.
+    """
+
+    name: str
+    description: str
+    arguments_schema: dict[str, Any]
 
 
 class Limits(Record):
@@ -83,10 +99,18 @@ class Limits(Record):
 
 
 class Capabilities(Record):
-    """What this server does."""
+    """What this server does.
+
+    Attributes:
+        models: Ways to say what the model is.
+        factories: Models that are registered here.
+        sandbox: What children that estimate and measure on this machine are put into.
+    """
 
     version: str
     models: tuple[Tier, ...]
+    factories: tuple[FactoryEntry, ...] = ()
+    sandbox: Literal["bubblewrap", "none"] = "none"
     objectives: tuple[str, ...]
     schedules: tuple[str, ...]
     plan_formats: tuple[str, ...]
