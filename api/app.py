@@ -15,18 +15,33 @@ from ..core.errors import InvalidInput
 from .auth.gate import Gate
 from .auth.identify import Identification, TokenReader
 from .auth.signing_keys import SigningKeys
+from .confined.measure import prove
 from .draining import Drain, DrainGate
 from .hosts import HostCheck
+from .jobs.attempt import Rules
+from .jobs.board import Board
+from .jobs.chosen import is_local, setup_of, workers_of
+from .jobs.place import place_of
+from .jobs.runner import Runner
+from .jobs.service import JobService, Offer
+from .jobs.workers import Workers
 from .limits import BodyLimit
-from .measuring import Measurer
 from .models.estimating import Estimator
+from .models.foreign import ForeignModels
 from .openapi import describe
 from .origins import OriginCheck
+from .page.front import Front
+from .page.routes_pages import page_routes
+from .page.routes_views import view_routes
+from .page.sessions import Sessions
+from .page.templates import error_page
+from .page.views import Views
 from .problems import install_problems
 from .routes_audit import audit_routes
 from .routes_catalogue import catalogue_routes
 from .routes_graphs import graph_routes
 from .routes_health import health_routes
+from .routes_jobs import job_routes
 from .routes_keys import key_routes
 from .routes_metrics import metrics_routes
 from .routes_plans import plan_routes
@@ -43,7 +58,11 @@ from .telemetry.watched import watch
 
 
 def create_app(
-    settings: Settings, *, store: Store | None = None, measurer: Measurer | None = None, drain: Drain | None = None
+    settings: Settings,
+    *,
+    store: Store | None = None,
+    workers: Workers | None = None,
+    drain: Drain | None = None,
 ) -> FastAPI:
     """The service as an ASGI application; torch is not imported.
 
@@ -51,12 +70,16 @@ def create_app(
         settings: How it behaves.
         store: Where it keeps things, instead of ``settings.database``. The application closes it
             when it shuts down.
-        measurer: What measures, instead of one made from the settings.
+        workers: What runs jobs, instead of those the settings say.
         drain: How far the server is on its way out; told by whoever hears signals.
 
     Raises:
-        InvalidInput, StoreUnavailable: The database cannot be used.
+        InvalidInput, StoreUnavailable: The database, or a file of settings, cannot be used.
+        Refused: A sandbox is asked for that this machine does not have.
     """
+    foreign = ForeignModels.from_settings(settings)
+    if is_local(settings.scheduler):
+        prove(settings)
     kept = SqlStore(settings.database) if store is None else store
     metrics = Metrics()
     drain = Drain() if drain is None else drain
@@ -64,17 +87,40 @@ def create_app(
     watch(metrics, kept, solver, drain)
     planning = Planning(
         kept,
-        measurer or Measurer.from_settings(settings),
-        Estimator(settings.estimate_command),
+        Estimator(
+            settings.estimate_command,
+            memory_bytes=settings.child_memory_bytes,
+            sandbox=settings.sandbox,
+        ),
         solver,
         deadline_s=settings.plan_deadline_s,
+        foreign=foreign,
     )
+
+    board = Board()
+    drain.on_refusing(board.stop)
+    runner = Runner(
+        kept,
+        workers_of(settings) if workers is None else workers,
+        planning,
+        board,
+        setup=setup_of(settings),
+        rules=Rules(settings.job_attempts, settings.job_silence_s),
+    )
+    offer = Offer(
+        place_of(settings.scheduler), is_local(settings.scheduler), settings.job_deadline_s
+    )
+    jobs = JobService(kept, planning, runner, board, offer)
 
     identification = Identification(settings.token, kept, _token_reader(settings, kept))
 
+    sessions = Sessions()
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await runner.start()
         yield
+        await runner.stop()
         solver.close()
         kept.close()
 
@@ -91,6 +137,7 @@ def create_app(
             Middleware(DrainGate, drain=drain),
             Middleware(HostCheck, allowed=settings.allowed_hosts),
             Middleware(OriginCheck),
+            Middleware(Front, sessions=sessions, error_page=error_page),
             Middleware(Gate, identification=identification, store=kept),
             Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
         ],
@@ -102,11 +149,17 @@ def create_app(
     app.include_router(metrics_routes(metrics))
     app.include_router(audit_routes(kept))
     app.include_router(key_routes(kept))
-    app.include_router(plan_routes(planning, kept))
+    app.include_router(
+        plan_routes(planning, jobs, kept, measure_deadline_s=settings.measure_deadline_s)
+    )
+    app.include_router(job_routes(jobs, kept))
     app.include_router(profile_routes(planning, kept))
     app.include_router(graph_routes(planning, kept))
     app.include_router(what_if_routes(planning))
-    app.include_router(catalogue_routes(settings))
+    app.include_router(catalogue_routes(settings, foreign))
+    views = Views(planning, kept)
+    app.include_router(view_routes(views))
+    app.include_router(page_routes(planning, kept, views, sessions, identification))
 
     @cache
     def openapi() -> dict[str, Any]:

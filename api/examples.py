@@ -112,6 +112,12 @@ def measure_example() -> dict[str, Any]:
     }
 
 
+def job_examples() -> dict[str, Any]:
+    """For ``POST /v1/profile-jobs``."""
+    body = {name: value for name, value in measure_example().items() if name != "cluster"}
+    return {"mlp": {"summary": "Measure a small MLP on the server's CPU", "value": body}}
+
+
 def estimate_example() -> dict[str, Any]:
     """A request that has the server estimate a small GPT-2, which takes seconds."""
     return {

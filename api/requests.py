@@ -13,7 +13,13 @@ from ..core.document import Record
 from ..core.errors import InvalidInput
 from ..core.families import ModelSpec
 from ..core.graph import Graph
-from ..core.options import EstimateOptions, MeasureRequest, ProfilingOptions
+from ..core.options import (
+    EstimateOptions,
+    FactoryCall,
+    MeasureRequest,
+    ModelCode,
+    ProfilingOptions,
+)
 from ..core.plan import PlanOptions
 from ..core.profile import Profile
 from ..core.sample import MAX_SAMPLE_BYTES, Sample
@@ -38,7 +44,7 @@ ClusterInput = Annotated[
 """A cluster document, or its shorthand such as ``4x24GB``, ``8xH200`` or ``2x80GB,4x24GB``."""
 
 
-SOURCES = ("profile", "profiles", "profile_id", "model", "graph", "graph_id")
+SOURCES = ("profile", "profiles", "profile_id", "model", "graph", "graph_id", "factory", "code")
 CHOICES = ", ".join(map(repr, SOURCES))
 
 
@@ -52,11 +58,14 @@ class PlanRequest(Record):
         profile_id: A profile the service has stored.
         model: A family and its configuration, to be estimated or measured by the service.
         graph: A captured model, as ``stagewright capture`` writes it: operations and shapes, no
-            weights and no code. It is estimated; nothing of it is run.
+            weights and no code. It is estimated; with ``profiling`` it is measured, with made-up
+            weights.
         graph_id: A graph the service has stored.
-        sample: The inputs of one micro-batch of ``model``; an estimate has a usual one.
-        estimate: Tell costs by the catalogue of devices; a graph always is.
-        profiling: How to measure ``model``, which is what happens without ``estimate``.
+        factory: A model that is registered on the server by name; it is measured.
+        code: A model's code, where the server allows it; it is measured.
+        sample: The inputs of one micro-batch; an estimate of a ``model`` has a usual one.
+        estimate: Tell costs by the catalogue of devices; of a graph that is the usual way.
+        profiling: How to measure, which is what happens to a ``model`` without ``estimate``.
         cluster: The devices: a document, or shorthand such as ``4x24GB``, ``2xcpu``, ``8xH200``,
             ``4x8x80GB`` (4 nodes of 8) or ``2x80GB,4x24GB`` (two kinds).
         options: What to plan for.
@@ -70,6 +79,8 @@ class PlanRequest(Record):
     model: ModelSpec | None = None
     graph: Graph | None = None
     graph_id: str | None = Field(None, max_length=80)
+    factory: FactoryCall | None = None
+    code: ModelCode | None = None
     sample: Sample | None = None
     estimate: EstimateOptions | None = None
     profiling: ProfilingOptions | None = None
@@ -91,46 +102,71 @@ class PlanRequest(Record):
         if self.sample is not None:
             check_sample_size(self.sample)
         if self.graph is not None:
-            _inside("/graph", check_graph, self.graph)
-            _inside("/graph", check_rebuilt, self.graph)
+            inside("/graph", check_graph, self.graph)
+            inside("/graph", check_rebuilt, self.graph)
         return self
 
     def _check_source(self, source: str) -> None:
         """Refuse what says how to learn the costs of something else than is given."""
-        taken = {"model": {"sample", "estimate", "profiling"}, "graph": {"estimate"}}
+        taken = {
+            "model": {"sample", "estimate", "profiling"},
+            "graph": {"estimate", "profiling"},
+            "factory": {"sample", "profiling"},
+            "code": {"sample", "profiling"},
+        }
         allowed = taken.get(source.removesuffix("_id"), set())
         for name in ("sample", "profiling", "estimate"):
             if getattr(self, name) is None or name in allowed:
                 continue
             if source.startswith("graph"):
                 raise InvalidInput(
-                    f"{name!r} is for a 'model': a graph carries its own sample and is estimated; "
-                    "to measure it, run 'stagewright profile' where the device is, and send the "
-                    "profile",
+                    f"{name!r} is for a 'model': a graph carries its own sample", field=f"/{name}"
+                )
+            if source in ("factory", "code"):
+                raise InvalidInput(
+                    f"what a {source!r} makes is measured, not estimated; leave {name!r} out",
                     field=f"/{name}",
                 )
             raise InvalidInput(
                 f"{name!r} says how to learn the costs of a 'model', and none is given",
                 field=f"/{name}",
             )
-        if self.model is None:
-            return
         if self.estimate is not None and self.profiling is not None:
             raise InvalidInput("a model is estimated or measured, not both", field="/profiling")
-        if self.estimate is None and self.sample is None:
+        is_measured = source in ("model", "factory", "code") and self.estimate is None
+        if is_measured and self.sample is None:
+            way_out = ", or 'estimate' it" if source == "model" else ""
             raise InvalidInput(
-                "a model is measured with a sample; give one, or 'estimate' it", field="/sample"
+                f"a model is measured with a sample; give one{way_out}", field="/sample"
             )
 
-    def measure_request(self) -> MeasureRequest | None:
-        """What has to be measured before planning, if anything."""
-        if self.model is None or self.sample is None or self.estimate is not None:
+    @property
+    def is_measured(self) -> bool:
+        """Whether something has to be measured before planning."""
+        if self.graph is not None or self.graph_id is not None:
+            return self.profiling is not None
+        models = (self.model, self.factory, self.code)
+        return self.estimate is None and any(model is not None for model in models)
+
+    def measure_request(self, graph: Graph | None = None) -> MeasureRequest | None:
+        """What has to be measured before planning, if anything.
+
+        Args:
+            graph: What ``graph_id`` names.
+        """
+        if not self.is_measured:
             return None
-        profiling = self.profiling or ProfilingOptions()
-        return MeasureRequest(model=self.model, sample=self.sample, profiling=profiling)
+        return MeasureRequest(
+            model=self.model,
+            sample=self.sample,
+            graph=self.graph or graph,
+            factory=self.factory,
+            code=self.code,
+            profiling=self.profiling or ProfilingOptions(),
+        )
 
 
-def _inside(field: str, check: Callable[[Graph], None], graph: Graph) -> None:
+def inside(field: str, check: Callable[[Graph], None], graph: Graph) -> None:
     """Check a graph that is part of a body, and point at it there."""
     try:
         check(graph)

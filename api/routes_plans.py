@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Request, Response
+from starlette.concurrency import run_in_threadpool
 
 from ..core.plan import Plan
 from ..core.schedule import Schedule
@@ -21,15 +23,19 @@ from .answers import (
 from .auth.caller import CallerOfRequest
 from .drawing import MEDIA_TYPES, PlanFormat, plan_of, plan_text, schedule_text, timeline_text
 from .examples import plan_examples
+from .jobs.outcome import as_problem, from_json
+from .jobs.service import JobService
 from .json_body import StrictRoute
 from .openapi import PROBLEM_RESPONSE
 from .paging import Cursor, Limit, cursor_checked
+from .prefer import APPLIED, Prefer, wait_of
 from .records import PlanList, StoredPlan
 from .requests import PlanRequest
-from .services import Planning
+from .reuse_header import REUSED, is_fresh, submit_key
+from .routes_jobs import ACCEPTED, job_response
+from .services import Answered, Planning
 from .store.contract import Store
 
-REUSED = "Stagewright-Reused"
 CREATED = {
     "headers": {
         "Location": {"schema": {"type": "string"}, "description": "Where the plan is."},
@@ -42,31 +48,50 @@ CREATED = {
 }
 
 
-def plan_routes(planning: Planning, store: Store) -> APIRouter:
+def plan_routes(
+    planning: Planning, jobs: JobService, store: Store, *, measure_deadline_s: float
+) -> APIRouter:
     """Routes that make and read plans."""
     router = APIRouter(
         prefix="/v1/plans", tags=["plans"], route_class=StrictRoute, responses=PROBLEM_RESPONSE
     )
 
-    @router.post("", status_code=201, response_model=StoredPlan, responses={201: CREATED})
+    @router.post(
+        "", status_code=201, response_model=StoredPlan, responses={201: CREATED, **ACCEPTED}
+    )
     async def create_plan(
         body: Annotated[PlanRequest, Body(openapi_examples=plan_examples())],
         request: Request,
         caller: CallerOfRequest,
         idempotency_key: IdempotencyKey = None,
+        prefer: Prefer = None,
     ) -> Response:
         """Plan a model's pipeline stages, estimating or measuring it first if no profile is given.
+
+        What has to be measured makes a job. If that has not ended in the time the request waits
+        (``Prefer: wait=N``), it is the answer, with status 202, and goes on without the caller.
 
         That nothing fits is an answer too: its status is ``infeasible``. If no plan was found
         before ``deadline_s`` and none was proven impossible, the answer is a problem of type
         ``deadline-exceeded`` with status 504; ask for less, or allow more time.
         """
-        fresh = "no-cache" in request.headers.get("cache-control", "").lower()
+        wait_s, applied = wait_of(prefer, measure_deadline_s)
 
         async def make() -> Response:
-            answered = await planning.create_plan(caller, body, fresh=fresh)
-            headers = {} if answered.reused is None else {REUSED: answered.reused}
-            return created(answered.stored, f"/v1/plans/{answered.stored.id}", headers)
+            answer = await planning.create_plan(
+                caller, body, jobs.measured_before, fresh=is_fresh(request)
+            )
+            if isinstance(answer, Answered):
+                return plan_response(answer.stored, answer.reused)
+            job = await jobs.submit_plan(caller, body, answer, submit_key=await submit_key(request))
+            job = await jobs.wait(job, wait_s)
+            headers = {} if applied is None else {APPLIED: applied}
+            if job.state == "failed" and (problem := from_json(job.outcome_json)) is not None:
+                raise as_problem(problem)
+            if job.state != "succeeded" or job.result_id is None:
+                return job_response(await jobs.view(job), 202, headers)
+            stored = await run_in_threadpool(store.documents.plan, caller.project_id, job.result_id)
+            return plan_response(stored, None, headers)
 
         return await once(store.idempotency, caller, request, make)
 
@@ -82,8 +107,8 @@ def plan_routes(planning: Planning, store: Store) -> APIRouter:
         plan_id: str, request: Request, caller: CallerOfRequest, if_none_match: IfNoneMatch = None
     ) -> Response:
         """A plan with the request it answers."""
-        stored = store.documents.plan(caller.project_id, plan_id)
-        return tagged(request, stored.id, stored.model_dump_json)
+        found = store.documents.plan_json(caller.project_id, plan_id)
+        return tagged(request, plan_id, lambda: found)
 
     @router.get("/{plan_id}/schedule", response_model=Schedule, responses=TAGGED)
     def get_schedule(
@@ -133,3 +158,11 @@ def plan_routes(planning: Planning, store: Store) -> APIRouter:
         )
 
     return router
+
+
+def plan_response(
+    stored: StoredPlan, reused: str | None, headers: Mapping[str, str] | None = None
+) -> Response:
+    """201 with a plan, where it is, and what had been found out before."""
+    said = {**(headers or {}), **({} if reused is None else {REUSED: reused})}
+    return created(stored, f"/v1/plans/{stored.id}", said)

@@ -25,7 +25,6 @@ from .app import create_app
 from .configuration import Configuration, configure
 from .draining import Drain
 from .examples import measure_example
-from .measuring import Measurer
 from .settings import IN_MEMORY, LOOPBACK_NAMES, Settings
 from .store.database import database_url
 from .store.sql_store import SqlStore, utc_now
@@ -130,10 +129,8 @@ def run(settings: Settings, host: str, port: int, *, made_up: bool = False) -> N
     for_people = is_for_people(settings.log_format, sys.stderr)
     configure_logging(settings.log_format, settings.log_level, secrets=_secrets(settings))
     try:
-        measurer = Measurer.from_settings(settings)
         drain = Drain(delay_s=settings.drain_delay_s, grace_s=settings.grace_s)
-        drain.on_refusing(measurer.stop)
-        app = create_app(settings, measurer=measurer, drain=drain)
+        app = create_app(settings, drain=drain)
         config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False)
         token = settings.token if made_up else None
         with _signals_end_quietly(), _metrics_listener(settings, app.state.metrics):
@@ -290,4 +287,3 @@ def _checked(token: str) -> str:
             "with = at its end only"
         )
     return token
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -12,15 +12,15 @@ from starlette.concurrency import run_in_threadpool
 from ..core.cluster import Cluster
 from ..core.errors import Infeasible, InvalidInput
 from ..core.graph import Graph
-from ..core.options import EstimateOptions, EstimateRequest
+from ..core.options import EstimateOptions, EstimateRequest, MeasureRequest
 from ..core.plan import PlanOptions
 from ..core.profile import Profile
 from ..planner.plan import plan
 from .auth.caller import Caller
 from .digests import estimate_digest, plan_digest
 from .effort import check_effort
-from .measuring import Measurer
 from .models.estimating import Estimator
+from .models.foreign import ForeignModels
 from .models.limits import check_graph, check_rebuilt
 from .records import PlanRecord, StoredPlan, infeasible_answer
 from .requests import PlanRequest
@@ -37,6 +37,9 @@ from .what_if import (
     simulate,
 )
 
+MeasuredBefore = Callable[[str, MeasureRequest, Cluster], Awaitable[str | None]]
+"""Of a project and a cluster: the profile of an earlier measurement, by its id."""
+
 
 @dataclass(frozen=True)
 class Answered:
@@ -51,35 +54,57 @@ class Answered:
     reused: Literal["plan", "profile"] | None = None
 
 
+@dataclass(frozen=True)
+class Unmeasured:
+    """What has to be measured before a request can be answered.
+
+    Attributes:
+        measure: The measurement.
+        plan_digest: Of the whole request.
+        deadline_s: Longest its plan may be searched for.
+        fresh: Measure even what was measured before.
+    """
+
+    measure: MeasureRequest
+    plan_digest: str
+    deadline_s: float
+    fresh: bool
+
+
 class Planning:
     """Answers planning requests.
 
     Args:
         store: Where profiles and answers are kept.
-        measurer: What measures a model that comes without a profile.
         estimator: What estimates one.
         solver: Where plans are searched for.
         deadline_s: Longest one request may search for a plan.
+        foreign: What models of others this server runs; none if not given.
     """
 
     def __init__(
         self,
         store: Store,
-        measurer: Measurer,
         estimator: Estimator,
         solver: Solver,
         *,
         deadline_s: float,
+        foreign: ForeignModels | None = None,
     ) -> None:
+        self._foreign = foreign or ForeignModels()
         self._store = store
-        self._measurer = measurer
         self._estimator = estimator
         self._solver = solver
         self._deadline_s = deadline_s
 
     async def create_plan(
-        self, caller: Caller, request: PlanRequest, *, fresh: bool = False
-    ) -> Answered:
+        self,
+        caller: Caller,
+        request: PlanRequest,
+        measured_before: MeasuredBefore,
+        *,
+        fresh: bool = False,
+    ) -> Answered | Unmeasured:
         """Plan, and keep the request with its answer; infeasible is an answer.
 
         Planning and storing run elsewhere: the event loop stays free.
@@ -87,29 +112,73 @@ class Planning:
         Args:
             caller: Whose project it is kept in.
             request: What is asked.
+            measured_before: Tells the profile of an earlier measurement that will do.
             fresh: Find everything out again, whatever is known.
+
+        Returns:
+            The answer, or what has to be measured first.
 
         Raises:
             InvalidInput: The request makes no sense together, asks for more than this service
                 does, or for more time than it gives.
             DeadlineExceeded: No plan was found in time, and none was proven impossible.
             Problem: 403: it asks for a measurement, which the caller may not.
-            StagewrightError: Measuring or estimating failed.
+            StagewrightError: Estimating failed.
         """
         deadline_s = self._deadline(request)
-        if request.measure_request() is not None:
-            caller.require("measure", "measuring a model")
+        measure = await self._to_measure(caller.project_id, request)
+        if measure is not None:
+            self.check_measurement(caller, measure)
+            fresh = fresh or measure.factory is not None  # what it makes may have changed
         digest = plan_digest(request, deadline_s)
         project = caller.project_id
         if not fresh:
             known = await run_in_threadpool(self._known_plan, project, digest)
             if known is not None:
                 return Answered(known, "plan")
+        if measure is not None:
+            profile_id = None if fresh else await measured_before(project, measure, request.cluster)
+            if profile_id is None:
+                return Unmeasured(measure, digest, deadline_s, fresh)
+            found = await run_in_threadpool(self._store.documents.profile, project, profile_id)
+            record = await self.from_profile(request, found.profile, deadline_s)
+            return Answered(await run_in_threadpool(self._keep, project, digest, record), "profile")
         profiles, cluster, known_profile = await self._profiles(project, request, fresh)
         check_effort(profiles, cluster, request.options)
         record = await self._solver.run(decide, profiles, cluster, request.options, deadline_s)
         stored = await run_in_threadpool(self._keep, project, digest, record)
         return Answered(stored, "profile" if known_profile else None)
+
+    def check_measurement(self, caller: Caller, measure: MeasureRequest) -> None:
+        """Refuse what may not be measured here, or not by this caller.
+
+        Raises:
+            InvalidInput, Problem: See `models.foreign.ForeignModels.check`.
+        """
+        caller.require("measure", "measuring a model")
+        self._foreign.check(caller, measure)
+
+    async def _to_measure(self, project: str, request: PlanRequest) -> MeasureRequest | None:
+        """What has to be measured first, a graph that is named looked up."""
+        if request.graph_id is None or not request.is_measured:
+            return request.measure_request()
+        with pointing_at("/graph_id"):
+            found = await run_in_threadpool(self._store.documents.graph, project, request.graph_id)
+            check_rebuilt(found.graph)
+        return request.measure_request(found.graph)
+
+    async def from_profile(
+        self, request: PlanRequest, profile: Profile, deadline_s: float
+    ) -> PlanRecord:
+        """The answer to a request whose model was measured; stores nothing.
+
+        Raises:
+            InvalidInput, DeadlineExceeded: See `create_plan`.
+        """
+        check_effort([profile], request.cluster, request.options)
+        return await self._solver.run(
+            decide, [profile], request.cluster, request.options, deadline_s
+        )
 
     async def create_profile(self, project_id: str, profile: Profile) -> Stored:
         """Keep a profile."""
@@ -159,7 +228,7 @@ class Planning:
     def _named_plans(self, project: str, request: ComparisonRequest) -> tuple[StoredPlan, ...]:
         found = []
         for position, plan_id in enumerate(request.plan_ids):
-            with _pointing_at(f"/plan_ids/{position}"):
+            with pointing_at(f"/plan_ids/{position}"):
                 found.append(self._store.documents.plan(project, plan_id))
         return tuple(found)
 
@@ -168,10 +237,10 @@ class Planning:
         if request.profile is not None:
             return request.profile, None
         if request.profile_id is not None:
-            with _pointing_at("/profile_id"):
+            with pointing_at("/profile_id"):
                 return documents.profile(project, request.profile_id).profile, None
         assert request.plan_id is not None, "a SimulationRequest has one base"
-        with _pointing_at("/plan_id"):
+        with pointing_at("/plan_id"):
             base = documents.plan(project, request.plan_id)
             return documents.profile(project, base.profile_id).profile, base
 
@@ -191,9 +260,7 @@ class Planning:
         return None if found is None else self._store.documents.plan(project, found)
 
     def _keep(self, project: str, digest: str, record: PlanRecord) -> StoredPlan:
-        stored = self._store.documents.put_plan(project, record)
-        self._store.reuse.remember(project, "plan", digest, stored.id)
-        return stored
+        return self._store.documents.put_plan(project, record, request_digest=digest)
 
     async def _profiles(
         self, project: str, request: PlanRequest, fresh: bool
@@ -202,16 +269,13 @@ class Planning:
         known = False
         cluster = request.cluster
         if request.profile_id is not None:
-            with _pointing_at("/profile_id"):
+            with pointing_at("/profile_id"):
                 found = await run_in_threadpool(
                     self._store.documents.profile, project, request.profile_id
                 )
             return (found.profile,), cluster, False
-        measure_request = request.measure_request()
-        if measure_request is not None:
-            profiles: tuple[Profile, ...] = (await self._measurer.measure(measure_request),)
-        elif request.profiles is not None:
-            profiles = request.profiles
+        if request.profiles is not None:
+            profiles: tuple[Profile, ...] = request.profiles
         elif request.profile is not None:
             profiles = (request.profile,)
         else:
@@ -227,7 +291,7 @@ class Planning:
         """The estimate of a model or graph, the cluster with its speeds, whether it was known."""
         graph = request.graph
         if request.graph_id is not None:
-            with _pointing_at("/graph_id"):
+            with pointing_at("/graph_id"):
                 graph = (
                     await run_in_threadpool(self._store.documents.graph, project, request.graph_id)
                 ).graph
@@ -259,7 +323,7 @@ class Planning:
 
 
 @contextmanager
-def _pointing_at(field: str) -> Iterator[None]:
+def pointing_at(field: str) -> Iterator[None]:
     """What a body names and is not stored is a field at fault, not a missing page."""
     try:
         yield

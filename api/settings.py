@@ -15,6 +15,7 @@ from pydantic import ConfigDict, Field
 
 from ..core.document import Record
 from .auth.oidc_settings import OidcSettings
+from .jobs.tls import TlsFiles
 from .setting_types import SECRET, NameSet, Words
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -72,9 +73,7 @@ class Settings(Record):
     max_body_bytes: int = Field(
         16 * 2**20, ge=1, description="A longer request body is refused (413)."
     )
-    measure_deadline_s: float = Field(
-        300.0, gt=0, description="Longest a request may wait for its measurement, queue included."
-    )
+    measure_deadline_s: float = Field(300.0, gt=0, description="Longest one measurement may take.")
     plan_deadline_s: float = Field(
         20.0,
         gt=0,
@@ -121,6 +120,33 @@ class Settings(Record):
         ge=2**28,
         description="Most memory such a child may keep; by default three quarters of the "
         "machine's.",
+    )
+    factories_file: Path | None = Field(
+        None,
+        description="TOML file with models that may be asked for by name; see docs/service.md.",
+    )
+    allow_code: bool = Field(
+        False,
+        description="Measure code of those with the scope `code`, in a sandbox that is tried out "
+        "first; where it does not hold, the server does not start.",
+    )
+    scheduler: str = Field(
+        "embedded",
+        min_length=1,
+        description="What runs jobs: `embedded` (a Dask worker below the server), `threads` (of "
+        "the server, without Dask), or the address of a scheduler, `tls://host:8786`.",
+    )
+    scheduler_tls: TlsFiles | None = Field(
+        None, description="Certificates for that scheduler; see docs/jobs.md."
+    )
+    job_deadline_s: float = Field(
+        86400.0, gt=0, description="How long after it was handed in a job has to have ended."
+    )
+    job_attempts: int = Field(
+        5, ge=1, le=100, description="A job whose worker was lost so often is given up."
+    )
+    job_silence_s: float = Field(
+        15.0, ge=1, description="A worker that says nothing for so long is taken for dead."
     )
     measure_command: Words = Field(MEASURE_COMMAND, description="Program that measures.")
     estimate_command: Words = Field(ESTIMATE_COMMAND, description="Program that estimates.")

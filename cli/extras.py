@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 
+CLUSTER = ("cryptography", "distributed")
+
 SERVER = (
+    *CLUSTER,
     "alembic",
     "fastapi",
     "prometheus_client",
@@ -19,6 +22,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "torch": ("torch",),
     "hf": ("torch", "transformers"),
     "fast": ("numba",),
+    "cluster": CLUSTER,
     "server": SERVER,
     "client": ("httpx2", "pydantic"),
     "oidc": (*SERVER, "jwt"),

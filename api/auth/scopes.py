@@ -1,4 +1,4 @@
-"""What a key may do: five scopes, and which of them each request needs.
+"""What a key may do: six scopes, and which of them each request needs.
 
 A scope does not hold another. What no line below names needs ``admin``, so that a route somebody
 forgot here is closed to everyone who only reads and plans.
@@ -8,31 +8,39 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-Scope = Literal["read", "plan", "measure", "admin", "metrics"]
+Scope = Literal["read", "plan", "measure", "admin", "metrics", "code"]
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 MEANING: dict[Scope, str] = {
     "read": "see what the project stores, and what this service can do",
-    "plan": "store profiles and graphs, plan, simulate, compare, cancel jobs",
-    "measure": "run a model on the server's devices",
+    "plan": "store profiles and graphs, plan, simulate, compare",
+    "measure": "run a model on the server's devices or its workers', cancel jobs",
     "admin": "make, list and revoke the project's keys; read its audit log",
     "metrics": "read the server's metrics, which count all projects together",
+    "code": "have its own code measured, where the server allows that (with 'measure')",
 }
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/sign-in", "/sign-out"})
 """Answered to everyone."""
+
+OPEN_FILES = "/static/"
+"""Below it are the page's style sheets and programs, the same for everyone."""
+
+PAGES = ("/plans", "/profiles", "/jobs", "/compare", "/new")
+"""Pages for browsers, with everything below them; they show what ``read`` may see."""
 
 DOCUMENTATION = frozenset({"/openapi.json", "/docs"})
 API = "/v1/"
 KEYS = "/v1/api-keys"
 AUDIT = "/v1/audit"
 METRICS = "/metrics"
-PLANNED = ("/v1/plans", "/v1/profiles", "/v1/graphs", "/v1/jobs")
+PLANNED = ("/v1/plans", "/v1/profiles", "/v1/graphs")
 """Collections that ``plan`` adds to and changes, with everything below them."""
-COMPUTED = frozenset({"/v1/simulations", "/v1/comparisons"})
+COMPUTED = frozenset({"/v1/simulations", "/v1/comparisons", "/v1/views"})
 """Answered to a POST, with nothing stored."""
-MEASURED = frozenset({"/v1/profile-jobs"})
+MEASURED = ("/v1/profile-jobs", "/v1/jobs")
+"""What uses devices, and stops using them."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -48,8 +56,9 @@ def needed_scope(method: str, path: str) -> Scope:
     if path == METRICS and method in SAFE_METHODS:
         return "metrics"
     if method in SAFE_METHODS:
-        return "read" if path.startswith(API) or path in DOCUMENTATION else "admin"
-    if path in MEASURED:
+        readable = path.startswith(API) or path in DOCUMENTATION or is_page(path)
+        return "read" if readable else "admin"
+    if any(is_below(path, collection) for collection in MEASURED):
         return "measure"
     if path in COMPUTED or any(is_below(path, collection) for collection in PLANNED):
         return "plan"
@@ -59,3 +68,13 @@ def needed_scope(method: str, path: str) -> Scope:
 def is_below(path: str, collection: str) -> bool:
     """Whether a path is a collection's or that of something in it."""
     return path == collection or path.startswith(collection + "/")
+
+
+def is_page(path: str) -> bool:
+    """Whether a path is a page's for browsers."""
+    return path == "/" or any(is_below(path, page) for page in PAGES)
+
+
+def is_open(path: str) -> bool:
+    """Whether everyone is answered there."""
+    return path in OPEN_PATHS or path.startswith(OPEN_FILES)

@@ -119,3 +119,6 @@ class Jobs(Protocol):
         Raises:
             NotFound: There is no such job.
         """
+
+    def latest(self, job_ids: Sequence[str], kind: str) -> dict[str, str]:
+        """The data of each job's last event of a kind, as JSON, for those that have one."""

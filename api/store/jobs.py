@@ -200,6 +200,15 @@ class SqlJobs:
             JobEvent.model_validate({name: row._mapping[name] for name in names}) for row in found
         ]
 
+    def latest(self, job_ids: Sequence[str], kind: str) -> dict[str, str]:
+        last = select(JOB_EVENTS.c.job_id, func.max(JOB_EVENTS.c.number).label("number"))
+        last = last.where(JOB_EVENTS.c.job_id.in_(job_ids), JOB_EVENTS.c.kind == kind)
+        found = last.group_by(JOB_EVENTS.c.job_id).subquery()
+        both = (JOB_EVENTS.c.job_id == found.c.job_id) & (JOB_EVENTS.c.number == found.c.number)
+        rows = select(JOB_EVENTS.c.job_id, JOB_EVENTS.c.data_json).join(found, both)
+        with self._database.read() as connection:
+            return {job_id: data_json for job_id, data_json in connection.execute(rows)}
+
     def _keep(
         self,
         connection: Connection,

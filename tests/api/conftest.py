@@ -49,7 +49,13 @@ def make_client(token: str) -> Iterator[Callable[..., TestClient]]:
         def make(*, store: Any = None, authorized: bool = True, **settings: Any) -> TestClient:
             app = create_app(
                 Settings(
-                    **{"token": token, "database": IN_MEMORY, "plan_processes": 0, **settings}
+                    **{
+                        "token": token,
+                        "database": IN_MEMORY,
+                        "plan_processes": 0,
+                        "scheduler": "threads",
+                        **settings,
+                    }
                 ),
                 store=store,
             )

@@ -236,7 +236,7 @@ def test_no_route_was_forgotten_in_the_list_of_scopes(client):
         ("GET", "/openapi.json", "read"),
         ("POST", "/v1/plans", "plan"),
         ("POST", "/v1/simulations", "plan"),
-        ("POST", "/v1/jobs/job_1/cancel", "plan"),
+        ("POST", "/v1/jobs/job_1/cancel", "measure"),
         ("POST", "/v1/profile-jobs", "measure"),
         ("GET", "/v1/api-keys", "admin"),
         ("GET", "/v1/api-keys/", "admin"),

@@ -1,0 +1,1 @@
+"""Jobs: what takes long is queued in the store, run by workers, and watched by the server."""

@@ -1,0 +1,67 @@
+"""The end of a job: the problem it failed with, as its row keeps it and as it is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+from ...core.errors import StagewrightError
+from ..field_errors import clip
+from ..problems import (
+    MAX_DETAIL_CHARACTERS,
+    TYPE_PREFIX,
+    Problem,
+    ProblemDocument,
+    from_error,
+    internal_problem,
+)
+from .measuring import error_of
+from .tasks import Failed
+
+_log = logging.getLogger(__name__)
+
+
+def problem_of(error: Exception) -> ProblemDocument:
+    """Any error as what a caller is told."""
+    if isinstance(error, Problem):
+        return error.document
+    if isinstance(error, StagewrightError):
+        return from_error(error).document
+    _log.error("a job failed by a fault of ours", exc_info=error)
+    return internal_problem().document
+
+
+def problem_of_worker(told: Failed) -> ProblemDocument:
+    """What a worker failed with."""
+    error = error_of(told)
+    if error is not None:
+        return problem_of(error)
+    _log.error("a worker failed by a fault of ours: %s", told.message)
+    return internal_problem().document
+
+
+def new_problem(status: int, kind: str, detail: str) -> ProblemDocument:
+    """A problem that no error class stands for."""
+    return Problem(status, kind, clip(detail, MAX_DETAIL_CHARACTERS)).document
+
+
+def as_json(problem: ProblemDocument) -> str:
+    """For the job's row."""
+    return problem.model_dump_json(exclude_defaults=True, exclude_none=True)
+
+
+def from_json(outcome_json: str | None) -> ProblemDocument | None:
+    """And back."""
+    return None if outcome_json is None else ProblemDocument.model_validate_json(outcome_json)
+
+
+def as_problem(document: ProblemDocument) -> Problem:
+    """To be raised, as the answer to a request that waited for the job."""
+    problem = Problem(document.status, document.type.removeprefix(TYPE_PREFIX), document.detail)
+    problem.document = document
+    return problem
+
+
+def as_data(**values: object) -> str:
+    """Of an event, what is known."""
+    return json.dumps({name: value for name, value in values.items() if value is not None})

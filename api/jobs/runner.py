@@ -1,0 +1,241 @@
+"""Seeing every job of the store to its end: what is handed in, and what others left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from ..store.contract import Store
+from ..store.errors import StoreUnavailable
+from ..store.job_records import Job
+from ..store.records import Retention
+from ..store.sql_store import utc_now
+from .attempt import Attempt, Rules, give_up_or_requeue, insist, is_late, late_problem
+from .board import Board
+from .planning import Plans
+from .work import Work, work_of
+from .workers import Workers, WorkersUnavailable
+
+SWEEP_S = 5.0
+"""How often the table is searched for what nobody runs."""
+
+ORPHAN_S = 30.0
+"""A job queued for so long on another server is taken over; if that runs it, it is first to say."""
+
+EXPIRE_S = 3600.0
+"""How often what is old is removed from the store."""
+
+AGAIN_S = 2.0
+"""Until workers that cannot be reached are tried again."""
+
+_log = logging.getLogger(__name__)
+
+
+class Runner:
+    """Runs jobs, on the event loop it is started on.
+
+    Nothing is known here that is not in the store: a server that is killed loses nothing, and
+    the next one, or another one beside it, goes on.
+
+    Args:
+        store: Has the jobs.
+        workers: Run them.
+        plans: Plan from what they measured.
+        board: Told of every change.
+        setup: How workers measure, for `tasks.Task`.
+        rules: See there.
+        retention: What `store.expire` removes now and then.
+        now: The store's clock.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        workers: Workers,
+        plans: Plans,
+        board: Board,
+        *,
+        setup: Any = None,
+        rules: Rules | None = None,
+        retention: Retention | None = None,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._store, self._workers, self._plans, self._board = store, workers, plans, board
+        self._setup, self._rules, self._now = setup, rules or Rules(), now
+        self._retention = retention or Retention()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._attempts: dict[str, Attempt] = {}
+        self._flights: weakref.WeakValueDictionary[tuple[str, str], asyncio.Lock] = (
+            weakref.WeakValueDictionary()
+        )
+        self._trouble: str | None = None
+        self._background: list[asyncio.Task[None]] = []
+        self._offers: Mapping[str, int] | None = None
+
+    async def start(self) -> None:
+        """Take up what is unfinished, and go on looking for it."""
+        self._background = [
+            asyncio.create_task(self._sweep_for_ever(), name="jobs-sweep"),
+            asyncio.create_task(self._expire_for_ever(), name="store-expire"),
+        ]
+
+    def take(self, job: Job) -> None:
+        """Run a job, unless it is run already."""
+        if job.id in self._tasks or job.is_finished or self._board.is_stopped:
+            return
+        task = asyncio.create_task(self._see_to(job), name=job.id)
+        self._tasks[job.id] = task
+        task.add_done_callback(lambda _: self._tasks.pop(job.id, None))
+
+    def look(self, job_id: str) -> None:
+        """Somebody asked for a job's end."""
+        attempt = self._attempts.get(job_id)
+        if attempt is not None:
+            attempt.look()
+        self._board.changed(job_id)
+
+    async def message(self, job: Job) -> str | None:
+        """What keeps a queued job from running, and what would help."""
+        if job.state != "queued" or job.needs is None:
+            return None
+        if self._trouble is not None:
+            return self._trouble
+        if self._offers is None or self._offers.get(job.needs):
+            return None
+        return f"no worker offers {job.needs}; {self._workers.invitation(job.needs)}"
+
+    async def stop(self) -> None:
+        """Stop what runs, and queue it again for the next server."""
+        self._board.stop()
+        attempts = list(self._attempts.values())
+        running = [*self._background, *self._tasks.values()]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        for attempt in attempts:
+            with suppress(StoreUnavailable):
+                await attempt.give_back()
+        await run_in_threadpool(self._workers.close)
+
+    async def _see_to(self, job: Job) -> None:
+        """Attempt a job until it has ended."""
+        while not job.is_finished:
+            try:
+                await self._attempt(job)
+            except WorkersUnavailable as error:
+                self._trouble = str(error)
+                _log.warning("jobs wait: %s", error)
+                await asyncio.sleep(AGAIN_S)
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not leave a job for ever
+                _log.exception("job %s", job.id)
+                self._trouble = type(error).__name__
+                await asyncio.sleep(AGAIN_S)
+            seen = await insist(self._store.jobs.get, job.project_id, job.id)
+            if seen.state == "running":  # another server's now
+                return
+            job = seen
+
+    async def _attempt(self, job: Job) -> None:
+        work = work_of(job)
+        # Jobs with the same measurement wait for the first, and then have what it found.
+        lock = self._flights.setdefault((job.project_id, work.measure_digest), asyncio.Lock())
+        async with lock:
+            job = await insist(self._store.jobs.get, job.project_id, job.id)
+            if job.state != "queued":
+                return
+            if is_late(job, self._now()):
+                await self._end_late(job)
+                return
+            if await self._known(job, work):
+                return
+            attempt = self._new_attempt(job, work)
+            self._attempts[job.id] = attempt
+            try:
+                await attempt.run(self._setup)
+            finally:
+                if not attempt.is_running:
+                    self._attempts.pop(job.id, None)
+        self._trouble = None
+
+    async def _known(self, job: Job, work: Work) -> bool:
+        """Whether the measurement was made while the job waited; then it is ended by that."""
+        if work.fresh:
+            return False
+        found = await insist(
+            self._store.reuse.recall, job.project_id, "profile", work.measure_digest
+        )
+        if found is None:
+            return False
+        stored = await insist(self._store.documents.profile, job.project_id, found)
+        return await self._new_attempt(job, work).answered_by(stored.profile)
+
+    def _new_attempt(self, job: Job, work: Work) -> Attempt:
+        return Attempt(
+            job,
+            work,
+            store=self._store,
+            workers=self._workers,
+            plans=self._plans,
+            rules=self._rules,
+            now=self._now,
+            changed=self._board.changed,
+        )
+
+    async def _end_late(self, job: Job) -> None:
+        started = await insist(self._store.jobs.start, job.id, attempt=job.attempt, worker="nobody")
+        if started is not None:
+            problem = late_problem(job)
+            await insist(
+                self._store.jobs.finish, job.id, started.attempt, "failed", outcome_json=problem
+            )
+        self._board.changed(job.id)
+
+    async def _sweep_for_ever(self) -> None:
+        is_first = True
+        while True:
+            try:
+                await self._sweep(is_first)
+                is_first = False
+            except StoreUnavailable as error:
+                _log.warning("jobs cannot be looked for: %s", error)
+            await asyncio.sleep(SWEEP_S)
+
+    async def _sweep(self, is_first: bool) -> None:
+        """Take up what nobody runs."""
+        unfinished = await run_in_threadpool(self._store.jobs.unfinished)
+        for job in unfinished:
+            now = self._now()
+            if job.state == "queued" and is_late(job, now):
+                await self._end_late(job)
+            elif job.id in self._tasks:
+                continue
+            elif job.state == "queued":
+                if is_first or job.attempt or now - job.created_at > timedelta(seconds=ORPHAN_S):
+                    self.take(job)
+            elif now - (job.heartbeat_at or now) > timedelta(seconds=self._rules.silence_s):
+                why = f"the server that ran it was lost {self._rules.silence_s:g} s ago"
+                await give_up_or_requeue(self._store, job, self._rules, why)
+                self._board.changed(job.id)
+                self.take(await insist(self._store.jobs.get, job.project_id, job.id))
+        if self._tasks:
+            await self._learn_offers()
+
+    async def _learn_offers(self) -> None:
+        try:
+            self._offers = await run_in_threadpool(self._workers.offers)
+            self._trouble = None
+        except WorkersUnavailable as error:
+            self._trouble = str(error)
+
+    async def _expire_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_S)
+            with suppress(StoreUnavailable):
+                await run_in_threadpool(self._store.expire, self._retention)

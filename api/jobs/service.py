@@ -1,0 +1,269 @@
+"""Handing in jobs and asking after them, free of HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+from starlette.concurrency import run_in_threadpool
+
+from ...core.cluster import Cluster
+from ...core.options import MeasureRequest, ProfilingOptions
+from ...core.service.jobs import JobResult, JobView
+from ..auth.caller import Caller
+from ..digests import measure_digest
+from ..measuring import MeasuringUnavailable
+from ..requests import PlanRequest
+from ..services import Planning, Unmeasured, pointing_at
+from ..store.contract import Store
+from ..store.job_records import Job, JobRequest, JobState
+from ..store.records import Page
+from ..store.sql_store import utc_now
+from ..submitting import submit
+from .board import Board
+from .outcome import from_json
+from .requests import ProfileJobRequest
+from .runner import Runner
+from .work import Work, needs_of
+
+Kind = Literal["plan", "profile"]
+
+POLL_S = 2.0
+"""How often a job is read that another server may run."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What this server does with jobs.
+
+    Attributes:
+        place: Where measurements are made (see `place`).
+        needs_torch: Whether they are made on this machine, so that torch has to be here.
+        deadline_s: How long after it was handed in a job has to have ended.
+    """
+
+    place: str
+    needs_torch: bool
+    deadline_s: float
+
+
+class JobService:
+    """What routes ask about jobs."""
+
+    def __init__(
+        self, store: Store, planning: Planning, runner: Runner, board: Board, offer: Offer
+    ) -> None:
+        self.board = board
+        self._store, self._planning, self._runner = store, planning, runner
+        self._offer = offer
+        self._handing_in = asyncio.Lock()
+
+    async def submit_plan(
+        self,
+        caller: Caller,
+        request: PlanRequest,
+        unmeasured: Unmeasured,
+        *,
+        submit_key: str | None,
+    ) -> Job:
+        """Queue the measurement that a plan needs, with the plan; or join who has.
+
+        Raises:
+            MeasuringUnavailable: Nobody here measures.
+            TooManyJobs: The caller has as many unfinished jobs as they may.
+        """
+        work = Work(
+            measure=unmeasured.measure,
+            measure_digest=self._digest(unmeasured.measure, None, request.cluster),
+            fresh=unmeasured.fresh,
+            plan=request,
+            plan_digest=unmeasured.plan_digest,
+            plan_deadline_s=unmeasured.deadline_s,
+        )
+        needs = needs_of(unmeasured.measure, None, request.cluster)
+        return await self._submit(caller, "plan", work, needs, submit_key)
+
+    async def submit_profile(
+        self,
+        caller: Caller,
+        request: ProfileJobRequest,
+        *,
+        fresh: bool = False,
+        submit_key: str | None = None,
+    ) -> tuple[Job, bool]:
+        """Queue a measurement; and whether it had been made before, and the job is done.
+
+        Raises:
+            InvalidInput: The request makes no sense together.
+            MeasuringUnavailable, TooManyJobs: See `submit_plan`.
+        """
+        measure = await self._measure_request(caller.project_id, request)
+        self._planning.check_measurement(caller, measure)
+        self._planning.check_measurement(caller, measure)
+        fresh = fresh or measure.factory is not None  # what it makes may have changed
+        needs = needs_of(measure, request.device_kind, None)
+        digest = self._digest(measure, request.device_kind, None)
+        work = Work(measure=measure, measure_digest=digest, fresh=fresh)
+        if not fresh:
+            known = await run_in_threadpool(
+                self._store.reuse.recall, caller.project_id, "profile", digest
+            )
+            if known is not None:
+                return await self._done(caller, work, needs, submit_key, known), True
+        return await self._submit(caller, "profile", work, needs, submit_key), False
+
+    async def measured_before(
+        self, project_id: str, measure: MeasureRequest, cluster: Cluster
+    ) -> str | None:
+        """Id of the profile of an earlier measurement that would come out the same."""
+        digest = self._digest(measure, None, cluster)
+        return await run_in_threadpool(self._store.reuse.recall, project_id, "profile", digest)
+
+    async def get(self, project_id: str, job_id: str) -> Job:
+        """Raises: NotFound."""
+        return await run_in_threadpool(self._store.jobs.get, project_id, job_id)
+
+    async def list(
+        self, project_id: str, *, limit: int, cursor: str | None, state: JobState | None
+    ) -> Page[Job]:
+        """Newest first."""
+        return await run_in_threadpool(
+            self._store.jobs.list, project_id, limit=limit, cursor=cursor, state=state
+        )
+
+    async def cancel(self, project_id: str, job_id: str) -> Job:
+        """Ask for a job's end; one that has ended stays as it is.
+
+        Raises:
+            NotFound: There is none.
+        """
+        job = await run_in_threadpool(self._store.jobs.request_cancel, project_id, job_id)
+        self._runner.look(job_id)
+        return job
+
+    async def wait(self, job: Job, wait_s: float) -> Job:
+        """The job once it has ended, or as it is after so long, or when the server stops."""
+        end = time.monotonic() + wait_s
+        with self.board.watch(job.id) as watch:
+            while True:
+                job = await self.get(job.project_id, job.id)
+                remaining = end - time.monotonic()
+                if job.is_finished or remaining <= 0 or self.board.is_stopped:
+                    return job
+                await watch.wait(min(remaining, POLL_S))
+
+    async def views(self, jobs: Sequence[Job]) -> tuple[JobView, ...]:
+        """Jobs as they are shown."""
+        latest = await run_in_threadpool(
+            self._store.jobs.latest, [job.id for job in jobs], "progress"
+        )
+        return tuple([await self._view(job, latest.get(job.id)) for job in jobs])
+
+    async def view(self, job: Job) -> JobView:
+        (view,) = await self.views([job])
+        return view
+
+    async def _view(self, job: Job, progress_json: str | None) -> JobView:
+        progress: dict[str, Any] | None = json.loads(progress_json) if progress_json else None
+        return JobView(
+            id=job.id,
+            kind="plan" if job.kind == "plan" else "profile",
+            state=job.state,
+            attempt=job.attempt,
+            created_at=job.created_at,
+            started_at=job.started_at,
+            finished_at=job.finished_at,
+            deadline_at=job.deadline_at,
+            needs={} if job.needs is None else {job.needs: 1},
+            message=await self._runner.message(job),
+            progress=progress,
+            result=_result(job.result_id),
+            problem=from_json(job.outcome_json) if job.state == "failed" else None,
+        )
+
+    def _digest(self, measure: MeasureRequest, kind: str | None, cluster: Cluster | None) -> str:
+        return measure_digest(measure, needs_of(measure, kind, cluster), self._offer.place)
+
+    async def _measure_request(self, project: str, request: ProfileJobRequest) -> MeasureRequest:
+        graph = request.graph
+        if request.graph_id is not None:
+            with pointing_at("/graph_id"):
+                graph = (
+                    await run_in_threadpool(self._store.documents.graph, project, request.graph_id)
+                ).graph
+        return MeasureRequest(
+            model=request.model,
+            sample=request.sample,
+            graph=graph,
+            factory=request.factory,
+            code=request.code,
+            profiling=request.profiling or ProfilingOptions(),
+        )
+
+    async def _submit(
+        self,
+        caller: Caller,
+        kind: Literal["plan", "profile"],
+        work: Work,
+        needs: str,
+        key: str | None,
+    ) -> Job:
+        if self._offer.needs_torch and importlib.util.find_spec("torch") is None:
+            raise MeasuringUnavailable(
+                "measuring needs torch on the server; post a profile instead, "
+                "or install stagewright[torch]"
+            )
+        request = self._request(kind, work, needs, key)
+        async with self._handing_in:  # of two equal requests at once, the second joins the first
+            job = None
+            if not work.fresh and request.request_digest is not None:
+                job = await run_in_threadpool(
+                    self._store.jobs.unfinished_like, caller.project_id, request.request_digest
+                )
+            if job is None:
+                job = await run_in_threadpool(submit, self._store.jobs, caller, request)
+        self._runner.take(job)
+        return job
+
+    async def _done(
+        self, caller: Caller, work: Work, needs: str, key: str | None, result_id: str
+    ) -> Job:
+        """A job that ends with what is known already."""
+        request = self._request("profile", work, needs, key)
+        job = await run_in_threadpool(submit, self._store.jobs, caller, request)
+        started = await run_in_threadpool(
+            self._store.jobs.start, job.id, attempt=job.attempt, worker="reuse"
+        )
+        if started is not None:
+            await run_in_threadpool(
+                self._store.jobs.finish, job.id, started.attempt, "succeeded", result_id=result_id
+            )
+        return await self.get(caller.project_id, job.id)
+
+    def _request(self, kind: Kind, work: Work, needs: str, key: str | None) -> JobRequest:
+        return JobRequest(
+            kind=kind,
+            # What was not said counts as such: planners ask which options were given.
+            request_json=work.model_dump_json(exclude_unset=True),
+            request_digest=work.plan_digest or work.measure_digest,
+            submit_key=key,
+            needs=needs,
+            deadline_at=utc_now() + timedelta(seconds=self._offer.deadline_s),
+        )
+
+
+def _result(result_id: str | None) -> JobResult | None:
+    if result_id is None:
+        return None
+    kind: Literal["plan", "profile", "graph"]
+    if result_id.startswith("plan_"):
+        kind = "plan"
+    else:
+        kind = "profile" if result_id.startswith("profile_") else "graph"
+    return JobResult(kind=kind, id=result_id, href=f"/v1/{kind}s/{result_id}")

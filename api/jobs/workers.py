@@ -1,0 +1,45 @@
+"""What runs jobs, as a contract: somewhere else, one at a time on each worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from ...core.errors import StagewrightError
+from .tasks import Task, Told
+
+
+class WorkersUnavailable(StagewrightError):
+    """Whatever runs jobs cannot be reached or started; it may be later."""
+
+
+class Workers(Protocol):
+    """Runs tasks. Every method may block and may be called from any thread."""
+
+    def submit(self, task: Task, tell: Callable[[Told], None]) -> None:
+        """Queue a task.
+
+        Args:
+            task: What to run.
+            tell: Called from any thread with what happens, in order: once `Started`, any number
+                of `Alive` and `Progressed`, and in the end `Ended` or `Lost`.
+
+        Raises:
+            WorkersUnavailable: It was not queued.
+        """
+
+    def stop(self, key: str) -> None:
+        """End a task and its processes, or never begin it. It need not be known."""
+
+    def offers(self) -> Mapping[str, int]:
+        """What workers offer, and on how many of them.
+
+        Raises:
+            WorkersUnavailable: Nobody knows.
+        """
+
+    def invitation(self, needs: str) -> str:
+        """How to add a worker that offers something, for a person to read."""
+
+    def close(self) -> None:
+        """Stop every task and release everything; closing twice changes nothing."""
