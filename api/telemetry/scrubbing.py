@@ -12,9 +12,9 @@ MIN_CHARACTERS = 6
 """A shorter secret is a word of the language, and every line would be full of masks."""
 
 _PATTERNS = (
-    re.compile(r"\bsw_[A-Za-z0-9_-]{43}"),  # API keys
-    re.compile(r"\beyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*"),  # JSON Web Tokens
-    re.compile(r"(?i)(?<=\bbearer )\s*[A-Za-z0-9._~+/-]+=*"),
+    re.compile(r"sw_[A-Za-z0-9_-]{43}"),  # API keys
+    re.compile(r"eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*"),  # JSON Web Tokens
+    re.compile(r"(?i)(?<=bearer )\s*[A-Za-z0-9._~+/-]+=*"),
 )
 
 
