@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
-from ...core.errors import InvalidInput, Refused, StagewrightError
+from ...core.errors import InvalidInput, MeasurementError, Refused, StagewrightError
 from ...core.options import MeasureRequest
 from ...core.profile import Profile
 from .factories import Factories, check_call, read_factories
@@ -93,7 +93,7 @@ def measure_confined(
 
     Raises:
         Refused: A sandbox is required, and there is none.
-        MeasuringFailed: What the child answered is no profile.
+        MeasuringFailed: What the child answered is no profile, and the model is not to blame.
         StagewrightError: See `run.run_confined`.
     """
     command, cell = _command(request, setup)
@@ -109,6 +109,8 @@ def measure_confined(
     try:
         return Profile.model_validate_json(output)
     except ValidationError as error:
+        if request.code is not None or request.factory is not None:
+            raise MeasurementError("the model ended its process before it was measured") from None
         raise MeasuringFailed(f"the child's profile does not fit: {error}") from None
 
 
