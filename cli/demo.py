@@ -6,7 +6,7 @@ import json
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .comparison import Comparison
     from .service import Service
 
-POST_TIMEOUT_S = 300.0
+ANSWER_TIMEOUT_S = 300.0
 
 
 def command(
@@ -75,15 +75,22 @@ def command(
 
 def _plan(name: str, service: Service, cluster: Cluster, output: Path, *, quiet: bool) -> Plan:
     """Post one model, show its plan, and keep plan and picture."""
-    from ..core.plan import Plan
+    from ..client.blocking import Client
     from ..formats.svg import timeline_svg
     from ..planner.timeline import plan_timeline
-    from .demo_requests import plan_request
+    from .demo_requests import MEASURING, MODELS, OPTIONS
 
     say(f"\n{name}: posting model and sample; the service measures and plans", quiet=quiet)
-    body: dict[str, Any] = plan_request(name, cluster.model_dump(mode="json"))
-    answer = service.post("/v1/plans", body, timeout_s=POST_TIMEOUT_S)
-    plan = Plan.model_validate(answer["plan"])
+    with Client(service.url, service.token, timeout_s=ANSWER_TIMEOUT_S) as client:
+        answer = client.plan(
+            MODELS[name]["model"],
+            MODELS[name]["sample"],
+            cluster=cluster,
+            profiling=MEASURING,
+            options=OPTIONS,
+            progress=not quiet,
+        )
+    plan = answer.require()
     say(str(plan), quiet=quiet)
     write_file(output / f"{name}.plan.json", plan.to_json(indent=2) + "\n")
     write_file(output / f"{name}.svg", timeline_svg(plan, plan_timeline(plan)))

@@ -33,15 +33,8 @@ RESNET50: dict[str, Any] = {
 MODELS: dict[str, dict[str, Any]] = {"gpt2": GPT2_SMALL, "resnet50": RESNET50}
 
 
-def plan_request(model: str, cluster: dict[str, Any]) -> dict[str, Any]:
-    """The body of ``POST /v1/plans`` for one of `MODELS`."""
-    return {
-        **MODELS[model],
-        "profiling": MEASURING,
-        "cluster": cluster,
-        "options": {
-            "num_microbatches": NUM_MICROBATCHES,
-            "num_stages": RANKS,
-            "optimizer": "sgd",
-        },
-    }
+OPTIONS: dict[str, Any] = {
+    "num_microbatches": NUM_MICROBATCHES,
+    "num_stages": RANKS,
+    "optimizer": "sgd",
+}

@@ -29,6 +29,7 @@ COMMANDS = (
     "merge",
     "export",
     "serve",
+    "jobs",
     "config",
     "keys",
     "audit",

@@ -30,6 +30,11 @@ def model_named(arguments: Sequence[str]) -> str | None:
     return names[0]
 
 
+def is_stored_id(name: str) -> bool:
+    """Whether it is how a service names a profile or a graph, and no model's name."""
+    return name.startswith(("profile_", "graph_"))
+
+
 def _is_file(text: str) -> bool:
     return Path(text).suffix == ".json" or "/" in text or Path(text).exists()
 

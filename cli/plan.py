@@ -13,10 +13,11 @@ from .documents import read_devices, read_document
 from .estimate_words import EstimateWords, what_was_taken, with_shorter_samples
 from .flag_spelling import plan_text
 from .follow_ups import after_plan, command_line, without
-from .model_names import model_named
+from .model_names import is_stored_id, model_named
 from .output import JsonFlag, check_writable, emit, say, say_next, write_file
 from .plan_options import number_or_any, pair, pins
 from .progress import planning_progress
+from .server_flags import Server, Token, token_needs_server
 
 if TYPE_CHECKING:
     from ..core.cluster import Cluster
@@ -54,20 +55,25 @@ def command(
     gap: flags.Gap = 0.0,
     deadline: flags.Deadline = None,
     output: flags.Output = None,
+    server: Server = None,
+    token: Token = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Cut a profiled model into pipeline stages for a set of devices.
 
     A published model can be named instead of its profile: it is captured without weights and its
-    costs are estimated for the devices; the plan is then labelled ESTIMATED.
+    costs are estimated for the devices; the plan is then labelled ESTIMATED. With --server a
+    service does all that, and takes a captured graph or an exported program (.pt2), too.
     """
     from ..core.plan import PlanOptions
     from .checked import checked
 
     if output is not None:
         check_writable(output)
+    token_needs_server(server, token)
     name, cluster = model_named(profiles), read_devices(devices)
-    if name is not None and microbatches is None:
+    is_model = name is not None and not is_stored_id(name)
+    if is_model and microbatches is None:
         microbatches = max(8, len(cluster.devices))
     options = checked(
         PlanOptions,
@@ -80,7 +86,7 @@ def command(
         num_stages=stages,
         max_stages=max_stages,
         max_replicas=number_or_any(max_replicas),
-        recompute=recompute or ("never" if name is None else "auto"),
+        recompute=recompute or ("auto" if is_model else "never"),
         layer_order=order,
         skips=skips,
         together=tuple(map(pair, together or ())),
@@ -91,8 +97,16 @@ def command(
         memory_fraction=memory_fraction,
         gap=gap,
     )
+    explained: str | None
     words = EstimateWords(microbatch, sequence, precision, estimate_for, tuple(calibrate or ()))
-    if name is None:
+    if server is not None:
+        from .remote_plan import plan_on_service
+
+        made = plan_on_service(
+            server, token, profiles, name, words, cluster, options, deadline, quiet=as_json
+        )
+        explained = None
+    elif name is None:
         made, follow = _from_files(profiles, words, cluster, options, deadline, quiet=as_json)
         explained = command_line("explain", output, follow, "-d", devices)
     else:
@@ -104,10 +118,11 @@ def command(
         say(f"wrote {output}", quiet=as_json)
     emit(document if as_json else plan_text(made))
     if output is None:
-        again = without(context.find_root().obj or (), ["--json"], [])
+        again = without(context.find_root().obj or (), ["--json"], ["--token"])
         say_next(command_line(*again, "-o", "plan.json"), quiet=as_json)
     else:
-        say_next(explained, quiet=as_json)
+        if explained is not None:
+            say_next(explained, quiet=as_json)
         say_next(after_plan(made, output), quiet=as_json)
 
 

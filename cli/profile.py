@@ -12,6 +12,8 @@ from .follow_ups import planning
 from .model_flags import own_model, refuse, request_named
 from .output import JsonFlag, check_writable, emit, say, say_next, write_file
 from .precisions import long_name
+from .remote_documents import profile_on_service
+from .server_flags import Server, Token, token_needs_server
 
 if TYPE_CHECKING:
     from ..core.options import ProfilingOptions
@@ -40,12 +42,15 @@ def command(
     ranks: flags.Ranks = None,
     timeout: flags.Timeout = 60.0,
     output: flags.Output = None,
+    server: Server = None,
+    token: Token = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure what each layer of a model costs, for one micro-batch; or links between devices.
 
     Give the model one of three ways: a function and --sample, with --loss and --target if the
     backward is to start from a loss; --family, --config and --input; or a JSON file.
+    With --server a service measures it; a model of one's own is captured here and its graph sent.
     With --links: between the devices of this machine, or, started by torchrun, between all ranks.
     """
     if links:
@@ -53,12 +58,13 @@ def command(
             "MODEL": model, "--sample": sample, "--loss": loss, "--target": target,
             "--family": family, "--config": config, "--input": inputs, "--threads": threads,
             "--neighbours": neighbours, "--autocast": autocast, "--compile": compiled,
-            "--deduplicate": deduplicate,
+            "--deduplicate": deduplicate, "--server": server,
         }  # fmt: skip
         refuse("--links", of_models)
         _links(ranks, device, budget, timeout, output, as_json=as_json)
         return
     refuse("a model; it is for --links", {"--ranks": ranks})
+    token_needs_server(server, token)
     output = output or DEFAULT_OUTPUT
     check_writable(output)
     from ..core.options import ProfilingOptions
@@ -76,13 +82,17 @@ def command(
         "deduplicate": deduplicate,
     }
     request = request_named(model, family, config, inputs, target, sample=sample, loss=loss)
-    with progress_bar(quiet=as_json) as progress:
-        if request is not None:
-            options = with_options(request.profiling, **given)
-            profile = measure(request.model_copy(update={"profiling": options}), progress)
-        else:
-            options = with_options(ProfilingOptions(), **given)
-            profile = _measure_objects(model, sample, loss, target, options, progress)
+    options = with_options(request.profiling if request else ProfilingOptions(), **given)
+    if server is not None:
+        profile = profile_on_service(
+            server, token, request, options, model, sample, loss=loss, target=target
+        )
+    else:
+        with progress_bar(quiet=as_json) as progress:
+            if request is not None:
+                profile = measure(request.model_copy(update={"profiling": options}), progress)
+            else:
+                profile = _measure_objects(model, sample, loss, target, options, progress)
     document = profile.to_json(indent=2)
     write_file(output, document + "\n")
     emit(document if as_json else str(profile))

@@ -12,13 +12,21 @@ from .documents import read_document
 from .flag_spelling import plan_text
 from .follow_ups import after_plan, command_line, measuring, planning
 from .output import JsonFlag, check_writable, emit, say, say_next, write_file
+from .remote_documents import after_showing, stored_document
+from .server_flags import Server, Token, token_needs_server
 
 if TYPE_CHECKING:
+    from ..core.document import Document
     from ..core.plan import Plan
 
 
 def command(
-    file: Annotated[Path, Argument(metavar="FILE", help="A profile, plan, cluster or graph.")],
+    file: Annotated[
+        Path,
+        Argument(
+            metavar="FILE", help="A profile, plan, cluster or graph; with --server its id there."
+        ),
+    ],
     svg: Annotated[
         Path | None, Option(help="Draw the plan's timeline to this file (plans only).")
     ] = None,
@@ -40,6 +48,8 @@ def command(
     depth: Annotated[
         int | None, Option(min=1, help="Levels of modules to show (profiles, with --tree).")
     ] = None,
+    server: Server = None,
+    token: Token = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Print a profile, a plan, a cluster or a captured graph; draw a plan."""
@@ -54,7 +64,12 @@ def command(
             check_writable(path)
     if depth is not None and not tree:
         raise InvalidInput("--depth folds modules, and --flat does not; give one of them")
-    document = read_document(file, Profile, Plan, Cluster, Graph)
+    token_needs_server(server, token)
+    document: Document
+    if server is None:
+        document = read_document(file, Profile, Plan, Cluster, Graph)
+    else:
+        document = stored_document(server, token, str(file))
     if not isinstance(document, Profile) and (depth is not None or not tree):
         raise InvalidInput(f"--depth and --flat are for profiles; {file} is {document.SCHEMA}")
     drawn = any(path is not None for path in (svg, trace, html))
@@ -76,6 +91,8 @@ def command(
     else:
         text = str(document)
         follow = command_line("plan", "profile.json", "--devices", file, "-o", "plan.json")
+    if server is not None:
+        follow = after_showing(server, document, str(file))
     emit(document.to_json(indent=2) if as_json else text)
     say_next(follow, quiet=as_json)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..core.errors import Infeasible
-from ..core.plan import Plan
 from ..core.service.plans import StoredPlan
 
 
@@ -17,20 +15,3 @@ class PlanAnswer(StoredPlan):
     """
 
     reused: Literal["plan", "profile"] | None = None
-
-    def require(self) -> Plan:
-        """The plan.
-
-        Raises:
-            Infeasible: Nothing fits; with the binding limit, both numbers and the ways out.
-        """
-        if self.plan is not None:
-            return self.plan
-        reason = self.infeasible
-        assert reason is not None, "an answer has a plan or a reason"
-        raise Infeasible(
-            reason.message,
-            constraint=reason.constraint,
-            required=reason.required,
-            available=reason.available,
-        )

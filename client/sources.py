@@ -110,7 +110,7 @@ def _by_id(identifier: str) -> dict[str, Any]:
 def _named(name: str | Path) -> dict[str, Any] | Upload:
     """What a text or a path stands for."""
     text = str(name)
-    if isinstance(name, str) and STORED_ID.fullmatch(name):
+    if isinstance(name, str) and name.startswith(("profile_", "graph_")):
         return _by_id(name)
     if text.endswith(".pt2"):
         return Upload(Path(name))

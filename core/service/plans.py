@@ -92,6 +92,22 @@ class PlanRecord(Record):
             raise ValueError(f"status {self.status!r} disagrees with the answer")
         return self
 
+    def require(self) -> Plan:
+        """The plan.
+
+        Raises:
+            Infeasible: There is none; with the binding limit, both numbers and the ways out.
+        """
+        if self.plan is not None:
+            return self.plan
+        assert self.infeasible is not None, "a record has a plan or a reason"
+        raise Infeasible(
+            self.infeasible.message,
+            constraint=self.infeasible.constraint,
+            required=self.infeasible.required,
+            available=self.infeasible.available,
+        )
+
     def record_id(self) -> str:
         """Equal exactly for the same answer to the same request.
 

@@ -14,15 +14,19 @@ from stagewright.cli import main as cli_main
 from stagewright.cli.exit_codes import ExitCode, exit_code, message
 from stagewright.core import errors
 from stagewright.core.errors import (
+    Cancelled,
     CaptureError,
     DeadlineExceeded,
     Infeasible,
     InvalidInput,
     MeasurementError,
+    NotFound,
+    OutOfMemory,
     PlanMismatch,
     RankFailed,
     Refused,
     StagewrightError,
+    Unreachable,
 )
 
 CODES = {
@@ -33,6 +37,10 @@ CODES = {
     Infeasible("x", constraint="memory"): ExitCode.INFEASIBLE,
     RankFailed("x"): ExitCode.UNREACHABLE,
     Refused("x"): ExitCode.REFUSED,
+    NotFound("x"): ExitCode.USAGE,
+    Unreachable("x"): ExitCode.UNREACHABLE,
+    OutOfMemory("x"): ExitCode.INFEASIBLE,
+    Cancelled("x"): ExitCode.CANCELLED,
     DeadlineExceeded("x"): ExitCode.CANCELLED,
 }
 OTHERS = {
@@ -50,7 +58,9 @@ OTHERS = {
 
 
 def test_every_error_of_ours_is_listed():
-    ours = {error for error in StagewrightError.__subclasses__() if "core" in error.__module__}
+    found = StagewrightError.__subclasses__()
+    found += [below for error in found for below in error.__subclasses__()]
+    ours = {error for error in found if error.__module__ == errors.__name__}
     assert ours == {type(error) for error in CODES}
     drawn = re.findall(r"── (\w+)", errors.__doc__ or "")
     assert sorted(drawn) == sorted(error.__name__ for error in ours)

@@ -101,6 +101,8 @@ def test_every_option_has_a_flag_with_its_default():
         "devices",
         "deadline",
         "output",
+        "server",
+        "token",
         "as_json",
         *OF_A_NAMED_MODEL,
     ):
