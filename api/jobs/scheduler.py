@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -63,7 +64,7 @@ class EmbeddedScheduler:
                 scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
                 memory_limit=0,
                 resources=own_offers(),
-                silence_logs=False,
+                silence_logs=logging.WARNING,
             )
             return Client(self._cluster, timeout=timeout, set_as_default=False)
         except Exception as error:
