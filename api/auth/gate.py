@@ -19,7 +19,7 @@ from ..telemetry.context import add
 from .caller import Caller
 from .identify import Identification
 from .rates import Rate, Rates
-from .scopes import OPEN_PATHS, needed_scope
+from .scopes import is_open, needed_scope
 from .trail import Trail
 
 
@@ -107,4 +107,4 @@ def _with_headers(send: Send, headers: dict[str, str]) -> Send:
 
 
 def _is_open(scope: Scope) -> bool:
-    return scope["type"] == "http" and scope["path"] in OPEN_PATHS
+    return scope["type"] == "http" and is_open(scope["path"])

@@ -32,6 +32,8 @@ ErrorPage = Callable[[dict[str, Any]], str]
 class Front:
     """Turns a session's cookie into the token it stands for, and problems into pages.
 
+    Who does not ask for HTML gets problem documents from pages, too.
+
     A cookie stands for a token only where no ``Authorization`` is sent. Browsers tell the origin
     of everything that changes something, which `OriginCheck` compares; a request with a cookie
     that changes something and has no origin is refused.
@@ -56,7 +58,7 @@ class Front:
         except Problem as problem:
             await problem.response()(scope, receive, send)
             return
-        if is_page(scope["path"]):
+        if is_page(scope["path"]) and "text/html" in Headers(scope=scope).get("accept", ""):
             answer = _Page(scope, receive, send, self._error_page)
             await self._app(scope, receive, answer.send)
         else:

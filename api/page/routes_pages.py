@@ -153,6 +153,7 @@ def page_routes(
 
     @router.get("/jobs/{job_id}")
     def job(job_id: str, caller: CallerOfRequest) -> str:
+        store.jobs.get(caller.project_id, job_id)  # there is one, in this project
         return render("job.html", here="jobs", job_id=job_id)
 
     return router

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Request, Response
 
 from ...view.plan_view import PlanView
 from ..answers import TAGGED, IfNoneMatch, of_release, tagged
@@ -27,9 +29,18 @@ def view_routes(views: Views) -> APIRouter:
         return tagged(request, of_release(f"{plan_id}.view"), view.model_dump_json)
 
     @router.post("/views", response_model=ViewAnswer)
-    async def change_view(body: ViewRequest, caller: CallerOfRequest) -> Response:
+    async def change_view(
+        body: Annotated[ViewRequest, Body(openapi_examples=view_examples())],
+        caller: CallerOfRequest,
+    ) -> Response:
         """The same of a stored plan with other cuts, devices or options; nothing is stored."""
         found = await views.changed(caller, body)
         return Response(found.model_dump_json(), media_type="application/json")
 
     return router
+
+
+def view_examples() -> dict[str, Any]:
+    """For ``POST /v1/views``."""
+    request = {"plan_id": "plan_000000000000000000000001", "balance": [3, 1]}
+    return {"cuts": {"summary": "A stored plan cut otherwise", "value": request}}

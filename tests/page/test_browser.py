@@ -1,0 +1,233 @@
+"""What somebody does in a browser, start to end, and that every number is the API's."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from playwright.sync_api import expect
+
+from stagewright.core.units import format_bytes, format_time
+from stagewright.view.html import percent
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def plan_id(signed_in, served):
+    """A plan of a published model, made with the form."""
+    page = signed_in.page
+    page.goto(f"{signed_in.url}/plans")
+    expect(page.get_by_role("heading", name="No plans yet")).to_be_visible()
+    page.get_by_role("link", name="Make the first plan").click()
+    page.wait_for_selector("body[data-ready]")
+    page.locator("#family").select_option("mlp")
+    page.locator("#cluster").fill("2x24GB")
+    page.get_by_text("Its configuration").click()
+    page.locator("#config [name=num_blocks], #config [name=depth], #config input").first.wait_for()
+    assert '"family":"mlp"' in page.locator("#curl").text_content()
+    page.get_by_role("button", name="Plan", exact=True).click()
+    page.wait_for_url("**/plans/plan_*")
+    return page.url.rpartition("/")[2]
+
+
+@pytest.fixture
+def plan_page(signed_in, plan_id):
+    page = signed_in.page
+    page.goto(f"{signed_in.url}/plans/{plan_id}")
+    page.wait_for_selector(".cut")
+    return page
+
+
+def shown(page, path):
+    return page.locator(f'[data-value="{path}"]').first.text_content()
+
+
+def assert_equals_api(page, plan):
+    """The header and the table of stages against a plan's JSON."""
+    assert shown(page, "header.step_time_s") == format_time(plan["step_time_s"])
+    assert shown(page, "header.bubble_fraction") == percent(plan["bubble_fraction"])
+    for index, stage in enumerate(plan["stages"]):
+        total = sum(stage["memory"].values())
+        assert shown(page, f"stages.{index}.memory_bytes") == format_bytes(total)
+        assert shown(page, f"stages.{index}.num_layers") == str(stage["num_layers"])
+        forward = format_time(stage["forward_time_s"])
+        assert shown(page, f"stages.{index}.forward_time_s") == forward
+        first = shown(page, f"stages.{index}.first_name")
+        assert first == stage["layer_names"][0]
+
+
+def after_pricing(page, act):
+    """Does something and waits until it is priced."""
+    before = page.locator("body").get_attribute("data-priced")
+    act()
+    known = f'[data-priced="{before}"]' if before else ":not([data-priced])"
+    page.wait_for_selector(f"body:not({known}):not([aria-busy])")
+
+
+def test_the_stored_plan_is_shown_with_the_apis_numbers(plan_page, plan_id, served):
+    stored = served.client().get(f"/v1/plans/{plan_id}").json()
+    assert_equals_api(plan_page, stored["plan"])
+
+
+def test_a_cut_is_dragged_and_priced_as_the_api_does(plan_page, plan_id, served, signed_in):
+    page, client = plan_page, served.client()
+    stored = client.get(f"/v1/plans/{plan_id}").json()
+    balance = stored["plan"]["balance"]
+    page.locator("#bars").scroll_into_view_if_needed()
+    cut, bars = (
+        page.locator(".cut").first.bounding_box(),
+        page.locator("#bars canvas").bounding_box(),
+    )
+    each = bars["width"] / sum(balance)
+    x, y = cut["x"] + cut["width"] / 2, bars["y"] + 20
+    page.mouse.move(x, y)
+
+    def drag():
+        page.mouse.down()
+        page.mouse.move(x - each / 2, y)
+        page.mouse.move(x - each, y)
+        page.mouse.up()
+
+    after_pricing(page, drag)
+    (query,) = parse_qs(urlsplit(page.url).query)["balance"]
+    moved = [int(count) for count in query.split(",")]
+    assert moved == [balance[0] - 1, balance[1] + 1, *balance[2:]]
+    priced = client.post("/v1/simulations", json={"plan_id": plan_id, "balance": moved}).json()
+    assert_equals_api(page, priced["plan"])
+    was = page.locator('[data-ghost="header.step_time_s"]').text_content()
+    assert was == f"was {format_time(stored['plan']['step_time_s'])}"
+    page.reload()  # the address holds the state
+    page.wait_for_selector("body[data-priced]:not([aria-busy])")
+    assert_equals_api(page, priced["plan"])
+
+
+def test_a_cut_is_moved_and_a_slider_too_by_keyboard_alone(plan_page, plan_id, served):
+    page, client = plan_page, served.client()
+    balance = client.get(f"/v1/plans/{plan_id}").json()["plan"]["balance"]
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.classList.contains('cut')"):
+            break
+    else:
+        raise AssertionError("no cut was reached by Tab")
+    after_pricing(page, lambda: page.keyboard.press("ArrowLeft"))
+    moved = [balance[0] - 1, balance[1] + 1, *balance[2:]]
+    priced = client.post("/v1/simulations", json={"plan_id": plan_id, "balance": moved}).json()
+    assert_equals_api(page, priced["plan"])
+    page.locator("#m").focus()
+    count = int(page.locator("#m").input_value())
+    after_pricing(page, lambda: page.keyboard.press("ArrowRight"))
+    options = {**priced["plan"]["options"], "num_microbatches": count + 1}
+    body = {"plan_id": plan_id, "balance": moved, "options": options}
+    assert_equals_api(page, client.post("/v1/simulations", json=body).json()["plan"])
+    page.get_by_role("button", name="Back to the stored plan").click()
+    assert "?" not in page.url
+    assert page.locator('[data-ghost="header.step_time_s"]').text_content() == ""
+
+
+def test_another_schedule_is_priced_and_planned_again(plan_page, plan_id, served):
+    page = plan_page
+    after_pricing(page, lambda: page.locator("#schedule").select_option("zbv"))
+    page.get_by_role("button", name="Find the best cuts for this").click()
+    page.wait_for_url(lambda url: plan_id not in url)
+    again = page.url.rpartition("/")[2]
+    plan = served.client().get(f"/v1/plans/{again}").json()["plan"]
+    assert plan["schedule"] == "zbv"
+    assert_equals_api(page, plan)
+
+
+def test_what_cannot_be_used_says_why_and_what_would_help(signed_in, plan_id, served):
+    client, page = served.client(), signed_in.page
+    stored = client.get(f"/v1/plans/{plan_id}").json()
+    most = max(sum(stage["memory"].values()) for stage in stored["plan"]["stages"])
+    devices = [{"name": f"small:{index}", "memory_bytes": int(1.1 * most)} for index in range(2)]
+    cluster = {"devices": devices, "levels": [{"group_size": 2}]}
+    body = {"profile_id": stored["profile_id"], "cluster": cluster}
+    page.goto(f"{signed_in.url}/plans/{client.post('/v1/plans', json=body).json()['id']}")
+    after_pricing(page, lambda: page.locator("#share").fill("50"))
+    expect(page.locator("#message.bad")).to_contain_text("needs")
+    page.get_by_role("button", name="Find the best cuts for this").click()
+    page.get_by_role("heading", name="Nothing fits").wait_for()
+    answer = client.get(f"/v1/plans/{page.url.rpartition('/')[2]}").json()["infeasible"]
+    assert page.locator(".notice.bad").text_content() == answer["message"]
+    assert page.locator("[data-way]").count() == len(answer["ways_out"]) > 0
+    page.locator("[data-way]").first.click()
+    page.wait_for_selector(".cut")
+
+
+def test_plans_are_compared_on_one_axis(signed_in, plan_id, served):
+    client, page = served.client(), signed_in.page
+    stored = client.get(f"/v1/plans/{plan_id}").json()
+    body = {"profile_id": stored["profile_id"], "cluster": "3x24GB"}
+    other = client.post("/v1/plans", json=body).json()["id"]
+    page.goto(f"{signed_in.url}/compare?id={plan_id}&id={other}")
+    page.wait_for_selector("body[data-drawn='2']")
+    compared = client.post("/v1/comparisons", json={"plan_ids": [plan_id, other]}).json()
+    rows = page.locator("#comparison tbody tr")
+    for index, plan in enumerate(compared["plans"]):
+        words = rows.nth(index).inner_text()
+        assert format_time(plan["step_time_s"]) in words
+        assert format_bytes(plan["peak_memory_bytes"]) in words
+
+
+def test_the_file_shows_the_same_without_a_server(chromium, tmp_path, plan_id, served):
+    from stagewright.core.plan import Plan
+    from stagewright.core.profile import Profile
+    from stagewright.view.html import plan_page as write
+    from stagewright.view.of_plan import plan_view
+
+    client = served.client()
+    stored = client.get(f"/v1/plans/{plan_id}").json()
+    profile = client.get(f"/v1/profiles/{stored['profile_id']}").json()["profile"]
+    plan = Plan.model_validate(stored["plan"])
+    path = tmp_path / "plan.html"
+    path.write_text(write(plan_view(plan, Profile.model_validate(profile))))
+    context = chromium.new_context(offline=True)
+    page, wrong = context.new_page(), []
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on(
+        "request",
+        lambda request: wrong.append(request.url) if request.url != path.as_uri() else None,
+    )
+    page.goto(path.as_uri())
+    page.wait_for_selector("#layers tbody tr")
+    assert_equals_api(page, stored["plan"])
+    assert page.locator("#gantt canvas").bounding_box()["height"] > 40
+    context.close()
+    assert wrong == []
+
+
+def test_sizes_and_times_are_written_as_in_python(plan_page):
+    values = [
+        0.0,
+        1e-9,
+        0.000125,
+        0.0122500001,
+        0.125,
+        0.9996,
+        0.99951,
+        1.005,
+        12.25,
+        999.5,
+        1234.5,
+        3e-7,
+    ]
+    sizes = [0, 1, 1023, 1024, 1536, 10 * 2**20 + 52429, 2**30, 5 * 2**40, 0.5 + 2**20]
+    shares = [0, 0.00049, 0.0005, 0.0015, 0.125, 0.99951, 1, 12.345]
+    script = """async ([values, sizes, shares]) => {
+        const format = await import("/static/format.js");
+        return [values.map(format.time), sizes.map(format.bytes), shares.map(format.percent)];
+    }"""
+    found = plan_page.evaluate(script, [values, sizes, shares])
+    assert found == [
+        [*map(format_time, values)],
+        [*map(format_bytes, sizes)],
+        [*map(percent, shares)],
+    ]
+
+
+def test_nothing_went_wrong_on_any_page(signed_in):
+    """Stands last: what the console said, what broke the policy, what was asked of others."""
+    signed_in.check()
