@@ -141,12 +141,15 @@ class Several:
         return sorted(found)
 
     def promising(self) -> list[Shape]:
-        """The best of them, those first that can be played in a tenth of the time there is."""
-        left_s = self.request.deadline - time.monotonic()
+        """The best of them, those first that can be played in a tenth of the time there is.
+
+        Or within the grace: however little time there is, it is one plan's, and the most promising
+        one is worth it.
+        """
+        play_s = max((self.request.deadline - time.monotonic()) / 10, GRACE_S)
         m = self.request.options.num_microbatches
         return sorted(
-            self.shapes,
-            key=lambda shape: shape.actions(m, self.chunks) > left_s * ACTIONS_PER_S / 10,
+            self.shapes, key=lambda shape: shape.actions(m, self.chunks) > play_s * ACTIONS_PER_S
         )[:MAX_SHAPES]
 
     @property
