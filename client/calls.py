@@ -22,9 +22,19 @@ def get(*path: str, **params: object) -> Call:
     return Call("GET", path_of(*path), given)
 
 
-def create(*path: str, fields: object, headers: Mapping[str, str] | None = None) -> Call:
-    """Make something, at most once however often it is sent: the call has a key of its own."""
-    return _post(path, fields, {"Idempotency-Key": uuid4().hex, **(headers or {})})
+def create(
+    *path: str, fields: object, fresh: bool = False, headers: Mapping[str, str] | None = None
+) -> Call:
+    """Make something, at most once however often it is sent: the call has a key of its own.
+
+    Args:
+        path: Below ``/v1``.
+        fields: The body.
+        fresh: Have everything found out again, whatever the service knows.
+        headers: More of them.
+    """
+    freshly = {"Cache-Control": "no-cache"} if fresh else {}
+    return _post(path, fields, {"Idempotency-Key": uuid4().hex, **freshly, **(headers or {})})
 
 
 def ask(*path: str, fields: object) -> Call:

@@ -59,7 +59,7 @@ def _bar() -> Iterator[Callable[[JobEvent], None]]:
 
 def words(event: JobEvent) -> str:
     """An event in a few words."""
-    said = [str(event.data[name]) for name in ("step", "message") if event.data.get(name)]
-    text = ": ".join([event.kind] if event.kind != "progress" or not said else [])
-    return "".join(letter for letter in ": ".join([*filter(None, [text]), *said])
-                   if letter.isprintable())  # fmt: skip
+    said = [str(event.data[name]) for name in ("step", "layer", "message") if event.data.get(name)]
+    if event.kind != "progress" or not said:
+        said.insert(0, event.kind)
+    return "".join(letter for letter in ": ".join(said) if letter.isprintable())

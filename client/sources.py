@@ -17,6 +17,7 @@ from ..core.default_samples import default_sample
 from ..core.errors import CaptureError, InvalidInput
 from ..core.families import ModelSpec
 from ..core.graph import Graph
+from ..core.options import FactoryCall, ModelCode
 from ..core.presets import preset
 from ..core.profile import Profile
 from ..core.sample import Sample
@@ -38,6 +39,8 @@ ModelLike: TypeAlias = (
     | Profile
     | Sequence[Profile]
     | ModelSpec
+    | FactoryCall
+    | ModelCode
     | Stored
     | Mapping[str, Any]
     | str
@@ -84,6 +87,9 @@ def source_of(model: ModelLike, sample: Any = None) -> dict[str, Any] | Upload:
         return given(model=dict(model), sample=_sample(sample))
     if isinstance(model, BaseModel) and hasattr(model, "family"):
         return given(model=plain(model), sample=_sample(sample))
+    if isinstance(model, FactoryCall | ModelCode):
+        name = "factory" if isinstance(model, FactoryCall) else "code"
+        return given(**{name: plain(model)}, sample=_sample(sample))
     _no_sample(sample, type(model).__name__)
     return _document(model)
 

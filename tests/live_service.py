@@ -26,7 +26,14 @@ def live_service(**settings: Any) -> Iterator[str]:
 
     What a child does differently is tested with the children.
     """
-    given = {"token": TOKEN, "database": IN_MEMORY, "plan_processes": 0, **settings}
+    given = {
+        "token": TOKEN,
+        "database": IN_MEMORY,
+        "plan_processes": 0,
+        "scheduler": "threads",
+        "sandbox": "off",
+        **settings,
+    }
     server = uvicorn.Server(
         uvicorn.Config(create_app(Settings(**given)), port=0, log_level="critical", ws="none")
     )

@@ -22,16 +22,21 @@ def profile_job(
     sample: Any = None,
     *,
     profiling: ProfilingOptions | Mapping[str, Any] | None = None,
+    device_kind: str | None = None,
+    fresh: bool = False,
 ) -> Steps[JobView]:
     """Have the service measure a model; the answer is at once a job, see `wait`.
 
     Args:
         model: As for `plan`, but nothing that has been measured.
         sample: As for `plan`.
-        profiling: How to measure.
+        profiling: How to measure, and on which sort of device.
+        device_kind: The kind of GPU it has to be, such as ``H200``.
+        fresh: Measure again what was measured before.
     """
     source = yield from model_fields(model, sample)
-    call = create("profile-jobs", fields={**source, **given(profiling=profiling)})
+    options = given(profiling=profiling, device_kind=device_kind)
+    call = create("profile-jobs", fields={**source, **options}, fresh=fresh)
     return (yield from exchange(call)).read(JobView)
 
 

@@ -47,7 +47,8 @@ def plan(
         model: An ``nn.Module``, which is captured here: its graph is sent, no weights and no
             code. Or a `Graph`; a `Profile` or several; a family (``{"family": "gpt2"}``) or the
             name of a published model; a stored profile or graph, or its id; the path of a
-            ``.pt2`` file, or of a ``.json`` with a graph or profile.
+            ``.pt2`` file, or of a ``.json`` with a graph or profile. Where the service takes
+            them, a `FactoryCall` or `ModelCode`.
         sample: Of a module, the inputs of one micro-batch: a tensor, a tuple or a dict. Of a
             family, a `Sample`.
         cluster: Devices and links, or shorthand such as ``4x24GB``.
@@ -77,10 +78,7 @@ def plan(
         **given(cluster=cluster, options=options, estimate=estimate, profiling=profiling),
         **given(deadline_s=deadline_s),
     }
-    headers = {"Prefer": f"wait={PROMPT_S}"} if profiling is not None else {}
-    if fresh:
-        headers["Cache-Control"] = "no-cache"
-    call = create("plans", fields=fields, headers=headers)
+    call = create("plans", fields=fields, fresh=fresh, headers={"Prefer": f"wait={PROMPT_S}"})
     reply = yield from exchange(call)
     if reply.status != 202:
         return _answer(reply)
