@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, help="0 takes a free one (8000)")
     parser.add_argument("--database", help="SQLite file, or postgresql://user@host/name")
     parser.add_argument("--config", metavar="FILE", help="settings file, in TOML")
+    parser.add_argument("--scheduler", help="embedded, or tls://host:8786 (embedded)")
     arguments = parser.parse_args()
     try:
         serve(**vars(arguments))

@@ -29,6 +29,7 @@ COMMANDS = (
     "merge",
     "export",
     "serve",
+    "worker",
     "jobs",
     "config",
     "keys",

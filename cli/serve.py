@@ -44,6 +44,14 @@ def command(
             "start where it does not hold.",
         ),
     ] = None,
+    scheduler: Annotated[
+        str | None,
+        Option(
+            help="What runs measurements: 'embedded', or a Dask scheduler with workers of its own, "
+            "tls://HOST:8786; see docs/jobs.md.",
+            show_default="embedded",
+        ),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Serve planning over HTTP until interrupted.
@@ -59,5 +67,6 @@ def command(
         database=database,
         token=token,
         config=config,
+        scheduler=scheduler,
         allow_code=allow_code,
     )

@@ -46,7 +46,7 @@ class EmbeddedScheduler:
         self._cluster: Any = None
 
     def connect(self, timeout: str) -> Any:
-        _configure()
+        configure_dask()
         try:
             from distributed import Client, LocalCluster, Security
 
@@ -102,7 +102,7 @@ class RemoteScheduler:
         self._tls = tls
 
     def connect(self, timeout: str) -> Any:
-        _configure()
+        configure_dask()
         try:
             from distributed import Client
         except ImportError as error:
@@ -141,8 +141,10 @@ def check_address(address: str, tls: TlsFiles | None) -> None:
         )
     if parts.scheme == "tls" and tls is None:
         raise InvalidInput(
-            f"{address} needs certificates; give --tls-ca-file, --tls-cert and --tls-key, the "
-            "same authority's as the scheduler's"
+            f"{address} needs certificates, of the authority that signed the scheduler's: a worker "
+            "takes them by --tls-ca-file, --tls-cert and --tls-key, a server by "
+            "STAGEWRIGHT_SCHEDULER_TLS_CA_FILE, STAGEWRIGHT_SCHEDULER_TLS_CERT and "
+            "STAGEWRIGHT_SCHEDULER_TLS_KEY"
         )
     if parts.scheme == "tcp" and host not in LOOPBACK_NAMES:
         raise Refused(
@@ -164,7 +166,7 @@ def security_of(tls: TlsFiles | None, role: str) -> Any:
     )
 
 
-def _configure() -> None:
+def configure_dask() -> None:
     """What has to be set before Dask is imported, and goes to its worker processes too."""
     with suppress(ImportError):
         import dask
