@@ -157,6 +157,9 @@ def announce(url: str, token: str | None, *, for_people: bool = True) -> None:
         return
     known = "none made up; the one you chose, keys, or the identity provider's tokens open it"
     sys.stderr.write(f"serving on {url}\ntoken: {known if token is None else token}\n")
+    # Behind "#" the token stays in the browser: it is in no request line, so in no log.
+    page = f"{url}/sign-in" + (f"#token={token}" if token else "")
+    sys.stderr.write(f"look at plans in a browser: {page}\n")
     token = token or "TOKEN"
     sys.stderr.write(
         "next: measure and plan a small model\n"

@@ -22,9 +22,11 @@ POLICY = (
 SECURITY = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with none, a form's Origin would be null
     "Cross-Origin-Opener-Policy": "same-origin",
 }
+
+SIGN_IN = "/sign-in"
 
 ErrorPage = Callable[[dict[str, Any]], str]
 
@@ -58,7 +60,8 @@ class Front:
         except Problem as problem:
             await problem.response()(scope, receive, send)
             return
-        if is_page(scope["path"]) and "text/html" in Headers(scope=scope).get("accept", ""):
+        is_shown = is_page(scope["path"]) or scope["path"] == SIGN_IN
+        if is_shown and "text/html" in Headers(scope=scope).get("accept", ""):
             answer = _Page(scope, receive, send, self._error_page)
             await self._app(scope, receive, answer.send)
         else:
@@ -111,7 +114,7 @@ class _Page:
         if self._status == 401:
             query = self._scope.get("query_string", b"").decode("latin-1")
             wanted = quote(path + (f"?{query}" if query else ""), safe="")
-            return RedirectResponse(f"/sign-in?next={wanted}", 303, SECURITY)
+            return RedirectResponse(f"{SIGN_IN}?next={wanted}", 303, SECURITY)
         html = self._error_page(json.loads(self._body))
         headers = {**SECURITY, "Cache-Control": "no-store"}
         return Response(html, self._status, headers, "text/html")
