@@ -1,0 +1,160 @@
+"""A session's cookie opens what its token opens, to the server's own pages alone."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from starlette.testclient import TestClient
+
+from stagewright.api.app import create_app
+from stagewright.api.examples import example_profile
+from stagewright.api.page.sessions import LIFETIME_S, MAX_SESSIONS, Sessions
+from stagewright.api.page.templates import assets
+from stagewright.api.settings import IN_MEMORY, Settings
+from stagewright.api.store.sql_store import SqlStore
+
+TOKEN = "a-token-for-pages"
+HTML = {"Accept": "text/html"}
+INLINE = r"<script(?![^>]*(src=|application/json))|style=|\son\w+="
+OWN = {"Origin": "http://localhost"}
+
+
+@pytest.fixture(scope="module")
+def store():
+    return SqlStore(IN_MEMORY)
+
+
+@pytest.fixture(scope="module")
+def app(store):
+    app = create_app(Settings(token=TOKEN, database=IN_MEMORY, plan_processes=0), store=store)
+    with TestClient(app):
+        yield app
+
+
+@pytest.fixture
+def browser(app):
+    return TestClient(app, base_url="http://localhost", follow_redirects=False)
+
+
+def sign_in(browser, token=TOKEN, **more):
+    return browser.post("/sign-in", data={"token": token, **more}, headers=OWN)
+
+
+def test_the_cookie_is_for_this_server_alone(browser):
+    answer = sign_in(browser)
+    assert (answer.status_code, answer.headers["Location"]) == (303, "/plans")
+    cookie = answer.headers["Set-Cookie"]
+    assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
+    assert f"Max-Age={LIFETIME_S}" in cookie
+    assert TOKEN not in cookie
+    assert browser.get("/plans", headers=HTML).status_code == 200
+    assert browser.get("/v1/plans").status_code == 200
+
+
+@pytest.mark.parametrize("token", ["", "wrong", "wörng", "a b", TOKEN + "x"])
+def test_a_wrong_token_is_told_so_and_opens_nothing(browser, token):
+    answer = sign_in(browser, token)
+    assert answer.status_code == 401
+    assert "Set-Cookie" not in answer.headers
+    assert 'role="alert"' in answer.text
+    assert browser.get("/plans", headers=HTML).headers["Location"] == "/sign-in?next=%2Fplans"
+
+
+def test_nobody_comes_from_elsewhere(browser):
+    foreign = browser.post("/sign-in", data={"token": TOKEN}, headers={"Origin": "http://evil"})
+    assert foreign.status_code == 403
+    sign_in(browser)
+    body = {"plan_ids": ["plan_a", "plan_b"]}
+    for headers in ({}, {"Origin": "http://evil"}, {"Origin": "null"}):
+        answer = browser.post("/v1/comparisons", json=body, headers=headers)
+        assert (answer.status_code, answer.json()["title"]) == (403, "Foreign origin")
+    assert browser.post("/v1/comparisons", json=body, headers=OWN).status_code == 422
+
+
+def test_a_bearer_token_counts_more_than_a_cookie(browser):
+    sign_in(browser)
+    assert browser.get("/v1/plans", headers={"Authorization": "Bearer wrong"}).status_code == 401
+
+
+def test_signing_out_ends_the_session_on_the_server(browser):
+    sign_in(browser)
+    ((name, value),) = browser.cookies.items()
+    browser.post("/sign-out", headers=OWN)
+    assert not browser.cookies
+    browser.cookies.set(name, value)
+    assert browser.get("/v1/plans").status_code == 401
+
+
+def test_a_revoked_key_opens_nothing_although_somebody_is_signed_in(browser, store):
+    project = store.projects.create("revoking").id
+    made = store.keys.create(project, name="n", scopes=("read",))
+    sign_in(browser, made.secret)
+    assert browser.get("/v1/plans").status_code == 200
+    assert browser.post("/v1/views", json={"plan_id": "p"}, headers=OWN).status_code == 403
+    store.keys.revoke(project, made.key.id)
+    assert browser.get("/v1/plans").status_code == 401
+    assert browser.get("/plans", headers=HTML).status_code == 303
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    ["//evil.example", "https://evil.example/plans", "/\\evil", "/plans\\@evil", "javascript:1",
+     "/sign-out", "/v1/plans", "", "/plansx", "//[bad"],
+)  # fmt: skip
+def test_signing_in_leads_to_a_page_of_ours(browser, wanted):
+    assert sign_in(browser, next=wanted).headers["Location"] == "/plans"
+    assert sign_in(browser, next="/plans/plan_1?m=3").headers["Location"] == "/plans/plan_1?m=3"
+
+
+def test_pages_have_a_policy_and_are_not_kept(browser):
+    sign_in(browser)
+    for path, status in (
+        ("/sign-in", 200),
+        ("/plans", 200),
+        ("/plans/plan_nothing", 404),
+        ("/new", 200),
+    ):
+        answer = browser.get(path, headers=HTML)
+        assert (answer.status_code, answer.headers["Cache-Control"]) == (status, "no-store")
+        assert "default-src 'none'; script-src 'self'" in answer.headers["Content-Security-Policy"]
+        assert not re.search(INLINE, answer.text)
+    assert "there is no plan" in browser.get("/plans/plan_nothing", headers=HTML).text
+
+
+def test_what_a_profile_says_is_text_and_not_markup(browser):
+    sign_in(browser)
+    profile = example_profile()
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+    profile["model"] = profile["layers"][0]["layer"]["name"] = evil
+    body = {"profile": profile, "cluster": "2xcpu"}
+    made = browser.post("/v1/plans", json=body, headers=OWN).json()
+    for path in (f"/plans/{made['id']}", f"/profiles/{made['profile_id']}", "/plans"):
+        text = browser.get(path, headers=HTML).text
+        assert "<img" not in text
+        assert text.count("<script") == text.count("</script>") == text.count("<script ")
+
+
+def test_only_the_pages_own_files_are_served(browser):
+    assert {"style.css", "plan.js", "live.js", "icon.svg"} <= assets().keys()
+    for name in assets():
+        answer = browser.get(f"/static/{name}")
+        assert (answer.status_code, answer.headers["X-Content-Type-Options"]) == (200, "nosniff")
+        again = browser.get(f"/static/{name}", headers={"If-None-Match": answer.headers["ETag"]})
+        assert again.status_code == 304
+    for name in ("../app.py", "..%2f..%2fapp.py", "plan.html", "", "nothing.js"):
+        assert browser.get(f"/static/{name}").status_code in (401, 404)
+
+
+def test_sessions_end_by_time_and_by_number():
+    now = [0.0]
+    sessions = Sessions(lambda: now[0])
+    first = sessions.open("one")
+    now[0] = LIFETIME_S - 1
+    assert sessions.token(first) == "one"
+    now[0] = LIFETIME_S
+    assert sessions.token(first) is None
+    values = [sessions.open(str(number)) for number in range(MAX_SESSIONS + 1)]
+    assert sessions.token(values[0]) is None
+    assert sessions.token(values[1]) == "1"
+    assert len(set(values)) == len(values)
