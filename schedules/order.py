@@ -259,7 +259,7 @@ def _v_shaped(
     _number(
         len(kinds),
         layout.positions, ranks.position, ranks.replica, ranks.replicas, ranks.microbatches,
-        begin, kinds, *_COLUMNS, put_off, first, stage, work, microbatch,
+        begin, kinds, _CHUNK_OF, _WORK_OF, put_off, first, stage, work, microbatch,
     )  # fmt: skip
     done = first[-1]
     return Order(
@@ -267,10 +267,8 @@ def _v_shaped(
     )
 
 
-_COLUMNS = tuple(
-    np.array(column, np.int64)
-    for column in ([chunk for chunk, _ in KINDS], [WORKS.index(work) for _, work in KINDS])
-)
+_CHUNK_OF = np.array([chunk for chunk, _ in KINDS], np.int64)
+_WORK_OF = np.array([WORKS.index(work) for _, work in KINDS], np.int64)
 
 
 @Kernel
