@@ -37,9 +37,10 @@ def with_password(address: str, path: Path) -> str:
             "a database_password_file goes with a database of the kind "
             "postgresql://user@host:port/name"
         )
-    from .store.database import database_url
+    from .store.database import POSTGRESQL, database_url
 
     url = database_url(address)
     if url.password is not None:
         raise InvalidInput("the database's URL has a password already; leave one of the two out")
-    return url.set(password=read_secret(path)).render_as_string(hide_password=False)
+    whole = url.set(drivername=POSTGRESQL, password=read_secret(path))
+    return whole.render_as_string(hide_password=False)

@@ -1,7 +1,10 @@
-# For GPU nodes: torch built for CUDA, and the command line that profiles. Build from the
-# repository's root:
+# For GPU nodes: torch built for CUDA, a worker that measures for the service, and the whole
+# command line. Build from the repository's root:
 #
 #   docker build -f docker/worker.Dockerfile -t stagewright-worker .
+#   docker run --gpus all -v "$PWD/tls:/tls:ro" stagewright-worker worker \
+#       --scheduler tls://HOST:8786 --resources H200=1 \
+#       --tls-ca-file /tls/ca.pem --tls-cert /tls/worker.pem
 #   docker run --gpus all -v "$PWD:/work" stagewright-worker profile --help
 #
 # torch's wheels for Linux carry their CUDA libraries, so a plain Python image will do: what the
@@ -10,7 +13,7 @@
 ARG BASE=python:3.11-slim
 FROM ${BASE}
 COPY . /src
-RUN python -m pip install --no-cache-dir --constraint /src/constraints.txt "/src[hf,server]" \
+RUN python -m pip install --no-cache-dir --constraint /src/constraints.txt "/src[hf,server,cluster]" \
     && rm -r /src \
     && useradd --uid 10001 --create-home stagewright \
     && install --directory --owner stagewright /work
@@ -20,4 +23,4 @@ ENV PYTHONUNBUFFERED=1 \
 USER stagewright
 WORKDIR /work
 ENTRYPOINT ["stagewright"]
-CMD ["doctor"]
+CMD ["worker", "--help"]

@@ -58,12 +58,12 @@ def test_the_image_does_not_run_as_root(dockerfile, repository):
 
 def test_the_images_command_is_one_the_service_takes(dockerfile, tmp_path):
     """It listens to everyone, so without a token it refuses; with the arguments it is content."""
-    command = [
-        *json.loads(instructions(dockerfile, "ENTRYPOINT")[0]),
-        *json.loads(instructions(dockerfile, "CMD")[0]),
-    ]
+    command = json.loads(instructions(dockerfile, "ENTRYPOINT")[0])
     assert command[0] == "python"
-    environment = {"PATH": "/usr/bin:/bin"}
+    assert not instructions(dockerfile, "CMD"), "flags would come before the variables"
+    (variables,) = instructions(dockerfile, "ENV")
+    environment = dict(word.split("=", 1) for word in variables.split()) | {"PATH": "/usr/bin:/bin"}
+    assert environment["STAGEWRIGHT_HOST"] == "0.0.0.0"
     assert TOKEN_VARIABLE not in environment
     done = subprocess.run(
         [sys.executable, *command[1:]],
