@@ -17,6 +17,7 @@ from .auth.identify import Identification, TokenReader
 from .auth.signing_keys import SigningKeys
 from .confined.measure import prove
 from .draining import Drain, DrainGate
+from .framing import FramingCheck
 from .hosts import HostCheck
 from .jobs.attempt import Rules
 from .jobs.board import Board
@@ -135,6 +136,7 @@ def create_app(
         middleware=[  # the first sees a request first; a stranger's body is not read
             Middleware(Requests, metrics=metrics),
             Middleware(DrainGate, drain=drain),
+            Middleware(FramingCheck),
             Middleware(HostCheck, allowed=settings.allowed_hosts),
             Middleware(OriginCheck),
             Middleware(Front, sessions=sessions, error_page=error_page),

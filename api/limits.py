@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.units import format_bytes
@@ -10,6 +13,10 @@ from .problems import Problem
 
 MAX_DISCARDED_BYTES = 64 * 2**20
 """How much more of a body than is accepted is still read, so that its sender hears the answer."""
+
+
+BODY_WITHIN_S = 120.0
+"""16 MiB over a line of a megabit a second take about that."""
 
 
 class BodyLimit:
@@ -26,14 +33,20 @@ class BodyLimit:
         app: The application behind.
         max_bytes: The longest body accepted.
         max_discarded_bytes: What is read beyond that before the refusal, at most.
+        within_s: Longest a body may take to arrive.
     """
 
     def __init__(
-        self, app: ASGIApp, max_bytes: int, max_discarded_bytes: int = MAX_DISCARDED_BYTES
+        self,
+        app: ASGIApp,
+        max_bytes: int,
+        max_discarded_bytes: int = MAX_DISCARDED_BYTES,
+        within_s: float = BODY_WITHIN_S,
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._max_read_bytes = max_bytes + max_discarded_bytes
+        self._within_s = within_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,11 +59,30 @@ class BodyLimit:
         if too_long and (asks_first or announced > self._max_read_bytes):
             await self._refuse(scope, receive, send)
             return
+        try:
+            async with asyncio.timeout(self._within_s):
+                body = await self._read(receive, too_long=too_long)
+        except TimeoutError:
+            await self._too_slow().response()(scope, receive, send)
+            return
+        except ClientDisconnect:
+            return
+        if body is None:
+            await self._refuse(scope, receive, send)
+        else:
+            await self._app(scope, _replay(body, receive), send)
+
+    async def _read(self, receive: Receive, *, too_long: bool) -> bytes | None:
+        """The whole body; `None` if it is too long.
+
+        Raises:
+            ClientDisconnect: The client has gone.
+        """
         body, num_read, more = bytearray(), 0, True
         while more and num_read <= self._max_read_bytes:
             message = await receive()
             if message["type"] != "http.request":
-                return  # the client has gone
+                raise ClientDisconnect
             piece = message.get("body", b"")
             num_read += len(piece)
             more = message.get("more_body", False)
@@ -59,10 +91,15 @@ class BodyLimit:
                 body.clear()
             else:
                 body += piece
-        if too_long:
-            await self._refuse(scope, receive, send)
-        else:
-            await self._app(scope, _replay(bytes(body), receive), send)
+        return None if too_long else bytes(body)
+
+    def _too_slow(self) -> Problem:
+        return Problem(
+            408,
+            "request-timeout",
+            f"the body did not arrive within {self._within_s:g} s; send it in one go",
+            headers={"Connection": "close"},
+        )
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         problem = Problem(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import stat
 import zipfile
 import zlib
 
@@ -36,6 +37,7 @@ def program_json(archive: bytes) -> bytes:
         raise InvalidInput(f"the archive has more than {MAX_MEMBERS} members")
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+            _check_members(opened.infolist())
             return _read(opened, _program(opened))
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as error:
         if isinstance(error, InvalidInput):
@@ -44,6 +46,34 @@ def program_json(archive: bytes) -> bytes:
             f"the body is not an archive of torch.export.save that can be read ({error}); send "
             "the .pt2 file as it was written"
         ) from None
+
+
+def _check_members(members: list[zipfile.ZipInfo]) -> None:
+    """Refuse what nothing honest writes, though no member but the program is ever opened."""
+    seen: set[str] = set()
+    end = 0
+    for entry in sorted(members, key=lambda entry: entry.header_offset):
+        shown = repr(entry.orig_filename[:80])
+        if not is_plain_name(entry.orig_filename):
+            raise InvalidInput(f"the archive's member {shown} has a name that leads out of it")
+        if stat.S_ISLNK(entry.external_attr >> 16):
+            raise InvalidInput(f"the archive's member {shown} is a link")
+        if entry.filename in seen:
+            raise InvalidInput(f"the archive has two members {shown}")
+        if entry.header_offset < end:
+            raise InvalidInput(f"the archive's member {shown} overlaps the one before it")
+        seen.add(entry.filename)
+        end = entry.header_offset + entry.compress_size
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a member's name stays below the folder it would be unpacked to, anywhere."""
+    parts = name.rstrip("/").split("/")
+    return (
+        name.isprintable()
+        and not any(part in ("", ".", "..") for part in parts)
+        and not any(character in name for character in "\\:")
+    )
 
 
 def _program(archive: zipfile.ZipFile) -> zipfile.ZipInfo:

