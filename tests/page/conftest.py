@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +17,9 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
+from stagewright.api.examples import example_profile
 from stagewright.api.settings import IN_MEMORY, Settings
+from tests.api.job_children import measuring
 
 TOKEN = "a-token-for-pages"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -50,7 +53,16 @@ class Served:
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     listening = socket.create_server(("127.0.0.1", 0))
-    app = create_app(Settings(token=TOKEN, database=IN_MEMORY, plan_processes=0))
+    measuring_child = (sys.executable, "-c", measuring(example_profile(), seconds=0.4))
+    app = create_app(
+        Settings(
+            token=TOKEN,
+            database=IN_MEMORY,
+            plan_processes=0,
+            scheduler="threads",
+            measure_command=measuring_child,
+        )
+    )
     config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})

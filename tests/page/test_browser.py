@@ -156,6 +156,26 @@ def test_what_cannot_be_used_says_why_and_what_would_help(signed_in, plan_id, se
     page.wait_for_selector(".cut")
 
 
+def test_a_measurement_is_watched_until_its_plan_can_be_opened(signed_in, served):
+    page = signed_in.page
+    page.goto(f"{signed_in.url}/new")
+    page.wait_for_selector("body[data-ready]")
+    page.locator("#costs").select_option("measure")
+    page.locator("#cluster").fill("2xcpu")
+    page.get_by_role("button", name="Plan", exact=True).click()
+    page.wait_for_url("**/jobs/job_*")
+    events = page.locator("#events th")
+    expect(events.last).to_have_text("succeeded", timeout=15_000)
+    assert events.all_text_contents()[:2] == ["queued", "started"]
+    assert "progress" in events.all_text_contents()
+    page.get_by_role("link", name="Open the plan").click()
+    page.wait_for_selector(".cut")
+    stored = served.client().get(f"/v1/plans/{page.url.rpartition('/')[2]}").json()
+    assert stored["plan"]["model"] == "Example"
+    page.goto(f"{signed_in.url}/jobs")
+    expect(page.locator("#jobs tbody tr").first).to_contain_text("succeeded")
+
+
 def test_plans_are_compared_on_one_axis(signed_in, plan_id, served):
     client, page = served.client(), signed_in.page
     stored = client.get(f"/v1/plans/{plan_id}").json()

@@ -160,7 +160,8 @@ find("new").addEventListener("submit", async (event) => {
   try {
     const sent = body();
     if (find("source").value === "file" && !upload) throw new Error("Choose a file first.");
-    const [, response] = await ask("/v1/plans", { method: "POST", body: sent, headers: { Prefer: "wait=2" } });
+    const headers = sent.model && !sent.estimate ? { Prefer: "respond-async" } : {}; // measured: watch the job
+    const [, response] = await ask("/v1/plans", { method: "POST", body: sent, headers });
     location.assign(placeOf(response));
   } catch (error) {
     const fields = (error.document?.errors ?? []).map((one) => `${one.pointer ?? one.parameter}: ${one.detail}`);
