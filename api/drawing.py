@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+from pydantic import Field
+
+from ..core.document import Record
 from ..core.errors import InvalidInput
 from ..core.plan import Plan
 from ..core.profile import Profile
@@ -22,6 +25,18 @@ MEDIA_TYPES: dict[PlanFormat, tuple[str, str]] = {
     "chrome_trace": ("application/json", "trace.json"),
 }
 """Of each form of a plan its media type and how the file's name ends."""
+
+
+class TraceFile(Record):
+    """What viewers of Chrome's traces read.
+
+    Attributes:
+        trace_events: In the Trace Event Format.
+    """
+
+    trace_events: tuple[dict[str, Any], ...] = Field(alias="traceEvents")
+    display_time_unit: str = Field("ms", alias="displayTimeUnit")
+
 
 ProfileFormat = Literal["profile", "csv"]
 

@@ -1,7 +1,8 @@
 """Reading a JSON body strictly: RFC 8259, nothing more, and never an exception of the parser.
 
 Python's own parser takes NaN, lone surrogates and any depth up to its recursion limit; each
-comes back later as an error where nobody expects one.
+comes back later as an error where nobody expects one. And pydantic takes ``true`` and ``"1"`` for
+the number 1, which the documented schema does not.
 """
 
 from __future__ import annotations
@@ -11,20 +12,30 @@ from email.message import Message
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from .problems import Problem
+from .converted import converted
+from .problems import Problem, from_validation
 
 
 class StrictRequest(Request):
-    """A request whose ``json`` refuses what RFC 8259 does, and nesting beyond 200 levels."""
+    """A request whose ``json`` refuses what RFC 8259 does, and nesting beyond 200 levels.
+
+    Attributes:
+        wanted: What the body has to fit; it is then given as that.
+    """
+
+    wanted: TypeAdapter[Any] | None = None
 
     async def json(self) -> Any:
         try:
-            return from_json(await self.body(), allow_inf_nan=False)
+            found = from_json(await self.body(), allow_inf_nan=False)
         except ValueError as error:
             raise Problem(400, "malformed-json", f"the body is not JSON: {error}") from None
+        return found if self.wanted is None else _checked(self.wanted, found)
 
 
 class StrictRoute(APIRoute):
@@ -33,6 +44,8 @@ class StrictRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         takes_body = self.body_field is not None
+        kind = None if self.body_field is None else self.body_field.field_info.annotation
+        wanted: TypeAdapter[Any] | None = None if kind is None else TypeAdapter(kind)
 
         async def strict(request: Request) -> Response:
             if takes_body and not _is_json(request.headers.get("content-type", "")):
@@ -42,9 +55,33 @@ class StrictRoute(APIRoute):
                     "send the body as JSON, with the header 'Content-Type: application/json'",
                     headers={"Accept": "application/json"},
                 )
-            return await handle(StrictRequest(request.scope, request.receive))
+            checked = StrictRequest(request.scope, request.receive)
+            checked.wanted = wanted
+            return await handle(checked)
 
         return strict
+
+
+def _checked(wanted: TypeAdapter[Any], found: Any) -> Any:
+    """The body as what it has to fit; as it came if it does not, for FastAPI to say why.
+
+    A whole number may be written 8.0, which JSON Schema takes for the same.
+
+    Raises:
+        Problem: 422: it fits only because pydantic took ``true`` or a text for a number.
+    """
+    try:
+        value = wanted.validate_python(found)
+    except ValidationError:
+        return found
+    places = converted(value, found)
+    if not places:
+        return value
+    items = [
+        {"type": "converted", "loc": ("body", *place), "msg": f"this wants a {kind}"}
+        for place, kind in places
+    ]
+    raise from_validation(RequestValidationError(items, body=found))
 
 
 def _is_json(content_type: str) -> bool:

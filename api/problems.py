@@ -25,8 +25,9 @@ from ..core.errors import (
 from ..core.service.problems import MEDIA_TYPE as MEDIA_TYPE
 from ..core.service.problems import TYPE_PREFIX as TYPE_PREFIX
 from ..core.service.problems import ProblemDocument as ProblemDocument
+from .allowed_methods import allowed_methods
 from .field_errors import FieldError, clip, field_errors
-from .measuring import MeasuringUnavailable, ServiceStopping
+from .measuring import MeasuringUnavailable
 from .solving import SolverEnded
 from .store.errors import AnswerPending, KeyReused, NotFound, StoreUnavailable, TooManyJobs
 from .telemetry.context import request_id
@@ -43,7 +44,6 @@ STATUS: tuple[tuple[type[StagewrightError], int, str], ...] = (
     (OutOfMemory, 422, "out-of-memory"),
     (MeasurementError, 422, "measurement-failed"),
     (MeasuringUnavailable, 501, "measuring-unavailable"),
-    (ServiceStopping, 503, "service-stopping"),
     (SolverEnded, 503, "planning-ended"),
     (DeadlineExceeded, 504, "deadline-exceeded"),
 )
@@ -98,8 +98,10 @@ def install_problems(app: FastAPI) -> None:
         assert isinstance(error, Problem)
         return error.response()
 
-    async def on_http_error(_: Request, error: Exception) -> Response:
+    async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, FrameworkError)
+        if error.status_code == 405 and (allowed := allowed_methods(app, request.url.path)):
+            error.headers = {**(error.headers or {}), "Allow": allowed}
         return from_http(error).response()
 
     async def on_invalid(_: Request, error: Exception) -> Response:

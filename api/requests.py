@@ -70,7 +70,7 @@ class PlanRequest(Record):
             ``4x8x80GB`` (4 nodes of 8) or ``2x80GB,4x24GB`` (two kinds).
         options: What to plan for.
         deadline_s: Longest to search: then the best plan so far is the answer, or a problem with
-            status 504 if there is none. The server's own limit if not given.
+            status 422 if there is none. The server's own limit if not given.
     """
 
     profile: Profile | None = None

@@ -32,6 +32,17 @@ PAGE = 200
 
 EVENT_STREAM = "text/event-stream"
 
+EVENT_SCHEMA = {
+    "type": "object",
+    "description": "One event of the stream.",
+    "required": ["id", "event", "data"],
+    "properties": {
+        "id": {"type": "string", "pattern": "^[1-9][0-9]*$"},
+        "event": {"type": "string"},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+}
+
 REPORTED = frozenset({"progress"})
 """Events that workers word."""
 
@@ -112,7 +123,7 @@ def job_routes(jobs: JobService, store: Store) -> APIRouter:
     @router.get(
         "/jobs/{job_id}/events",
         response_class=StreamingResponse,
-        responses={200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}}},
+        responses={200: {"content": {EVENT_STREAM: {"schema": EVENT_SCHEMA}}}},
     )
     async def watch_job(
         job_id: str,

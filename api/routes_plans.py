@@ -21,7 +21,15 @@ from .answers import (
     tagged,
 )
 from .auth.caller import CallerOfRequest
-from .drawing import MEDIA_TYPES, PlanFormat, plan_of, plan_text, schedule_text, timeline_text
+from .drawing import (
+    MEDIA_TYPES,
+    PlanFormat,
+    TraceFile,
+    plan_of,
+    plan_text,
+    schedule_text,
+    timeline_text,
+)
 from .examples import plan_examples
 from .jobs.outcome import as_problem, from_json
 from .jobs.service import JobService
@@ -72,8 +80,9 @@ def plan_routes(
         (``Prefer: wait=N``), it is the answer, with status 202, and goes on without the caller.
 
         That nothing fits is an answer too: its status is ``infeasible``. If no plan was found
-        before ``deadline_s`` and none was proven impossible, the answer is a problem of type
-        ``deadline-exceeded`` with status 504; ask for less, or allow more time.
+        before the deadline and none was proven impossible, the answer is a problem of type
+        ``deadline-exceeded``, with status 422 if the request set ``deadline_s`` and 504 if not;
+        ask for less, or allow more time.
         """
         wait_s, applied = wait_of(prefer, measure_deadline_s)
 
@@ -130,7 +139,7 @@ def plan_routes(
 
     @router.get(
         "/{plan_id}/export",
-        response_model=Plan,
+        response_model=Plan | TraceFile,
         responses={
             **TAGGED,
             200: {

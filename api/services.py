@@ -10,7 +10,7 @@ from typing import Literal
 from starlette.concurrency import run_in_threadpool
 
 from ..core.cluster import Cluster
-from ..core.errors import Infeasible, InvalidInput
+from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.graph import Graph
 from ..core.options import EstimateOptions, EstimateRequest, MeasureRequest
 from ..core.plan import PlanOptions
@@ -19,9 +19,11 @@ from ..planner.plan import plan
 from .auth.caller import Caller
 from .digests import estimate_digest, plan_digest
 from .effort import check_effort
+from .field_errors import FieldError
 from .models.estimating import Estimator
 from .models.foreign import ForeignModels
 from .models.limits import check_graph, check_rebuilt
+from .problems import Problem
 from .records import PlanRecord, StoredPlan, infeasible_answer
 from .requests import PlanRequest
 from .solving import Solver
@@ -122,7 +124,8 @@ class Planning:
             InvalidInput: The request makes no sense together, asks for more than this service
                 does, or for more time than it gives.
             DeadlineExceeded: No plan was found in time, and none was proven impossible.
-            Problem: 403: it asks for a measurement, which the caller may not.
+            Problem: 403: it asks for a measurement, which the caller may not. 422: no plan was
+                found in the time that the request itself allows.
             StagewrightError: Estimating failed.
         """
         deadline_s = self._deadline(request)
@@ -145,7 +148,7 @@ class Planning:
             return Answered(await run_in_threadpool(self._keep, project, digest, record), "profile")
         profiles, cluster, known_profile = await self._profiles(project, request, fresh)
         check_effort(profiles, cluster, request.options)
-        record = await self._solver.run(decide, profiles, cluster, request.options, deadline_s)
+        record = await self._decide(request, profiles, cluster, deadline_s)
         stored = await run_in_threadpool(self._keep, project, digest, record)
         return Answered(stored, "profile" if known_profile else None)
 
@@ -176,9 +179,28 @@ class Planning:
             InvalidInput, DeadlineExceeded: See `create_plan`.
         """
         check_effort([profile], request.cluster, request.options)
-        return await self._solver.run(
-            decide, [profile], request.cluster, request.options, deadline_s
-        )
+        return await self._decide(request, [profile], request.cluster, deadline_s)
+
+    async def _decide(
+        self,
+        request: PlanRequest,
+        profiles: Sequence[Profile],
+        cluster: Cluster,
+        deadline_s: float,
+    ) -> PlanRecord:
+        """As `decide`, in a process of its own.
+
+        Raises:
+            InvalidInput, DeadlineExceeded: See `decide`.
+            Problem: 422: no plan was found in the time that the request itself allows.
+        """
+        try:
+            return await self._solver.run(decide, profiles, cluster, request.options, deadline_s)
+        except DeadlineExceeded as error:
+            if request.deadline_s is None:
+                raise
+            told = FieldError(pointer="/deadline_s", detail=str(error))
+            raise Problem(422, "deadline-exceeded", str(error), errors=[told]) from None
 
     async def create_profile(self, project_id: str, profile: Profile) -> Stored:
         """Keep a profile."""

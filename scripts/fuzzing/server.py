@@ -57,7 +57,7 @@ def served(folder: Path) -> Iterator[Running]:
             announced = json.loads(process.stdout.readline() or "{}")
             if "url" not in announced:
                 raise SystemExit(f"the server did not start:\n{log.read_text()}")
-            yield Running(announced["url"], announced["token"], log, process)
+            yield Running(announced["url"], TOKEN, log, process)
         finally:
             process.terminate()
             process.wait(timeout=30)
@@ -71,6 +71,8 @@ def settings(database: str) -> Settings:
         token=TOKEN,
         database=database,
         plan_deadline_s=DEADLINE_S,
+        scheduler="threads",
+        sandbox="off",
         measure_command=(*stand_in, "profile", profile),
         estimate_command=(*stand_in, "estimate", profile),
     )
