@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -89,7 +90,7 @@ def streaming(
 
 
 class Client:
-    """Asks a Stagewright service. Close it, or use it in a ``with`` block.
+    """Asks a Stagewright service. Close it, or use it in a ``with`` block, or let it go.
 
     It may be used by several threads. What it sends again, when and why is in `retrying`.
 
@@ -114,10 +115,11 @@ class Client:
     ) -> None:
         self.settings = Settings.of(url, token, timeout_s)
         self._http = httpx2.Client(transport=transport, **http_options(self.settings))
+        self._closing = weakref.finalize(self, self._http.close)  # Client().plan(...) in one line
 
     def close(self) -> None:
         """Close its connections."""
-        self._http.close()
+        self._closing()
 
     def __enter__(self) -> Self:
         return self

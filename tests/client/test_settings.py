@@ -1,0 +1,131 @@
+"""Where the service is, who asks, and what says what the model is."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+
+import httpx2
+import pytest
+import torch
+
+from stagewright import Client
+from stagewright.client.settings import Settings
+from stagewright.client.sources import Upload, read_pt2, source_of
+from stagewright.core.errors import CaptureError, InvalidInput
+from stagewright.core.options import FactoryCall
+
+ENVIRONMENT = {"STAGEWRIGHT_SERVER": "https://planner.example.com/a/", "STAGEWRIGHT_TOKEN": "t1"}
+
+
+def test_what_is_given_goes_before_what_the_environment_says():
+    found = Settings.of(None, None, environment=ENVIRONMENT)
+    assert (found.url, found.token) == ("https://planner.example.com/a", "t1")
+    found = Settings.of("http://other:1", "t2", environment=ENVIRONMENT)
+    assert (found.url, found.headers["Authorization"]) == ("http://other:1", "Bearer t2")
+    found = Settings.of(None, None, environment={})
+    assert (found.url, "Authorization" in found.headers) == ("http://127.0.0.1:8000", False)
+
+
+@pytest.mark.parametrize(
+    "url", ["planner:8000", "ftp://x", "http://", "http://u:p@x", "http://x?a=1", "http://x:y"]
+)
+def test_what_is_no_address_is_refused(url):
+    with pytest.raises(InvalidInput, match="address"):
+        Settings.of(url, None, environment={})
+
+
+@pytest.mark.parametrize(
+    ("url", "proxied"),
+    [
+        ("http://127.0.0.1:8000", False),
+        ("http://localhost", False),
+        ("http://[::1]:8000", False),
+        ("http://127.8.0.1", False),
+        ("https://planner.example.com", True),
+        ("http://10.0.0.1", True),
+    ],
+)
+def test_proxies_are_for_other_machines(url, proxied, monkeypatch):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setitem(os.environ, "ALL_PROXY", "http://127.0.0.1:9")
+    with Client(url) as client:
+        mounted = client._http._transport_for_url(httpx2.URL(url))
+        assert (mounted is not client._http._transport) == proxied
+
+
+def test_a_path_before_the_routes_is_kept():
+    seen = []
+
+    def handle(request: httpx2.Request) -> httpx2.Response:
+        seen.append(str(request.url))
+        return httpx2.Response(200, json={"jobs": []})
+
+    with Client("http://test/planner/", transport=httpx2.MockTransport(handle)) as client:
+        client.jobs(state="queued", limit=3)
+    assert seen == ["http://test/planner/v1/jobs?state=queued&limit=3"]
+
+
+def test_ids_cannot_lead_elsewhere():
+    seen = []
+
+    def handle(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request.url.raw_path)
+        return httpx2.Response(404)
+
+    with Client("http://test", transport=httpx2.MockTransport(handle)) as client:
+        for name in ("../api-keys", "a?b=1", "a#b"):
+            with pytest.raises(Exception, match="404"):
+                client.get_plan(name)
+        with pytest.raises(InvalidInput, match="an id is empty"):
+            client.revoke_key("")
+    assert seen == [b"/v1/plans/..%2Fapi-keys", b"/v1/plans/a%3Fb%3D1", b"/v1/plans/a%23b"]
+
+
+def test_each_way_of_saying_a_model(tmp_path):
+    assert source_of({"family": "mlp"}) == {"model": {"family": "mlp"}}
+    assert source_of("profile_" + "0" * 24) == {"profile_id": "profile_" + "0" * 24}
+    assert source_of("graph_" + "a" * 24) == {"graph_id": "graph_" + "a" * 24}
+    assert source_of("x/model.pt2") == Upload(tmp_path.__class__("x/model.pt2"))
+    assert source_of(FactoryCall(name="mine")) == {"factory": {"name": "mine", "arguments": {}}}
+
+
+class Branching(torch.nn.Module):
+    """Its Python decides by values, so it does not go without its code."""
+
+    def forward(self, x):
+        return x * 2 if float(x.sum()) > 0 else x
+
+
+@pytest.mark.parametrize(
+    ("model", "sample", "error", "said"),
+    [
+        (torch.nn.Linear(2, 2), None, InvalidInput, "a module is captured with a sample"),
+        (Branching(), torch.ones(2), CaptureError, r"stagewright\.profile\(model, sample\)"),
+        ({"family": "mlp"}, torch.ones(2), InvalidInput, "is data"),
+        ("gpt3000", None, InvalidInput, "no model called"),
+        ("graph.json", None, InvalidInput, "cannot read graph.json"),
+        ("profile_" + "0" * 24, {"inputs": {}}, InvalidInput, "leave the sample out"),
+        ("plan_" + "0" * 24, None, InvalidInput, "no model called"),
+        (3, None, InvalidInput, "a int says of no model"),
+        ([], None, InvalidInput, "a list says of no model"),
+        ({"config": {}}, None, InvalidInput, "names no 'family'"),
+    ],
+)
+def test_what_says_of_no_model_is_refused_before_anything_is_sent(model, sample, error, said):
+    with pytest.raises(error, match=said):
+        source_of(model, sample)
+
+
+def test_a_file_that_is_no_program_is_refused_here(tmp_path):
+    with pytest.raises(InvalidInput, match="cannot read"):
+        read_pt2(tmp_path / "none.pt2")
+    (tmp_path / "text.pt2").write_text("text")
+    with pytest.raises(InvalidInput, match=r"not what torch\.export\.save writes"):
+        read_pt2(tmp_path / "text.pt2")
+    with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
+        archive.writestr("m/models/model.json", "{}")
+        archive.writestr("m/data/weights/w", b"0" * 1000)
+    assert b"weights" not in read_pt2(tmp_path / "a.pt2")
