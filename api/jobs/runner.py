@@ -128,6 +128,8 @@ class Runner:
         """Attempt a job until it has ended."""
         while not job.is_finished:
             try:
+                if not (self._offers or {}).get(job.needs or ""):
+                    await self._learn_offers()
                 await self._attempt(job)
             except WorkersUnavailable as error:
                 self._trouble = str(error)

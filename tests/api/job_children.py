@@ -27,3 +27,9 @@ def sleeping(file: str = "") -> str:
         'sys.stderr.write(\'{"done": 1, "total": 9, "layer": "blocks.1"}\\n\')\n'
         "sys.stderr.flush()\n" + noted + "time.sleep(600)"
     )
+
+
+def failing(error: str, message: str, **further: object) -> str:
+    """Announces an error, and fails."""
+    line = json.dumps({"error": error, "message": message, **further})
+    return START + f"sys.stderr.write({line!r} + '\\n'); sys.exit(1)"

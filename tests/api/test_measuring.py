@@ -1,31 +1,35 @@
-"""The measuring child, seen from the server: its errors, its deadline, its end.
+"""The measuring child, seen from a job's worker: its errors, its deadline, its end.
 
 Stand-ins for the child, small Python programs, misbehave as a real one may.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from stagewright.api.confined.measure import MeasuringSetup
 from stagewright.api.examples import measure_example
-from stagewright.api.measuring import Measurer, MeasuringFailed, MeasuringUnavailable
+from stagewright.api.jobs.measuring import error_of
+from stagewright.api.jobs.measuring import measure as measure_for_job
+from stagewright.api.jobs.tasks import CPU, Failed, Lost, Measured, Progressed, Task
+from stagewright.api.jobs.threads import ThreadWorkers
 from stagewright.core.errors import (
     CaptureError,
     DeadlineExceeded,
     InvalidInput,
     MeasurementError,
+    OutOfMemory,
 )
 from stagewright.core.options import MeasureRequest
 from stagewright.core.profile import Profile
 
 NOISE = "import json, os, subprocess, sys, time; sys.stderr.write('[W] noise of torch\\n')\n"
-ENDLESS = NOISE + "time.sleep(600)"
 
 
 @pytest.fixture
@@ -36,10 +40,26 @@ def request_to_measure() -> MeasureRequest:
 
 
 @pytest.fixture
-def measure(child, request_to_measure):
+def task(child, request_to_measure):
+    def task(program: str, deadline_s: float = 20.0, key: str = "run") -> Task:
+        setup = MeasuringSetup(child(NOISE + program), deadline_s, sandbox="off")
+        return Task(key, request_to_measure.model_dump_json(), CPU, setup)
+
+    return task
+
+
+class OurFault(Exception):
+    pass
+
+
+@pytest.fixture
+def measure(task):
     def measure(program: str, deadline_s: float = 20.0) -> Profile:
-        measurer = Measurer(child(NOISE + program), deadline_s)
-        return asyncio.run(measurer.measure(request_to_measure))
+        outcome = measure_for_job(task(program, deadline_s), lambda _: None, lambda: False)
+        if isinstance(outcome, Measured):
+            return Profile.model_validate_json(outcome.profile_json)
+        assert isinstance(outcome, Failed)
+        raise error_of(outcome) or OurFault(outcome.message)
 
     return measure
 
@@ -105,7 +125,7 @@ def test_a_child_that_fails_without_a_word_tells_nothing(measure, program):
     "program", ["sys.stdout.write('no profile')", "pass", "sys.stdout.write('{}')"]
 )
 def test_a_child_without_a_profile_is_our_fault(measure, program):
-    with pytest.raises(MeasuringFailed):
+    with pytest.raises(OurFault):
         measure(program)
 
 
@@ -159,66 +179,55 @@ def family(tmp_path: Path) -> str:
 
 
 def test_after_the_deadline_the_child_and_its_children_are_dead(measure, tmp_path):
-    with pytest.raises(DeadlineExceeded, match=r"1\.5 s, spent measuring"):
+    with pytest.raises(DeadlineExceeded, match=r"1\.5 s"):
         measure(family(tmp_path), deadline_s=1.5)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2
     assert wait_for(lambda: not any(map(is_running, pids)))
 
 
-def test_cancelling_kills_the_child(child, request_to_measure, tmp_path):
-    async def cancelled() -> None:
-        measurer = Measurer(child(NOISE + family(tmp_path)), 60.0)
-        task = asyncio.create_task(measurer.measure(request_to_measure))
-        while not (tmp_path / "pids").exists():
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(cancelled())
+def test_stopping_kills_the_child(task, tmp_path):
+    begun = (tmp_path / "pids").exists
+    assert isinstance(measure_for_job(task(family(tmp_path)), lambda _: None, begun), Lost)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    assert wait_for(lambda: not any(map(is_running, pids)))
+    assert not any(map(is_running, pids))
 
 
-def test_one_measurement_at_a_time(child, request_to_measure, profile, tmp_path):
+def test_progress_and_memory_that_ran_out_come_back_with_their_numbers(task):
+    told: list[object] = []
+    program = (
+        'sys.stderr.write(\'{"done": 1, "total": 9, "layer": "blocks.1"}\\n\')\n'
+    ) + failing("OutOfMemory", "out of memory in blocks.1", layer="blocks.1", required_bytes=30,
+                available_bytes=20)  # fmt: skip
+    outcome = measure_for_job(task(program), told.append, lambda: False)
+    assert told == [Progressed(1, 9, "blocks.1")]
+    assert isinstance(outcome, Failed)
+    error = error_of(outcome)
+    assert isinstance(error, OutOfMemory)
+    assert (error.layer, error.required_bytes, error.available_bytes) == ("blocks.1", 30, 20)
+
+
+def test_one_measurement_at_a_time(task, profile, tmp_path):
     """A child fails if it finds another one's lock file."""
-    program = NOISE + (
+    program = (
         f"lock = os.open({str(tmp_path / 'lock')!r}, os.O_CREAT | os.O_EXCL)\n"
-        "time.sleep(0.2)\n"
+        "time.sleep(0.1)\n"
         f"os.unlink({str(tmp_path / 'lock')!r})\n"
         f"sys.stdout.write({json.dumps(profile)!r})"
     )
+    workers, told, done = ThreadWorkers(), [], threading.Semaphore(0)
 
-    async def several() -> list[Profile]:
-        measurer = Measurer(child(program), 60.0)
-        return await asyncio.gather(*(measurer.measure(request_to_measure) for _ in range(3)))
+    def tell(message: object) -> None:
+        told.append(message)
+        if isinstance(message, Measured | Failed | Lost):
+            done.release()
 
-    assert len(asyncio.run(several())) == 3
-
-
-def test_waiting_for_another_measurement_counts(child, request_to_measure):
-    async def second_of_two() -> None:
-        measurer = Measurer(child(ENDLESS), 1.0)
-        first = asyncio.create_task(measurer.measure(request_to_measure))
-        await asyncio.sleep(0.5)
-        with pytest.raises(DeadlineExceeded, match="spent measuring"):
-            await first
-
-    async def only_waiting() -> None:
-        measurer = Measurer(child(ENDLESS), 1.0)
-        async with measurer._turn:
-            with pytest.raises(DeadlineExceeded, match="waiting for another measurement"):
-                await measurer.measure(request_to_measure)
-
-    asyncio.run(second_of_two())
-    asyncio.run(only_waiting())
-
-
-def test_without_torch_it_says_what_to_do(measure, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MeasuringUnavailable, match=r"post a profile instead, or install"):
-        measure("pass")
+    for number in range(3):
+        workers.submit(task(program, key=f"run-{number}"), tell)
+    for _ in range(3):
+        assert done.acquire(timeout=20)
+    workers.close()
+    assert sum(isinstance(message, Measured) for message in told) == 3, told
 
 
 def test_memory_running_out_ends_the_child_not_the_server(measure, profile):
