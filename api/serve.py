@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
@@ -35,6 +35,9 @@ TOKEN_VARIABLE = "STAGEWRIGHT_TOKEN"
 
 MIN_CLOSING_S = 0.5
 """What connections get to close in, also when the grace is over."""
+
+FORCED_S = 2.0
+"""What the application gets to end its processes in after a second signal."""
 
 _log = logging.getLogger(__name__)
 
@@ -225,6 +228,10 @@ class _Server(uvicorn.Server):
         self.config.timeout_graceful_shutdown = max(MIN_CLOSING_S, self._drain.grace_left_s)  # type: ignore[assignment]
         await super().shutdown(sockets)
         watching.cancel()
+        if self.force_exit:  # uvicorn leaves the application as it is, processes and all
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FORCED_S):
+                    await self.lifespan.shutdown()
 
     async def _watch_signals(self) -> None:
         while not self.force_exit:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import ssl
+import subprocess
+from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 
@@ -189,3 +194,32 @@ def test_every_setting_says_what_it_means_and_has_one_variable():
 )  # fmt: skip
 def test_passwords_of_urls_are_hidden(text, shown):
     assert without_passwords(text) == shown
+
+
+def test_every_setting_is_written_down(repository):
+    page = (repository / "docs" / "operations.md").read_text()
+    path = repository / "scripts" / "write_settings.py"
+    script = module_from_spec(spec := spec_from_file_location("write_settings", path))
+    spec.loader.exec_module(script)
+    assert script.written(page) == page, "run: .venv/bin/python scripts/write_settings.py"
+
+
+def test_the_file_in_the_documentation_is_one(said, repository, tmp_path):
+    page = (repository / "docs" / "operations.md").read_text()
+    (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "secret").write_text("a-secret")
+    settings = said(None, re.sub(r"/run/secrets/\w+", str(tmp_path / "secret"), example)).settings
+    assert (settings.token, settings.grace_s) == ("a-secret", 30)
+    assert settings.oidc.issuer == "https://id.example"
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_the_certificates_in_the_documentation_can_be_made(repository, tmp_path):
+    page = (repository / "docs" / "operations.md").read_text()
+    (commands,) = re.findall(r"```sh\n(mkdir -m 700 tls.*?)```", page, re.DOTALL)
+    subprocess.run(["sh", "-euc", commands], cwd=tmp_path, check=True, capture_output=True)
+    for end in ("api", "scheduler", "worker"):
+        context = ssl.create_default_context(cafile=tmp_path / "tls" / "ca.pem")
+        context.load_cert_chain(tmp_path / "tls" / f"{end}.pem")
+        verify = ["openssl", "verify", "-CAfile", "ca.pem", f"{end}.crt"]
+        subprocess.run(verify, cwd=tmp_path / "tls", check=True, capture_output=True)
