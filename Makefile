@@ -41,6 +41,12 @@ fuzz: $(INSTALLED)  ## Ask the service ten thousand generated requests
 load: $(INSTALLED)  ## Have two hundred clients ask the service, on SQLite and on PostgreSQL
 	$(BIN)/python benchmarks/load.py
 
+chaos: $(INSTALLED)  ## Kill server, worker and database at random over fifty jobs
+	$(BIN)/python scripts/kill_jobs.py
+
+hostile: $(INSTALLED)  ## Attack the service with a malicious corpus
+	$(BIN)/python scripts/hostile.py
+
 clean:  ## Remove what was built and cached, but not the virtual environment
 	rm -rf build dist demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache
 	find . -path './$(VENV)' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
