@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -18,11 +19,15 @@ from ..records import PlanRecord
 from ..store.contract import Store
 from ..store.errors import StoreUnavailable
 from ..store.job_records import FinalState, Job
+from ..telemetry.metrics import Metrics
+from ..telemetry.tracing import span
 from .outcome import as_data, as_json, new_problem, problem_of, problem_of_worker
 from .planning import Plans
 from .tasks import Alive, Failed, Lost, Measured, Progressed, Started, Task, Told
 from .work import Work
 from .workers import Workers
+
+_log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,6 +37,9 @@ RETRY_S = 1.0
 
 LOOK_S = 1.0
 """How often a silent worker, and a deadline, are looked at."""
+
+GIVE_BACK_S = 5.0
+"""What a database gets to answer in when the server stops."""
 
 QUEUED_LOOK_S = 5.0
 """How often the row of a job that waits for a worker is read: another server may end it."""
@@ -62,6 +70,7 @@ class Attempt:
         rules: See there.
         now: The store's clock.
         changed: Called after anything happened to the job.
+        metrics: Told how long it waited and took.
     """
 
     def __init__(
@@ -75,14 +84,17 @@ class Attempt:
         rules: Rules,
         now: Callable[[], datetime],
         changed: Callable[[str], None],
+        metrics: Metrics,
     ) -> None:
         self.job = job
         self.is_running = False
         self._key = f"{job.id}-{job.attempt + 1}-{secrets.token_hex(4)}"
         self._work, self._store, self._workers = work, store, workers
         self._plans, self._rules, self._now, self._changed = plans, rules, now, changed
+        self._metrics = metrics
         self._inbox: asyncio.Queue[Told | None] = asyncio.Queue()
         self._heard_s = time.monotonic()
+        self._beginning: asyncio.Future[Job | None] | None = None
 
     def look(self) -> None:
         """Have the row read again now: somebody asked for the job's end."""
@@ -103,7 +115,8 @@ class Attempt:
         try:
             await run_in_threadpool(self._workers.submit, task, tell)
             if await self._begun():
-                await self._follow()
+                with span("stagewright.measure", attempt=self.job.attempt):
+                    await self._follow()
                 self.is_running = False
         finally:
             await run_in_threadpool(self._workers.stop, self._key)
@@ -118,8 +131,12 @@ class Attempt:
 
     async def give_back(self) -> None:
         """Queue the job again: this server stops."""
-        if self.is_running:
-            await run_in_threadpool(self._store.jobs.requeue, self.job.id, self.job.attempt)
+        job = self.job if self.is_running else None
+        if self._beginning is not None:  # it was stopped while it was being written down
+            await asyncio.wait([self._beginning], timeout=GIVE_BACK_S)
+            job = self._beginning.result() if self._beginning.done() else None
+        if job is not None:
+            await run_in_threadpool(self._store.jobs.requeue, job.id, job.attempt)
 
     async def _begun(self) -> bool:
         """Wait until a worker begins; whether the attempt is ours then."""
@@ -141,10 +158,18 @@ class Attempt:
     async def _start(self, worker: str) -> bool:
         """Make the attempt the present one; whether nobody was first."""
         job = self.job
-        started = await insist(self._store.jobs.start, job.id, attempt=job.attempt, worker=worker)
+        self._beginning = asyncio.ensure_future(
+            insist(self._store.jobs.start, job.id, attempt=job.attempt, worker=worker)
+        )
+        started = await asyncio.shield(self._beginning)
+        self._beginning = None
         if started is None:
             return False
         self.job, self.is_running = started, True
+        _log.info("job started", extra={"attempt": started.attempt, "worker": worker})
+        if started.attempt == 1 and started.started_at is not None:
+            waited = started.started_at - started.created_at
+            self._metrics.job_started(started.kind, waited.total_seconds())
         self._changed(job.id)
         return True
 
@@ -255,11 +280,21 @@ class Attempt:
         if ended is None:
             return
         self.job = ended
+        self._tell(ended)
         if profile is not None:
             await self._remember("profile", self._work.measure_digest, profile.content_id())
         if plan is not None and self._work.plan_digest is not None and ended.result_id is not None:
             await self._remember("plan", self._work.plan_digest, ended.result_id)
         self._changed(self.job.id)
+
+    def _tell(self, job: Job) -> None:
+        """Log and count that it has ended."""
+        took_s = 0.0
+        if job.started_at is not None and job.finished_at is not None:
+            took_s = (job.finished_at - job.started_at).total_seconds()
+        self._metrics.job_ended(job.kind, job.state, took_s)
+        told = {"state": job.state, "attempt": job.attempt, "duration_s": took_s}
+        _log.info("job ended", extra=told)
 
     async def _remember(self, kind: str, digest: str, result_id: str) -> None:
         project = self.job.project_id

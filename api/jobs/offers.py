@@ -58,7 +58,7 @@ def device_names() -> list[str]:
 def kind_of_device(name: str) -> str:
     """``NVIDIA H200`` → ``H200``: the catalogue's name, else the last word of the driver's."""
     known = by_driver_name(name)
-    if known is not None:
+    if known is not None and known.backend != CPU:
         return known.name
     words = re.findall(r"[\w.]+", name)
     return words[-1] if words else CUDA

@@ -17,7 +17,10 @@ from ..store.errors import StoreUnavailable
 from ..store.job_records import Job
 from ..store.records import Retention
 from ..store.sql_store import utc_now
-from .attempt import Attempt, Rules, give_up_or_requeue, insist, is_late, late_problem
+from ..telemetry.context import bind
+from ..telemetry.metrics import Metrics
+from ..telemetry.tracing import span
+from .attempt import GIVE_BACK_S, Attempt, Rules, give_up_or_requeue, insist, is_late, late_problem
 from .board import Board
 from .planning import Plans
 from .work import Work, work_of
@@ -53,6 +56,7 @@ class Runner:
         rules: See there.
         retention: What `store.expire` removes now and then.
         now: The store's clock.
+        metrics: Told how long jobs wait and take.
     """
 
     def __init__(
@@ -66,10 +70,12 @@ class Runner:
         rules: Rules | None = None,
         retention: Retention | None = None,
         now: Callable[[], datetime] = utc_now,
+        metrics: Metrics | None = None,
     ) -> None:
         self._store, self._workers, self._plans, self._board = store, workers, plans, board
         self._setup, self._rules, self._now = setup, rules or Rules(), now
         self._retention = retention or Retention()
+        self._metrics = metrics or Metrics()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._attempts: dict[str, Attempt] = {}
         self._flights: weakref.WeakValueDictionary[tuple[str, str], asyncio.Lock] = (
@@ -90,7 +96,7 @@ class Runner:
         """Run a job, unless it is run already."""
         if job.id in self._tasks or job.is_finished or self._board.is_stopped:
             return
-        task = asyncio.create_task(self._see_to(job), name=job.id)
+        task = asyncio.create_task(self._in_its_name(job), name=job.id)
         self._tasks[job.id] = task
         task.add_done_callback(lambda _: self._tasks.pop(job.id, None))
 
@@ -120,9 +126,15 @@ class Runner:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         for attempt in attempts:
-            with suppress(StoreUnavailable):
-                await attempt.give_back()
+            with suppress(StoreUnavailable, TimeoutError):
+                await asyncio.wait_for(attempt.give_back(), 2 * GIVE_BACK_S)
         await run_in_threadpool(self._workers.close)
+
+    async def _in_its_name(self, job: Job) -> None:
+        """What is logged meanwhile is the job's."""
+        ids = {"job_id": job.id, "project_id": job.project_id, "key_id": job.key_id}
+        with bind(**ids), span("stagewright.job", job_id=job.id, kind=job.kind):
+            await self._see_to(job)
 
     async def _see_to(self, job: Job) -> None:
         """Attempt a job until it has ended."""
@@ -188,6 +200,7 @@ class Runner:
             rules=self._rules,
             now=self._now,
             changed=self._board.changed,
+            metrics=self._metrics,
         )
 
     async def _end_late(self, job: Job) -> None:

@@ -183,7 +183,7 @@ class JobService:
             needs={} if job.needs is None else {job.needs: 1},
             message=await self._runner.message(job),
             progress=progress,
-            result=_result(job.result_id),
+            result=_result(job.result_id) if job.state == "succeeded" else None,
             problem=from_json(job.outcome_json) if job.state == "failed" else None,
         )
 

@@ -1,0 +1,161 @@
+"""Jobs on a real Dask worker, embedded as a server has it: what a puppet cannot show."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagewright.api.confined.measure import MeasuringSetup
+from stagewright.api.examples import example_profile, measure_example
+from stagewright.api.jobs.dask_workers import DaskWorkers
+from stagewright.api.jobs.scheduler import EmbeddedScheduler, RemoteScheduler, check_address
+from stagewright.api.jobs.tasks import CPU, Lost, Measured, Progressed, Started, Task, Told
+from stagewright.api.jobs.tls import TlsFiles
+from stagewright.api.jobs.workers import WorkersUnavailable
+from stagewright.core.errors import InvalidInput, Refused
+from tests.api.job_children import measuring, sleeping
+
+REQUEST = json.dumps(
+    {name: value for name, value in measure_example().items() if name != "cluster"}
+)
+
+pytestmark = pytest.mark.filterwarnings("default")  # of Dask's own; its sockets outlive a kill
+
+
+class Heard:
+    """What a task's worker says, one after the other."""
+
+    def __init__(self) -> None:
+        self.said: queue.Queue[Told] = queue.Queue()
+
+    def next(self, kind: type[Any], timeout_s: float = 30.0) -> Any:
+        """The next message of a kind; others before it are dropped."""
+        end = time.monotonic() + timeout_s
+        while True:
+            told = self.said.get(timeout=max(0.01, end - time.monotonic()))
+            if isinstance(told, kind):
+                return told
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[DaskWorkers]:
+    workers = DaskWorkers(EmbeddedScheduler())
+    yield workers
+    workers.close()
+
+
+@pytest.fixture
+def run(embedded) -> Callable[..., Heard]:
+    def run(program: str, key: str, needs: str = CPU) -> Heard:
+        heard = Heard()
+        setup = MeasuringSetup((sys.executable, "-c", program), 60.0, sandbox="off")
+        embedded.submit(Task(key, REQUEST, needs, setup), heard.said.put)
+        return heard
+
+    return run
+
+
+def pid_in(path: Path) -> int:
+    wait_for(lambda: path.exists() and bool(path.read_text()))
+    return int(path.read_text())
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_progress_and_the_profile_come_back(run, embedded):
+    heard = run(measuring(example_profile(), seconds=0.6), "good")
+    assert isinstance(heard.next(Started), Started)
+    assert heard.next(Progressed) == Progressed(0, 3, "blocks.0")
+    assert json.loads(heard.next(Measured).profile_json)["model"] == "Example"
+    assert embedded.offers()[CPU] == 1
+
+
+def test_stopping_a_task_kills_its_child_and_frees_the_worker(run, embedded, tmp_path):
+    heard = run(sleeping(str(tmp_path / "pid")), "endless")
+    never = run(sleeping(str(tmp_path / "never")), "never-begun")
+    pid = pid_in(tmp_path / "pid")
+    embedded.stop("never-begun")
+    embedded.stop("endless")
+    wait_for(lambda: not is_alive(pid))
+    assert run(measuring(example_profile()), "next").next(Measured)
+    assert not (tmp_path / "never").exists()
+    assert never.said.empty()
+    assert not any(isinstance(told, Lost) for told in list(heard.said.queue)), "nobody asks"
+
+
+def test_a_killed_worker_is_told_and_the_next_one_goes_on(run, embedded, tmp_path):
+    heard = run(sleeping(str(tmp_path / "pid")), "doomed")
+    heard.next(Started)
+    child = pid_in(tmp_path / "pid")
+    (worker,) = embedded._client.run(os.getpid).values()
+    os.kill(worker, signal.SIGKILL)
+    assert "lost" in heard.next(Lost).why
+    wait_for(lambda: not is_alive(child))
+    again = run(measuring(example_profile()), "doomed-again")
+    assert isinstance(again.next(Measured | Lost), Measured | Lost)
+
+
+def test_what_nobody_offers_waits(run, embedded):
+    heard = run(measuring(example_profile()), "for-a-gpu", needs="H200")
+    assert "H200" not in embedded.offers()
+    time.sleep(0.2)
+    assert heard.said.empty()
+    embedded.stop("for-a-gpu")
+
+
+def test_closing_ends_what_runs(run, embedded, tmp_path):
+    """The last of a server: its workers and their children go with it."""
+    run(sleeping(str(tmp_path / "pid")), "last")
+    pid = pid_in(tmp_path / "pid")
+    embedded.close()
+    embedded.close()
+    wait_for(lambda: not is_alive(pid))
+    with pytest.raises(WorkersUnavailable, match="stopping"):
+        embedded.offers()
+
+
+TLS = TlsFiles(ca_file="ca.pem", cert="cert.pem")
+
+
+@pytest.mark.parametrize(
+    ("address", "tls", "error", "words"),
+    [
+        ("tls://10.0.0.5:8786", None, InvalidInput, "certificates"),
+        ("tcp://10.0.0.5:8786", None, Refused, "in the clear"),
+        ("tcp://10.0.0.5:8786", TLS, Refused, "in the clear"),
+        ("http://10.0.0.5:8786", TLS, InvalidInput, "no scheduler's address"),
+        ("tls://10.0.0.5", TLS, InvalidInput, "no scheduler's address"),
+        ("tls://:8786", TLS, InvalidInput, "no scheduler's address"),
+        ("tls://[::1:8786", TLS, InvalidInput, "no scheduler's address"),
+        ("anything", TLS, InvalidInput, "no scheduler's address"),
+    ],
+)
+def test_a_scheduler_is_spoken_to_by_tls_or_not_at_all(address, tls, error, words):
+    with pytest.raises(error, match=words):
+        RemoteScheduler(address, tls)
+
+
+def test_on_loopback_it_may_be_in_the_clear():
+    check_address("tcp://127.0.0.1:8786", None)
+    assert RemoteScheduler("tcp://localhost:8786", None).name == "tcp://localhost:8786"

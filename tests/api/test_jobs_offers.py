@@ -1,0 +1,97 @@
+"""What workers offer, and how long callers wait: words in, values out."""
+
+from __future__ import annotations
+
+import pytest
+
+from stagewright.api.jobs import offers as offers_module
+from stagewright.api.jobs.offers import kind_of_device, own_offers, parsed_offers
+from stagewright.api.jobs.work import needs_of
+from stagewright.api.prefer import SLACK_S, wait_of
+from stagewright.core.cluster import Cluster
+from stagewright.core.errors import InvalidInput
+from stagewright.core.options import MeasureRequest
+
+REQUEST = {
+    "model": {"family": "mlp"},
+    "sample": {"inputs": {"input": {"shape": [8, 64]}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "offers"),
+    [
+        ("H200=1", {"H200": 1}),
+        ("H200=1, cuda=2", {"H200": 1, "cuda": 2}),
+        ("cpu", {"cpu": 1}),
+    ],
+)
+def test_resources_are_read(text, offers):
+    assert parsed_offers(text) == offers
+
+
+@pytest.mark.parametrize("text", ["", "=1", "H200=", "H200=x", "H200=-1", "a b=1", "H200=1,,"])
+def test_what_is_no_resource_is_refused(text):
+    if text == "H200=":
+        assert parsed_offers(text) == {"H200": 1}
+        return
+    with pytest.raises(InvalidInput, match="H200=1,cuda=1"):
+        parsed_offers(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("Something Else X1", "X1"),
+        ("", "cuda"),
+    ],
+)
+def test_gpus_have_the_catalogues_names(name, kind):
+    assert kind_of_device(name) == kind
+
+
+def test_a_machine_offers_what_it_has(monkeypatch):
+    assert own_offers(["NVIDIA H200"]) == {"cpu": 1, "cuda": 1, "H200": 1}
+    assert own_offers([]) == {"cpu": 1}
+    monkeypatch.setattr(offers_module, "find_spec", lambda name: None)
+    assert own_offers([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "cluster", "needs"),
+    [
+        (None, None, None, "cpu"),
+        ("cpu", "cpu", None, "cpu"),
+        ("cuda", None, None, "cuda"),
+        ("cuda:0", "h200", None, "H200"),
+        ("cuda", None, "8xH200", "H200"),
+        ("cuda", None, "2x24GB", "cuda"),
+        ("cuda", None, "2xH200,2xH100", "cuda"),
+        ("cuda", "MyOwn", None, "MyOwn"),
+        (None, None, "8xH200", "cpu"),
+    ],
+)
+def test_what_a_measurement_needs(device, kind, cluster, needs):
+    request = MeasureRequest.model_validate({**REQUEST, "profiling": {"device": device}})
+    found = needs_of(request, kind, None if cluster is None else Cluster.parse(cluster))
+    assert found == needs
+
+
+@pytest.mark.parametrize(
+    ("prefer", "seconds", "applied"),
+    [
+        (None, 60.0, None),
+        (["wait=5"], 5.0, "wait=5"),
+        (['respond-async, wait="7"'], 7.0, "wait=7"),
+        (["handling=strict", "WAIT = 3"], 3.0, "wait=3"),
+        (["respond-async"], 0.0, "respond-async"),
+        (["wait=99999"], 300.0 + SLACK_S, f"wait={300 + SLACK_S:g}"),
+        (["wait=-1"], 60.0, None),
+        (["wait=1.5"], 60.0, None),
+        (["wait=x,,;"], 60.0, None),
+    ],
+)
+def test_preferences(prefer, seconds, applied):
+    assert wait_of(prefer, 300.0) == (seconds, applied)
