@@ -42,6 +42,9 @@ def command(
         Path | None,
         Option(help="The profile a plan was made from: then --html shows what layers cost."),
     ] = None,
+    gantt: Annotated[
+        bool, Option("--gantt", help="Draw the plan's step in the terminal, too (plans only).")
+    ] = False,
     tree: Annotated[
         bool, Option("--tree/--flat", help="Fold a profile's layers by module, or not.")
     ] = True,
@@ -72,9 +75,11 @@ def command(
         document = stored_document(server, token, str(file))
     if not isinstance(document, Profile) and (depth is not None or not tree):
         raise InvalidInput(f"--depth and --flat are for profiles; {file} is {document.SCHEMA}")
-    drawn = any(path is not None for path in (svg, trace, html))
+    drawn = gantt or any(path is not None for path in (svg, trace, html))
     if not isinstance(document, Plan) and drawn:
-        raise InvalidInput(f"--svg, --trace and --html draw plans; {file} is {document.SCHEMA}")
+        raise InvalidInput(
+            f"--svg, --trace, --html and --gantt draw plans; {file} is {document.SCHEMA}"
+        )
     if profile is not None and html is None:
         raise InvalidInput("--profile goes with --html; give the file to write by --html")
     if isinstance(document, Plan):
@@ -82,6 +87,8 @@ def command(
         if html is not None:
             _write_page(document, profile, html, quiet=as_json)
         text = plan_text(document)
+        if gantt:
+            text += "\n\n" + _gantt(document)
         follow = after_plan(document, file, drawn=drawn)
     elif isinstance(document, Profile):
         text = profile_table(document, tree=tree, depth=depth)
@@ -112,6 +119,19 @@ def _draw(plan: Plan, svg: Path | None, trace: Path | None, *, quiet: bool) -> N
     if trace is not None:
         write_file(trace, chrome_trace(timeline))
         say(f"wrote {trace}; open it at ui.perfetto.dev", quiet=quiet)
+
+
+def _gantt(plan: Plan) -> str:
+    """The plan's step as wide as the terminal, in colours if that shows any."""
+    from rich.console import Console
+
+    from ..view.of_plan import plan_view
+    from ..view.terminal import gantt_text
+
+    console = Console()
+    with console.capture() as captured:
+        console.print(gantt_text(plan_view(plan), console.width))
+    return captured.get().rstrip("\n")
 
 
 def _write_page(plan: Plan, profile_file: Path | None, html: Path, *, quiet: bool) -> None:

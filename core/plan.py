@@ -401,3 +401,9 @@ class Plan(Document):
         from .plan_table import plan_table
 
         return plan_table(self)
+
+    def _repr_html_(self) -> str | None:
+        """What notebooks show; `None`, for the plain text, where nothing is there to draw it."""
+        from .drawers import drawn
+
+        return drawn("plan", self)

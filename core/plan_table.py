@@ -26,12 +26,17 @@ MAX_COUNTS = 16
 
 def plan_table(plan: Plan) -> str:
     """The table `print(plan)` shows; columns that would say nothing are left out."""
-    columns = [column for column in _columns(plan) if column]
-    return "\n".join([text_table(list(zip(*columns, strict=True))), "", *summary_lines(plan)])
+    rows = list(zip(*plan_columns(plan), strict=True))
+    return "\n".join([text_table(rows), "", *summary_lines(plan)])
+
+
+def plan_columns(plan: Plan) -> list[tuple[str, ...]]:
+    """Heading and cells of each column that says something of this plan."""
+    return [column for column in _columns(plan) if column]
 
 
 def _columns(plan: Plan) -> list[tuple[str, ...]]:
-    """Heading and cells of each; empty for what no stage of the plan has."""
+    """The same; empty for what no stage of the plan has."""
     stages = plan.stages
     has_replicas = any(stage.replicas > 1 for stage in stages)
     recomputes = any(stage.recompute != "never" for stage in stages)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..core.assumptions import assumptions
 from ..core.cluster import Cluster
+from ..core.errors import InvalidInput
 from ..core.plan import Plan, Stage
 from ..core.plan_table import proof_lines
 from ..core.profile import Profile
@@ -42,7 +43,7 @@ def plan_view(
         InvalidInput: The profile is another model's or in another order.
     """
     if profile is not None:
-        profile = as_ordered(plan, as_planned(plan, profile))
+        profile = _of_plan(plan, profile)
     where = layout_of(plan)
     is_drawn = 2 * plan.num_microbatches * plan.num_stages <= MAX_ACTIONS
     if timeline is None and is_drawn:
@@ -64,6 +65,19 @@ def plan_view(
         notes=tuple(dict.fromkeys((*plan.notes, *(profile.notes if profile else ())))),
         reproduce=reproduce(plan, cluster),
     )
+
+
+def _of_plan(plan: Plan, profile: Profile) -> Profile:
+    """The profile at the plan's size of micro-batches and in its order."""
+    profile = as_ordered(plan, as_planned(plan, profile))
+    if plan.layer_names != tuple(entry.layer.name for entry in profile.layers):
+        raise InvalidInput(
+            f"the plan of {plan.model!r} has {len(plan.layer_names)} layers that are not the "
+            f"{len(profile.layers)} of this profile of {profile.model!r}; give the profile it was "
+            "made from",
+            field="/profile",
+        )
+    return profile
 
 
 def layout_of(plan: Plan) -> Layout:

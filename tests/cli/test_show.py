@@ -93,7 +93,7 @@ def test_plan_is_drawn_and_traced(run, plan_file):
 def test_only_plans_are_drawn(run, profile_file, tmp_path):
     ran = run("show", profile_file, "--svg", "plan.svg")
     assert ran.code == 2
-    assert "--svg, --trace and --html draw plans" in ran.stderr
+    assert "--svg, --trace, --html and --gantt draw plans" in ran.stderr
     assert not (tmp_path / "plan.svg").exists()
 
 

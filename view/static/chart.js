@@ -15,8 +15,14 @@ export class Axis {
     this.listeners.push(listener);
   }
 
+  /** Listeners draw once a frame, however often it changes. */
   changed() {
-    for (const listener of this.listeners) listener();
+    if (this.waiting) return;
+    this.waiting = true;
+    requestAnimationFrame(() => {
+      this.waiting = false;
+      for (const listener of this.listeners) listener();
+    });
   }
 
   set(start, end) {
@@ -44,6 +50,18 @@ export class Axis {
     const move = (this.end - this.start) * share;
     this.set(this.start + move, this.end + move);
   }
+}
+
+/** The first place in an ascending list whose value is at least so much. */
+export function firstAt(length, valueAt, least) {
+  let low = 0;
+  let high = length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (valueAt(middle) < least) low = middle + 1;
+    else high = middle;
+  }
+  return low;
 }
 
 /** The next of 1, 2, 5 times a power of ten. */

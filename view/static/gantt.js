@@ -1,6 +1,6 @@
 // The pipeline's step: a lane a device, true widths, only what is seen is drawn.
 import { colour, fitted, make } from "./dom.js";
-import { drawAxis, navigable } from "./chart.js";
+import { drawAxis, firstAt, navigable } from "./chart.js";
 import { time } from "./format.js";
 
 export const KINDS = {
@@ -17,11 +17,14 @@ export const KINDS = {
 const STRIP = 5;
 const WORK = new Set(["F", "B", "I", "W", "R", "reduce"]);
 
-/** Boxes of each lane in the order of their start, as typed arrays. */
+/** Boxes of each lane in the order of their start, and the longest of them. */
 function laneIndex(boxes, numLanes) {
   const lanes = Array.from({ length: numLanes }, () => []);
   boxes.ranks.forEach((rank, index) => lanes[rank].push(index));
-  for (const lane of lanes) lane.sort((a, b) => boxes.start_s[a] - boxes.start_s[b]);
+  for (const lane of lanes) {
+    lane.sort((a, b) => boxes.start_s[a] - boxes.start_s[b]);
+    lane.longest = lane.reduce((most, index) => Math.max(most, boxes.end_s[index] - boxes.start_s[index]), 0);
+  }
   return lanes;
 }
 
@@ -125,7 +128,9 @@ export class Gantt {
     const { start, end } = this.axis;
     const { start_s: starts, end_s: ends, kinds, microbatches } = boxes;
     let filledTo = -1;
-    for (const index of lane) {
+    const first = firstAt(lane.length, (place) => starts[lane[place]], start - lane.longest);
+    for (let place = first; place < lane.length; place += 1) {
+      const index = lane[place];
       if (starts[index] > end) break;
       if (ends[index] < start) continue;
       const kind = kinds[index];

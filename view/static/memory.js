@@ -1,6 +1,6 @@
 // What each device holds over the step: what stays, activations on it, the limit above.
 import { colour, fitted, make } from "./dom.js";
-import { drawAxis, navigable } from "./chart.js";
+import { drawAxis, firstAt, navigable } from "./chart.js";
 import { bytes } from "./format.js";
 
 export class Memory {
@@ -99,9 +99,11 @@ export class Memory {
     const scale = width / (end - start);
     const { time_s: times, held_bytes: held } = curve;
     let open = null;
-    for (let index = 0; index < times.length; index += 1) {
+    const first = Math.max(0, firstAt(times.length, (place) => times[place], start) - 1);
+    for (let index = first; index < times.length; index += 1) {
       const until = index + 1 < times.length ? times[index + 1] : this.axis.length;
-      if (until < start || times[index] > end) continue;
+      if (until < start) continue;
+      if (times[index] > end) break;
       const x = left + (Math.max(times[index], start) - start) * scale;
       const to = left + (Math.min(until, end) - start) * scale;
       if (open && to - open[0] < 1) {

@@ -1,0 +1,181 @@
+"""What is seen of a plan is the plan's, the profile's and the timeline's own."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import get_args
+
+import pytest
+
+from stagewright import plan
+from stagewright.api.what_if import compare
+from stagewright.cli.main import main
+from stagewright.core.cluster import Cluster
+from stagewright.core.graph import Edge
+from stagewright.core.plan import PlanOptions
+from stagewright.core.schedule import TrainingSchedule
+from stagewright.core.service.plans import StoredPlan
+from stagewright.core.tensors import TensorSpec
+from stagewright.planner.timeline import plan_timeline
+from stagewright.view.graph import MAX_BOXES
+from stagewright.view.of_plan import plan_view
+from tests.builders import chain_profile, random_profile
+
+CLUSTER = Cluster.parse("2x24GB")
+
+
+def a_profile(count=8):
+    times = [0.001 * (1 + index % 3) for index in range(count)]
+    return chain_profile(times, forward_bytes=1000, parameter_bytes=4000, saved_bytes=5000)
+
+
+def planned(profile=None, cluster=CLUSTER, **options):
+    return plan(profile or a_profile(), cluster, PlanOptions(**options))
+
+
+@pytest.mark.parametrize("schedule", get_args(TrainingSchedule))
+def test_boxes_and_curves_are_the_timelines(schedule):
+    made = planned(schedule=schedule, num_stages=4 if schedule in CHUNKED else 2)
+    timeline, view = plan_timeline(made), plan_view(made, a_profile(), CLUSTER)
+    assert view.boxes is not None
+    assert len(view.boxes.kinds) == len(timeline.events)
+    for index, event in enumerate(timeline.events):
+        assert view.boxes.ranks[index] == event.rank
+        assert view.boxes.kinds[index] == event.kind
+        assert (view.boxes.start_s[index], view.boxes.end_s[index]) == (event.start_s, event.end_s)
+    changes = [(c.rank, c.time_s, c.held_bytes) for c in timeline.memory]
+    seen = [
+        (rank, time_s, held)
+        for rank, curve in enumerate(view.memory)
+        for time_s, held in zip(curve.time_s, curve.held_bytes, strict=True)
+    ]
+    assert seen == changes
+    for rank, curve in enumerate(view.memory):
+        assert curve.peak_bytes == made.memory_by_device()[view.lanes[rank].device]
+        assert curve.fixed_bytes + max(curve.held_bytes) <= curve.peak_bytes
+        if schedule in ("gpipe", "1f1b"):
+            assert curve.fixed_bytes + max(curve.held_bytes) == curve.peak_bytes
+    busy_s = sum(lane.busy_s for lane in view.lanes)
+    idle = 1 - busy_s / (len(view.lanes) * made.step_time_s)
+    assert idle == pytest.approx(made.bubble_fraction, abs=1e-9)
+
+
+CHUNKED = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev")
+
+
+def test_recomputed_activations_are_held_once():
+    made = planned(recompute="always")
+    view = plan_view(made, a_profile(), CLUSTER)
+    for curve in view.memory:
+        assert curve.fixed_bytes + max(curve.held_bytes) == curve.peak_bytes
+
+
+def test_the_header_has_the_numbers_of_a_comparison():
+    profile = random_profile(3, 12, illegal=0)
+    made = plan(profile, Cluster.parse("2x24GB"), PlanOptions(num_microbatches=6))
+    stored = StoredPlan(
+        id="plan_1",
+        created_at="2026-01-01T00:00:00Z",
+        status="planned",
+        profile_id=made.profile_id,
+        cluster=CLUSTER,
+        options=made.options,
+        plan=made,
+    )
+    (compared,) = compare((stored,)).plans
+    header = plan_view(made, profile, CLUSTER).header
+    assert header.step_time_s == compared.step_time_s
+    assert header.samples_per_s == compared.samples_per_s == 2 * 6 / made.step_time_s
+    assert header.bubble_fraction == compared.bubble_fraction
+    assert header.peak_memory_bytes == compared.peak_memory_bytes
+    equal = made.baseline("equal_layers")
+    assert equal is not None
+    assert equal.step_time_s is not None
+    assert header.gain == equal.step_time_s / made.step_time_s - 1
+
+
+def test_a_device_with_two_stages_holds_both():
+    made = planned(schedule="interleaved_1f1b", num_stages=4)
+    stages = [stage.memory.total_bytes for stage in made.stages]
+    assert plan_view(made).header.peak_memory_bytes == max(
+        stages[0] + stages[2], stages[1] + stages[3]
+    )
+
+
+def test_layers_stand_in_the_plans_order_with_the_profiles_costs():
+    profile = random_profile(5, 10)
+    made = plan(profile, Cluster.parse("3x24GB"))
+    layers = plan_view(made, profile).layers
+    assert layers.names == made.layer_names
+    assert [layers.stages.count(index) for index in range(made.num_stages)] == list(made.balance)
+    assert layers.forward_s == tuple(entry.forward.median_s for entry in profile.layers)
+    for gap in profile.boundaries:
+        assert bool(layers.cut_reasons[gap.after]) is not gap.legal
+    only = plan_view(made).layers
+    assert (only.names, only.forward_s) == (layers.names, ())
+
+
+def test_another_models_profile_is_refused():
+    made = planned()
+    with pytest.raises(ValueError, match="profile it was made from"):
+        plan_view(made, a_profile(9), CLUSTER)
+
+
+def test_too_much_to_draw_is_left_out_of_the_drawing():
+    made = planned(num_microbatches=8)
+    wide = made.model_copy(update={"num_microbatches": 2**18})
+    view = plan_view(wide, a_profile())
+    assert view.boxes is None
+    assert all(curve.time_s == () for curve in view.memory)
+
+
+@pytest.mark.parametrize("count", [2, 30, 2000])
+def test_every_layer_is_in_one_box_of_its_stage(count):
+    profile = a_profile(count)
+    made = planned(profile, num_stages=2)
+    graph = plan_view(made, profile).graph
+    for stage in range(2):
+        nodes = [node for node in graph.nodes if node.stage == stage]
+        assert sum(node.num_layers for node in nodes) == made.balance[stage]
+        assert 1 <= len(nodes) <= MAX_BOXES
+    time_s = sum(node.time_s or 0 for node in graph.nodes)
+    assert time_s == pytest.approx(sum(0.003 * (1 + index % 3) for index in range(count)))
+    crossing = [edge for edge in graph.edges if edge.size_bytes is not None]
+    assert [edge.size_bytes for edge in crossing] == [made.stages[0].send_forward_bytes]
+
+
+def test_what_skips_boxes_is_an_edge_of_its_own():
+    tensor = TensorSpec(name="mask", shape=(7,), dtype="uint8")
+    profile = a_profile(6).model_copy(update={"edges": (Edge(source=0, target=5, tensor=tensor),)})
+    made = planned(profile, num_stages=2)
+    graph = plan_view(made, profile).graph
+    far = [edge for edge in graph.edges if edge.target > edge.source + 1]
+    assert [(edge.source, edge.size_bytes) for edge in far] == [(0, 7)]
+    assert far[0].target == len(graph.nodes) - 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_microbatches": 4, "schedule": "gpipe", "recompute": "auto"},
+        {"max_replicas": None, "together": (("layer.0", "layer.2"),), "memory_fraction": 0.5},
+        {"no_cut_after": ("layer.3",), "pins": ({"layer": "layer.7", "stage": 1},)},
+    ],
+)
+def test_the_commands_make_the_plan_again(options, tmp_path, monkeypatch, capsys):
+    profile = a_profile()
+    made = planned(profile, **options)
+    again = plan_view(made, profile, CLUSTER).reproduce
+    monkeypatch.chdir(tmp_path)
+    profile.write("profile.json")
+    assert main(shlex.split(again.shell)[1:]) == 0
+    written = type(made).read("plan.json")
+    assert written == made
+    capsys.readouterr()
+    exec(again.python, {})
+    assert capsys.readouterr().out == f"{made}\n"
+    body = json.loads(shlex.split(again.curl.replace("\\\n", " "))[6])
+    assert body["profile_id"] == made.profile_id
+    assert PlanOptions.model_validate(body.get("options", {})) == made.options
