@@ -11,10 +11,11 @@ from starlette.routing import compile_path
 
 def allowed_methods(app: FastAPI, path: str) -> str | None:
     """What to put into ``Allow`` (RFC 9110, section 10.2.1); `None` for an undocumented path."""
-    found = {
-        method.upper()
-        for template, methods in app.openapi()["paths"].items()
-        if compile_path(template)[0].match(path)
-        for method in methods
-    }
+    paths = app.openapi()["paths"]
+    fitting = [path] if path in paths else [known for known in paths if _fits(known, path)]
+    found = {method.upper() for known in fitting for method in paths[known]}
     return ", ".join(sorted(found)) or None
+
+
+def _fits(template: str, path: str) -> bool:
+    return compile_path(template)[0].match(path) is not None

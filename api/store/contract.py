@@ -86,6 +86,12 @@ class Keys(Protocol):
         Notes its use, about once a minute.
         """
 
+    def known(self, secret: str) -> ApiKey | None:
+        """The same, if it was found less than a second ago; `None` says nothing. Never blocks.
+
+        A key that this store revoked since is not known; one that another process revoked may be.
+        """
+
     def list(self, project_id: str) -> Sequence[ApiKey]:
         """Every key of a project, revoked ones too, oldest first."""
 

@@ -6,8 +6,10 @@ import builtins
 import hashlib
 import json
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from threading import Lock
 from typing import Any
 
 from sqlalchemy import Row, select, update
@@ -21,6 +23,11 @@ from .tables import API_KEYS, PROJECTS
 MAX_NAME_CHARACTERS = 200
 SECRET_PREFIX = "sw_"
 """Lets scanners of leaked secrets, and people, tell what it opens."""
+
+KNOWN_S = 1.0
+"""How long a key is not looked up again; so long one may work that another process revoked."""
+
+MAX_FOUND = 10_000
 
 USE_NOTED_EVERY = timedelta(minutes=1)
 """A write for every request would be the store's main work."""
@@ -58,8 +65,14 @@ class SqlProjects:
 class SqlKeys:
     """`contract.Keys` on a database."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(
+        self, database: Database, *, monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._database = database
+        self._monotonic_s = monotonic_s
+        self._found: dict[str, tuple[float, ApiKey]] = {}
+        self._num_revoked = 0
+        self._lock = Lock()
 
     def create(
         self,
@@ -91,8 +104,9 @@ class SqlKeys:
         return NewApiKey(key=_key(row), secret=secret)
 
     def by_secret(self, secret: str) -> ApiKey | None:
-        now = self._database.now()
-        wanted = select(API_KEYS).where(API_KEYS.c.secret_digest == secret_digest(secret))
+        begin_s, num_revoked = self._monotonic_s(), self._num_revoked
+        now, digest = self._database.now(), secret_digest(secret)
+        wanted = select(API_KEYS).where(API_KEYS.c.secret_digest == digest)
         with self._database.read() as connection:
             row = connection.execute(wanted).first()
         if row is None:
@@ -102,6 +116,19 @@ class SqlKeys:
             return None
         if key.last_used_at is None or now - key.last_used_at >= USE_NOTED_EVERY:
             self._set(API_KEYS.c.id == key.id, last_used_at=now)
+        with self._lock:
+            if len(self._found) >= MAX_FOUND:
+                self._found.clear()
+            if num_revoked == self._num_revoked:  # else it may be this one
+                self._found[digest] = (begin_s, key)
+        return key
+
+    def known(self, secret: str) -> ApiKey | None:
+        found_s, key = self._found.get(secret_digest(secret), (0.0, None))
+        if key is None or self._monotonic_s() - found_s >= KNOWN_S:
+            return None
+        if key.expires_at is not None and key.expires_at <= self._database.now():
+            return None
         return key
 
     def list(self, project_id: str) -> Sequence[ApiKey]:
@@ -113,6 +140,9 @@ class SqlKeys:
     def revoke(self, project_id: str, key_id: str) -> ApiKey:
         mine = (API_KEYS.c.project_id == project_id) & (API_KEYS.c.id == key_id)
         self._set(mine & API_KEYS.c.revoked_at.is_(None), revoked_at=self._database.now())
+        with self._lock:
+            self._num_revoked += 1
+            self._found.clear()
         with self._database.read() as connection:
             row = connection.execute(select(API_KEYS).where(mine)).first()
         if row is None:

@@ -174,6 +174,9 @@ def test_a_database_that_does_not_answer_is_503_and_opens_nothing(make_client):
     from stagewright.api.store.sql_store import SqlStore
 
     class Gone:
+        def known(self, secret):
+            return None
+
         def by_secret(self, secret):
             raise StoreUnavailable("gone")
 

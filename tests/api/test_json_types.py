@@ -42,6 +42,7 @@ def test_allow_names_every_method_of_a_path(client):
         ("/v1/plans", "GET, POST"),
         ("/v1/api-keys/key_1", "DELETE"),
         ("/v1/plans/plan_1/schedule", "GET"),
+        ("/v1/graphs/pt2", "POST"),
     ):
         response = client.request("PATCH", path)
         assert (response.status_code, response.headers["allow"]) == (405, allowed)

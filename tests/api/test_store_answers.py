@@ -66,6 +66,26 @@ class TestKeys:
         clock.time += timedelta(hours=1)
         assert store.keys.by_secret(made.secret) is None
 
+    def test_it_is_known_for_a_second_and_no_longer_than_it_opens(self, store, clock, monkeypatch):
+        passed_s = [0.0]
+        monkeypatch.setattr(store.keys, "_monotonic_s", lambda: passed_s[0])
+        made = self.make(store, expires_at=clock.time + timedelta(hours=1))
+        other = self.make(store)
+        assert store.keys.known(made.secret) is None, "nobody looked it up"
+        for key in (made, other):
+            store.keys.by_secret(key.secret)
+            assert store.keys.known(key.secret).id == key.key.id
+        passed_s[0] = 0.99
+        assert store.keys.known(made.secret) is not None
+        clock.time += timedelta(hours=1)
+        assert store.keys.known(made.secret) is None
+        assert store.keys.known(other.secret) is not None
+        passed_s[0] = 1.0
+        assert store.keys.known(other.secret) is None
+        store.keys.by_secret(other.secret)
+        store.keys.revoke(HERE, other.key.id)
+        assert store.keys.known(other.secret) is None
+
     def test_its_use_is_noted_about_once_a_minute(self, store, clock):
         made = self.make(store)
         store.keys.by_secret(made.secret)
