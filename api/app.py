@@ -55,6 +55,7 @@ from .store.contract import Store
 from .store.sql_store import SqlStore
 from .telemetry.metrics import Metrics
 from .telemetry.requests import Requests
+from .telemetry.tracing import fastapi_options
 from .telemetry.watched import watch
 
 
@@ -107,6 +108,7 @@ def create_app(
         board,
         setup=setup_of(settings),
         rules=Rules(settings.job_attempts, settings.job_silence_s),
+        metrics=metrics,
     )
     offer = Offer(
         place_of(settings.scheduler), is_local(settings.scheduler), settings.job_deadline_s
@@ -133,6 +135,7 @@ def create_app(
         docs_url=None,  # FastAPI's pages load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
+        **fastapi_options(),
         middleware=[  # the first sees a request first; a stranger's body is not read
             Middleware(Requests, metrics=metrics),
             Middleware(DrainGate, drain=drain),

@@ -30,6 +30,7 @@ from .store.database import database_url
 from .store.sql_store import SqlStore, utc_now
 from .telemetry.logs import configure_logging, is_for_people
 from .telemetry.metrics import Metrics
+from .telemetry.tracing import configure_tracing
 
 TOKEN_VARIABLE = "STAGEWRIGHT_TOKEN"
 
@@ -131,6 +132,7 @@ def run(settings: Settings, host: str, port: int, *, made_up: bool = False) -> N
     url = f"http://{address}:{listening.getsockname()[1]}"
     for_people = is_for_people(settings.log_format, sys.stderr)
     configure_logging(settings.log_format, settings.log_level, secrets=_secrets(settings))
+    end_tracing = configure_tracing()
     try:
         drain = Drain(delay_s=settings.drain_delay_s, grace_s=settings.grace_s)
         app = create_app(settings, drain=drain)
@@ -141,6 +143,7 @@ def run(settings: Settings, host: str, port: int, *, made_up: bool = False) -> N
             server.run(sockets=[listening])
     finally:
         listening.close()
+        end_tracing()
     if server.force_exit:
         raise KeyboardInterrupt
 

@@ -22,6 +22,7 @@ from starlette.concurrency import run_in_threadpool
 from ..core.errors import InvalidInput, StagewrightError
 from ..core.profile import Profile
 from ..schedules import jit
+from .telemetry.tracing import span
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,7 +111,8 @@ class Solver:
         self.num_running += 1
         started = time.perf_counter()
         try:
-            yield
+            with span("stagewright.solve", work=name):
+                yield
         finally:
             self._observe(name, time.perf_counter() - started)
             self.num_running -= 1

@@ -18,6 +18,7 @@ from ..confined.limits import Limits, default_memory_bytes
 from ..confined.measure import MeasuringFailed, SandboxChoice, chosen_sandbox
 from ..confined.run import run_confined_async
 from ..measuring import MeasuringUnavailable
+from ..telemetry.tracing import span
 
 MAX_CONCURRENT = 2
 
@@ -68,12 +69,13 @@ class Estimator:
             )
         try:
             async with asyncio.timeout(self._deadline_s), self._turn:
-                output = await run_confined_async(
-                    self._command,
-                    request.model_dump_json().encode(),
-                    self._limits,
-                    sandbox=chosen_sandbox(self._sandbox),
-                )
+                with span("stagewright.estimate"):
+                    output = await run_confined_async(
+                        self._command,
+                        request.model_dump_json().encode(),
+                        self._limits,
+                        sandbox=chosen_sandbox(self._sandbox),
+                    )
         except TimeoutError:
             raise DeadlineExceeded(
                 f"there was no estimate after {self._deadline_s:g} s; ask again later, or "

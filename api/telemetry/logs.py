@@ -15,6 +15,7 @@ import structlog
 from structlog.types import Processor
 
 from .scrubbing import Scrubber
+from .tracing import trace_ids
 
 LogFormat = Literal["auto", "json", "console"]
 
@@ -54,6 +55,7 @@ def configure_logging(
                 structlog.stdlib.add_log_level,
                 structlog.stdlib.add_logger_name,
                 structlog.stdlib.ExtraAdder(),
+                trace_ids,
                 structlog.processors.TimeStamper(fmt="iso", utc=True),
             ],
             processors=[

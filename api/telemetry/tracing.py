@@ -1,0 +1,139 @@
+"""Traces, by OpenTelemetry's own variables; without them, or without it, nothing happens.
+
+FastAPI makes the spans of requests (releases that cannot make none); these are those inside.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+OTLP = "http/protobuf"
+"""What spans are sent as; OpenTelemetry's default."""
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def span(name: str, **attributes: str | int | float | None) -> Iterator[None]:
+    """What happens inside is a span of the trace there is, if there is one.
+
+    Args:
+        name: Such as ``stagewright.solve``.
+        attributes: Of it, without the prefix ``stagewright.``; `None` is left out.
+    """
+    try:
+        from opentelemetry import trace
+    except ModuleNotFoundError:
+        yield
+        return
+    told = {f"stagewright.{key}": value for key, value in attributes.items() if value is not None}
+    with trace.get_tracer("stagewright").start_as_current_span(name, attributes=told):
+        yield
+
+
+def trace_ids(
+    logger: object, method: str, event: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Adds the trace and span a log line belongs to; a processor of structlog."""
+    found = sys.modules.get("opentelemetry.trace")
+    if found is not None:
+        context = found.get_current_span().get_span_context()
+        if context.is_valid:
+            event["trace_id"] = f"{context.trace_id:032x}"
+            event["span_id"] = f"{context.span_id:016x}"
+    return event
+
+
+def configure_tracing(environment: Mapping[str, str] = os.environ) -> Callable[[], None]:
+    """Send spans where OpenTelemetry's variables say, until the function returned is called.
+
+    ``OTEL_EXPORTER_OTLP_ENDPOINT`` (or ``..._TRACES_ENDPOINT``), or ``OTEL_TRACES_EXPORTER`` as
+    ``otlp`` or ``console``, asks for it; the rest (headers, sampler, service name, resource) is
+    read by OpenTelemetry itself. What cannot be done is a warning: a server without traces is
+    better than none.
+    """
+    kind = _exporter(environment)
+    if kind is None:
+        return _nothing
+    if kind not in ("otlp", "console"):
+        _log.warning("no traces: OTEL_TRACES_EXPORTER is %r; use otlp, console or none", kind)
+        return _nothing
+    protocol = next((environment[name] for name in PROTOCOLS if environment.get(name)), OTLP)
+    if kind == "otlp" and protocol != OTLP:
+        _log.warning("no traces: spans are sent as %s, not %r; unset %s", OTLP, protocol, PROTOCOLS)
+        return _nothing
+    try:
+        provider = _provider(kind, environment)
+    except ModuleNotFoundError as error:
+        _log.warning(
+            "no traces: OpenTelemetry's variables are set, but %s is not installed; "
+            "run: pip install 'stagewright[otel]'",
+            error.name,
+        )
+        return _nothing
+    from opentelemetry import trace
+
+    trace.set_tracer_provider(provider)
+    shutdown: Callable[[], None] = provider.shutdown
+    return shutdown
+
+
+def fastapi_options() -> dict[str, Any]:
+    """What FastAPI is told about traces: requests alone, and not those of probes.
+
+    Releases that make no spans themselves take no notice.
+    """
+    from .requests import PROBES
+
+    return {
+        "telemetry": {
+            "auto_configure": False,
+            "operation_spans": False,
+            "metrics": False,
+            "logs": False,
+            "exclude": lambda scope: scope.get("path") in PROBES,
+        }
+    }
+
+
+def _exporter(environment: Mapping[str, str]) -> str | None:
+    """The kind of exporter that is asked for; `None` for none."""
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    said = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower()
+    if said:
+        return None if said == "none" else said
+    return "otlp" if any(environment.get(name) for name in ENDPOINTS) else None
+
+
+def _provider(kind: str, environment: Mapping[str, str]) -> Any:
+    """Raises: ModuleNotFoundError: The extra is not installed."""
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+
+    named = "OTEL_SERVICE_NAME" in environment or "service.name=" in environment.get(
+        "OTEL_RESOURCE_ATTRIBUTES", ""
+    )
+    provider = TracerProvider(
+        resource=Resource.create({} if named else {"service.name": "stagewright"})
+    )
+    if kind == "console":
+        provider.add_span_processor(BatchSpanProcessor(ConsoleSpanExporter(out=sys.stderr)))
+        return provider
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider
+
+
+def _nothing() -> None:
+    """There is nothing to end."""
