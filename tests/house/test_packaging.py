@@ -108,6 +108,10 @@ def test_source_distribution_holds_every_module(built, repository, folders):
 def test_wheel_holds_every_module(built, repository, folders):
     (wheel,) = built.glob("*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    for package in ("view", "api/page"):
+        for kind in ("static", "templates"):
+            files = {path.name for path in (repository / package / kind).iterdir()}
+            assert {f"stagewright/{package}/{kind}/{name}" for name in files} <= names
     assert {name for name in names if name.endswith(".py")} == modules(repository, folders)
     assert "stagewright/py.typed" in names
 
