@@ -11,6 +11,7 @@ SERVER = (
     *CLUSTER,
     "alembic",
     "fastapi",
+    "jsonschema",
     "prometheus_client",
     "pydantic_settings",
     "sqlalchemy",
