@@ -136,7 +136,14 @@ def run(settings: Settings, host: str, port: int, *, made_up: bool = False) -> N
     try:
         drain = Drain(delay_s=settings.drain_delay_s, grace_s=settings.grace_s)
         app = create_app(settings, drain=drain)
-        config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False)
+        config = uvicorn.Config(
+            app,
+            http="h11",  # `make hostile` is tried on this parser; others take more than they should
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+        )
         token = settings.token if made_up else None
         with _signals_end_quietly(), _metrics_listener(settings, app.state.metrics):
             server = _Server(config, lambda: announce(url, token, for_people=for_people), drain)

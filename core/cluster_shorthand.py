@@ -36,7 +36,8 @@ BETWEEN_NODES = LinkLevel(name="network", group_size=1, latency_s=14e-6, bandwid
 reckons with for a network and large messages (14 us)."""
 
 _PART = re.compile(
-    r"(?:(\d{1,9})x)?(\d{1,9})x(?:(\d{1,30}(?:\.\d{1,30})?)([MGT]i?B)|(cpu))", re.IGNORECASE
+    r"(?:(\d{1,9})x)?(\d{1,9})x(?:(\d{1,30}(?:\.\d{1,30})?)([MGT]i?B)|(cpu))",
+    re.IGNORECASE | re.ASCII,
 )
 
 

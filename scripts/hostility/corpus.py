@@ -1,0 +1,14 @@
+"""Everything that is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from . import archives, bodies, history, wire
+from .attack import Attack
+
+
+def corpus() -> Iterator[Attack]:
+    """Every attack, those that start children last."""
+    found = [attack for part in (bodies, archives, wire, history) for attack in part.attacks()]
+    yield from sorted(found, key=lambda attack: attack.is_heavy)

@@ -1,0 +1,108 @@
+"""`make hostile` without the attacks that start children: every attack fails, and would be seen.
+
+What a defect looks like is tried too: a server that unpickled, wrote outside, answered 500, told
+another project, or ran out of memory has to be found by the same code.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.hostile import left_wrong, memory_wrongs
+from scripts.hostility import server as hostile_server
+from scripts.hostility.archives import Touches, poison
+from scripts.hostility.attack import Attack, Reply, wrong_with
+from scripts.hostility.corpus import corpus
+from scripts.hostility.server import Scene, attacked
+
+GROUPS = (
+    "json", "number", "graph", "text", "kind", "code", "pickle", "bomb", "name", "archive",
+    "operator", "host", "framing", "line", "header", "project", "again",
+)  # fmt: skip
+TOO_LONG_FOR_THE_SUITE = ("50,002 operations", "20,002 layers", "a huge length")
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with attacked(tmp_path_factory.mktemp("hostile")) as scene:
+        yield scene
+
+
+@pytest.fixture(scope="module")
+def attacks() -> list[Attack]:
+    return [
+        attack
+        for attack in corpus()
+        if not attack.is_heavy and attack.name not in TOO_LONG_FOR_THE_SUITE
+    ]
+
+
+def test_there_are_enough_of_every_sort(attacks):
+    assert len({(attack.group, attack.name) for attack in attacks}) == len(attacks) > 150
+    assert {*GROUPS} <= {attack.group for attack in attacks}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_attack_fails(scene, attacks, group):
+    wrongs = []
+    for attack in attacks:
+        if attack.group == group:
+            wrong = wrong_with(attack, attack.send(scene.target))
+            wrongs += [f"{attack.name}: {wrong}"] if wrong else []
+    assert wrongs == []
+    assert left_wrong(scene) == ""
+    assert memory_wrongs(scene) == []
+    assert scene.watched.server_bytes > 2**25, "nobody looked"
+
+
+ATTACK = Attack("x", "y", lambda _: Reply(0), words="why")
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (Reply(201, "application/json", b"{}"), "answered 201"),
+        (Reply(500, "application/problem+json", b'{"detail": "why"}'), "answered 500"),
+        (Reply(0), "answered 0"),
+        (Reply(422, "application/problem+json", b'{"detail": "no"}'), "does not mention 'why'"),
+        (Reply(422, "text/plain", b"why"), "no problem document"),
+    ],
+)
+def test_a_wrong_answer_is_seen(reply, words):
+    assert words in wrong_with(ATTACK, reply)
+    assert not wrong_with(ATTACK, Reply(422, "application/problem+json", b'{"detail": "why"}'))
+
+
+def test_code_that_ran_is_seen(scene):
+    marker = scene.folder / "markers" / "x"
+    touches, arguments = Touches(str(marker)).__reduce__()
+    assert poison(scene.folder / "markers", "x")
+    touches(*arguments)
+    assert str(marker) in left_wrong(scene)
+    marker.unlink()
+
+
+@pytest.mark.parametrize("place", ["data/ran", "home/.cache", "markers/x"])
+def test_a_file_where_none_should_be_is_seen(scene, place):
+    (scene.folder / place).touch()
+    assert Path(place).name in left_wrong(scene)
+    (scene.folder / place).unlink()
+
+
+def test_memory_is_seen(scene, monkeypatch):
+    monkeypatch.setattr("scripts.hostile.SERVER_BYTES", 2**20)
+    assert "the server had" in memory_wrongs(scene)[0]
+
+
+def test_names_that_lead_out_are_looked_for_where_they_lead(scene, monkeypatch, tmp_path):
+    outside = tmp_path / "stagewright-outside"
+    monkeypatch.setattr(hostile_server, "OUTSIDE", (str(outside),))
+    assert not scene.found()
+    os.symlink("nowhere", outside)
+    assert scene.found() == [str(outside)]
