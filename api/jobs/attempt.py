@@ -21,15 +21,11 @@ from ..store.errors import StoreUnavailable
 from ..store.job_records import FinalState, Job
 from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import span
-from ..telemetry.metrics import Metrics
-from ..telemetry.tracing import span
 from .outcome import as_data, as_json, new_problem, problem_of, problem_of_worker
 from .planning import Plans
 from .tasks import Alive, Failed, Lost, Measured, Progressed, Started, Task, Told
 from .work import Work
 from .workers import Workers
-
-_log = logging.getLogger(__name__)
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +71,6 @@ class Attempt:
         now: The store's clock.
         changed: Called after anything happened to the job.
         metrics: Told how long it waited and took.
-        metrics: Told how long it waited and took.
     """
 
     def __init__(
@@ -96,7 +91,6 @@ class Attempt:
         self._key = f"{job.id}-{job.attempt + 1}-{secrets.token_hex(4)}"
         self._work, self._store, self._workers = work, store, workers
         self._plans, self._rules, self._now, self._changed = plans, rules, now, changed
-        self._metrics = metrics
         self._metrics = metrics
         self._inbox: asyncio.Queue[Told | None] = asyncio.Queue()
         self._heard_s = time.monotonic()
@@ -292,15 +286,6 @@ class Attempt:
         if plan is not None and self._work.plan_digest is not None and ended.result_id is not None:
             await self._remember("plan", self._work.plan_digest, ended.result_id)
         self._changed(self.job.id)
-
-    def _tell(self, job: Job) -> None:
-        """Log and count that it has ended."""
-        took_s = 0.0
-        if job.started_at is not None and job.finished_at is not None:
-            took_s = (job.finished_at - job.started_at).total_seconds()
-        self._metrics.job_ended(job.kind, job.state, took_s)
-        told = {"state": job.state, "attempt": job.attempt, "duration_s": took_s}
-        _log.info("job ended", extra=told)
 
     def _tell(self, job: Job) -> None:
         """Log and count that it has ended."""

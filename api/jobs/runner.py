@@ -20,9 +20,6 @@ from ..store.sql_store import utc_now
 from ..telemetry.context import bind
 from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import span
-from ..telemetry.context import bind
-from ..telemetry.metrics import Metrics
-from ..telemetry.tracing import span
 from .attempt import GIVE_BACK_S, Attempt, Rules, give_up_or_requeue, insist, is_late, late_problem
 from .board import Board
 from .planning import Plans
@@ -79,7 +76,6 @@ class Runner:
         self._setup, self._rules, self._now = setup, rules or Rules(), now
         self._retention = retention or Retention()
         self._metrics = metrics or Metrics()
-        self._metrics = metrics or Metrics()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._attempts: dict[str, Attempt] = {}
         self._flights: weakref.WeakValueDictionary[tuple[str, str], asyncio.Lock] = (
@@ -133,12 +129,6 @@ class Runner:
             with suppress(StoreUnavailable, TimeoutError):
                 await asyncio.wait_for(attempt.give_back(), 2 * GIVE_BACK_S)
         await run_in_threadpool(self._workers.close)
-
-    async def _in_its_name(self, job: Job) -> None:
-        """What is logged meanwhile is the job's."""
-        ids = {"job_id": job.id, "project_id": job.project_id, "key_id": job.key_id}
-        with bind(**ids), span("stagewright.job", job_id=job.id, kind=job.kind):
-            await self._see_to(job)
 
     async def _in_its_name(self, job: Job) -> None:
         """What is logged meanwhile is the job's."""
