@@ -21,11 +21,11 @@ from ..store.errors import StoreUnavailable
 from ..store.job_records import FinalState, Job
 from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import span
-from .outcome import as_data, as_json, new_problem, problem_of, problem_of_worker
+from .outcome import as_data, as_json, new_problem, printable, problem_of, problem_of_worker
 from .planning import Plans
+from .reaching import Reaching
 from .tasks import Alive, Failed, Lost, Measured, Progressed, Started, Task, Told
 from .work import Work
-from .workers import Workers
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Attempt:
         work: Work,
         *,
         store: Store,
-        workers: Workers,
+        workers: Reaching,
         plans: Plans,
         rules: Rules,
         now: Callable[[], datetime],
@@ -113,13 +113,12 @@ class Attempt:
 
         task = Task(self._key, self._work.measure.model_dump_json(), self.job.needs or "", setup)
         try:
-            await run_in_threadpool(self._workers.submit, task, tell)
+            await self._workers.submit(task, tell)
             if await self._begun():
                 with span("stagewright.measure", attempt=self.job.attempt):
-                    await self._follow()
-                self.is_running = False
+                    await self._follow_to_its_end()
         finally:
-            await run_in_threadpool(self._workers.stop, self._key)
+            await self._workers.stop(self._key)
 
     async def answered_by(self, profile: Profile) -> bool:
         """End the job with what another measured; whether it was still to be begun."""
@@ -178,6 +177,14 @@ class Attempt:
         job = await insist(self._store.jobs.get, self.job.project_id, self.job.id)
         return job.state != "queued" or job.attempt != self.job.attempt or is_late(job, self._now())
 
+    async def _follow_to_its_end(self) -> None:
+        """Whatever happens, an attempt that was begun here ends here."""
+        try:
+            await self._follow()
+        except Exception as error:  # noqa: BLE001 - a fault of ours, which would come again
+            await self._finish("failed", problem=as_json(problem_of(error)))
+        self.is_running = False
+
     async def _follow(self) -> None:
         """Write down what the worker says, to the end."""
         while not self.job.is_finished:
@@ -193,7 +200,8 @@ class Attempt:
                     await self._lost(why)
                     return
                 case Progressed(done, total, layer):
-                    data = as_data(step="measuring", done=done, total=total, layer=layer)
+                    words = printable(layer)
+                    data = as_data(step="measuring", done=done, total=total, layer=words)
                     if not await self._report(data):
                         return
                 case Alive():
@@ -232,7 +240,7 @@ class Attempt:
             self.is_running = False
             return False
         if job.cancel_requested:
-            await run_in_threadpool(self._workers.stop, self._key)
+            await self._workers.stop(self._key)
             await self._finish("cancelled")
             return False
         return True

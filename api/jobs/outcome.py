@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 
 from ...core.errors import StagewrightError
 from ..field_errors import clip
@@ -33,11 +34,17 @@ def problem_of(error: Exception) -> ProblemDocument:
 
 def problem_of_worker(told: Failed) -> ProblemDocument:
     """What a worker failed with."""
-    error = error_of(told)
+    layer = None if told.layer is None else printable(told.layer)
+    error = error_of(replace(told, message=printable(told.message), layer=layer))
     if error is not None:
         return problem_of(error)
     _log.error("a worker failed by a fault of ours: %s", told.message)
     return internal_problem().document
+
+
+def printable(text: str) -> str:
+    """Text of a child as text that can be sent: half a character is none."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def new_problem(status: int, kind: str, detail: str) -> ProblemDocument:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -23,6 +23,7 @@ from ..telemetry.tracing import span
 from .attempt import GIVE_BACK_S, Attempt, Rules, give_up_or_requeue, insist, is_late, late_problem
 from .board import Board
 from .planning import Plans
+from .reaching import AGAIN_S, Reaching
 from .work import Work, work_of
 from .workers import Workers, WorkersUnavailable
 
@@ -34,9 +35,6 @@ ORPHAN_S = 30.0
 
 EXPIRE_S = 3600.0
 """How often what is old is removed from the store."""
-
-AGAIN_S = 2.0
-"""Until workers that cannot be reached are tried again."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +70,8 @@ class Runner:
         now: Callable[[], datetime] = utc_now,
         metrics: Metrics | None = None,
     ) -> None:
-        self._store, self._workers, self._plans, self._board = store, workers, plans, board
+        self._store, self._plans, self._board = store, plans, board
+        self._workers = Reaching(workers)
         self._setup, self._rules, self._now = setup, rules or Rules(), now
         self._retention = retention or Retention()
         self._metrics = metrics or Metrics()
@@ -81,9 +80,7 @@ class Runner:
         self._flights: weakref.WeakValueDictionary[tuple[str, str], asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
-        self._trouble: str | None = None
         self._background: list[asyncio.Task[None]] = []
-        self._offers: Mapping[str, int] | None = None
 
     async def start(self) -> None:
         """Take up what is unfinished, and go on looking for it."""
@@ -107,15 +104,11 @@ class Runner:
             attempt.look()
         self._board.changed(job_id)
 
-    async def message(self, job: Job) -> str | None:
+    def message(self, job: Job) -> str | None:
         """What keeps a queued job from running, and what would help."""
         if job.state != "queued" or job.needs is None:
             return None
-        if self._trouble is not None:
-            return self._trouble
-        if self._offers is None or self._offers.get(job.needs):
-            return None
-        return f"no worker offers {job.needs}; {self._workers.invitation(job.needs)}"
+        return self._workers.message(job.needs)
 
     async def stop(self) -> None:
         """Stop what runs, and queue it again for the next server."""
@@ -128,7 +121,7 @@ class Runner:
         for attempt in attempts:
             with suppress(StoreUnavailable, TimeoutError):
                 await asyncio.wait_for(attempt.give_back(), 2 * GIVE_BACK_S)
-        await run_in_threadpool(self._workers.close)
+        await self._workers.close()
 
     async def _in_its_name(self, job: Job) -> None:
         """What is logged meanwhile is the job's."""
@@ -140,16 +133,12 @@ class Runner:
         """Attempt a job until it has ended."""
         while not job.is_finished:
             try:
-                if not (self._offers or {}).get(job.needs or ""):
-                    await self._learn_offers()
+                await self._workers.until_reached(job.needs)
                 await self._attempt(job)
             except WorkersUnavailable as error:
-                self._trouble = str(error)
                 _log.warning("jobs wait: %s", error)
-                await asyncio.sleep(AGAIN_S)
-            except Exception as error:  # noqa: BLE001 - a fault of ours must not leave a job for ever
+            except Exception:  # noqa: BLE001 - a fault of ours must not leave a job for ever
                 _log.exception("job %s", job.id)
-                self._trouble = type(error).__name__
                 await asyncio.sleep(AGAIN_S)
             seen = await insist(self._store.jobs.get, job.project_id, job.id)
             if seen.state == "running":  # another server's now
@@ -157,7 +146,7 @@ class Runner:
             job = seen
 
     async def _attempt(self, job: Job) -> None:
-        work = work_of(job)
+        work = work_of(await insist(self._store.jobs.request_json, job.id))
         # Jobs with the same measurement wait for the first, and then have what it found.
         lock = self._flights.setdefault((job.project_id, work.measure_digest), asyncio.Lock())
         async with lock:
@@ -176,7 +165,6 @@ class Runner:
             finally:
                 if not attempt.is_running:
                     self._attempts.pop(job.id, None)
-        self._trouble = None
 
     async def _known(self, job: Job, work: Work) -> bool:
         """Whether the measurement was made while the job waited; then it is ended by that."""
@@ -239,15 +227,8 @@ class Runner:
                 await give_up_or_requeue(self._store, job, self._rules, why)
                 self._board.changed(job.id)
                 self.take(await insist(self._store.jobs.get, job.project_id, job.id))
-        if self._tasks:
-            await self._learn_offers()
-
-    async def _learn_offers(self) -> None:
-        try:
-            self._offers = await run_in_threadpool(self._workers.offers)
-            self._trouble = None
-        except WorkersUnavailable as error:
-            self._trouble = str(error)
+        if self._tasks and self._workers.trouble is None:
+            await self._workers.refresh()
 
     async def _expire_for_ever(self) -> None:
         while True:

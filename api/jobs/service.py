@@ -105,7 +105,6 @@ class JobService:
         """
         measure = await self._measure_request(caller.project_id, request)
         self._planning.check_measurement(caller, measure)
-        self._planning.check_measurement(caller, measure)
         fresh = fresh or measure.factory is not None  # what it makes may have changed
         needs = needs_of(measure, request.device_kind, None)
         digest = self._digest(measure, request.device_kind, None)
@@ -163,13 +162,13 @@ class JobService:
         latest = await run_in_threadpool(
             self._store.jobs.latest, [job.id for job in jobs], "progress"
         )
-        return tuple([await self._view(job, latest.get(job.id)) for job in jobs])
+        return tuple(self._view(job, latest.get(job.id)) for job in jobs)
 
     async def view(self, job: Job) -> JobView:
         (view,) = await self.views([job])
         return view
 
-    async def _view(self, job: Job, progress_json: str | None) -> JobView:
+    def _view(self, job: Job, progress_json: str | None) -> JobView:
         progress: dict[str, Any] | None = json.loads(progress_json) if progress_json else None
         return JobView(
             id=job.id,
@@ -181,7 +180,7 @@ class JobService:
             finished_at=job.finished_at,
             deadline_at=job.deadline_at,
             needs={} if job.needs is None else {job.needs: 1},
-            message=await self._runner.message(job),
+            message=self._runner.message(job),
             progress=progress,
             result=_result(job.result_id) if job.state == "succeeded" else None,
             problem=from_json(job.outcome_json) if job.state == "failed" else None,

@@ -8,7 +8,6 @@ from ...core.document import Record
 from ...core.errors import InvalidInput
 from ...core.options import MeasureRequest
 from ..requests import PlanRequest
-from ..store.job_records import Job
 from .tasks import CPU, CUDA
 
 
@@ -32,9 +31,9 @@ class Work(Record):
     plan_deadline_s: float = 20.0
 
 
-def work_of(job: Job) -> Work:
+def work_of(request_json: str) -> Work:
     """What a job of ours is to do."""
-    return Work.model_validate_json(job.request_json)
+    return Work.model_validate_json(request_json)
 
 
 def needs_of(request: MeasureRequest, kind: str | None, cluster: Cluster | None) -> str:

@@ -39,6 +39,13 @@ class Jobs(Protocol):
     def get(self, project_id: str, job_id: str) -> Job:
         """Raises: NotFound."""
 
+    def request_json(self, job_id: str) -> str:
+        """What was handed in with a job of any project; nothing else reads it.
+
+        Raises:
+            NotFound: There is no such job.
+        """
+
     def list(
         self,
         project_id: str,
@@ -65,7 +72,10 @@ class Jobs(Protocol):
         """
 
     def requeue(self, job_id: str, attempt: int) -> Job | None:
-        """Give an attempt back unfinished; `None` if it is no longer the present one."""
+        """Give an attempt back unfinished; `None` if it is no longer the present one.
+
+        A job that is to be cancelled is, instead.
+        """
 
     def beat(self, job_id: str, attempt: int) -> Job | None:
         """Say that the attempt is alive, and see whether it is to be cancelled.

@@ -25,21 +25,20 @@ MAX_PROGRESS_EVENTS = 10_000
 """Of one job; what it reports beyond that is not kept. Changes of its state always are."""
 
 
-class JobRequest(Record):
-    """What is to be done.
+class JobFacts(Record):
+    """What is to be done, but for the request itself, which may be large.
 
     Attributes:
         kind: Which code does it, e.g. ``plan`` or ``profile``.
-        request_json: What that code reads; the store does not.
         request_digest: Equal for requests with equal answers; finds one already on its way.
-        submit_key: Two submissions of one project with the same key are one job.
+        submit_key: Two submissions of one project with the same key are one job. One that failed
+            or was cancelled gives its key up.
         key_id: The API key that asked, for its quota.
         needs: The kind of device it has to run on, if any.
         deadline_at: When it has to have ended.
     """
 
     kind: str
-    request_json: str
     request_digest: str | None = None
     submit_key: str | None = Field(None, max_length=500)
     key_id: str | None = None
@@ -47,8 +46,18 @@ class JobRequest(Record):
     deadline_at: datetime | None = None
 
 
-class Job(JobRequest, Stored):
-    """A job as it stands.
+class JobRequest(JobFacts):
+    """What is to be done.
+
+    Attributes:
+        request_json: What the code that does it reads; the store does not.
+    """
+
+    request_json: str
+
+
+class Job(JobFacts, Stored):
+    """A job as it stands; `job_contract.Jobs.request_json` has its request.
 
     Attributes:
         attempt: How often it was started; 0 before the first time.

@@ -16,6 +16,9 @@ from .errors import NotFound
 from .job_records import Job
 from .tables import JOB_EVENTS, JOBS
 
+SEEN = tuple(column for column in JOBS.c if column.name != "request_json")
+"""Of a job's row, what is read wherever jobs are looked at: all but the request."""
+
 
 def advance(
     connection: Connection,
@@ -29,7 +32,7 @@ def advance(
     """Change a job that is as expected, and note it as an event; `None` if it is not."""
     change = update(JOBS).where(JOBS.c.id == job_id, *expected)
     change = change.values(num_events=JOBS.c.num_events + 1, **values)
-    row = connection.execute(change.returning(JOBS)).first()
+    row = connection.execute(change.returning(*SEEN)).first()
     if row is not None:
         add_event(connection, now, row, kind, data_json)
     return row
@@ -53,7 +56,7 @@ def add_event(
 def note_life(connection: Connection, now: datetime, job_id: str, attempt: int) -> Row[Any] | None:
     """A sign of life of an attempt; `None` if it is not the one running."""
     alive = update(JOBS).where(JOBS.c.id == job_id, *running(attempt)).values(heartbeat_at=now)
-    return connection.execute(alive.returning(JOBS)).first()
+    return connection.execute(alive.returning(*SEEN)).first()
 
 
 def running(attempt: int) -> tuple[ColumnElement[bool], ...]:
@@ -61,14 +64,22 @@ def running(attempt: int) -> tuple[ColumnElement[bool], ...]:
     return JOBS.c.attempt == attempt, JOBS.c.state == "running"
 
 
-def job_of(connection: Connection, project_id: str, job_id: str) -> Row[Any]:
+def job_of(
+    connection: Connection, project_id: str, job_id: str, *, locked: bool = False
+) -> Row[Any]:
     """A project's job.
+
+    Args:
+        connection: Where to look.
+        project_id: Whose.
+        job_id: Which.
+        locked: Let nobody else change it before the transaction ends.
 
     Raises:
         NotFound: It has none of that id.
     """
-    mine = select(JOBS).where(JOBS.c.project_id == project_id, JOBS.c.id == job_id)
-    row = connection.execute(mine).first()
+    mine = select(*SEEN).where(JOBS.c.project_id == project_id, JOBS.c.id == job_id)
+    row = connection.execute(mine.with_for_update() if locked else mine).first()
     if row is None:
         raise NotFound("job", job_id)
     return row

@@ -22,7 +22,7 @@ from .job_records import (
     JobRequest,
     JobState,
 )
-from .job_rows import add_event, advance, as_job, job_of, note_life, running
+from .job_rows import SEEN, add_event, advance, as_job, job_of, note_life, running
 from .paging import page
 from .records import Page
 from .tables import JOB_EVENTS, JOBS, PROJECTS
@@ -59,7 +59,7 @@ class SqlJobs:
                 "cancel_requested": False,
                 "num_events": 1,
             }
-            row = connection.execute(insert(JOBS).values(**values).returning(JOBS)).one()
+            row = connection.execute(insert(JOBS).values(**values).returning(*SEEN)).one()
             add_event(connection, now, row, "queued")
             return as_job(row)
 
@@ -75,11 +75,19 @@ class SqlJobs:
         cursor: str | None = None,
         state: JobState | None = None,
     ) -> Page[Job]:
-        rows = select(JOBS).where(JOBS.c.project_id == project_id)
+        rows = select(*SEEN).where(JOBS.c.project_id == project_id)
         if state is not None:
             rows = rows.where(JOBS.c.state == state)
         with self._database.read() as connection:
             return page(connection, rows, JOBS, as_job, limit=limit, cursor=cursor)
+
+    def request_json(self, job_id: str) -> str:
+        with self._database.read() as connection:
+            found = connection.execute(select(JOBS.c.request_json).where(JOBS.c.id == job_id))
+            request_json = found.scalar()
+        if request_json is None:
+            raise NotFound("job", job_id)
+        return str(request_json)
 
     def counts(self) -> dict[tuple[str, JobState], int]:
         columns = JOBS.c.kind, JOBS.c.state
@@ -88,12 +96,12 @@ class SqlJobs:
             return {(kind, state): number for kind, state, number in connection.execute(statement)}
 
     def unfinished(self) -> Sequence[Job]:
-        rows = select(JOBS).where(JOBS.c.state.in_(UNFINISHED)).order_by(JOBS.c.position)
+        rows = select(*SEEN).where(JOBS.c.state.in_(UNFINISHED)).order_by(JOBS.c.position)
         with self._database.read() as connection:
             return [as_job(row) for row in connection.execute(rows)]
 
     def unfinished_like(self, project_id: str, request_digest: str) -> Job | None:
-        rows = select(JOBS).where(
+        rows = select(*SEEN).where(
             JOBS.c.project_id == project_id,
             JOBS.c.request_digest == request_digest,
             JOBS.c.state.in_(UNFINISHED),
@@ -122,7 +130,21 @@ class SqlJobs:
         )
 
     def requeue(self, job_id: str, attempt: int) -> Job | None:
-        return self._change(job_id, "requeued", *running(attempt), state="queued", worker=None)
+        with self._database.write() as connection:
+            now, expected = self._database.now(), running(attempt)
+            asked = select(JOBS.c.cancel_requested).where(JOBS.c.id == job_id, *expected)
+            is_unwanted = connection.execute(asked.with_for_update()).scalar()
+            if is_unwanted:
+                ended: dict[str, Any] = {
+                    "state": "cancelled",
+                    "finished_at": now,
+                    "submit_key": None,
+                }
+                row = advance(connection, now, job_id, "cancelled", *expected, **ended)
+            else:
+                again: dict[str, Any] = {"state": "queued", "worker": None}
+                row = advance(connection, now, job_id, "requeued", *expected, **again)
+        return None if row is None else as_job(row)
 
     def beat(self, job_id: str, attempt: int) -> Job | None:
         with self._database.write() as connection:
@@ -150,6 +172,7 @@ class SqlJobs:
         result_id: str | None = None,
         outcome_json: str | None = None,
     ) -> Job | None:
+        freed: dict[str, Any] = {} if state == "succeeded" else {"submit_key": None}
         with self._database.write() as connection:
             now = self._database.now()
             row = advance(
@@ -161,16 +184,17 @@ class SqlJobs:
                 state=state,
                 finished_at=now,
                 outcome_json=outcome_json,
+                **freed,
             )
             if row is None:
                 return None
             made = self._keep(connection, row.project_id, profiles, graph, plan) or result_id
             result = update(JOBS).where(JOBS.c.id == job_id).values(result_id=made)
-            return as_job(connection.execute(result.returning(JOBS)).one())
+            return as_job(connection.execute(result.returning(*SEEN)).one())
 
     def request_cancel(self, project_id: str, job_id: str) -> Job:
         with self._database.write() as connection:
-            job_of(connection, project_id, job_id)
+            job_of(connection, project_id, job_id, locked=True)
             queued = JOBS.c.state == "queued"
             now = self._database.now()
             ended = advance(
@@ -182,6 +206,7 @@ class SqlJobs:
                 state="cancelled",
                 cancel_requested=True,
                 finished_at=now,
+                submit_key=None,
             )
             if ended is None:
                 asked = (JOBS.c.state == "running", JOBS.c.cancel_requested.is_(False))
@@ -244,7 +269,7 @@ def _same_submission(
     if request.submit_key is None:
         return None
     same = (JOBS.c.project_id == project_id) & (JOBS.c.submit_key == request.submit_key)
-    return connection.execute(select(JOBS).where(same)).first()
+    return connection.execute(select(*SEEN).where(same)).first()
 
 
 def _check_unfinished(

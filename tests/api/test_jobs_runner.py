@@ -14,11 +14,21 @@ import pytest
 
 from stagewright.api.examples import measure_example
 from stagewright.api.jobs import attempt as attempt_module
+from stagewright.api.jobs import reaching as reaching_module
 from stagewright.api.jobs import runner as runner_module
 from stagewright.api.jobs.attempt import Rules
 from stagewright.api.jobs.board import Board
 from stagewright.api.jobs.runner import Runner
-from stagewright.api.jobs.tasks import Alive, Lost, Measured, Progressed, Started, Task, Told
+from stagewright.api.jobs.tasks import (
+    Alive,
+    Failed,
+    Lost,
+    Measured,
+    Progressed,
+    Started,
+    Task,
+    Told,
+)
 from stagewright.api.jobs.work import Work
 from stagewright.api.jobs.workers import WorkersUnavailable
 from stagewright.api.settings import IN_MEMORY
@@ -79,6 +89,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(attempt_module, "RETRY_S", 0.01)
     monkeypatch.setattr(runner_module, "SWEEP_S", 0.02)
     monkeypatch.setattr(runner_module, "AGAIN_S", 0.02)
+    monkeypatch.setattr(reaching_module, "AGAIN_S", 0.02)
 
 
 class Server:
@@ -349,7 +360,7 @@ def test_workers_that_cannot_be_reached_are_waited_for(play, found):
         job = hand_in(server.store)
         server.runner.take(job)
         await asyncio.sleep(0.1)
-        assert await server.runner.message(job) == "the scheduler does not answer"
+        assert server.runner.message(job) == "the scheduler does not answer"
         server.workers.is_gone = False
         await server.given()
         server.workers.say(Started("w"), found)
@@ -368,5 +379,68 @@ def test_a_cancel_on_another_server_is_seen(play):
         server.store.jobs.request_cancel(HERE, job.id)
         await server.reached(job, "cancelled")
         assert server.workers.stopped
+
+    play(scene)
+
+
+def test_a_cancelled_job_whose_worker_is_lost_is_cancelled(play):
+    """Cause: it was queued again, could never be started, and never ended."""
+
+    async def scene(server: Server) -> None:
+        job = hand_in(server.store)
+        server.runner.take(job)
+        await server.given()
+        server.workers.say(Started("w"))
+        await server.reached(job, "running")
+        server.store.jobs.request_cancel(HERE, job.id)
+        server.workers.say(Lost("it was killed"))
+        await server.reached(job, "cancelled")
+        assert len(server.workers.tasks) == 1
+
+    play(scene)
+
+
+def test_half_a_character_and_no_profile_end_a_job_and_break_no_list(play):
+    """Cause: one such name, and every list of the project's jobs was answered 500."""
+
+    async def scene(server: Server) -> None:
+        job, other = hand_in(server.store, seed=1), hand_in(server.store, seed=2)
+        for each in (job, other):
+            server.runner.take(each)
+        await server.given(2)
+        halves = Failed("MeasurementError", "no \ud800", layer="\ud800")
+        server.workers.say(Started("w"), Progressed(1, 2, "\ud800"), halves, run=0)
+        server.workers.say(Started("w"), Measured("{}"), run=1)
+        for each in (job, other):
+            problem = (await server.reached(each, "failed")).outcome_json or ""
+            assert problem.encode()
+        (progress,) = server.store.jobs.latest([job.id, other.id], "progress").values()
+        assert json.loads(progress)["layer"] == "?"
+
+    play(scene)
+
+
+def test_many_jobs_that_wait_for_a_scheduler_ask_for_it_one_after_the_other(play):
+    """Cause: each had a thread wait for it, until no request had one left."""
+
+    async def scene(server: Server) -> None:
+        asking, most = 0, 0
+
+        def offers() -> Mapping[str, int]:
+            nonlocal asking, most
+            asking += 1
+            most = max(most, asking)
+            time.sleep(0.05)
+            asking -= 1
+            raise WorkersUnavailable("away")
+
+        server.workers.offers = offers  # type: ignore[method-assign]
+        jobs = [hand_in(server.store, seed=seed) for seed in range(60)]
+        for job in jobs:
+            server.runner.take(job)
+        await until(lambda: server.runner.message(jobs[0]) == "away")
+        await asyncio.sleep(0.2)
+        assert most == 1
+        assert server.workers.tasks == []
 
     play(scene)

@@ -52,7 +52,8 @@ class TestLife:
         request = REQUEST.model_copy(update={"deadline_at": deadline, "needs": "H200"})
         queued = store.jobs.submit(HERE, request)
         assert (queued.state, queued.attempt, queued.is_finished) == ("queued", 0, False)
-        assert (queued.request_json, queued.needs) == (request.request_json, "H200")
+        assert queued.needs == "H200"
+        assert store.jobs.request_json(queued.id) == request.request_json
         assert queued.deadline_at == deadline
         running = store.jobs.start(queued.id, attempt=0, worker="w1")
         assert (running.state, running.attempt, running.worker) == ("running", 1, "w1")
@@ -227,14 +228,39 @@ class TestCancel:
         assert store.jobs.request_cancel(HERE, job.id).state == "succeeded"
         assert not store.jobs.get(HERE, job.id).cancel_requested
 
+    def test_one_that_is_given_back_is_cancelled_not_queued(self, store):
+        job = store.jobs.submit(HERE, REQUEST)
+        store.jobs.start(job.id, attempt=0, worker="w")
+        store.jobs.request_cancel(HERE, job.id)
+        assert store.jobs.requeue(job.id, 2) is None
+        assert store.jobs.requeue(job.id, 1).state == "cancelled"
+        assert [event.kind for event in store.jobs.events(HERE, job.id)][-1] == "cancelled"
+        assert store.jobs.unfinished() == []
+
 
 class TestSubmit:
+    @pytest.mark.parametrize("end", ["failed", "cancelled", "given back", "queued"])
+    def test_a_key_whose_job_came_to_nothing_is_free(self, store, end):
+        request = REQUEST.model_copy(update={"submit_key": "a"})
+        job = store.jobs.submit(HERE, request)
+        if end != "queued":
+            store.jobs.start(job.id, attempt=0, worker="w")
+        if end == "given back":
+            store.jobs.request_cancel(HERE, job.id)
+            store.jobs.requeue(job.id, 1)
+        elif end == "queued":
+            store.jobs.request_cancel(HERE, job.id)
+        else:
+            store.jobs.finish(job.id, 1, end)
+        assert store.jobs.submit(HERE, request).id != job.id
+
     def test_the_same_key_is_the_same_job_also_when_it_has_ended(self, store):
         request = REQUEST.model_copy(update={"submit_key": "a"})
         jobs = side_by_side(lambda index: store.jobs.submit(HERE, request))
         assert len({job.id for job in jobs}) == 1
-        store.jobs.request_cancel(HERE, jobs[0].id)
-        assert store.jobs.submit(HERE, request).state == "cancelled"
+        store.jobs.start(jobs[0].id, attempt=0, worker="w")
+        store.jobs.finish(jobs[0].id, 1, "succeeded")
+        assert store.jobs.submit(HERE, request).state == "succeeded"
         elsewhere = store.projects.create("elsewhere").id
         assert store.jobs.submit(elsewhere, request).id != jobs[0].id
 
