@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
 
+from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 
@@ -57,6 +58,10 @@ from .telemetry.metrics import Metrics
 from .telemetry.requests import Requests
 from .telemetry.tracing import fastapi_options
 from .telemetry.watched import watch
+
+THREADS = 16
+"""That wait for the database, together. Of forty, the usual number, more time went into passing
+the interpreter's lock round: 5.5 ms of processor time a request, under load, instead of 3.8."""
 
 
 def create_app(
@@ -121,6 +126,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        current_default_thread_limiter().total_tokens = THREADS
         await runner.start()
         yield
         await runner.stop()
