@@ -8,7 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check schemas bench fuzz load chaos hostile clean
+.PHONY: help setup demo test check schemas bench fuzz load chaos hostile roundtrip clean
 
 help:  ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ chaos: $(INSTALLED)  ## Kill server, worker and database at random over fifty jo
 
 hostile: $(INSTALLED)  ## Attack the service with a malicious corpus
 	$(BIN)/python scripts/hostile.py
+
+roundtrip: $(INSTALLED)  ## Plan GPT-2 and ResNet-50 by way of a service, and compare with the library
+	$(BIN)/python scripts/client_round_trip.py
 
 clean:  ## Remove what was built and cached, but not the virtual environment
 	rm -rf build dist demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .grimp_cache

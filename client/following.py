@@ -61,10 +61,10 @@ def following(job_id: str, after: int = 0, limit_s: float | None = None) -> Stre
         if isinstance(outcome, Reply) and outcome.is_success:
             parser = EventParser()
             while isinstance(text := (yield from hear()), str) and text:
-                quiet_since, attempt = patience.clock(), 0
+                quiet_since = patience.clock()
                 for event in parser.feed(text):
                     if event.number > heard:
-                        heard = event.number
+                        heard, attempt = event.number, 0
                         yield event
                         if event.is_final:
                             return

@@ -82,6 +82,7 @@ class Cutting(httpx2.BaseTransport):
         if not request.url.path.endswith("/events"):
             return response
         self.resumed.append(request.headers.get("last-event-id"))
+        assert len(self.resumed) < 50, "it gets nowhere"
         return httpx2.Response(
             response.status_code, headers=response.headers, stream=FirstPiece(response.stream)
         )
