@@ -125,7 +125,7 @@ def _lines() -> Iterator[Attack]:
         "an authority": "CONNECT evil.example:443 HTTP/1.1",
         "an asterisk": "OPTIONS * HTTP/1.1",
         "no slash": "GET v1/plans HTTP/1.1",
-        "a file": "GET file:///etc/passwd HTTP/1.1",
+        "a file": "GET file:/etc/passwd HTTP/1.1",
         "HTTP/0.9": "GET /v1/plans",
         "HTTP/3.0": "GET /v1/plans HTTP/3.0",
         "a method of its own": "PWN /v1/plans HTTP/1.1",
