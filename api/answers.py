@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import Header, Request, Response
@@ -15,12 +17,13 @@ from .auth.caller import Caller
 from .field_errors import FieldError
 from .problems import Problem
 from .store.contract import Idempotency
+from .store.errors import StoreUnavailable
 from .store.records import Answer
 
 KEY_HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
-LEASE_S = 600.0
-"""Longer than any request takes to be answered."""
+LEASE_S = 15.0
+"""Renewed while a request is being answered; a server that dies holds a key no longer."""
 
 REVALIDATED = "private, no-cache"
 """What is stored never changes, but a caller may lose the right to see it."""
@@ -82,6 +85,7 @@ async def once(
         return Response(
             first.body, first.status, {**dict(first.headers), REPLAYED: "true"}, "application/json"
         )
+    lease = asyncio.create_task(_renewed(idempotency, project, key))
     try:
         response = await make()
         answer = Answer(
@@ -97,7 +101,17 @@ async def once(
     except BaseException:
         await run_in_threadpool(idempotency.release, project, key)
         raise
+    finally:
+        lease.cancel()
     return response
+
+
+async def _renewed(idempotency: Idempotency, project: str, key: str) -> None:
+    """Keep a key while its answer takes long."""
+    while True:
+        await asyncio.sleep(LEASE_S / 3)
+        with suppress(StoreUnavailable):
+            await run_in_threadpool(idempotency.renew, project, key, lease_s=LEASE_S)
 
 
 def _digest(request: Request, body: bytes) -> str:

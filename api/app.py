@@ -163,7 +163,7 @@ def create_app(
     app.include_router(
         plan_routes(planning, jobs, kept, measure_deadline_s=settings.measure_deadline_s)
     )
-    app.include_router(job_routes(jobs, kept))
+    app.include_router(job_routes(jobs, kept, identification))
     app.include_router(profile_routes(planning, kept))
     app.include_router(graph_routes(planning, kept))
     app.include_router(what_if_routes(planning))

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Header, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
+from ..core.errors import StagewrightError
 from ..core.service.jobs import FINAL_STATES, JobList, JobView
 from .answers import IdempotencyKey, once
 from .auth.caller import CallerOfRequest
+from .auth.identify import Identification
 from .examples import job_examples
 from .jobs.requests import ProfileJobRequest
 from .jobs.service import POLL_S, JobService
 from .json_body import StrictRoute
 from .openapi import PROBLEM_RESPONSE
 from .paging import Cursor, Limit, cursor_checked
+from .problems import Problem
 from .reuse_header import REUSED, is_fresh, submit_key
 from .store.contract import Store
-from .store.job_records import JobEvent, JobState
+from .store.job_records import Job, JobEvent, JobState
 
 KEEP_ALIVE_S = 15.0
 """A stream that has nothing to say says so, before somebody between takes it for dead."""
@@ -61,7 +64,11 @@ ACCEPTED: dict[int | str, dict[str, object]] = {
 }
 
 
-def job_routes(jobs: JobService, store: Store) -> APIRouter:
+CHECKED_S = 5.0
+"""How often it is asked whether a stream's reader may still read."""
+
+
+def job_routes(jobs: JobService, store: Store, identification: Identification) -> APIRouter:
     """Routes that make, show and cancel jobs."""
     router = APIRouter(
         prefix="/v1", tags=["jobs"], route_class=StrictRoute, responses=PROBLEM_RESPONSE
@@ -127,16 +134,25 @@ def job_routes(jobs: JobService, store: Store) -> APIRouter:
     )
     async def watch_job(
         job_id: str,
+        request: Request,
         caller: CallerOfRequest,
         after: After = None,
         last_event_id: LastEventId = None,
     ) -> Response:
         """What happens to a job, as server-sent events numbered from 1, up to its end."""
+
+        async def may_read() -> bool:
+            try:
+                found = await identification.caller(request.headers)
+            except (Problem, StagewrightError):
+                return False
+            return found.project_id == caller.project_id and "read" in found.scopes
+
         last = last_event_id or ""
         seen = int(last) if last.isascii() and last.isdigit() and len(last) < 10 else (after or 0)
         job = await jobs.get(caller.project_id, job_id)
         return StreamingResponse(
-            _stream(jobs, store, job.project_id, job.id, seen),
+            _stream(jobs, store, job, seen, may_read),
             media_type=EVENT_STREAM,
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
@@ -155,10 +171,15 @@ def job_response(view: JobView, status: int, headers: dict[str, str]) -> Respons
 
 
 async def _stream(
-    jobs: JobService, store: Store, project: str, job_id: str, seen: int
+    jobs: JobService, store: Store, job: Job, seen: int, may_read: Callable[[], Awaitable[bool]]
 ) -> AsyncIterator[bytes]:
-    """Events after the one seen, up to the last; stops early when the server does."""
-    said_s = time.monotonic()
+    """Events after the one seen, up to the last.
+
+    Ends early when the server does, or when its reader may read no more; who comes again is
+    refused, or goes on where it ended.
+    """
+    project, job_id = job.project_id, job.id
+    said_s = checked_s = time.monotonic()
     with jobs.board.watch(job_id) as watch:
         while True:
             job = await jobs.get(project, job_id)
@@ -174,6 +195,10 @@ async def _stream(
                 said_s = time.monotonic()
                 yield b": still here\n\n"
             await watch.wait(POLL_S)
+            if time.monotonic() - checked_s >= CHECKED_S:
+                checked_s = time.monotonic()
+                if not await may_read():
+                    return
 
 
 async def _written(jobs: JobService, project: str, job_id: str, event: JobEvent) -> bytes:

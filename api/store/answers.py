@@ -61,6 +61,12 @@ class SqlIdempotency:
             connection.execute(renewed)
             return None
 
+    def renew(self, project_id: str, key: str, *, lease_s: float) -> None:
+        unanswered = _mine(project_id, key) & ANSWERS.c.answer.is_(None)
+        until = self._database.now() + timedelta(seconds=lease_s)
+        with self._database.write() as connection:
+            connection.execute(update(ANSWERS).where(unanswered).values(leased_until=until))
+
     def complete(self, project_id: str, key: str, answer: Answer) -> Answer:
         mine = _mine(project_id, key)
         first = update(ANSWERS).where(mine, ANSWERS.c.answer.is_(None))

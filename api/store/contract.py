@@ -192,6 +192,9 @@ class Idempotency(Protocol):
             InvalidInput: The key is empty or too long.
         """
 
+    def renew(self, project_id: str, key: str, *, lease_s: float) -> None:
+        """Say that the answer is still on its way, and nobody else may claim it for so long."""
+
     def complete(self, project_id: str, key: str, answer: Answer) -> Answer:
         """Keep the answer, for a day from the claim; the one kept, if another was first."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -256,3 +257,47 @@ def test_jobs_of_another_project_are_not_there(make_client, token):
     for method, path in (("GET", ""), ("GET", "/events"), ("POST", "/cancel")):
         assert client.request(method, f"/v1/jobs/{job.id}{path}").status_code == 404
     assert client.get("/v1/jobs").json()["jobs"] == []
+
+
+def test_a_stream_ends_when_its_key_is_revoked(serving, monkeypatch):
+    """Cause: it went on for as long as the job did."""
+    from stagewright.api import routes_jobs
+    from stagewright.api.store.sql_store import SqlStore
+
+    monkeypatch.setattr(routes_jobs, "CHECKED_S", 0.0)
+    monkeypatch.setattr(routes_jobs, "POLL_S", 0.1)
+    store = SqlStore(":memory:")
+    client = serving(sleeping(), store=store)
+    job = hand_in(client).json()
+    made = store.keys.create("project_default", name="watch", scopes=["read"])
+    reading: list[str] = []
+
+    def read() -> None:
+        headers = {"Authorization": f"Bearer {made.secret}"}
+        reading.append(client.get(f"/v1/jobs/{job['id']}/events", headers=headers).text)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    time.sleep(0.5)
+    assert reading == [], "the job goes on, and so does the stream"
+    store.keys.revoke("project_default", made.key.id)
+    thread.join(timeout=10)
+    assert [kind for _, kind, _ in events(reading[0])][:1] == ["queued"]
+    client.post(f"/v1/jobs/{job['id']}/cancel")
+
+
+def test_an_idempotency_key_stays_taken_while_its_answer_takes_long(serving, profile, monkeypatch):
+    monkeypatch.setattr("stagewright.api.answers.LEASE_S", 0.3)
+    client = serving(measuring(profile, seconds=1.5))
+    answers: list[Any] = []
+    first = threading.Thread(
+        target=lambda: answers.append(
+            hand_in(client, "/v1/plans", measure_example(), Idempotency_Key="k")
+        )
+    )
+    first.start()
+    time.sleep(0.9)
+    second = hand_in(client, "/v1/plans", measure_example(), Idempotency_Key="k")
+    assert (second.status_code, answers) == (409, [])
+    first.join(timeout=20)
+    assert answers[0].status_code == 201

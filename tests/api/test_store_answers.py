@@ -151,6 +151,16 @@ class TestIdempotency:
         store.idempotency.release(HERE, "k")
         assert store.idempotency.claim(HERE, "k", "d") == ANSWER
 
+    def test_a_claim_that_is_renewed_is_not_free_one_that_is_not_is(self, store, clock):
+        store.idempotency.claim(HERE, "k", "d", lease_s=15)
+        for _ in range(4):
+            clock.time += timedelta(seconds=10)
+            store.idempotency.renew(HERE, "k", lease_s=15)
+        with pytest.raises(AnswerPending):
+            store.idempotency.claim(HERE, "k", "d", lease_s=15)
+        clock.time += timedelta(seconds=16)
+        assert store.idempotency.claim(HERE, "k", "d", lease_s=15) is None
+
     def test_a_claim_whose_server_died_passes_on_and_the_first_answer_stays(self, store, clock):
         store.idempotency.claim(HERE, "k", "d", lease_s=60)
         clock.time += timedelta(seconds=61)
