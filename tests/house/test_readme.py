@@ -11,6 +11,7 @@ from urllib.request import Request
 
 import pytest
 
+from stagewright.cli.main import main
 from stagewright.cli.service import Service, running_service
 from stagewright.core.cluster import Cluster
 from stagewright.core.plan import Plan
@@ -30,20 +31,15 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-def test_commands_run_one_after_the_other(readme, tmp_path):
+def test_commands_run_one_after_the_other(readme, tmp_path, monkeypatch, capsys):
+    """In one process: torch is imported once. `tests/cli` starts the real thing."""
+    monkeypatch.chdir(tmp_path)
     lines = "".join(blocks(readme, "console")).replace("\\\n", " ").splitlines()
     commands = [line.removeprefix("$ ") for line in lines if line.startswith("$ stagewright ")]
     commands = [command for command in commands if not command.startswith(ELSEWHERE)]
     assert len(commands) >= 3
     for command in commands:
-        words = shlex.split(command)[1:]
-        done = subprocess.run(
-            [sys.executable, "-m", "stagewright.cli", *words],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        assert main(shlex.split(command)[1:]) == 0, f"{command}\n{capsys.readouterr().err}"
     assert {path.name for path in tmp_path.iterdir()} >= {"profile.json", "plan.json", "plan.svg"}
 
 
