@@ -22,7 +22,8 @@ from .plan_view import PlanView
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
 MODULES = (
-    "format.js", "dom.js", "table.js", "chart.js", "gantt.js", "memory.js", "bars.js", "plan.js",
+    "format.js", "dom.js", "table.js", "chart.js", "gantt.js", "memory.js", "bars.js",
+    "measured.js", "plan.js",
 )  # fmt: skip
 """The modules of the plan page; each imports from those before it alone."""
 

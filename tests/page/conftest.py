@@ -108,7 +108,7 @@ def signed_in(chromium: Browser, served: Served) -> Iterator[Watched]:
     page.on("console", on_console)
     page.on("pageerror", lambda error: watched.wrong.append(f"{page.url}: {error}"))
     page.on("request", on_request)
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(60_000)
     page.goto(f"{served.url}/sign-in#token={TOKEN}")
     page.wait_for_url("**/plans")
     yield watched

@@ -7,7 +7,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import expect
 
+from stagewright.core.plan import Plan
+from stagewright.core.schedule import Work
+from stagewright.core.timeline import Timeline
 from stagewright.core.units import format_bytes, format_time
+from stagewright.runtime.compare import compare
 from stagewright.view.html import percent
 
 pytestmark = pytest.mark.timeout(120)
@@ -165,7 +169,7 @@ def test_a_measurement_is_watched_until_its_plan_can_be_opened(signed_in, served
     page.get_by_role("button", name="Plan", exact=True).click()
     page.wait_for_url("**/jobs/job_*")
     events = page.locator("#events th")
-    expect(events.last).to_have_text("succeeded", timeout=15_000)
+    expect(events.last).to_have_text("succeeded", timeout=60_000)
     assert events.all_text_contents()[:2] == ["queued", "started"]
     assert "progress" in events.all_text_contents()
     page.get_by_role("link", name="Open the plan").click()
@@ -174,6 +178,37 @@ def test_a_measurement_is_watched_until_its_plan_can_be_opened(signed_in, served
     assert stored["plan"]["model"] == "Example"
     page.goto(f"{signed_in.url}/jobs")
     expect(page.locator("#jobs tbody tr").first).to_contain_text("succeeded")
+
+
+def test_a_measured_step_is_put_beside_the_planned_one(plan_page, plan_id, served, tmp_path):
+    client = served.client()
+    plan = Plan.model_validate(client.get(f"/v1/plans/{plan_id}").json()["plan"])
+    planned = Timeline.model_validate(client.get(f"/v1/plans/{plan_id}/timeline").json())
+    late = [
+        event.model_copy(update={"end_s": event.end_s + 0.3 * (event.end_s - event.start_s)})
+        if (event.stage, event.kind) == (1, "B")
+        else event
+        for event in planned.events
+        if isinstance(event.kind, Work)
+    ]
+    update = {"events": tuple(late), "source": "measured", "step_time_s": 1.05 * plan.step_time_s}
+    measured = planned.model_copy(update=update)
+    measured.write(tmp_path / "step.json")
+    plan_page.set_input_files("#measured-file", tmp_path / "step.json")
+    rows = plan_page.locator("#off tbody tr")
+    expect(rows).to_have_count(1 + 2 * plan.num_stages)
+    expected = compare(plan, measured)
+    for index, entry in enumerate((expected.step, *expected.stages)):
+        words = rows.nth(index).inner_text().split("\t")
+        assert words[:3] == [
+            entry.what, format_time(entry.predicted_s), format_time(entry.measured_s)
+        ]  # fmt: skip
+    expect(plan_page.locator("#off tr.off")).to_have_count(1)
+    expect(plan_page.locator("#off tr.off")).to_contain_text("+30.0 % slower")
+    assert plan_page.locator("#measured canvas").bounding_box()["height"] > 40
+    plan.write(tmp_path / "plan.json")
+    plan_page.set_input_files("#measured-file", tmp_path / "plan.json")
+    expect(plan_page.locator("#measured .bad")).to_contain_text("stagewright.record")
 
 
 def test_plans_are_compared_on_one_axis(signed_in, plan_id, served):
@@ -192,7 +227,6 @@ def test_plans_are_compared_on_one_axis(signed_in, plan_id, served):
 
 
 def test_the_file_shows_the_same_without_a_server(chromium, tmp_path, plan_id, served):
-    from stagewright.core.plan import Plan
     from stagewright.core.profile import Profile
     from stagewright.view.html import plan_page as write
     from stagewright.view.of_plan import plan_view

@@ -6,6 +6,7 @@ import { Axis } from "./chart.js";
 import { Gantt } from "./gantt.js";
 import { Memory } from "./memory.js";
 import { Bars } from "./bars.js";
+import { showMeasured } from "./measured.js";
 
 /** A row of the layer table for each layer. */
 function layerRows(view) {
@@ -68,8 +69,14 @@ export class PlanPage {
     this.memory = new Memory(find("memory"), view, this.axis);
     const known = view.layers.forward_s.length > 0;
     this.table = sortable(find("layers"), find("more"), layerColumns(known), layerRows(view));
-    const redraw = () => { this.bars.draw(); this.gantt.draw(); this.memory.draw(); };
-    this.axis.onchange(() => { this.gantt.draw(); this.memory.draw(); });
+    this.measured = null;
+    const drawStep = () => { this.gantt.draw(); this.memory.draw(); this.measured?.draw(); };
+    const redraw = () => { this.bars.draw(); drawStep(); };
+    this.axis.onchange(drawStep);
+    find("measured-file").addEventListener("change", async (event) => {
+      const [file] = event.target.files;
+      if (file) this.measured = await showMeasured(file, this.stored, this.axis, find("measured"));
+    });
     new ResizeObserver(settled(50, redraw)).observe(document.body);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   }

@@ -1,0 +1,151 @@
+"""How fast the page is: first paint, a what-if, the largest plans; in Debian's Chromium.
+
+A server of its own answers; the browser is driven by playwright. Exits 1 if a limit is exceeded.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from statistics import median
+from typing import Any
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from stagewright.core.graph import Boundary, Layer
+from stagewright.core.profile import LayerProfile, Profile, Timing
+from stagewright.core.tensors import TensorSpec
+
+LIMITS_S = {"first paint": 1.0, "what if": 0.2, "open": 3.0}
+REPEATS = 9
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class Server:
+    """The service as a process of its own."""
+
+    def __init__(self, folder: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "stagewright.api", "--port", "0", "--database", ":memory:"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        announced = json.loads(self.process.stdout.readline())
+        self.url, self.token = announced["url"], announced["token"]
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        sent = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, sent, headers)
+        with DIRECT.open(request, timeout=120) as answer:
+            return json.load(answer)
+
+
+def blocks(count: int) -> dict[str, Any]:
+    """A profile of equal blocks of ten layers."""
+    hidden = TensorSpec(name="hidden", shape=(8, 1024), dtype="float16", requires_grad=True)
+    layers = tuple(
+        LayerProfile(
+            layer=Layer(
+                name=f"h.{index // 10}.part{index % 10}",
+                parameter_bytes=2**20,
+                cost_class=str(index % 10),
+            ),
+            forward=Timing(median_s=1e-3 + 1e-4 * (index % 10)),
+            backward=Timing(median_s=2e-3 + 2e-4 * (index % 10)),
+            saved_activation_bytes=2**18,
+        )
+        for index in range(count)
+    )
+    gaps = tuple(Boundary(after=index, tensors=(hidden,)) for index in range(count - 1))
+    profile = Profile(model=f"{count} layers", inputs=(hidden,), layers=layers, boundaries=gaps)
+    return profile.model_dump(mode="json")
+
+
+def requests(server: Server) -> dict[str, dict[str, Any]]:
+    """What is planned, by name."""
+    family = server.ask("/v1/model-families/gpt2")
+    (model,) = [one["model"] for one in family["published"] if one["name"] == "gpt2-xl"]
+    return {
+        "GPT-2 XL on 8 devices": {
+            "model": model,
+            "estimate": {},
+            "cluster": "8xH100",
+            "options": {"num_microbatches": 32},
+        },
+        "64 stages of 512 micro-batches": {
+            "profile": blocks(128),
+            "cluster": "64x80GB",
+            "options": {"num_microbatches": 512, "num_stages": 64},
+            "deadline_s": 15,
+        },
+        "10,000 layers on 8 devices": {
+            "profile": blocks(10_000),
+            "cluster": "8x80GB",
+            "options": {"num_microbatches": 32, "num_stages": 8},
+            "deadline_s": 15,
+        },
+    }
+
+
+def opened_s(browser: Browser, server: Server, path: str) -> tuple[float, float, Page]:
+    """From asking to the first paint, and to charts and tables; in a new session."""
+    page = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+    page.goto(f"{server.url}/sign-in#token={server.token}")
+    page.wait_for_url("**/plans")
+    start = time.perf_counter()
+    page.goto(server.url + path)
+    page.wait_for_selector("#layers tbody tr")
+    whole_s = time.perf_counter() - start
+    paint = "performance.getEntriesByType('paint').map((entry) => entry.startTime / 1000)"
+    return min(page.evaluate(paint), default=whole_s), whole_s, page
+
+
+def what_if_s(page: Page) -> float:
+    """From a key pressed on a cut to the new numbers, to and fro."""
+    found = []
+    page.locator(".cut").first.focus()
+    for turn in range(REPEATS):
+        before = page.locator("body").get_attribute("data-priced") or ""
+        start = time.perf_counter()
+        page.keyboard.press("ArrowRight" if turn and turn % 2 == 0 else "ArrowLeft")
+        page.wait_for_selector(f"body[data-priced]:not([data-priced='{before}'])")
+        found.append(time.perf_counter() - start)
+    return median(found)
+
+
+def main() -> int:
+    """Print what was measured, and say whether it is within the limits."""
+    failed = False
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        server = Server(folder)
+        browser = playwright.chromium.launch(
+            executable_path="/usr/bin/chromium", args=["--no-sandbox"]
+        )
+        try:
+            for name, body in requests(server).items():
+                made = server.ask("/v1/plans", body)
+                paint_s, whole_s, page = opened_s(browser, server, f"/plans/{made['id']}")
+                rows = {"first paint": paint_s, "open": whole_s}
+                if name.startswith("GPT"):
+                    rows["what if"] = what_if_s(page)
+                for what, value_s in rows.items():
+                    over = value_s > LIMITS_S[what] and (name.startswith("GPT") or what == "open")
+                    failed |= over
+                    print(f"{name:32} {what:12} {value_s * 1e3:6.0f} ms{'  TOO LONG' * over}")
+        finally:
+            browser.close()
+            server.process.terminate()
+            server.process.wait()
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
