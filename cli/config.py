@@ -62,14 +62,7 @@ def described(configuration: Configuration) -> list[dict[str, Any]]:
 
 def _table(lines: list[dict[str, Any]]) -> str:
     """Name, value and who said it, in columns, the long ones cut."""
-    rows = [
-        (
-            line["name"],
-            _word(line["value"]),
-            " ".join(filter(None, (line["origin"], line["place"]))),
-        )
-        for line in lines
-    ]
+    rows = [(line["name"], _word(line["value"]), _origin(line)) for line in lines]
     widths = [max(len(row[column]) for row in rows) for column in range(2)]
     return "\n".join(
         f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for name, value, origin in rows

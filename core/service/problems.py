@@ -32,8 +32,6 @@ class ProblemDocument(Record):
         errors: For invalid input, every field at fault.
         not_ready: Of a server that is not ready, what is missing.
         request_id: The request's, as in the server's log; to quote to whoever runs the server.
-        not_ready: Of a server that is not ready, what is missing.
-        request_id: The request's, as in the server's log; to quote to whoever runs the server.
         layer: For memory that ran out, the layer to blame, if it is one.
         required_bytes: Likewise what was needed there.
         available_bytes: And what the device, or the limit, has in all.
@@ -44,8 +42,6 @@ class ProblemDocument(Record):
     status: int
     detail: str
     errors: tuple[FieldError, ...] = ()
-    not_ready: tuple[str, ...] = ()
-    request_id: str | None = None
     not_ready: tuple[str, ...] = ()
     request_id: str | None = None
     layer: str | None = None
