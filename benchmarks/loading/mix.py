@@ -12,14 +12,14 @@ from typing import Any
 from benchmarks.loading.connection import Answer, Connection
 
 WEIGHTS = {
-    "new plan": 15,
-    "same plan again": 12,
-    "idempotent replay": 6,
-    "get plan": 30,
+    "new plan": 5,
+    "same plan again": 10,
+    "idempotent replay": 5,
+    "get plan": 42,
     "get profile": 4,
     "schedule": 4,
-    "list": 12,
-    "what-if": 13,
+    "list": 18,
+    "what-if": 8,
     "comparison": 4,
 }
 """In a hundred requests."""
