@@ -211,6 +211,22 @@ def test_a_measured_step_is_put_beside_the_planned_one(plan_page, plan_id, serve
     expect(plan_page.locator("#measured .bad")).to_contain_text("stagewright.record")
 
 
+def test_links_and_memory_of_the_cluster_are_edited(signed_in, plan_id, served):
+    page, client = signed_in.page, served.client()
+    profile_id = client.get(f"/v1/plans/{plan_id}").json()["profile_id"]
+    page.goto(f"{signed_in.url}/new?profile_id={profile_id}")
+    page.wait_for_selector("body[data-ready]")
+    page.locator("#cluster").fill("2x24GB")
+    page.get_by_text("Links, memory and speed").click()
+    page.get_by_label("memory, GiB").fill("2")
+    page.get_by_label("bandwidth, GB/s each way").fill("1.5")
+    page.get_by_role("button", name="Plan", exact=True).click()
+    page.wait_for_url("**/plans/plan_*")
+    cluster = client.get(f"/v1/plans/{page.url.rpartition('/')[2]}").json()["cluster"]
+    assert [device["memory_bytes"] for device in cluster["devices"]] == [2 * 2**30] * 2
+    assert cluster["levels"][0]["bandwidth_bytes_per_s"] == 1.5e9
+
+
 def test_plans_are_compared_on_one_axis(signed_in, plan_id, served):
     client, page = served.client(), signed_in.page
     stored = client.get(f"/v1/plans/{plan_id}").json()

@@ -1,5 +1,6 @@
 // A planning request out of a form; the same request as curl and Python is always in sight.
 import { ask, placeOf, say } from "./api.js";
+import { ClusterEditor } from "./cluster.js";
 import { make } from "./dom.js";
 
 const find = (id) => document.getElementById(id);
@@ -110,7 +111,7 @@ function body() {
     if (find(name).value !== value) options[name] = find(name).value;
   }
   if (find("replicas").value === "any") options.max_replicas = null;
-  return { ...source(), cluster: find("cluster").value.trim(), options };
+  return { ...source(), cluster: cluster.value(), options };
 }
 
 const python = (value) => JSON.stringify(value, null, 4).replace(/\bnull\b/g, "None").replace(/\btrue\b/g, "True").replace(/\bfalse\b/g, "False");
@@ -178,6 +179,7 @@ addEventListener("drop", (event) => {
   find("source").value = "file";
   take(event.dataTransfer.files[0]);
 });
+const cluster = new ClusterEditor(find("cluster"), find("cluster-editor"), () => tell());
 find("new").addEventListener("input", tell);
 
 showFamily();
