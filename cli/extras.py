@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 
-CLUSTER = ("cryptography", "distributed")
+CLUSTER = ("cryptography", "distributed", "pydantic_settings")
 
 SERVER = (
     *CLUSTER,
@@ -13,7 +13,6 @@ SERVER = (
     "fastapi",
     "jsonschema",
     "prometheus_client",
-    "pydantic_settings",
     "sqlalchemy",
     "structlog",
     "uvicorn",

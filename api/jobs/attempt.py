@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ...core.errors import DeadlineExceeded
 from ...core.profile import Profile
-from ..records import PlanRecord
+from ...core.service.plans import PlanRecord
 from ..store.contract import Store
 from ..store.errors import StoreUnavailable
 from ..store.job_records import FinalState, Job

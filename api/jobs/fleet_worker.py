@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from ...core.errors import InvalidInput
+from .measuring import own_setup
 from .offers import own_offers
 from .scheduler import MISSING, check_address, configure_dask, security_of
 from .tls import TlsFiles
@@ -41,7 +42,7 @@ def work(
         on_ready: Called with name and offers whenever a scheduler has taken the worker.
 
     Raises:
-        InvalidInput: The address cannot be one, or Dask is not installed.
+        InvalidInput: The address cannot be one, a setting does not fit, or Dask is not installed.
         Refused: It would be spoken to in the clear over a network.
     """
     check_address(scheduler, tls)
@@ -50,6 +51,7 @@ def work(
         import distributed  # noqa: F401
     except ImportError as error:
         raise InvalidInput(f"{MISSING} ({error})") from None
+    own_setup()  # a variable that does not fit is said now, not with the first job
     has = dict(own_offers() if offers is None else offers)
     if not has:
         raise InvalidInput(

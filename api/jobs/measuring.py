@@ -18,7 +18,6 @@ from ...core.errors import (
 )
 from ...core.options import MeasureRequest
 from ..confined.measure import MeasuringSetup, measure_confined
-from ..settings import Settings
 from .tasks import Alive, Failed, Lost, Measured, Outcome, Progressed, Task
 
 BEAT_S = 2.0
@@ -46,7 +45,7 @@ def measure(
         tell: Called with progress and, every `BEAT_S`, a sign of life; from other threads too.
         is_stopped: Asked now and then; the child ends once it says so.
     """
-    setup = task.setup or MeasuringSetup.from_settings(Settings())
+    setup = task.setup or own_setup()
 
     def on_progress(told: dict[str, Any]) -> None:
         tell(Progressed(told["done"], told["total"], told["layer"]))
@@ -62,6 +61,17 @@ def measure(
     except StagewrightError as error:
         return failed(error)
     return Measured(profile.to_json())
+
+
+def own_setup() -> MeasuringSetup:
+    """How this machine measures for servers elsewhere, by its own ``STAGEWRIGHT_*`` variables.
+
+    Raises:
+        InvalidInput: One of them does not fit.
+    """
+    from ..configuration import configure
+
+    return MeasuringSetup.from_settings(configure({}).settings)
 
 
 def failed(error: StagewrightError) -> Failed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ...core.profile import Profile
-from ..records import PlanRecord
+from ...core.service.plans import PlanRecord
 from ..requests import PlanRequest
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from stagewright.api.jobs import offers as offers_module
+from stagewright.api.jobs.fleet_worker import work
+from stagewright.api.jobs.measuring import own_setup
 from stagewright.api.jobs.offers import kind_of_device, own_offers, parsed_offers
+from stagewright.api.jobs.requests import ProfileJobRequest
 from stagewright.api.jobs.work import needs_of
 from stagewright.api.prefer import SLACK_S, wait_of
+from stagewright.api.settings import Settings
 from stagewright.core.cluster import Cluster
 from stagewright.core.errors import InvalidInput
 from stagewright.core.options import MeasureRequest
@@ -95,3 +101,25 @@ def test_what_a_measurement_needs(device, kind, cluster, needs):
 )
 def test_preferences(prefer, seconds, applied):
     assert wait_of(prefer, 300.0) == (seconds, applied)
+
+
+def test_what_the_page_about_jobs_shows_can_be_asked(repository):
+    page = (repository / "docs" / "jobs.md").read_text()
+    (body,) = re.findall(r"-d '(\{.*?\})' \$URL/v1/profile-jobs", page, re.DOTALL)
+    assert ProfileJobRequest.model_validate_json(body).model is not None
+    assert set(re.findall(r"`(STAGEWRIGHT_\w+)`", page)) <= {
+        "STAGEWRIGHT_" + name.upper() for name in Settings.model_fields
+    }
+
+
+def test_a_fleets_worker_measures_by_its_own_variables(monkeypatch):
+    monkeypatch.setenv("STAGEWRIGHT_CHILD_MEMORY_BYTES", str(2**30))
+    assert own_setup().memory_bytes == 2**30
+    monkeypatch.setenv("STAGEWRIGHT_CHILD_MEMORY_BYTES", "much")
+    with pytest.raises(InvalidInput, match="CHILD_MEMORY_BYTES"):
+        work("tcp://127.0.0.1:1", offers={"cpu": 1})
+
+
+def test_a_worker_without_anything_to_offer_says_so(monkeypatch):
+    with pytest.raises(InvalidInput, match="--resources H200=1"):
+        work("tcp://127.0.0.1:1", offers={})
