@@ -10,13 +10,13 @@ from ..core.document import Record
 from ..core.errors import InvalidInput
 from ..core.plan import Plan
 from ..core.profile import Profile
+from ..core.service.plans import StoredPlan
 from ..formats.chrome_trace import chrome_trace
 from ..formats.profile_csv import profile_csv
 from ..formats.svg import timeline_svg
 from ..planner.timeline import plan_timeline
 from ..schedules.of_plan import schedule_of
 from .problems import Problem
-from .records import StoredPlan
 
 PlanFormat = Literal["plan", "svg", "chrome_trace"]
 MEDIA_TYPES: dict[PlanFormat, tuple[str, str]] = {

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Body, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from ..core.graph import Graph
+from ..core.service.documents import GraphList, StoredGraph
 from .answers import TAGGED, IdempotencyKey, IfNoneMatch, created, once, tagged
 from .auth.caller import CallerOfRequest
 from .examples import graph_examples
@@ -16,7 +17,6 @@ from .models.exported_graph import read_pt2
 from .openapi import PROBLEM_RESPONSE
 from .paging import Cursor, Limit, cursor_checked
 from .problems import Problem
-from .records import GraphList, StoredGraph
 from .services import Planning
 from .store.contract import Store
 from .store.records import Stored

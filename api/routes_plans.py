@@ -10,6 +10,8 @@ from starlette.concurrency import run_in_threadpool
 
 from ..core.plan import Plan
 from ..core.schedule import Schedule
+from ..core.service.documents import PlanList
+from ..core.service.plans import StoredPlan
 from ..core.timeline import Timeline
 from .answers import (
     TAGGED,
@@ -37,7 +39,6 @@ from .json_body import StrictRoute
 from .openapi import PROBLEM_RESPONSE
 from .paging import Cursor, Limit, cursor_checked
 from .prefer import APPLIED, Prefer, wait_of
-from .records import PlanList, StoredPlan
 from .requests import PlanRequest
 from .reuse_header import REUSED, is_fresh, submit_key
 from .routes_jobs import ACCEPTED, job_response

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Body, Request, Response
 
 from ..core.profile import Profile
+from ..core.service.documents import ProfileList, StoredProfile
 from .answers import TAGGED, IdempotencyKey, IfNoneMatch, created, of_release, once, tagged
 from .auth.caller import CallerOfRequest
 from .drawing import ProfileFormat, profile_text
@@ -14,7 +15,6 @@ from .examples import profile_examples
 from .json_body import StrictRoute
 from .openapi import PROBLEM_RESPONSE
 from .paging import Cursor, Limit, cursor_checked
-from .records import ProfileList, StoredProfile
 from .services import Planning
 from .store.contract import Store
 from .store.records import Stored

@@ -15,6 +15,7 @@ from ..core.graph import Graph
 from ..core.options import EstimateOptions, EstimateRequest, MeasureRequest
 from ..core.plan import PlanOptions
 from ..core.profile import Profile
+from ..core.service.plans import PlanRecord, StoredPlan, infeasible_answer
 from ..planner.plan import plan
 from .auth.caller import Caller
 from .digests import estimate_digest, plan_digest
@@ -24,7 +25,6 @@ from .models.estimating import Estimator
 from .models.foreign import ForeignModels
 from .models.limits import check_graph, check_rebuilt
 from .problems import Problem
-from .records import PlanRecord, StoredPlan, infeasible_answer
 from .requests import PlanRequest
 from .solving import Solver
 from .store.contract import Store

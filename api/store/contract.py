@@ -21,15 +21,14 @@ from typing import Protocol
 
 from ...core.graph import Graph
 from ...core.profile import Profile
-from ..records import (
+from ...core.service.documents import (
     GraphSummary,
-    PlanRecord,
     PlanSummary,
     ProfileSummary,
     StoredGraph,
-    StoredPlan,
     StoredProfile,
 )
+from ...core.service.plans import PlanRecord, StoredPlan
 from .job_contract import Jobs
 from .records import (
     Answer,

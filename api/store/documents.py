@@ -9,15 +9,14 @@ from sqlalchemy import Connection, Row, Table, select
 from ...core.document import Record
 from ...core.graph import Graph
 from ...core.profile import Profile
-from ..records import (
+from ...core.service.documents import (
     GraphSummary,
-    PlanRecord,
     PlanSummary,
     ProfileSummary,
     StoredGraph,
-    StoredPlan,
     StoredProfile,
 )
+from ...core.service.plans import PlanRecord, StoredPlan
 from .answers import remember
 from .database import Database
 from .errors import NotFound

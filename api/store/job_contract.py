@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ...core.graph import Graph
 from ...core.profile import Profile
-from ..records import PlanRecord
+from ...core.service.plans import PlanRecord
 from .job_records import FinalState, Job, JobEvent, JobRequest, JobState
 from .records import Page
 

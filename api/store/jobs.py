@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, upd
 
 from ...core.graph import Graph
 from ...core.profile import Profile
-from ..records import PlanRecord
+from ...core.service.plans import PlanRecord
 from .database import Database, new_id
 from .documents import SqlDocuments
 from .errors import NotFound, TooManyJobs

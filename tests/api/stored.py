@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from stagewright.api.records import InfeasibleAnswer, PlanRecord
 from stagewright.core.cluster import Cluster
 from stagewright.core.graph import Graph, Layer
 from stagewright.core.plan import Plan, PlanOptions
+from stagewright.core.service.plans import InfeasibleAnswer, PlanRecord
 
 
 def planned(profile_id: str, answer: Plan, devices: str = "2xcpu") -> PlanRecord:

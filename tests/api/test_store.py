@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from stagewright.api.records import PlanRecord
 from stagewright.api.store import database as database_module
 from stagewright.api.store.database import database_url
 from stagewright.api.store.errors import NotFound, StoreUnavailable
@@ -19,6 +18,7 @@ from stagewright.core.cluster import Cluster
 from stagewright.core.errors import InvalidInput
 from stagewright.core.plan import Plan
 from stagewright.core.profile import Profile
+from stagewright.core.service.plans import PlanRecord
 from stagewright.planner.plan import plan
 from tests.api.stored import a_graph, infeasible, planned
 
