@@ -86,7 +86,9 @@ export function drawAxis(context, axis, left, width, y) {
     const x = left + ((tick * step - axis.start) / span) * width;
     context.moveTo(x, y);
     context.lineTo(x, y + 5);
-    context.fillText(tick ? time(Number((tick * step).toPrecision(12))) : "0", x, y + 8);
+    const label = tick ? time(Number((tick * step).toPrecision(12))) : "0";
+    const half = context.measureText(label).width / 2;
+    context.fillText(label, Math.min(x, left + width + 8 - half), y + 8); // the last stays inside
   }
   context.stroke();
 }

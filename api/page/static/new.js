@@ -55,7 +55,7 @@ function showConfig(config) {
 
 function showFamily() {
   const one = family();
-  find("family-words").textContent = one.description;
+  find("family-words").textContent = one.description.replaceAll("`", "");
   fill(find("preset"), [["", "none: the configuration below"], ...one.published.map((entry) => [entry.name, `${entry.name} (${(entry.num_parameters / 1e6).toFixed(0)} M parameters)`])]);
   showConfig({});
 }
