@@ -64,6 +64,23 @@ def test_a_graph_may_be_stored_first_and_named(estimating, graph):
     assert second.headers["Stagewright-Reused"] == "plan"
 
 
+def test_with_profiling_a_graph_is_measured_in_a_sandboxed_child(client, graph):
+    stored = client.post("/v1/graphs", json=graph).json()
+    body = {
+        "graph_id": stored["id"],
+        "profiling": {"device": "cpu", "budget_s": 0.1},
+        "cluster": "2xcpu",
+    }
+    response = client.post("/v1/plans", json=body)
+    assert response.status_code == 201, response.text
+    profile = client.get(f"/v1/profiles/{response.json()['profile_id']}").json()["profile"]
+    assert [entry["layer"]["name"] for entry in profile["layers"]] == ["first", "second"]
+    assert profile["provenance"]["device"] == "cpu"
+    assert "measured without the model's code" in " ".join(profile["notes"])
+    again = client.post("/v1/plans", json={**body, "graph_id": None, "graph": graph})
+    assert again.headers["Stagewright-Reused"] == "plan"
+
+
 def test_an_uploaded_program_is_planned(estimating):
     file = io.BytesIO()
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
@@ -136,7 +153,7 @@ def test_what_is_no_graph_for_this_service_is_named(client, graph, change, point
 @pytest.mark.parametrize(
     ("change", "pointer", "words"),
     [
-        ({"profiling": {"device": "cpu"}}, "/profiling", "a graph carries its own sample"),
+        ({"profiling": {}, "estimate": {}}, "/profiling", "estimated or measured, not both"),
         ({"sample": {"inputs": {"x": {"shape": [1]}}}}, "/sample", "a graph carries its own"),
         ({"graph_id": "graph_1"}, "/graph_id", "exactly one of"),
         ({"graph": None, "graph_id": "graph_1"}, "/graph_id", "no graph"),
