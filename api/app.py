@@ -53,6 +53,7 @@ from .services import Planning
 from .settings import Settings
 from .solving import Solver
 from .store.contract import Store
+from .store.records import Retention
 from .store.sql_store import SqlStore
 from .telemetry.metrics import Metrics
 from .telemetry.requests import Requests
@@ -113,6 +114,7 @@ def create_app(
         board,
         setup=setup_of(settings),
         rules=Rules(settings.job_attempts, settings.job_silence_s),
+        retention=Retention(jobs_days=settings.keep_jobs_days, audit_days=settings.keep_audit_days),
         metrics=metrics,
     )
     offer = Offer(

@@ -148,5 +148,11 @@ class Settings(Record):
     job_silence_s: float = Field(
         15.0, ge=1, description="A worker that says nothing for so long is taken for dead."
     )
+    keep_jobs_days: float | None = Field(
+        30.0, ge=0, description="Jobs that ended longer ago are removed; what they made stays."
+    )
+    keep_audit_days: float | None = Field(
+        None, ge=0, description="Lines of the audit log that are older are removed, if given."
+    )
     measure_command: Words = Field(MEASURE_COMMAND, description="Program that measures.")
     estimate_command: Words = Field(ESTIMATE_COMMAND, description="Program that estimates.")

@@ -111,7 +111,8 @@ class Attempt:
         def tell(told: Told) -> None:
             loop.call_soon_threadsafe(self._inbox.put_nowait, told)
 
-        task = Task(self._key, self._work.measure.model_dump_json(), self.job.needs or "", setup)
+        request_json = await run_in_threadpool(self._work.measure.model_dump_json)
+        task = Task(self._key, request_json, self.job.needs or "", setup)
         try:
             await self._workers.submit(task, tell)
             if await self._begun():
@@ -191,7 +192,8 @@ class Attempt:
             told = await self._next(LOOK_S)
             match told:
                 case Measured(profile_json):
-                    await self._conclude(Profile.model_validate_json(profile_json))
+                    read = Profile.model_validate_json
+                    await self._conclude(await run_in_threadpool(read, profile_json))
                     return
                 case Failed():
                     await self._finish("failed", problem=as_json(problem_of_worker(told)))

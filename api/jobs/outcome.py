@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import replace
+from typing import Any
 
 from ...core.errors import StagewrightError
 from ..field_errors import clip
@@ -34,8 +35,9 @@ def problem_of(error: Exception) -> ProblemDocument:
 
 def problem_of_worker(told: Failed) -> ProblemDocument:
     """What a worker failed with."""
-    layer = None if told.layer is None else printable(told.layer)
-    error = error_of(replace(told, message=printable(told.message), layer=layer))
+    texts = {name: getattr(told, name) for name in ("message", "field", "layer")}
+    said: Any = {name: printable(text) for name, text in texts.items() if text is not None}
+    error = error_of(replace(told, **said))
     if error is not None:
         return problem_of(error)
     _log.error("a worker failed by a fault of ours: %s", told.message)

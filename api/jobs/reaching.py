@@ -84,7 +84,7 @@ class Reaching:
 
     async def close(self) -> None:
         """See `Workers.close`."""
-        await self._call(self._workers.close)
+        await asyncio.to_thread(self._workers.close)  # the others may all wait for a connection
         self._threads.shutdown(wait=False)
 
     async def _call(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -73,7 +73,7 @@ class Runner:
         self._store, self._plans, self._board = store, plans, board
         self._workers = Reaching(workers)
         self._setup, self._rules, self._now = setup, rules or Rules(), now
-        self._retention = retention or Retention()
+        self._retention = retention or Retention(jobs_days=None, audit_days=None)
         self._metrics = metrics or Metrics()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._attempts: dict[str, Attempt] = {}
@@ -146,7 +146,8 @@ class Runner:
             job = seen
 
     async def _attempt(self, job: Job) -> None:
-        work = work_of(await insist(self._store.jobs.request_json, job.id))
+        request_json = await insist(self._store.jobs.request_json, job.id)
+        work = await run_in_threadpool(work_of, request_json)
         # Jobs with the same measurement wait for the first, and then have what it found.
         lock = self._flights.setdefault((job.project_id, work.measure_digest), asyncio.Lock())
         async with lock:

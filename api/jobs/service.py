@@ -218,7 +218,7 @@ class JobService:
                 "measuring needs torch on the server; post a profile instead, "
                 "or install stagewright[torch]"
             )
-        request = self._request(kind, work, needs, key)
+        request = await run_in_threadpool(self._request, kind, work, needs, key)
         async with self._handing_in:  # of two equal requests at once, the second joins the first
             job = None
             if not work.fresh and request.request_digest is not None:

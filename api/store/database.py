@@ -28,6 +28,14 @@ TURN_TIMEOUT_S = 30
 CONNECT_TIMEOUT_S = 10
 """How long a PostgreSQL server may take to answer at first."""
 
+GIVEN_UP = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+"""A server or network that falls silent is given up after about 25 s, not after hours."""
+
 POOL_SIZE = 10
 MAX_OVERFLOW = 10
 """Connections kept and lent beyond that; a thread waits for one while all are in use."""
@@ -181,7 +189,11 @@ def _engine(url: URL) -> Engine:
             pool_size=POOL_SIZE,
             max_overflow=MAX_OVERFLOW,
             pool_pre_ping=True,  # a restarted database costs one question, not an error
-            connect_args={"connect_timeout": CONNECT_TIMEOUT_S, "client_encoding": "utf8"},
+            connect_args={
+                "connect_timeout": CONNECT_TIMEOUT_S,
+                "client_encoding": "utf8",
+                **GIVEN_UP,
+            },
         )
     return _sqlite_engine(url)
 
