@@ -61,6 +61,7 @@ class Result:
     database: str
     clients: int
     requests: int
+    pause_s: float = 0.0
     requests_per_s: float = 0.0
     p50_s: float = 0.0
     p99_s: float = 0.0
@@ -117,7 +118,7 @@ def main() -> int:
 
 def measure(database: str, options: argparse.Namespace) -> Result:
     """Both measurements on one server."""
-    result = Result(database, options.clients, options.requests)
+    result = Result(database, options.clients, options.requests, options.pause_s)
     with tempfile.TemporaryDirectory(prefix="stagewright-load-") as name, ExitStack() as stack:
         folder = Path(name)
         address, database_pid = stack.enter_context(_database(database, folder))
@@ -131,6 +132,7 @@ def measure(database: str, options: argparse.Namespace) -> Result:
             clients=options.clients // PROCESSES,
             requests=options.requests // PROCESSES,
             first_number=10 * WARM_UP,
+            pause_s=options.pause_s,
         )
         after = _used(server, database_pid)
         _summarise(result, told, [end - begin for begin, end in zip(before, after, strict=True)])
@@ -268,6 +270,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument(
+        "--pause-s", type=float, default=0.0, help="of a client, before its next request"
+    )
     parser.add_argument("--light-requests", type=int, default=2_000, help="0 leaves them out")
     parser.add_argument("--database", action="append", choices=DATABASES, help="all by default")
     parser.add_argument("--json", action="store_true")

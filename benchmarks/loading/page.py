@@ -20,6 +20,7 @@ def _whole(results: Sequence[Result]) -> list[str]:
     names = [NAMES[result.database] for result in results]
     rows = [
         ("requests, by so many clients", lambda r: f"{r.requests:,} by {r.clients}"),
+        ("a client's pause before its next request", lambda r: _ms(r.pause_s)),
         ("requests a second", lambda r: f"{r.requests_per_s:.0f}"),
         ("median", lambda r: _ms(r.p50_s)),
         ("99th percentile", lambda r: _ms(r.p99_s)),
