@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Literal
 
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 from fastapi import APIRouter
-from starlette.concurrency import run_in_threadpool
 
 from .. import __version__
 from ..core.document import Record
@@ -16,6 +18,12 @@ from .openapi import PROBLEM_RESPONSE
 from .problems import Problem
 from .solving import Solver
 from .store.contract import Store
+
+CHECK_S = 3.0
+"""How long the database may take to say that it is well."""
+
+MAX_CHECKS = 4
+"""Threads that ask it; one that never comes back is lost to the rest."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +45,7 @@ class Readiness(Record):
 def health_routes(store: Store, solver: Solver, drain: Drain) -> APIRouter:
     """What decides whether a server is started anew, and whether requests are sent to it."""
     router = APIRouter(tags=["health"], responses=PROBLEM_RESPONSE)
+    turn = CapacityLimiter(MAX_CHECKS)
 
     @router.get("/healthz")
     async def healthz() -> Health:
@@ -51,7 +60,7 @@ def health_routes(store: Store, solver: Solver, drain: Drain) -> APIRouter:
         the server must not be on its way out.
         """
         missing = {
-            "database": await run_in_threadpool(_fails, "database", store.check),
+            "database": await _database_fails(store, turn),
             "solver": _fails("solver", solver.check),
             "draining": drain.is_draining,
         }
@@ -83,6 +92,21 @@ def not_ready(missing: tuple[str, ...]) -> Problem:
     )
     problem.document = problem.document.model_copy(update={"not_ready": missing})
     return problem
+
+
+async def _database_fails(store: Store, turn: CapacityLimiter) -> bool:
+    """Whether it does not answer in time, which a database that hangs never does.
+
+    The threads are not those of other requests: where the database hangs, those all wait for it.
+    """
+    try:
+        async with asyncio.timeout(CHECK_S):
+            return await run_sync(
+                _fails, "database", store.check, abandon_on_cancel=True, limiter=turn
+            )
+    except TimeoutError:
+        _log.warning("not ready: database: no answer in %g s", CHECK_S)
+        return True
 
 
 def _fails(name: str, check: Callable[[], None]) -> bool:

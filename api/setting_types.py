@@ -26,6 +26,9 @@ Words = Annotated[tuple[str, ...], BeforeValidator(_split)]
 NameSet = Annotated[frozenset[str], BeforeValidator(_split)]
 """The same, where order says nothing."""
 
+Days = Annotated[float | None, BeforeValidator(lambda said: None if said == "never" else said)]
+"""A number of days, or ``never``."""
+
 _USER_INFO = re.compile(r"(?<=://)([^\s:/@]*):\S*@")
 _PARAMETER = re.compile(r"(?i)([?&][a-z]*password=)[^&\s]*")
 

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field
 from ..core.document import Record
 from .auth.oidc_settings import OidcSettings
 from .jobs.tls import TlsFiles
-from .setting_types import SECRET, NameSet, Words
+from .setting_types import SECRET, Days, NameSet, Words
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 """Names a browser on this machine may call a loopback server by."""
@@ -148,10 +148,12 @@ class Settings(Record):
     job_silence_s: float = Field(
         15.0, ge=1, description="A worker that says nothing for so long is taken for dead."
     )
-    keep_jobs_days: float | None = Field(
-        30.0, ge=0, description="Jobs that ended longer ago are removed; what they made stays."
+    keep_jobs_days: Days = Field(
+        30.0,
+        ge=0,
+        description="Jobs that ended longer ago are removed, or `never`; what they made stays.",
     )
-    keep_audit_days: float | None = Field(
+    keep_audit_days: Days = Field(
         None, ge=0, description="Lines of the audit log that are older are removed, if given."
     )
     measure_command: Words = Field(MEASURE_COMMAND, description="Program that measures.")

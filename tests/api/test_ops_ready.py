@@ -202,3 +202,21 @@ def test_a_stream_of_events_keeps_nobody_alive():
         release()
         assert drain.num_in_flight == 0
     assert drain.num_in_flight == 0
+
+
+def test_a_database_that_hangs_is_not_ready_and_holds_nobody_up(make_client, monkeypatch):
+    """Also when every thread that it is given has been lost to it."""
+    hanging = threading.Event()
+
+    class Hangs(SqlStore):
+        def check(self):
+            hanging.wait(20)
+
+    monkeypatch.setattr("stagewright.api.routes_health.CHECK_S", 0.02)
+    client = make_client(store=Hangs(IN_MEMORY), authorized=False)
+    try:
+        for _ in range(6):
+            assert client.get("/readyz").json()["not_ready"] == ["database"]
+        assert client.get("/healthz").status_code == 200
+    finally:
+        hanging.set()

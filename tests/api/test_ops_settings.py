@@ -126,6 +126,11 @@ def test_lists_are_words_with_commas_in_a_variable_and_lists_in_a_file(said):
     assert (quotas.max_requests_per_minute, quotas.max_unfinished_jobs) == (60, 0)
 
 
+def test_days_may_be_never(said):
+    assert said({"STAGEWRIGHT_KEEP_JOBS_DAYS": "never"}).settings.keep_jobs_days is None
+    assert said(None, "keep_audit_days = 90").settings.keep_audit_days == 90
+
+
 def test_secrets_come_from_files_of_their_own(said, tmp_path):
     (tmp_path / "token").write_text("from-a-file\n")
     (tmp_path / "password").write_text("p@ss/word")
