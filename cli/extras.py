@@ -5,17 +5,22 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import dataclass
 
+CLIENT = ("httpx2", "pydantic")
+
 CLUSTER = ("cryptography", "distributed", "pydantic_settings")
 
 SERVER = (
+    *CLIENT,
     *CLUSTER,
     "alembic",
     "fastapi",
+    "httptools",
     "jsonschema",
     "prometheus_client",
     "sqlalchemy",
     "structlog",
     "uvicorn",
+    "uvloop",
 )
 
 EXTRAS: dict[str, tuple[str, ...]] = {
@@ -23,8 +28,8 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "hf": ("torch", "transformers"),
     "fast": ("numba",),
     "cluster": CLUSTER,
+    "client": CLIENT,
     "server": SERVER,
-    "client": ("httpx2", "pydantic"),
     "oidc": (*SERVER, "jwt"),
     "postgres": (*SERVER, "psycopg"),
 }
