@@ -11,7 +11,8 @@ try:
     import httpx2 as httpx2
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "a client of the service needs httpx2; run: pip install 'stagewright[client]'",
+        "a client of the service needs httpx2; run: pip install 'stagewright[client]', or in a "
+        "checkout: pip install -e '.[client]'",
         name=error.name,
     ) from None
 

@@ -118,4 +118,10 @@ class PlanRecord(Record):
 
 
 class StoredPlan(PlanRecord, Stored):
-    """A plan record as stored."""
+    """A plan record as stored; printed, its id and the plan's table."""
+
+    def __str__(self) -> str:
+        if self.plan is not None:
+            return f"{self.id}\n\n{self.plan}"
+        assert self.infeasible is not None, "a record has a plan or a reason"
+        return f"{self.id}: infeasible\n{self.infeasible.message}"

@@ -97,6 +97,10 @@ def test_a_module_and_its_tensors_in_one_line(said: Said, client: Client):
     made = client.plan(said.module, said.tensors, cluster=DEVICES, options=OPTIONS)
     assert made.require() == said.by_graph
     assert made.reused == "plan", "it is the graph that was sent before"
+    assert str(made) == f"{made.id}\n\n{said.by_graph}"
+    short = client.plan(said.profile, cluster="2x1MB", options={"memory_fraction": 0.001})
+    assert short.infeasible is not None
+    assert str(short) == f"{short.id}: infeasible\n{short.infeasible.message}"
 
 
 def test_the_asynchronous_client_does_the_same_side_by_side(said: Said, server: str):
