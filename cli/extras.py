@@ -14,7 +14,6 @@ SERVER = (
     *CLUSTER,
     "alembic",
     "fastapi",
-    "httptools",
     "jsonschema",
     "prometheus_client",
     "sqlalchemy",
