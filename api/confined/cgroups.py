@@ -65,6 +65,8 @@ class CgroupParents:
         Raises:
             StagewrightError: It cannot be made.
         """
+        for parent in {self.memory, self.pids}:
+            _tidy(Path(parent))
         name = f"{NAME}{os.getpid()}-{next(_numbers)}"
         folders = tuple(dict.fromkeys(str(Path(p, name)) for p in (self.memory, self.pids)))
         try:
@@ -132,6 +134,15 @@ def _limit(memory: str, pids: str, memory_bytes: int) -> None:
         else:
             Path(memory, "memory.memsw.limit_in_bytes").write_text(str(memory_bytes))
     Path(pids, "pids.max").write_text(str(MAX_PROCESSES))
+
+
+def _tidy(parent: Path) -> None:
+    """Remove what processes left that were killed; a group that is still used stays."""
+    for left in parent.glob(f"{NAME}*"):
+        maker = left.name.removeprefix(NAME).partition("-")[0]
+        if not Path("/proc", maker).exists():
+            with suppress(OSError):
+                left.rmdir()
 
 
 def _remove(folder: Path) -> None:

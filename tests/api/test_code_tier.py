@@ -236,6 +236,15 @@ def test_the_child_runs_only_what_its_command_line_allows():
     assert caught.value.field == "/code"
 
 
+def test_groups_of_a_server_that_was_killed_are_removed(cell):
+    left = Path(cell.cgroups.memory, "stagewright-child-4194305-1")  # no process has that number
+    left.mkdir()
+    with cell.cgroups.group(2**28) as group:
+        assert not left.exists()
+        assert Path(group.folders[0]).exists()
+    assert not Path(group.folders[0]).exists()
+
+
 def test_the_kernel_ends_what_takes_too_much(cell):
     program = "import os\nkept = os.memfd_create('x')\nwhile True: os.write(kept, b'x' * 2**20)"
     with pytest.raises(OutOfMemory):
