@@ -10,6 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 from ...core.errors import InvalidInput
+from ..configuration import configure
+from ..telemetry.logs import configure_logging
 from .measuring import own_setup
 from .offers import own_offers
 from .scheduler import MISSING, check_address, configure_dask, security_of
@@ -58,6 +60,8 @@ def work(
             "this worker would offer nothing: install stagewright[torch], or say what it has, "
             "such as --resources H200=1"
         )
+    settings = configure().settings
+    configure_logging(settings.log_format, settings.log_level)
     asyncio.run(_work(scheduler, tls, has, name, on_ready))
 
 

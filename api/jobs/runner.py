@@ -133,7 +133,6 @@ class Runner:
         """Attempt a job until it has ended."""
         while not job.is_finished:
             try:
-                await self._workers.until_reached(job.needs)
                 await self._attempt(job)
             except WorkersUnavailable as error:
                 _log.warning("jobs wait: %s", error)
@@ -159,6 +158,7 @@ class Runner:
                 return
             if await self._known(job, work):
                 return
+            await self._workers.until_reached(job.needs)
             attempt = self._new_attempt(job, work)
             self._attempts[job.id] = attempt
             try:
@@ -209,30 +209,43 @@ class Runner:
                 is_first = False
             except StoreUnavailable as error:
                 _log.warning("jobs cannot be looked for: %s", error)
+            except Exception:  # noqa: BLE001 - one fault must not end all looking
+                _log.exception("jobs cannot be looked for")
             await asyncio.sleep(SWEEP_S)
 
     async def _sweep(self, is_first: bool) -> None:
         """Take up what nobody runs."""
-        unfinished = await run_in_threadpool(self._store.jobs.unfinished)
-        for job in unfinished:
-            now = self._now()
-            if job.state == "queued" and is_late(job, now):
-                await self._end_late(job)
-            elif job.id in self._tasks:
-                continue
-            elif job.state == "queued":
-                if is_first or job.attempt or now - job.created_at > timedelta(seconds=ORPHAN_S):
-                    self.take(job)
-            elif now - (job.heartbeat_at or now) > timedelta(seconds=self._rules.silence_s):
-                why = f"the server that ran it was lost {self._rules.silence_s:g} s ago"
-                await give_up_or_requeue(self._store, job, self._rules, why)
-                self._board.changed(job.id)
-                self.take(await insist(self._store.jobs.get, job.project_id, job.id))
+        for job in await run_in_threadpool(self._store.jobs.unfinished):
+            try:
+                await self._look_after(job, is_first)
+            except StoreUnavailable:
+                raise
+            except Exception:  # noqa: BLE001 - one job must not hide the others
+                _log.exception("job %s cannot be looked after", job.id)
         if self._tasks and self._workers.trouble is None:
             await self._workers.refresh()
+
+    async def _look_after(self, job: Job, is_first: bool) -> None:
+        now = self._now()
+        if job.state == "queued" and is_late(job, now):
+            await self._end_late(job)
+        elif job.id in self._tasks:
+            return
+        elif job.state == "queued":
+            if is_first or job.attempt or now - job.created_at > timedelta(seconds=ORPHAN_S):
+                self.take(job)
+        elif now - (job.heartbeat_at or now) > timedelta(seconds=self._rules.silence_s):
+            why = f"the server that ran it was lost {self._rules.silence_s:g} s ago"
+            await give_up_or_requeue(self._store, job, self._rules, why)
+            self._board.changed(job.id)
+            self.take(await insist(self._store.jobs.get, job.project_id, job.id))
 
     async def _expire_for_ever(self) -> None:
         while True:
             await asyncio.sleep(EXPIRE_S)
-            with suppress(StoreUnavailable):
+            try:
                 await run_in_threadpool(self._store.expire, self._retention)
+            except StoreUnavailable as error:
+                _log.warning("what is old was not removed: %s", error)
+            except Exception:  # noqa: BLE001 - the next time may be better
+                _log.exception("what is old was not removed")

@@ -444,3 +444,38 @@ def test_many_jobs_that_wait_for_a_scheduler_ask_for_it_one_after_the_other(play
         assert server.workers.tasks == []
 
     play(scene)
+
+
+def test_one_fault_does_not_end_all_looking(play, found, monkeypatch):
+    """Cause: after one error nothing was taken up any more, and nothing said so."""
+
+    async def scene(server: Server) -> None:
+        real, faults = server.store.jobs.unfinished, iter((RuntimeError("a row"), OSError("x")))
+
+        def unfinished() -> Any:
+            for fault in faults:
+                raise fault
+            return real()
+
+        monkeypatch.setattr(server.store.jobs, "unfinished", unfinished)
+        await asyncio.sleep(0.1)
+        job = hand_in(server.store)
+        server.store.jobs.start(job.id, attempt=0, worker="gone")
+        server.skew = timedelta(seconds=31)
+        await server.given()
+        server.workers.say(Started("w"), found)
+        await server.reached(job, "succeeded")
+
+    play(scene)
+
+
+def test_what_is_known_waits_for_no_worker(play, profile):
+    async def scene(server: Server) -> None:
+        server.workers.is_gone = True
+        stored = server.store.documents.put_profile(HERE, Profile.model_validate(profile))
+        server.store.reuse.remember(HERE, "profile", "m0", stored.id)
+        job = hand_in(server.store)
+        server.runner.take(job)
+        assert (await server.reached(job, "succeeded")).result_id == stored.id
+
+    play(scene)
