@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 CLIENT = ("httpx2", "pydantic")
 
-CLUSTER = ("cryptography", "distributed", "pydantic_settings")
+CLUSTER = ("cryptography", "distributed", "pydantic_settings", "structlog")
 
 SERVER = (
     *CLIENT,
