@@ -17,7 +17,6 @@ SERVER = (
     "jsonschema",
     "prometheus_client",
     "sqlalchemy",
-    "structlog",
     "uvicorn",
     "uvloop",
 )
