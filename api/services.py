@@ -37,6 +37,7 @@ from .what_if import (
     SimulationRequest,
     compare,
     simulate,
+    simulate_changed,
 )
 
 MeasuredBefore = Callable[[str, MeasureRequest, Cluster], Awaitable[str | None]]
@@ -235,8 +236,19 @@ class Planning:
                 field="/balance",
             )
         check_effort([profile], cluster, options)
+        if plan_of_base is None:
+            return await self._solver.run(
+                simulate, profile, cluster, options, balance, tuple(replicas), request.timeline
+            )
         return await self._solver.run(
-            simulate, profile, cluster, options, balance, tuple(replicas), request.timeline
+            simulate_changed,
+            plan_of_base,
+            profile,
+            cluster,
+            options,
+            balance,
+            tuple(replicas),
+            request.timeline,
         )
 
     async def compare(self, caller: Caller, request: ComparisonRequest) -> Comparison:

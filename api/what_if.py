@@ -9,14 +9,16 @@ from pydantic import Field, model_validator
 from ..core.cluster import Cluster
 from ..core.document import Record
 from ..core.errors import Infeasible, InvalidInput
-from ..core.plan import PlanOptions
+from ..core.plan import Plan, PlanOptions
 from ..core.profile import Profile
 from ..core.service.plans import StoredPlan, infeasible_answer
 from ..core.service.what_if import ComparedPlan
 from ..core.service.what_if import Comparison as Comparison
 from ..core.service.what_if import Simulation as Simulation
 from ..planner.from_balance import plan_from_balance
+from ..planner.scaled import as_planned
 from ..planner.timeline import plan_timeline
+from ..planner.validate import as_ordered
 from .requests import ClusterInput
 
 Count = Annotated[int, Field(ge=1, le=2**20)]
@@ -85,6 +87,37 @@ def simulate(
     return Simulation(
         status="simulated", plan=plan, timeline=plan_timeline(plan) if with_timeline else None
     )
+
+
+def simulate_changed(
+    base: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    options: PlanOptions,
+    balance: tuple[int, ...],
+    replicas: tuple[int, ...],
+    with_timeline: bool,
+) -> Simulation:
+    """Price a split of a plan's layers: in its order, and at the size of micro-batches it chose.
+
+    Raises:
+        InvalidInput: It is no split of them.
+    """
+    asked, layers = options, profile
+    is_sized = base.options.batch_size is not None and asked.batch_size == base.options.batch_size
+    if is_sized:
+        layers = as_planned(base, layers)
+        options = options.model_copy(update={"num_microbatches": base.num_microbatches})
+        asked = options.model_copy(update={"batch_size": None})
+    order = base.layer_order if asked.layer_order == "any" else ()
+    if order:
+        layers = as_ordered(base, layers)
+    found = simulate(layers, cluster, asked, balance, replicas, with_timeline)
+    if found.plan is None or not (is_sized or order):
+        return found
+    kept = {"profile_id": base.profile_id, "options": options, "layer_order": order}
+    plan = found.plan.model_copy(update=kept)
+    return found.model_copy(update={"plan": plan})
 
 
 class ComparisonRequest(Record):

@@ -8,6 +8,8 @@ from stagewright.core.cluster import Cluster
 from stagewright.core.plan import Plan, PlanOptions
 from stagewright.core.profile import Profile
 from stagewright.planner.from_balance import plan_from_balance
+from tests.builders import random_profile
+from tests.planner.branching import two_towers
 
 
 @pytest.fixture
@@ -43,6 +45,18 @@ def test_a_stored_plan_is_priced_again_with_what_is_changed(client, planned):
     cut = client.post("/v1/simulations", json={"plan_id": planned["id"], "balance": [1, 3]}).json()
     assert cut["plan"]["balance"] == [1, 3]
     assert len(client.get("/v1/plans").json()["plans"]) == 1
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 32}, {"layer_order": "any"}, {}])
+def test_a_stored_plan_is_priced_as_it_was_planned(client, options):
+    """Cause: plans that chose their micro-batches or reordered layers were priced as if not."""
+    profile = two_towers(5) if options.get("layer_order") else random_profile(3, 12)
+    body = {"profile": profile.model_dump(mode="json"), "cluster": "2x24GB", "options": options}
+    planned = client.post("/v1/plans", json=body).json()
+    assert bool(planned["plan"]["layer_order"]) == bool(options.get("layer_order"))
+    same = client.post("/v1/simulations", json={"plan_id": planned["id"]}).json()["plan"]
+    for name in ("step_time_s", "balance", "profile_id", "options", "layer_order", "stages"):
+        assert same[name] == planned["plan"][name], name
 
 
 def test_that_a_split_does_not_fit_is_an_answer(client, planned):
