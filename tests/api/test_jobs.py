@@ -41,7 +41,8 @@ def ended(client, job: dict[str, Any], timeout_s: float = 20.0) -> dict[str, Any
 
 def events(text: str) -> list[tuple[int, str, dict[str, Any]]]:
     found = []
-    for block in text.strip().split("\n\n"):
+    blocks = (block for block in text.strip().split("\n\n") if not block.startswith(":"))
+    for block in blocks:
         fields = dict(line.split(": ", 1) for line in block.splitlines())
         found.append((int(fields["id"]), fields["event"], json.loads(fields["data"])))
     return found
@@ -266,6 +267,7 @@ def test_a_stream_ends_when_its_key_is_revoked(serving, monkeypatch):
 
     monkeypatch.setattr(routes_jobs, "CHECKED_S", 0.0)
     monkeypatch.setattr(routes_jobs, "POLL_S", 0.1)
+    monkeypatch.setattr(routes_jobs, "KEEP_ALIVE_S", 0.2)
     store = SqlStore(":memory:")
     client = serving(sleeping(), store=store)
     job = hand_in(client).json()
@@ -283,6 +285,7 @@ def test_a_stream_ends_when_its_key_is_revoked(serving, monkeypatch):
     store.keys.revoke("project_default", made.key.id)
     thread.join(timeout=10)
     assert [kind for _, kind, _ in events(reading[0])][:1] == ["queued"]
+    assert ": still here\n\n" in reading[0]
     client.post(f"/v1/jobs/{job['id']}/cancel")
 
 
