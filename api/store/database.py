@@ -36,9 +36,10 @@ GIVEN_UP = {
 }
 """A server or network that falls silent is given up after about 25 s, not after hours."""
 
-POOL_SIZE = 10
+POOL_SIZE = 20
 MAX_OVERFLOW = 10
-"""Connections kept and lent beyond that; a thread waits for one while all are in use."""
+"""Connections kept, of which the server's threads need no more, and lent beyond that; opening one
+takes longer than what it is opened for. A thread waits for one while all are in use."""
 
 POSTGRESQL = "postgresql"
 

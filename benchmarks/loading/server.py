@@ -77,9 +77,10 @@ def _keys(database: str, number: int) -> list[str]:
 
 
 def cpu_s(pid: int, *, children: bool) -> float:
-    """Processor time that a process, or all below it, used so far; those that ended not counted."""
+    """Processor time that a process, or all below it, used so far, those included that ended."""
     parents: dict[int, int] = {}
     used: dict[int, float] = {}
+    ended: dict[int, float] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             text = (folder / "stat").read_text()
@@ -89,10 +90,11 @@ def cpu_s(pid: int, *, children: bool) -> float:
         number = int(folder.name)
         parents[number] = int(fields[1])
         used[number] = (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+        ended[number] = (int(fields[13]) + int(fields[14])) / TICKS_PER_S
     if not children:
         return used.get(pid, 0.0)
     below = {number for number in parents if number != pid and _is_below(number, pid, parents)}
-    return sum(used[number] for number in below)
+    return ended.get(pid, 0.0) + sum(used[number] + ended[number] for number in below)
 
 
 def _is_below(number: int, pid: int, parents: dict[int, int]) -> bool:
