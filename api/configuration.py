@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -67,9 +67,12 @@ class Configuration:
     origins: Mapping[str, Origin]
 
     def value(self, setting: SettingName) -> Any:
+        """What holds; of a section nobody gave, what would."""
         found: Any = self.settings
         for name in setting.path:
-            found = None if found is None else getattr(found, name)
+            found = getattr(found, name)
+            if found is None:
+                return setting.default
         return found
 
 
@@ -89,12 +92,11 @@ def configure(
     known = {setting.path: setting for setting in setting_names()}
     found: dict[tuple[str, ...], tuple[Any, Origin]] = {}
     if chosen is not None:
-        for path, value in _leaves(_of_file(Path(chosen))).items():
-            _check_known(".".join(path), path, known, f"{chosen}: ")
-            found[path] = (value, Origin("file", str(chosen)))
+        said = _leaves(_of_file(Path(chosen)))
+        _check_known([".".join(path) for path in said], known, f"{chosen}: ")
+        found |= {path: (value, Origin("file", str(chosen))) for path, value in said.items()}
     _check_variables(known)
     for path, value in _leaves(EnvSettingsSource(_Sources)()).items():
-        _check_known(PREFIX + "_".join(path).upper(), path, known, "")
         found[path] = (value, Origin("environment", known[path].variable))
     for name, value in (flags or {}).items():
         if value is not None:
@@ -131,30 +133,30 @@ def _leaves(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[tuple
 
 
 def _check_known(
-    said: str, path: tuple[str, ...], known: Mapping[tuple[str, ...], SettingName], where: str
+    said: Sequence[str], known: Mapping[tuple[str, ...], SettingName], where: str
 ) -> None:
-    if path in known:
-        return
-    if said.startswith(PREFIX):
-        names = [setting.variable for setting in known.values()]
-    else:
-        names = [setting.name for setting in known.values()]
-    raise InvalidInput(f"{where}{said} is no setting; {nearest(said, names)}")
+    """Refuse names in a file that are no setting's, all of them at once."""
+    names = [setting.name for setting in known.values()]
+    wrong = [f"{name} is no setting; {nearest(name, names)}" for name in said if name not in names]
+    if wrong:
+        raise InvalidInput(where + "\n".join(wrong))
 
 
 def _check_variables(known: Mapping[tuple[str, ...], SettingName]) -> None:
-    """Refuse variables that look like settings and are none."""
+    """Refuse variables that look like settings and are none, all of them at once."""
     names = {setting.variable for setting in known.values()} | OTHER_VARIABLES
-    for variable, value in sorted(os.environ.items()):
-        if not variable.startswith(PREFIX):
-            continue
-        if KUBERNETES.fullmatch(variable) and (variable not in names or "://" in value):
+    ours = {name: text for name, text in sorted(os.environ.items()) if name.startswith(PREFIX)}
+    for name, value in ours.items():
+        if KUBERNETES.fullmatch(name) and (name not in names or "://" in value):
             raise InvalidInput(
-                f"{variable} was set by Kubernetes for a service of that name and is no setting; "
+                f"{name} was set by Kubernetes for a service of that name and is no setting; "
                 "put 'enableServiceLinks: false' into the pod's spec"
             )
-        if variable not in names:
-            raise InvalidInput(f"{variable} is no setting; {nearest(variable, sorted(names))}")
+    wrong = [
+        f"{name} is no setting; {nearest(name, sorted(names))}" for name in ours.keys() - names
+    ]
+    if wrong:
+        raise InvalidInput("\n".join(sorted(wrong)))
 
 
 def _validated(

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,7 @@ def test_every_value_is_shown_with_who_said_it(run, monkeypatch, tmp_path):
     assert told["allowed_hosts"] == (["plans.example"], "file", "s.toml")
     assert told["host"] == ("127.0.0.1", "default", None)
     assert told["oidc.issuer"] == (None, "default", None)
+    assert told["oidc.algorithms"] == (["RS256", "ES256", "EdDSA"], "default", None)
     assert lines["grace_s"]["variable"] == "STAGEWRIGHT_GRACE_S"
 
     ran = run("config", "--config", "s.toml")
@@ -52,6 +54,11 @@ def test_what_is_no_setting_is_a_mistake(run, monkeypatch):
     assert ran.code == 2
     assert "did you mean STAGEWRIGHT_PLAN_PROCESSES?" in ran.stderr
     assert run("config", "show", "--config", "nowhere.toml").code == 2
+    monkeypatch.delenv("STAGEWRIGHT_PLAN_PROCESES")
+    Path("s.toml").write_text('databse = "x"\n[oidc]\nisuer = "x"')
+    said = run("config", "show", "--config", "s.toml").stderr
+    assert "mean database?" in said
+    assert "mean oidc.issuer?" in said, "all of them at once"
 
 
 def test_the_flags_of_serve_show_the_defaults_there_are(run):
