@@ -36,7 +36,7 @@ def is_stored_id(name: str) -> bool:
 
 
 def _is_file(text: str) -> bool:
-    return Path(text).suffix == ".json" or "/" in text or Path(text).exists()
+    return Path(text).suffix in (".json", ".pt2") or "/" in text or Path(text).exists()
 
 
 def named_model(

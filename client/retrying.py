@@ -10,6 +10,9 @@ from .steps import Call, Failure, Reply, Sleep, Steps, own_patience, send
 TRANSIENT = frozenset({502, 503, 504})
 """Statuses that say: not now."""
 
+UNREACHED_S = 15.0
+"""How long a service may be away that refuses connections: one that is started again takes less."""
+
 SETTLED = frozenset({"deadline-exceeded", "planning-ended"})
 """Problems with such a status that would come again: the same work would take as long."""
 
@@ -25,15 +28,19 @@ def exchange(call: Call) -> Steps[Reply]:
     """
     patience = yield from own_patience()
     end = patience.clock() + patience.timeout_s
-    attempt = 0
+    attempt, reached_at = 0, patience.clock()
     while True:
         attempt += 1
         left_s = max(end - patience.clock(), 0.001)
         outcome = yield from send(call, left_s)
         if isinstance(outcome, Reply) and outcome.is_success:
             return outcome
+        is_away = isinstance(outcome, Failure) and not outcome.was_sent
+        if not is_away:
+            reached_at = patience.clock()
+        last = min(end, reached_at + UNREACHED_S) if is_away else end
         pause_s = _pause_s(call, outcome, patience.delay_s(attempt))
-        if pause_s is None or patience.clock() + pause_s >= end:
+        if pause_s is None or patience.clock() + pause_s >= last:
             raise error_for(call, outcome, patience.timeout_s)
         yield Sleep(pause_s)
 

@@ -91,6 +91,15 @@ def test_pauses_double_and_all_attempts_together_keep_the_time():
     assert 5 < world.now_s - started_s <= 10
 
 
+def test_a_service_that_is_not_there_is_given_up_sooner_than_one_that_is_slow():
+    world = World(*[NEVER_LEFT] * 50, timeout_s=600)
+    with pytest.raises(Unreachable, match="connection refused"):
+        world.run(exchange(get("plans")))
+    assert 10 < sum(world.slept) <= 15
+    world = World(*[LOST, NEVER_LEFT, NEVER_LEFT] * 8, reply(200), timeout_s=600)
+    assert world.run(exchange(get("plans"))).status == 200
+
+
 def test_an_answer_that_takes_too_long_says_what_to_give():
     world = World(Failure("timed out", is_timeout=True), timeout_s=0.1)
     with pytest.raises(DeadlineExceeded, match=r"0\.1 s.*timeout_s"):
