@@ -142,14 +142,13 @@ def test_the_compose_file_is_valid_to_its_own_tool(repository):
     found = next((tool for tool in tools if works([*tool, "version"])), None)
     if found is None:
         pytest.skip("neither docker's compose plugin nor docker-compose is installed")
-    for profile in ([], ["--profile", "gpu"]):
-        done = subprocess.run(
-            [*found, "--file", repository / "docker" / "compose.yaml", *profile, "config"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+    done = subprocess.run(
+        [*found, "--file", repository / "docker" / "compose.yaml", "--profile", "gpu", "config"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
     assert "nvidia" in done.stdout
 
 
