@@ -41,6 +41,9 @@ BY_STATUS: dict[int, type[StagewrightError]] = {
 }
 """What is neither here nor below 500 is a failure of the service itself."""
 
+OVER_THERE = frozenset({"capture-failed", "measurement-failed", "measuring-unavailable"})
+"""Problems whose words may name what to install or change on the machine that had them."""
+
 HINTS = {
     401: "give the service's token as token=, --token or in STAGEWRIGHT_TOKEN",
     413: "leave out what the service has no use for, or profile the model where it is and send "
@@ -82,7 +85,8 @@ def error_of_problem(problem: ProblemDocument) -> StagewrightError:
     """The exception for a problem; an `InvalidInput` points at the first field at fault."""
     kind = problem.type.removeprefix(TYPE_PREFIX)
     found = _class_of(kind, problem.status)
-    message = "\n  ".join([problem.detail, *_further(problem.errors)])
+    where = "on the service: " if kind in OVER_THERE else ""
+    message = "\n  ".join([f"{where}{problem.detail}", *_further(problem.errors)])
     if hint := HINTS.get(problem.status):
         message += f"; {hint}"
     if issubclass(found, InvalidInput):

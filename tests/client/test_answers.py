@@ -59,6 +59,8 @@ def test_a_field_at_fault_is_pointed_at_and_all_are_told():
 
 def test_what_the_service_cannot_know_is_added():
     assert "STAGEWRIGHT_TOKEN" in str(error_of(problem(401, "unauthorized", "no key"), "GET"))
+    needs = problem(422, "measurement-failed", "it needs transformers; run pip install ...")
+    assert str(error_of(needs, "POST")).startswith("on the service: it needs transformers")
     foreign = str(error_of(Reply(502, {}, b"<html>Bad gateway"), "GET /v1/plans"))
     assert "GET /v1/plans was answered 502, and not by Stagewright: '<html>Bad gateway'" in foreign
 
