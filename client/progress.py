@@ -58,8 +58,12 @@ def _bar() -> Iterator[Callable[[JobEvent], None]]:
 
 
 def words(event: JobEvent) -> str:
-    """An event in a few words."""
-    said = [str(event.data[name]) for name in ("step", "layer", "message") if event.data.get(name)]
-    if event.kind != "progress" or not said:
-        said.insert(0, event.kind)
+    """An event in a few words, such as ``measuring layer blocks.3 (4 of 12)``."""
+    data = event.data
+    layer = f"layer {data['layer']}" if data.get("layer") else ""
+    counts = f"({data.get('done', 0)} of {data['total']})" if data.get("total") else ""
+    text = " ".join(filter(None, [str(data.get("step") or ""), layer, counts]))
+    said = [text] if event.kind == "progress" and text else [event.kind]
+    if data.get("message"):
+        said.append(str(data["message"]))
     return "".join(letter for letter in ": ".join(said) if letter.isprintable())

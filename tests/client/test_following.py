@@ -7,6 +7,7 @@ import pytest
 from stagewright.client.event_stream import EventParser
 from stagewright.client.following import following
 from stagewright.client.methods.jobs import wait
+from stagewright.client.progress import words
 from stagewright.client.steps import Failure
 from stagewright.core.errors import (
     Cancelled,
@@ -16,6 +17,7 @@ from stagewright.core.errors import (
     StagewrightError,
     Unreachable,
 )
+from stagewright.core.service.jobs import JobEvent
 from stagewright.core.service.problems import TYPE_PREFIX
 from tests.client.world import World, job, problem, reply
 
@@ -117,3 +119,11 @@ def test_a_job_that_failed_raises_why(state, kind, error):
     world = World(STREAM, event(1, state), reply(200, job(state, problem=why)))
     with pytest.raises(error, match=r"blocks\.3|job_1"):
         world.run(wait("job_1"))
+
+
+def test_an_event_in_words():
+    data = {"step": "measuring", "layer": "blocks.3\x1b[2J", "done": 4, "total": 12}
+    told = JobEvent(number=1, kind="progress", data=data)
+    assert words(told) == "measuring layer blocks.3[2J (4 of 12)"
+    assert words(JobEvent(number=2, kind="started", data={"at": "now"})) == "started"
+    assert words(JobEvent(number=3, kind="requeued", data={"message": "lost"})) == "requeued: lost"
