@@ -30,6 +30,7 @@ from .jobs.workers import Workers
 from .limits import BodyLimit
 from .models.estimating import Estimator
 from .models.foreign import ForeignModels
+from .models.programs import ProgramReader
 from .openapi import describe
 from .origins import OriginCheck
 from .page.front import Front
@@ -167,7 +168,7 @@ def create_app(
     )
     app.include_router(job_routes(jobs, kept, identification))
     app.include_router(profile_routes(planning, kept))
-    app.include_router(graph_routes(planning, kept))
+    app.include_router(graph_routes(planning, kept, ProgramReader(settings.sandbox)))
     app.include_router(what_if_routes(planning))
     app.include_router(catalogue_routes(settings, foreign))
     views = Views(planning, kept)

@@ -63,6 +63,4 @@ def _wrong(scope: Scope) -> str | None:
         return "send one Host"
     if not scope.get("raw_path", b"/").startswith(b"/"):
         return "the request's target has to begin with a slash"
-    if any(ord(character) < 32 for character in scope["path"]):
-        return "the request's path has control characters"
     return None

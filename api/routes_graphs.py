@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Request, Response
-from starlette.concurrency import run_in_threadpool
 
 from ..core.graph import Graph
 from ..core.service.documents import GraphList, StoredGraph
@@ -13,7 +12,7 @@ from .answers import TAGGED, IdempotencyKey, IfNoneMatch, created, once, tagged
 from .auth.caller import CallerOfRequest
 from .examples import graph_examples
 from .json_body import StrictRoute
-from .models.exported_graph import read_pt2
+from .models.programs import ProgramReader
 from .openapi import PROBLEM_RESPONSE
 from .paging import Cursor, Limit, cursor_checked
 from .problems import Problem
@@ -34,7 +33,7 @@ PT2_BODY = {
 }
 
 
-def graph_routes(planning: Planning, store: Store) -> APIRouter:
+def graph_routes(planning: Planning, store: Store, reader: ProgramReader) -> APIRouter:
     """Routes that keep and read graphs."""
     router = APIRouter(
         prefix="/v1/graphs", tags=["graphs"], route_class=StrictRoute, responses=PROBLEM_RESPONSE
@@ -71,7 +70,7 @@ def graph_routes(planning: Planning, store: Store) -> APIRouter:
         body = await request.body()
 
         async def make() -> Response:
-            graph = await run_in_threadpool(read_pt2, body)
+            graph = await reader.read(body)
             stored = await planning.create_graph(caller.project_id, graph)
             return created(stored, f"/v1/graphs/{stored.id}")
 

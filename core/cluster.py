@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .document import Document, Record
+from .document import Document, Many, Record, Some
 from .errors import InvalidInput
 
 DEFAULT_LATENCY_S = 10e-6
@@ -69,8 +69,8 @@ class Cluster(Document):
     SCHEMA: ClassVar[str] = "stagewright.cluster/1"
 
     schema_version: Literal["stagewright.cluster/1"] = "stagewright.cluster/1"
-    devices: tuple[Device, ...] = Field(min_length=1)
-    levels: tuple[LinkLevel, ...] = ()
+    devices: Some[Device]
+    levels: Many[LinkLevel] = ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

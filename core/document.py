@@ -5,11 +5,40 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from .errors import InvalidInput
+
+T = TypeVar("T")
+
+Many = Annotated[tuple[T, ...], FailFast()]
+"""Of what a document may have thousands. The first that is wrong is told and no other: errors for
+all of them took 1.2 GB and 20 s where the document has a megabyte."""
+
+
+def _not_empty(values: tuple[T, ...]) -> tuple[T, ...]:
+    if not values:
+        raise PydanticCustomError(
+            "too_short", "Tuple should have at least 1 item after validation, not 0"
+        )
+    return values
+
+
+Some = Annotated[
+    tuple[T, ...], FailFast(), AfterValidator(_not_empty), Field(json_schema_extra={"minItems": 1})
+]
+"""The same, where none is too few; ``min_length`` beside `FailFast` would say so of wrong ones."""
 
 
 class Record(BaseModel):

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from .arguments import Argument, Name, Path, Setting
 from .compact import CompactRecord
-from .document import Document, Record
+from .document import Document, Many, Record, Some
 from .rebuildable import check_rebuildable
 from .sample import Sample
 from .state_tensors import StateTensor
@@ -40,10 +40,10 @@ class Operation(CompactRecord):
     name: Name
     target: str
     kind: Literal["module", "function", "attribute", "region"]
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[TensorSpec, ...] = ()
+    inputs: Many[str] = ()
+    outputs: Many[TensorSpec] = ()
     layer: int = Field(ge=0)
-    arguments: tuple[Argument, ...] = ()
+    arguments: Many[Argument] = ()
     keywords: dict[str, Argument] = Field(default_factory=dict)
 
 
@@ -80,9 +80,9 @@ class Region(Record):
     kind: Literal["no_grad", "enable_grad", "autocast"]
     enabled: bool = True
     dtype: DType | None = None
-    inputs: tuple[Name, ...] = ()
-    operations: tuple[Operation, ...] = ()
-    returns: tuple[Argument, ...] = ()
+    inputs: Many[Name] = ()
+    operations: Many[Operation] = ()
+    returns: Many[Argument] = ()
 
 
 class NotRebuildable(Record):
@@ -115,7 +115,7 @@ class Layer(Record):
 
     name: str
     module_type: str = ""
-    module_fqns: tuple[str, ...] = ()
+    module_fqns: Many[str] = ()
     parameter_bytes: int = Field(0, ge=0, le=2**60)
     opaque: str = ""
     cost_class: str = ""
@@ -143,7 +143,7 @@ class Boundary(Record):
     """
 
     after: int = Field(ge=0)
-    tensors: tuple[TensorSpec, ...] = ()
+    tensors: Many[TensorSpec] = ()
     legal: bool = True
     reason: str = ""
 
@@ -170,10 +170,10 @@ class Parameter(Record):
         trainable: Whether it requires a gradient.
     """
 
-    names: tuple[str, ...] = Field(min_length=1)
+    names: Some[str]
     size_bytes: int = Field(ge=0)
     numel: int = Field(0, ge=0)
-    layers: tuple[int, ...] = ()
+    layers: Many[int] = ()
     kind: Literal["parameter", "buffer"] = "parameter"
     trainable: bool = True
 
@@ -210,22 +210,22 @@ class Graph(Document):
     model: str
     mode: CaptureMode
     training: bool = True
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    layers: tuple[Layer, ...] = Field(min_length=1)
-    edges: tuple[Edge, ...] = ()
-    boundaries: tuple[Boundary, ...] = ()
-    parameters: tuple[Parameter, ...] = ()
-    operations: tuple[Operation, ...] = ()
-    fixed_mode: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    inputs: Many[TensorSpec]
+    outputs: Many[TensorSpec]
+    layers: Some[Layer]
+    edges: Many[Edge] = ()
+    boundaries: Many[Boundary] = ()
+    parameters: Many[Parameter] = ()
+    operations: Many[Operation] = ()
+    fixed_mode: Many[str] = ()
+    notes: Many[str] = ()
     rebuildable: bool = False
-    not_rebuildable: tuple[NotRebuildable, ...] = ()
-    modules: tuple[LeafModule, ...] = ()
-    state: tuple[StateTensor, ...] = ()
-    regions: tuple[Region, ...] = ()
-    returns: tuple[Argument, ...] = ()
-    output_paths: tuple[Path, ...] = ()
+    not_rebuildable: Many[NotRebuildable] = ()
+    modules: Many[LeafModule] = ()
+    state: Many[StateTensor] = ()
+    regions: Many[Region] = ()
+    returns: Many[Argument] = ()
+    output_paths: Many[Path] = ()
     input_structure: str = Field("", max_length=100_000)
     sample: Sample | None = None
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .document import Document, Record
+from .document import Document, Many, Record, Some
 from .families import ModelSpec
 from .graph import (
     Boundary,
@@ -73,7 +73,7 @@ class SavedStorage(Record):
     """
 
     size_bytes: int = Field(ge=0)
-    layers: tuple[int, ...] = Field(min_length=1)
+    layers: Some[int]
 
 
 class LossProfile(Record):
@@ -104,7 +104,7 @@ class Clocks(Record):
 
     before_mhz: int = Field(ge=0)
     after_mhz: int = Field(ge=0)
-    throttled_by: tuple[str, ...] = ()
+    throttled_by: Many[str] = ()
 
 
 class Provenance(Record):
@@ -125,7 +125,7 @@ class Provenance(Record):
     cuda_version: str = ""
     driver: str = ""
     clocks: Clocks | None = None
-    calibrated_by: tuple[str, ...] = ()
+    calibrated_by: Many[str] = ()
     """Ids of the measured profiles an estimate was calibrated by."""
     error_band: float | None = None
     """Relative error to expect, itself measured; required reading for an estimate."""
@@ -152,18 +152,18 @@ class Profile(Document):
     schema_version: Literal["stagewright.profile/1"] = "stagewright.profile/1"
     model: str = ""
     spec: ModelSpec | None = None
-    inputs: tuple[TensorSpec, ...] = ()
+    inputs: Many[TensorSpec] = ()
     input_structure: str = ""
-    layers: tuple[LayerProfile, ...] = Field(min_length=1)
-    boundaries: tuple[Boundary, ...]
-    edges: tuple[Edge, ...] = ()
-    parameters: tuple[Parameter, ...] = ()
-    storages: tuple[SavedStorage, ...] = ()
+    layers: Some[LayerProfile]
+    boundaries: Many[Boundary]
+    edges: Many[Edge] = ()
+    parameters: Many[Parameter] = ()
+    storages: Many[SavedStorage] = ()
     loss: LossProfile | None = None
     reconciliation: Reconciliation | None = None
     provenance: Provenance = Provenance()
-    fixed_mode: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    fixed_mode: Many[str] = ()
+    notes: Many[str] = ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -33,7 +33,7 @@ def progress_of(line: bytes) -> dict[str, Any] | None:
     done, total, layer = told.get("done"), told.get("total"), told.get("layer", "")
     if not (_is_count(done) and _is_count(total) and isinstance(layer, str)):
         return None
-    return {"done": done, "total": total, "layer": layer[:MAX_NAME_CHARACTERS]}
+    return {"done": done, "total": total, "layer": _printable(layer)[:MAX_NAME_CHARACTERS]}
 
 
 def error_of(returncode: int, talk: bytes) -> StagewrightError:
@@ -64,9 +64,10 @@ def _reported(line: str) -> StagewrightError | None:
     error_class = CHILD_ERRORS.get(str(announced.get("error")))
     if error_class is None or "message" not in announced:
         return None
-    message, field = str(announced["message"])[:MAX_MESSAGE_CHARACTERS], announced.get("field")
+    message = _printable(str(announced["message"]))[:MAX_MESSAGE_CHARACTERS]
+    field = announced.get("field")
     if error_class is InvalidInput and isinstance(field, str):
-        return InvalidInput(message, field=field[:MAX_NAME_CHARACTERS])
+        return InvalidInput(message, field=_printable(field)[:MAX_NAME_CHARACTERS])
     if error_class is OutOfMemory:
         return _out_of_memory(message, announced)
     return error_class(message)
@@ -77,7 +78,7 @@ def _out_of_memory(message: str, announced: dict[str, Any]) -> OutOfMemory:
     required, available = (announced.get(f"{name}_bytes") for name in ("required", "available"))
     return OutOfMemory(
         message,
-        layer=layer[:MAX_NAME_CHARACTERS] if isinstance(layer, str) else None,
+        layer=_printable(layer)[:MAX_NAME_CHARACTERS] if isinstance(layer, str) else None,
         required_bytes=required if _is_count(required, 2**63) else None,
         available_bytes=available if _is_count(available, 2**63) else None,
     )
@@ -89,6 +90,11 @@ def _object(line: str | bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return told if isinstance(told, dict) else {}
+
+
+def _printable(text: str) -> str:
+    """The text without halves of characters, which JSON may hold and nothing else takes."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _is_count(value: object, below: int = 2**31) -> bool:

@@ -11,6 +11,7 @@ import importlib.util
 from collections.abc import Sequence
 
 from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
 
 from ...core.errors import DeadlineExceeded
 from ...core.options import Estimated, EstimateRequest
@@ -47,9 +48,8 @@ class Estimator:
     ) -> None:
         self._command = tuple(command)
         self._deadline_s = deadline_s
-        self._deadline_s = deadline_s  # which ends the child a little earlier than its own
         memory_bytes = min(memory_bytes or default_memory_bytes(), MEMORY_BYTES)
-        self._limits = Limits(memory_bytes, deadline_s + 1.0)
+        self._limits = Limits(memory_bytes, deadline_s + 1.0)  # cancelling ends it before
         self._sandbox = sandbox
         self._turn = asyncio.Semaphore(MAX_CONCURRENT)
 
@@ -64,8 +64,9 @@ class Estimator:
         """
         if importlib.util.find_spec("torch") is None:
             raise MeasuringUnavailable(
-                "estimating needs torch on the server; post a profile instead, "
-                "or install stagewright[torch]"
+                "estimating needs torch on the server; measure with 'profiling', which workers "
+                "do, post a profile instead ('stagewright estimate'), or install "
+                "stagewright[torch]"
             )
         try:
             async with asyncio.timeout(self._deadline_s), self._turn:
@@ -74,7 +75,7 @@ class Estimator:
                         self._command,
                         request.model_dump_json().encode(),
                         self._limits,
-                        sandbox=chosen_sandbox(self._sandbox),
+                        sandbox=await run_in_threadpool(chosen_sandbox, self._sandbox),
                     )
         except TimeoutError:
             raise DeadlineExceeded(

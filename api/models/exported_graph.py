@@ -40,7 +40,16 @@ def read_pt2(archive: bytes) -> Graph:
     Raises:
         InvalidInput: It is no such archive, or its program has what a graph cannot hold.
     """
-    return graph_of(read_exported(program_json(archive)))
+    return read_program(program_json(archive))
+
+
+def read_program(text: bytes) -> Graph:
+    """The graph of a program's JSON.
+
+    Raises:
+        InvalidInput: It has what a graph cannot hold.
+    """
+    return graph_of(read_exported(text))
 
 
 def graph_of(program: Exported) -> Graph:

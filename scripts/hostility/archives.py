@@ -119,6 +119,10 @@ def _bombs() -> Iterator[Attack]:
     yield bomb("two members over the same bytes", _overlapping(), "overlaps")
     yield bomb("100,001 members", _many_members(100_001), "more than 100000 members")
     yield bomb("a size that is not true", _understated(), "")
+    lists = b"[" + b"{}," * (5 * 2**20) + b"{}]"
+    yield bomb("five million objects in 15 KiB", packed({PROGRAM: lists}), "")
+    mixed = b"".join(b'{"%d":[]},' % number for number in range(2**20))
+    yield bomb("a million objects in 3 MiB", packed({PROGRAM: b"[" + mixed + b"{}]"}), "")
     yield bomb("a deflated body", zlib.compress(b" " * 2**24), "not an archive")
 
 

@@ -42,6 +42,9 @@ def _no_json() -> Iterator[Attack]:
         "a byte order mark": b'\xef\xbb\xbf{"cluster": "2xcpu"}',
         "a raw NUL": b'{"cluster": "\x00"}',
         "YAML": b"!!python/object/apply:os.system ['touch ran']",
+        "300,000 wrong layers": b'{"profile": {"layers": [' + b"{}," * 300_000 + b"{}]}}",
+        "300,000 wrong devices": b'{"cluster": {"devices": [' + b"{}," * 300_000 + b"{}]}}",
+        "300,000 wrong operations": b'{"graph": {"operations": [' + b"{}," * 300_000 + b"{}]}}",
         "17 MiB": b'{"cluster": "' + b"x" * (17 * 2**20) + b'"}',
     }.items():
         yield Attack("json", name, posting("/v1/plans", body))

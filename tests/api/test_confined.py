@@ -189,6 +189,16 @@ def test_what_a_child_announces_is_cut():
     assert len(caught.value.field) == 200
 
 
+def test_halves_of_characters_are_replaced():
+    """Cause: a layer named so made every list of the project's jobs an internal error."""
+    told = []
+    lines = '{"done": 1, "total": 1, "layer": "a\\ud800"}\n'
+    lines += '{"error": "InvalidInput", "message": "b\\udfff", "field": "/\\ud800"}'
+    with pytest.raises(InvalidInput) as caught:
+        run(f"import sys; sys.stderr.write({lines!r}); sys.exit(1)", on_progress=told.append)
+    assert (told[0]["layer"], str(caught.value), caught.value.field) == ("a?", "b?", "/?")
+
+
 def test_of_the_environment_it_sees_what_changes_torch(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name in ("STAGEWRIGHT_TOKEN", "AWS_SECRET_ACCESS_KEY", "PYTHONPATH", "HOME", "LD_PRELOAD"):

@@ -96,15 +96,19 @@ def test_times_that_are_no_times_are_refused(number):
         Profile.from_json(text.replace(first, number, 1))
 
 
-def test_an_error_names_every_field_at_fault():
+def test_an_error_names_every_field_at_fault_in_the_first_item_that_is_wrong():
+    """Cause: errors for each of 300,000 items took a server 20 s and a gigabyte."""
     data = json.loads(PROFILE.to_json())
     data["layers"][0]["workspace_bytes"] = -1
-    data["layers"][2]["forward"]["median_s"] = "fast"
+    data["layers"][0]["forward"]["median_s"] = "fast"
+    data["layers"][2]["workspace_bytes"] = -1
     with pytest.raises(InvalidInput) as caught:
         Profile.from_json(json.dumps(data))
     assert "/layers/0/workspace_bytes" in str(caught.value)
-    assert "/layers/2/forward/median_s" in str(caught.value)
-    assert caught.value.field == "/layers/0/workspace_bytes"
+    assert "/layers/0/forward/median_s" in str(caught.value)
+    assert "/layers/2" not in str(caught.value)
+    assert "at least 1 item" not in str(caught.value)
+    assert caught.value.field in ("/layers/0/workspace_bytes", "/layers/0/forward/median_s")
 
 
 def test_a_missing_file_is_bad_input(tmp_path):
