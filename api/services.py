@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, ParamSpec, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
@@ -33,12 +33,15 @@ from .store.records import Stored
 from .what_if import (
     Comparison,
     ComparisonRequest,
+    PricedSplit,
     Simulation,
     SimulationRequest,
     compare,
-    simulate,
-    simulate_changed,
+    price,
 )
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 MeasuredBefore = Callable[[str, MeasureRequest, Cluster], Awaitable[str | None]]
 """Of a project and a cluster: the profile of an earlier measurement, by its id."""
@@ -222,6 +225,15 @@ class Planning:
         Raises:
             InvalidInput: It is no split of that profile, or larger than this service does.
         """
+        question = await self.question(caller, request)
+        return await self.elsewhere(price, question, request.timeline)
+
+    async def question(self, caller: Caller, request: SimulationRequest) -> PricedSplit:
+        """What is to be priced, all that is stored looked up.
+
+        Raises:
+            InvalidInput: There is no split, or it is larger than this service does.
+        """
         profile, base = await run_in_threadpool(self._base, caller.project_id, request)
         plan_of_base = None if base is None else base.plan
         cluster = request.cluster or (base.cluster if base else None)
@@ -236,20 +248,11 @@ class Planning:
                 field="/balance",
             )
         check_effort([profile], cluster, options)
-        if plan_of_base is None:
-            return await self._solver.run(
-                simulate, profile, cluster, options, balance, tuple(replicas), request.timeline
-            )
-        return await self._solver.run(
-            simulate_changed,
-            plan_of_base,
-            profile,
-            cluster,
-            options,
-            balance,
-            tuple(replicas),
-            request.timeline,
-        )
+        return PricedSplit(plan_of_base, profile, cluster, options, balance, tuple(replicas))
+
+    async def elsewhere(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """What a function returns that keeps a processor busy, where plans are searched for."""
+        return await self._solver.run(work, *args, **kwargs)
 
     async def compare(self, caller: Caller, request: ComparisonRequest) -> Comparison:
         """Put stored plans side by side.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -118,6 +119,39 @@ def simulate_changed(
     kept = {"profile_id": base.profile_id, "options": options, "layer_order": order}
     plan = found.plan.model_copy(update=kept)
     return found.model_copy(update={"plan": plan})
+
+
+@dataclass(frozen=True)
+class PricedSplit:
+    """A split with everything its price depends on.
+
+    Attributes:
+        base: The plan that is changed; `None` for a profile's split.
+        profile: Its layers as they were profiled.
+        cluster: The devices.
+        options: What to plan for.
+        balance: Layers of each stage.
+        replicas: Devices of each stage; one each if empty.
+    """
+
+    base: Plan | None
+    profile: Profile
+    cluster: Cluster
+    options: PlanOptions
+    balance: tuple[int, ...]
+    replicas: tuple[int, ...]
+
+
+def price(split: PricedSplit, with_timeline: bool) -> Simulation:
+    """Price a split.
+
+    Raises:
+        InvalidInput: It is no split of that profile, or of those layers.
+    """
+    rest = split.cluster, split.options, split.balance, split.replicas, with_timeline
+    if split.base is None:
+        return simulate(split.profile, *rest)
+    return simulate_changed(split.base, split.profile, *rest)
 
 
 class ComparisonRequest(Record):

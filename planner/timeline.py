@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from ..core.plan import DirectSend, Plan
 from ..core.timeline import Timeline
 from ..schedules.of_plan import schedule_of
-from .simulate import StageTimes, simulate
+from ..schedules.order import make_order
+from .simulate import StageTimes, simulate, simulated_rows
 from .stage_times import SkipTimes
+from .step_rows import StepRows
 
 
 def plan_timeline(plan: Plan) -> Timeline:
@@ -18,9 +20,24 @@ def plan_timeline(plan: Plan) -> Timeline:
     large as its workspace, which is where a plan counts it, and as long as its forward: a plan
     only says how long both take together.
     """
+    return simulate(schedule_of(plan), _times_of(plan))
+
+
+def plan_rows(plan: Plan) -> StepRows:
+    """What `plan_timeline` has of events and memory, as plain rows."""
+    stages = plan.stages
+    if any(stage.recompute != "never" for stage in stages):
+        return simulated_rows(schedule_of(plan), _times_of(plan))
+    depths = [stage.in_flight for stage in stages] if plan.schedule == "1f1b" else ()
+    replicas = [stage.replicas for stage in stages]
+    order = make_order(plan.schedule, plan.num_microbatches, replicas, depths, plan.chunks)
+    return simulated_rows(order, _times_of(plan))
+
+
+def _times_of(plan: Plan) -> StageTimes:
     stages = plan.stages
     recomputes = [stage.recompute != "never" for stage in stages]
-    times = StageTimes(
+    return StageTimes(
         forward_s=[stage.forward_time_s for stage in stages],
         backward_s=[stage.backward_time_s for stage in stages],
         send_forward_s=[stage.send_forward_time_s for stage in stages[:-1]],
@@ -40,7 +57,6 @@ def plan_timeline(plan: Plan) -> Timeline:
         backward_channel=plan.backward_channels,
         skips=skip_times(plan.direct_sends),
     )
-    return simulate(schedule_of(plan), times)
 
 
 def skip_times(sends: Sequence[DirectSend]) -> tuple[SkipTimes, ...]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from ..core.plan import Plan
 from ..core.schedule import Work
-from ..core.timeline import Timeline
+from ..planner.step_rows import StepRows
 from ..schedules.layout import Layout
 from .plan_view import Boxes, Lane
+
+COMPUTATIONS = frozenset(map(str, Work))
 
 
 def stages_of(where: Layout, rank: int) -> tuple[int, ...]:
@@ -20,11 +22,11 @@ def device_of(plan: Plan, where: Layout, rank: int) -> str:
     return plan.stages[stage].devices[where.stage_ranks[stage].index(rank)]
 
 
-def lanes_of(plan: Plan, where: Layout, timeline: Timeline | None) -> tuple[Lane, ...]:
+def lanes_of(plan: Plan, where: Layout, step: StepRows | None) -> tuple[Lane, ...]:
     """One lane a rank."""
     busy_s = [0.0] * where.num_ranks
-    for event in timeline.events if timeline is not None else ():
-        if isinstance(event.kind, Work):
+    for event in step.events if step is not None else ():
+        if event.kind in COMPUTATIONS:
             busy_s[event.rank] += event.end_s - event.start_s
     return tuple(
         Lane(
@@ -36,14 +38,14 @@ def lanes_of(plan: Plan, where: Layout, timeline: Timeline | None) -> tuple[Lane
     )
 
 
-def boxes_of(timeline: Timeline) -> Boxes:
-    """A timeline's events, field by field."""
-    events = timeline.events
+def boxes_of(step: StepRows) -> Boxes:
+    """A step's events, field by field."""
+    ranks, stages, kinds, microbatches, start_s, end_s = zip(*step.events, strict=True)
     return Boxes(
-        ranks=tuple(event.rank for event in events),
-        stages=tuple(event.stage for event in events),
-        kinds=tuple(str(event.kind) for event in events),
-        microbatches=tuple(event.microbatch for event in events),
-        start_s=tuple(event.start_s for event in events),
-        end_s=tuple(event.end_s for event in events),
+        ranks=ranks,
+        stages=stages,
+        kinds=kinds,
+        microbatches=microbatches,
+        start_s=start_s,
+        end_s=end_s,
     )

@@ -53,7 +53,9 @@ def percent(share: float) -> str:
 def data(value: Any) -> Markup:
     """JSON for a data block; nothing in it can end the element."""
     text = value.model_dump_json() if isinstance(value, Record) else json.dumps(value)
-    return Markup(text.replace("<", "\\u003c").replace("\u2028", " ").replace("\u2029", " "))
+    for character in "<\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
 
 
 def plan_page(view: PlanView) -> str:
@@ -68,6 +70,7 @@ def plan_page(view: PlanView) -> str:
         .get_template("file.html")
         .render(
             view=view,
+            block=data(view),
             live=False,
             style=Markup(style),
             script=Markup(script),

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 
 from ..core.plan import Plan, Stage
-from ..core.timeline import HeldMemory, Timeline
+from ..planner.step_rows import HeldRow, StepRows
 from ..schedules.layout import Layout
 from .gantt import device_of, stages_of
 from .plan_view import MemoryCurve
 
 
-def curves_of(plan: Plan, where: Layout, timeline: Timeline | None) -> tuple[MemoryCurve, ...]:
-    """One curve a rank; without a timeline they have no points."""
-    held: dict[int, list[HeldMemory]] = defaultdict(list)
-    for change in timeline.memory if timeline is not None else ():
+def curves_of(plan: Plan, where: Layout, step: StepRows | None) -> tuple[MemoryCurve, ...]:
+    """One curve a rank; without a step they have no points."""
+    held: dict[int, list[HeldRow]] = defaultdict(list)
+    for change in step.held if step is not None else ():
         held[change.rank].append(change)
     peaks = plan.memory_by_device()
     curves = []

@@ -8,9 +8,8 @@ from ..core.errors import InvalidInput
 from ..core.plan import Plan, Stage
 from ..core.plan_table import proof_lines
 from ..core.profile import Profile
-from ..core.timeline import Timeline
 from ..planner.scaled import as_planned
-from ..planner.timeline import plan_timeline
+from ..planner.timeline import plan_rows
 from ..planner.validate import as_ordered
 from ..schedules.layout import Layout, make_layout
 from .gantt import boxes_of, lanes_of
@@ -28,8 +27,6 @@ def plan_view(
     plan: Plan,
     profile: Profile | None = None,
     cluster: Cluster | None = None,
-    *,
-    timeline: Timeline | None = None,
 ) -> PlanView:
     """What there is to see of a plan.
 
@@ -37,7 +34,6 @@ def plan_view(
         plan: What is looked at.
         profile: The one it was made from; without, layers have names alone.
         cluster: What it was made for; without, nothing is said of links.
-        timeline: The plan's, if it is there already.
 
     Raises:
         InvalidInput: The profile is another model's or in another order.
@@ -46,16 +42,15 @@ def plan_view(
         profile = _of_plan(plan, profile)
     where = layout_of(plan)
     is_drawn = 2 * plan.num_microbatches * plan.num_stages <= MAX_ACTIONS
-    if timeline is None and is_drawn:
-        timeline = plan_timeline(plan)
+    step = plan_rows(plan) if is_drawn else None
     return PlanView(
         header=_header(plan),
         balance=plan.balance,
         stages=tuple(map(_stage_row, plan.stages)),
         layers=layers_of(plan, profile),
-        lanes=lanes_of(plan, where, timeline),
-        boxes=None if timeline is None else boxes_of(timeline),
-        memory=curves_of(plan, where, timeline),
+        lanes=lanes_of(plan, where, step),
+        boxes=None if step is None else boxes_of(step),
+        memory=curves_of(plan, where, step),
         graph=graph_of(plan, profile),
         baselines=plan.baselines,
         proof=plan.proof,

@@ -6,6 +6,7 @@ from typing import Annotated
 from urllib.parse import parse_qs, urlsplit
 
 from fastapi import APIRouter, Query, Request, Response
+from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, RedirectResponse
@@ -95,8 +96,8 @@ def page_routes(
         return render("plans.html", here="plans", plans=page.items, next_cursor=page.next_cursor)
 
     @router.get("/plans/{plan_id}")
-    def plan(plan_id: str, caller: CallerOfRequest) -> str:
-        stored = store.documents.plan(caller.project_id, plan_id)
+    async def plan(plan_id: str, caller: CallerOfRequest) -> str:
+        stored = await run_in_threadpool(store.documents.plan, caller.project_id, plan_id)
         if stored.plan is None:
             ways = stored.infeasible.ways_out if stored.infeasible else ()
             asked = [way.model_dump(mode="json") for way in ways]
@@ -108,9 +109,11 @@ def page_routes(
             "options": stored.options.model_dump(mode="json"),
             "cluster": stored.cluster.model_dump(mode="json") if fits else None,
         }
-        view = views.of(caller, stored)
-        return render(
-            "live.html", here="plans", live=True, stored=stored, view=view, request=request
+        found = await views.of(caller, stored)
+        values = {"stored": stored, "view": found.shown, "request": request}
+        block = Markup(found.text)
+        return await run_in_threadpool(
+            render, "live.html", here="plans", live=True, block=block, **values
         )
 
     @router.get("/compare")

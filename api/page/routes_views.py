@@ -11,7 +11,8 @@ from ..answers import TAGGED, IfNoneMatch, of_release, tagged
 from ..auth.caller import CallerOfRequest
 from ..json_body import StrictRoute
 from ..openapi import PROBLEM_RESPONSE
-from .views import ViewAnswer, ViewRequest, Views
+from .drawings import ViewAnswer
+from .views import ViewRequest, Views
 
 
 def view_routes(views: Views) -> APIRouter:
@@ -21,12 +22,12 @@ def view_routes(views: Views) -> APIRouter:
     )
 
     @router.get("/plans/{plan_id}/view", response_model=PlanView, responses=TAGGED)
-    def get_view(
+    async def get_view(
         plan_id: str, request: Request, caller: CallerOfRequest, if_none_match: IfNoneMatch = None
     ) -> Response:
         """A plan's numbers, layers, boxes, memory curves and folded graph, ready to be drawn."""
-        view = views.stored(caller, plan_id)
-        return tagged(request, of_release(f"{plan_id}.view"), view.model_dump_json)
+        found = await views.stored(caller, plan_id)
+        return tagged(request, of_release(f"{plan_id}.view"), lambda: found.text)
 
     @router.post("/views", response_model=ViewAnswer)
     async def change_view(
@@ -34,8 +35,7 @@ def view_routes(views: Views) -> APIRouter:
         caller: CallerOfRequest,
     ) -> Response:
         """The same of a stored plan with other cuts, devices or options; nothing is stored."""
-        found = await views.changed(caller, body)
-        return Response(found.model_dump_json(), media_type="application/json")
+        return Response(await views.changed(caller, body), media_type="application/json")
 
     return router
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections import OrderedDict
+from typing import Annotated
 
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
-from ...core.cluster import Cluster
 from ...core.document import Record
 from ...core.plan import PlanOptions
-from ...core.service.plans import InfeasibleAnswer, StoredPlan
-from ...view.of_plan import plan_view
-from ...view.plan_view import PlanView
+from ...core.service.plans import StoredPlan
 from ..auth.caller import Caller
 from ..drawing import plan_of
 from ..requests import ClusterInput
 from ..services import Planning
 from ..store.contract import Store
 from ..what_if import SimulationRequest
+from .drawings import Drawing, changed_view, drawing
 
 
 class ViewRequest(Record):
@@ -39,41 +38,52 @@ class ViewRequest(Record):
     options: PlanOptions | None = None
 
 
-class ViewAnswer(Record):
-    """The changed plan, or why it cannot be used."""
-
-    status: Literal["simulated", "infeasible"]
-    view: PlanView | None = None
-    infeasible: InfeasibleAnswer | None = None
+MAX_KEPT_CHARACTERS = 64 * 2**20
+"""Of drawings that are kept; the largest has 9 million."""
 
 
 class Views:
     """Looks at stored plans.
 
+    A plan never changes, so what was drawn of it is kept for whoever asks next.
+
     Args:
-        planning: Prices changed plans.
+        planning: Prices changed plans, and draws where they are searched for.
         store: Has plans and profiles.
     """
 
     def __init__(self, planning: Planning, store: Store) -> None:
         self._planning = planning
         self._store = store
+        self._kept: OrderedDict[tuple[str, str], Drawing] = OrderedDict()
 
-    def stored(self, caller: Caller, plan_id: str) -> PlanView:
+    async def stored(self, caller: Caller, plan_id: str) -> Drawing:
         """A plan as it is kept.
 
         Raises:
             NotFound, Problem: There is none under that id, or nothing fitted its request.
         """
-        return self.of(caller, self._store.documents.plan(caller.project_id, plan_id))
+        found = await run_in_threadpool(self._store.documents.plan, caller.project_id, plan_id)
+        return await self.of(caller, found)
 
-    def of(self, caller: Caller, stored: StoredPlan) -> PlanView:
+    async def of(self, caller: Caller, stored: StoredPlan) -> Drawing:
         """The same of a record that is read already."""
-        profile = self._store.documents.profile(caller.project_id, stored.profile_id).profile
-        return plan_view(plan_of(stored), profile, stored.cluster)
+        key = caller.project_id, stored.id
+        found = self._kept.get(key)
+        if found is None:
+            plan = plan_of(stored)
+            profile = await run_in_threadpool(
+                self._store.documents.profile, caller.project_id, stored.profile_id
+            )
+            found = await self._planning.elsewhere(drawing, plan, profile.profile, stored.cluster)
+            self._kept[key] = found
+        self._kept.move_to_end(key)
+        while sum(len(one.text) for one in self._kept.values()) > MAX_KEPT_CHARACTERS:
+            self._kept.popitem(last=False)
+        return found
 
-    async def changed(self, caller: Caller, request: ViewRequest) -> ViewAnswer:
-        """A plan with changes, priced as ``POST /v1/simulations`` does.
+    async def changed(self, caller: Caller, request: ViewRequest) -> str:
+        """A plan with changes, priced as ``POST /v1/simulations`` does: a `ViewAnswer` as JSON.
 
         Raises:
             InvalidInput: It is no split of that profile, or options that do not go together.
@@ -91,16 +101,6 @@ class Views:
             replicas=tuple(stage.replicas for stage in plan.stages) if same_stages else None,
             cluster=request.cluster,
             options=request.options,
-            timeline=True,
         )
-        found = await self._planning.simulate(caller, asked)
-        if found.plan is None:
-            return ViewAnswer(status="infeasible", infeasible=found.infeasible)
-        cluster: Cluster = request.cluster or stored.cluster
-        profile = await run_in_threadpool(
-            self._store.documents.profile, caller.project_id, stored.profile_id
-        )
-        view = await run_in_threadpool(
-            plan_view, found.plan, profile.profile, cluster, timeline=found.timeline
-        )
-        return ViewAnswer(status="simulated", view=view)
+        question = await self._planning.question(caller, asked)
+        return await self._planning.elsewhere(changed_view, question)

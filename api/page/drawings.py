@@ -1,0 +1,57 @@
+"""What is drawn of a plan, made in a planning process: a large one takes a second."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from ...core.cluster import Cluster
+from ...core.document import Record
+from ...core.plan import Plan
+from ...core.profile import Profile
+from ...core.service.plans import InfeasibleAnswer
+from ...view.html import data
+from ...view.of_plan import plan_view
+from ...view.plan_view import LayerColumns, PlanView
+from ..what_if import PricedSplit, price
+
+
+class ViewAnswer(Record):
+    """The changed plan, or why it cannot be used."""
+
+    status: Literal["simulated", "infeasible"]
+    view: PlanView | None = None
+    infeasible: InfeasibleAnswer | None = None
+
+
+class Drawing(NamedTuple):
+    """A plan as pages have it.
+
+    Attributes:
+        text: The whole `PlanView` as JSON that an HTML data block can hold.
+        shown: The same without what the program alone draws: boxes, curves and layers.
+    """
+
+    text: str
+    shown: PlanView
+
+
+def drawing(plan: Plan, profile: Profile, cluster: Cluster) -> Drawing:
+    """What pages have of a plan."""
+    view = plan_view(plan, profile, cluster)
+    left_out = {"boxes": None, "memory": (), "layers": LayerColumns(names=(), stages=())}
+    return Drawing(str(data(view)), view.model_copy(update=left_out))
+
+
+def changed_view(split: PricedSplit) -> str:
+    """A `ViewAnswer` as JSON.
+
+    Raises:
+        InvalidInput: It is no split of those layers.
+    """
+    found = price(split, False)
+    if found.plan is None:
+        answer = ViewAnswer(status="infeasible", infeasible=found.infeasible)
+    else:
+        view = plan_view(found.plan, split.profile, split.cluster)
+        answer = ViewAnswer(status="simulated", view=view)
+    return answer.model_dump_json()

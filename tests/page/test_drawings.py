@@ -1,0 +1,80 @@
+"""What pages draw of a plan is made where plans are searched for, once, and is the plan's own."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from starlette.testclient import TestClient
+
+from stagewright.api.app import create_app
+from stagewright.api.examples import example_profile
+from stagewright.api.page import views
+from stagewright.api.page.drawings import drawing
+from stagewright.api.settings import IN_MEMORY, Settings
+from stagewright.core.plan import Plan
+from stagewright.core.profile import Profile
+from stagewright.core.service.plans import StoredPlan
+from stagewright.planner.timeline import plan_rows, plan_timeline
+from stagewright.view.of_plan import plan_view
+
+TOKEN = "a-token-for-drawings"
+
+
+@pytest.fixture(scope="module")
+def client():
+    app = create_app(Settings(token=TOKEN, database=IN_MEMORY, plan_processes=0))
+    with TestClient(app, base_url="http://localhost") as client:
+        client.headers["Authorization"] = f"Bearer {TOKEN}"
+        yield client
+
+
+@pytest.fixture
+def stored(client):
+    body = {"profile": example_profile(), "cluster": "2x24GB"}
+    return StoredPlan.model_validate(client.post("/v1/plans", json=body).json())
+
+
+def test_a_plan_is_drawn_once_whoever_asks(client, stored, monkeypatch):
+    drawn = []
+
+    def counted(*args):
+        drawn.append(args)
+        return drawing(*args)
+
+    monkeypatch.setattr(views, "drawing", counted)
+    path = f"/v1/plans/{stored.id}/view"
+    first = client.get(path)
+    page = client.get(f"/plans/{stored.id}", headers={"Accept": "text/html"}).text
+    assert client.get(path).text == first.text
+    assert first.text in page
+    assert len(drawn) == 1
+    profile = Profile.model_validate(
+        client.get(f"/v1/profiles/{stored.profile_id}").json()["profile"]
+    )
+    expected = plan_view(stored.plan, profile, stored.cluster)
+    assert first.json() == json.loads(expected.model_dump_json())
+
+
+def test_only_so_many_drawings_are_kept(client, stored, monkeypatch):
+    monkeypatch.setattr(views, "MAX_KEPT_CHARACTERS", 1)
+    drawn = []
+    monkeypatch.setattr(views, "drawing", lambda *args: drawn.append(1) or drawing(*args))
+    for cluster in ("3x24GB", "3x24GB"):
+        made = client.post("/v1/plans", json={"profile": example_profile(), "cluster": cluster})
+        assert client.get(f"/v1/plans/{made.json()['id']}/view").status_code == 200
+    assert len(drawn) == 2
+
+
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_rows_are_the_timelines(stored, recompute):
+    stages = tuple(
+        stage.model_copy(update={"recompute": recompute}) for stage in stored.plan.stages
+    )
+    plan: Plan = stored.plan.model_copy(update={"stages": stages})
+    timeline, rows = plan_timeline(plan), plan_rows(plan)
+    events = [tuple(event.model_dump(mode="json").values()) for event in timeline.events]
+    assert [tuple(row) for row in rows.events] == events
+    assert [tuple(row) for row in rows.held] == [
+        tuple(change.model_dump().values()) for change in timeline.memory
+    ]
