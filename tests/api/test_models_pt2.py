@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import io
 import json
@@ -14,7 +15,9 @@ import pytest
 import torch
 from torch import nn
 
+from stagewright.api.confined.limits import Limits
 from stagewright.api.models import archive as archives
+from stagewright.api.models import programs
 from stagewright.api.models.archive import program_json
 from stagewright.api.models.exported_graph import read_pt2
 from stagewright.capture.capture import trace
@@ -163,6 +166,20 @@ def test_no_other_member_is_opened(archive, tmp_path):
 
 def test_an_archive_without_its_weights_will_do(archive):
     assert read_pt2(packed(program_json(archive))) == read_pt2(archive)
+
+
+def test_a_large_program_is_read_in_a_child_and_costs_only_that(archive, monkeypatch):
+    monkeypatch.setattr(programs, "SMALL", 0)
+    monkeypatch.setattr(
+        programs, "read_program", lambda text: pytest.fail("read in the server's process")
+    )
+    reader = programs.ProgramReader()
+    assert asyncio.run(reader.read(archive)) == read_pt2(archive)
+    with pytest.raises(InvalidInput, match=r"not as torch\.export writes it"):
+        asyncio.run(reader.read(packed(b"[{}]")))
+    monkeypatch.setattr(programs, "LIMITS", Limits(memory_bytes=2**24, deadline_s=20.0))
+    with pytest.raises(InvalidInput, match="too large for this service"):
+        asyncio.run(reader.read(archive))
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked(monkeypatch):
