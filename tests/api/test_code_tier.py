@@ -255,4 +255,4 @@ def test_the_kernel_ends_what_takes_too_much(cell):
             sandbox=cell.sandbox,
             cgroups=cell.cgroups,
         )
-    assert not list(Path(cell.cgroups.memory).glob("stagewright-child-*"))
+    assert not list(Path(cell.cgroups.memory).glob(f"stagewright-child-{os.getpid()}-*"))
