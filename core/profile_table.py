@@ -143,6 +143,11 @@ def _summary(profile: Profile) -> list[str]:
     return [*lines, *map(printable, profile.notes)]
 
 
+def quality_lines(profile: Profile) -> list[str]:
+    """What the numbers are worth: sum against the whole model, spread of repeats, clocks."""
+    return [*_reconciliation(profile), *_spread(profile), *_clocks(profile)]
+
+
 def _shape(profile: Profile) -> str:
     """Of the first input, whose first dimension is the samples."""
     if not profile.inputs:

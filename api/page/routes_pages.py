@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import parse_qs, urlsplit
 
 from fastapi import APIRouter, Query, Request, Response
@@ -11,8 +11,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, RedirectResponse
 
+from ...core.errors import InvalidInput
+from ...core.profile_diff import diff
 from ...view.layers import profile_layers
-from ..auth.caller import CallerOfRequest
+from ...view.profile_view import quality_of
+from ..auth.caller import Caller, CallerOfRequest
 from ..auth.identify import Identification
 from ..auth.scopes import is_page
 from ..paging import cursor_checked
@@ -139,12 +142,19 @@ def page_routes(
         )
 
     @router.get("/profiles/{profile_id}")
-    def profile(profile_id: str, caller: CallerOfRequest) -> str:
-        stored = store.documents.profile(caller.project_id, profile_id)
-        layers = profile_layers(stored.profile)
-        return render(
-            "profile.html", here="profiles", stored=stored, profile=stored.profile, layers=layers
-        )
+    async def profile(
+        profile_id: str,
+        caller: CallerOfRequest,
+        beside: Annotated[str, Query(alias="with", max_length=80)] = "",
+    ) -> str:
+        values = await run_in_threadpool(_profile_values, store, caller, profile_id, beside)
+        if values["other"] is not None:
+            earlier, later = values["other"].profile, values["stored"].profile
+            try:
+                values["found"] = await planning.elsewhere(diff, earlier, later)
+            except InvalidInput as error:
+                values["problem"] = str(error)
+        return await run_in_threadpool(render, "profile.html", here="profiles", **values)
 
     @router.get("/new")
     def new(caller: CallerOfRequest) -> str:
@@ -160,6 +170,23 @@ def page_routes(
         return render("job.html", here="jobs", job_id=job_id)
 
     return router
+
+
+def _profile_values(store: Store, caller: Caller, profile_id: str, beside: str) -> dict[str, Any]:
+    """What the page of a profile shows, and the other profile it is put beside."""
+    documents, project = store.documents, caller.project_id
+    stored = documents.profile(project, profile_id)
+    listed = documents.profiles(project, limit=50, cursor=None).items
+    return {
+        "stored": stored,
+        "profile": stored.profile,
+        "layers": profile_layers(stored.profile),
+        "quality": quality_of(stored.profile),
+        "others": [one for one in listed if one.id != profile_id],
+        "other": documents.profile(project, beside) if beside else None,
+        "found": None,
+        "problem": "",
+    }
 
 
 def _own_path(wanted: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment
 
 from ...view.html import STATIC, environment
+from ...view.profile_view import changes_of
 
 HERE = Path(__file__).parent
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -39,7 +40,9 @@ def assets() -> dict[str, Asset]:
 
 @cache
 def _environment() -> Environment:
-    return environment(HERE / "templates")
+    made = environment(HERE / "templates")
+    made.globals["changes_of"] = changes_of
+    return made
 
 
 def render(name: str, **values: Any) -> str:

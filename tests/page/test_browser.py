@@ -8,6 +8,8 @@ import pytest
 from playwright.sync_api import expect
 
 from stagewright.core.plan import Plan
+from stagewright.core.profile import Profile
+from stagewright.core.profile_diff import diff
 from stagewright.core.schedule import Work
 from stagewright.core.timeline import Timeline
 from stagewright.core.units import format_bytes, format_time
@@ -227,6 +229,33 @@ def test_links_and_memory_of_the_cluster_are_edited(signed_in, plan_id, served):
     assert cluster["levels"][0]["bandwidth_bytes_per_s"] == 1.5e9
 
 
+def test_a_profile_says_what_it_is_worth_and_what_has_changed(signed_in, plan_id, served):
+    page, client = signed_in.page, served.client()
+    before_id = client.get(f"/v1/plans/{plan_id}").json()["profile_id"]
+    before = Profile.model_validate(client.get(f"/v1/profiles/{before_id}").json()["profile"])
+    first = before.layers[0]
+    slow = {"median_s": 2 * first.forward.median_s, "spread_s": first.forward.median_s}
+    changed = first.model_copy(update={"forward": first.forward.model_copy(update=slow)})
+    after = before.model_copy(update={"layers": (changed, *before.layers[1:])})
+    made = client.post("/v1/profiles", json=after.model_dump(mode="json")).json()
+    page.goto(f"{signed_in.url}/profiles/{made['id']}")
+    expect(page.locator("#quality")).to_contain_text(first.layer.name)
+    page.locator("#bars canvas").hover(position={"x": 3, "y": 100})
+    expect(page.locator("#bars .told")).to_contain_text("spread by")
+    page.get_by_label("An earlier one").select_option(before_id)
+    page.get_by_role("button", name="Show what differs").click()
+    rows = page.locator("#diff tbody tr")
+    found = diff(before, after)
+    expect(rows).to_have_count(len(found.layers) + 1)
+    for index, entry in enumerate((*found.layers, found.total)):
+        words = rows.nth(index).inner_text().split("\t")
+        assert words[:3] == [
+            entry.name, format_time(entry.forward.before_s), format_time(entry.forward.after_s)
+        ]  # fmt: skip
+        relative = entry.time.relative
+        assert words[5].startswith(f"+{percent(relative)}" if relative else "same")
+
+
 def test_plans_are_compared_on_one_axis(signed_in, plan_id, served):
     client, page = served.client(), signed_in.page
     stored = client.get(f"/v1/plans/{plan_id}").json()
@@ -243,7 +272,6 @@ def test_plans_are_compared_on_one_axis(signed_in, plan_id, served):
 
 
 def test_the_file_shows_the_same_without_a_server(chromium, tmp_path, plan_id, served):
-    from stagewright.core.profile import Profile
     from stagewright.view.html import plan_page as write
     from stagewright.view.of_plan import plan_view
 

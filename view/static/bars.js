@@ -41,7 +41,8 @@ export class Bars {
     const [context, width] = fitted(this.canvas, HEIGHT);
     const costs = this.costs();
     const count = costs.length;
-    const most = Math.max(...costs.slice(0, 1), costs.reduce((a, b) => Math.max(a, b), 0), 1e-12);
+    const { spread_s: spread = [] } = this.layers;
+    const most = costs.reduce((highest, cost, index) => Math.max(highest, cost + (spread[index] ?? 0) / 2), 1e-12);
     const each = width / count;
     const hues = Array.from({ length: HUES }, (_, index) => colour(`hue-${index}`));
     let stage = 0;
@@ -63,8 +64,16 @@ export class Bars {
       }
       context.fillStyle = hues[stage % HUES];
       context.fillRect(x, HEIGHT - height, Math.max(1, each - (each > 4 ? 1 : 0)), height);
+      if (each > 4 && spread[index]) this.drawSpread(context, x + (each - 1) / 2, height, ((spread[index] / most) * (HEIGHT - 14)) / 2);
     }
     this.drawGhost(context, each);
+  }
+
+  /** A line from a quarter of the repeats to three quarters of them. */
+  drawSpread(context, x, height, half) {
+    context.fillStyle = colour("text");
+    context.fillRect(x - 0.5, HEIGHT - height - half, 1, 2 * half);
+    for (const end of [-half, half]) context.fillRect(x - 2, HEIGHT - height + end - 0.5, 4, 1);
   }
 
   drawGhost(context, each) {
@@ -177,6 +186,7 @@ export class Bars {
     this.told.textContent = forward.length
       ? `${index} ${names[index]}: forward ${time(forward[index])}, backward ${time(backward[index])}, `
         + `weights ${bytes(parameters[index])}`
+        + (this.layers.spread_s?.[index] ? `, times spread by ${time(this.layers.spread_s[index])}` : "")
       : `${index} ${names[index]}`;
   }
 }

@@ -1,7 +1,7 @@
 // What each layer of a profile costs.
 import { data } from "./api.js";
 import { Bars } from "./bars.js";
-import { bytes, time } from "./format.js";
+import { bytes, percent, time } from "./format.js";
 import { sortable } from "./table.js";
 
 const layers = data("profile");
@@ -14,5 +14,23 @@ sortable(document.getElementById("layers"), document.getElementById("more"), [
   column("backward", layers.backward_s, time), column("spread", layers.spread_s, time),
   column("weights", layers.parameter_bytes, bytes), column("saved", layers.saved_bytes, bytes),
 ], rows);
+if (document.getElementById("changes")) showChanges(data("changes"));
+
+/** The rows of `stagewright diff`; the last is the sum of all layers. */
+function showChanges(changes) {
+  const marks = { true: " *", false: "", null: " ?" };
+  const change = (row) => {
+    const share = changes.relative[row];
+    if (share === null) return "new";
+    if (share === 0) return "same";
+    return `${share > 0 ? "+" : ""}${percent(share)}${marks[changes.significant[row]]}`;
+  };
+  sortable(document.getElementById("diff"), document.getElementById("diff-more"), [
+    { title: "layer", value: (row) => row, text: (row) => changes.names[row] },
+    column("forward before", changes.forward_before_s, time), column("after", changes.forward_after_s, time),
+    column("backward before", changes.backward_before_s, time), column("after", changes.backward_after_s, time),
+    { title: "both", value: (row) => changes.relative[row] ?? Infinity, text: change },
+  ], changes.names.map((name, row) => row));
+}
 addEventListener("resize", () => bars.draw());
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => bars.draw());
