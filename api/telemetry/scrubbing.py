@@ -17,6 +17,9 @@ _PATTERNS = (
     re.compile(r"(?i)(?<=bearer )\s*[A-Za-z0-9._~+/-]+=*"),
 )
 
+_MARKS = ("sw_", "eyj", "bearer", "://", "password=")
+"""Text without any of these, in small letters, fits no pattern: most of what is logged."""
+
 
 class Scrubber:
     """Masks secrets in a log line; a processor of structlog.
@@ -39,15 +42,22 @@ class Scrubber:
 
     def scrubbed(self, value: Any) -> Any:
         """A value without secrets; what is no plain data becomes its text first."""
+        if isinstance(value, str):
+            return self._masked(value)
         if value is None or isinstance(value, bool | int | float):
             return value
         if isinstance(value, Mapping):
             return {str(name): self.scrubbed(inner) for name, inner in value.items()}
         if isinstance(value, list | tuple | set | frozenset):
             return [self.scrubbed(inner) for inner in value]
-        text = value if isinstance(value, str) else repr(value)
+        return self._masked(repr(value))
+
+    def _masked(self, text: str) -> str:
         if self._known is not None:
             text = self._known.sub(MASK, text)
+        folded = text.lower()
+        if not any(mark in folded for mark in _MARKS):
+            return text
         for pattern in _PATTERNS:
             text = pattern.sub(MASK, text)
         return without_passwords(text)
