@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import shlex
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -134,7 +137,12 @@ def test_a_cut_is_moved_and_a_slider_too_by_keyboard_alone(plan_page, plan_id, s
 
 def test_another_schedule_is_priced_and_planned_again(plan_page, plan_id, served):
     page = plan_page
+    notes = page.locator("[data-of-stored]")
+    assert not any(note.is_visible() for note in notes.all())
     after_pricing(page, lambda: page.locator("#schedule").select_option("zbv"))
+    assert shown(page, "header.schedule") == "zbv"
+    assert notes.count()
+    assert all(note.is_visible() for note in notes.all())
     page.get_by_role("button", name="Find the best cuts for this").click()
     page.wait_for_url(lambda url: plan_id not in url)
     again = page.url.rpartition("/")[2]
@@ -227,6 +235,27 @@ def test_links_and_memory_of_the_cluster_are_edited(signed_in, plan_id, served):
     cluster = client.get(f"/v1/plans/{page.url.rpartition('/')[2]}").json()["cluster"]
     assert [device["memory_bytes"] for device in cluster["devices"]] == [2 * 2**30] * 2
     assert cluster["levels"][0]["bandwidth_bytes_per_s"] == 1.5e9
+
+
+def test_a_files_request_can_be_pasted(signed_in, plan_id, served, tmp_path):
+    page, client = signed_in.page, served.client()
+    profile_id = client.get(f"/v1/plans/{plan_id}").json()["profile_id"]
+    profile = client.get(f"/v1/profiles/{profile_id}").json()["profile"]
+    path = tmp_path / "it's null.json"
+    path.write_text(json.dumps(profile))
+    page.goto(f"{signed_in.url}/new")
+    page.wait_for_selector("body[data-ready]")
+    page.locator("#source").select_option("file")
+    page.set_input_files("#file", path)
+    expect(page.locator("#message")).to_contain_text("is taken")
+    words = shlex.split(page.locator("#curl").text_content())
+    assert [words[0], *words[2:4]] == ["jq", "it's null.json", "|"]
+    program = page.locator("#python").text_content()
+    names = {}
+    with contextlib.chdir(tmp_path):
+        exec(program.partition("request = ")[0], names)
+    assert names["body"]["profile"] == profile
+    assert names["body"]["options"]["num_microbatches"] == 8
 
 
 def test_a_profile_says_what_it_is_worth_and_what_has_changed(signed_in, plan_id, served):

@@ -49,6 +49,7 @@ export function fill(root, view, ghost) {
     const now = shown(at(view, element.dataset.ghost), element.dataset.form);
     element.textContent = ghost && before !== now ? `was ${before}` : "";
   }
+  for (const element of root.querySelectorAll("[data-of-stored]")) element.hidden = !ghost;
   for (const element of root.querySelectorAll("[data-list]")) {
     element.replaceChildren(...at(view, element.dataset.list).map((line) => {
       const item = document.createElement("li");

@@ -1,12 +1,22 @@
 // Several plans' steps on one time axis.
 import { ask } from "./api.js";
+import { make } from "./dom.js";
 import { Axis } from "./chart.js";
 import { Gantt } from "./gantt.js";
 
 const boxes = [...document.querySelectorAll("[data-view]")];
-const views = await Promise.all(boxes.map(async (box) => (await ask(box.dataset.view))[0]));
+const found = await Promise.all(boxes.map(async (box) => {
+  try {
+    return [box, (await ask(box.dataset.view))[0]];
+  } catch (error) {
+    box.replaceChildren(make("p", { class: "notice bad" }, error.message));
+    return null;
+  }
+}));
+const drawn = found.filter((one) => one !== null);
+const views = drawn.map(([, view]) => view);
 const axis = new Axis(Math.max(...views.map((view) => view.header.step_time_s), 1e-9));
-const charts = views.map((view, index) => new Gantt(boxes[index], view, axis));
+const charts = views.map((view, index) => new Gantt(drawn[index][0], view, axis));
 const draw = () => charts.forEach((chart) => chart.draw());
 axis.onchange(draw);
 addEventListener("resize", draw);

@@ -45,12 +45,28 @@ async function cancel() {
 
 function watch() {
   const events = new EventSource(`${path}/events`);
+  events.onerror = () => { // browsers ask again by themselves, but not after a refusal
+    show().catch((error) => say(error.message, true));
+    if (events.readyState === EventSource.CLOSED) setTimeout(watchOn, 5000);
+  };
   for (const kind of KINDS) {
     events.addEventListener(kind, (event) => {
       find("events").append(make("tr", {}, make("th", { scope: "row" }, kind), make("td", { class: "wrap" }, describe(kind, JSON.parse(event.data)))));
       if (ENDED.has(kind)) events.close();
       show().catch((error) => say(error.message, true));
     });
+  }
+}
+
+/** Again from the beginning, if it still goes on. */
+async function watchOn() {
+  try {
+    const job = await show();
+    if (ENDED.has(job.state)) return;
+    find("events").replaceChildren();
+    watch();
+  } catch (error) {
+    say(error.message, true);
   }
 }
 

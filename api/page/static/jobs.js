@@ -1,8 +1,10 @@
-// The project's jobs, read again every few seconds while one goes on.
+// The project's jobs, read again every few seconds.
 import { ask } from "./api.js";
 import { make } from "./dom.js";
 
 const place = document.getElementById("jobs");
+const BUSY_MS = 2000;
+const QUIET_MS = 8000;
 const ENDED = new Set(["succeeded", "failed", "cancelled"]);
 
 function row(job) {
@@ -13,6 +15,7 @@ function row(job) {
     make("td", { class: "wrap" }, job.problem?.detail ?? job.message ?? ""));
 }
 
+/** Shows the jobs there are; for how long that will do. */
 async function read() {
   try {
     const [{ jobs }] = await ask("/v1/jobs?limit=50");
@@ -20,15 +23,21 @@ async function read() {
       place.replaceChildren(make("div", { class: "empty" }, make("h2", {}, "No jobs yet"),
         make("p", {}, "A job is made when a model has to be measured."),
         make("p", {}, make("a", { class: "button primary", href: "/new" }, "New plan"))));
-      return;
+      return QUIET_MS;
     }
     const heads = ["job", "state", "made", "message"].map((text) => make("th", { scope: "col" }, text));
     place.replaceChildren(make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Jobs" },
       make("table", {}, make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...jobs.map(row)))));
-    if (jobs.some((job) => !ENDED.has(job.state))) setTimeout(read, 2000);
+    return jobs.some((job) => !ENDED.has(job.state)) ? BUSY_MS : QUIET_MS;
   } catch (error) {
-    place.replaceChildren(make("p", { class: "notice bad" }, error.message));
+    place.replaceChildren(make("p", { class: "notice bad", role: "status" }, error.message));
+    return QUIET_MS;
   }
 }
 
-read();
+/** Goes on as long as the page is open: jobs are made elsewhere, and servers come back. */
+async function follow() {
+  setTimeout(follow, await read());
+}
+
+follow();

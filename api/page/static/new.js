@@ -4,9 +4,16 @@ import { ClusterEditor } from "./cluster.js";
 import { make } from "./dom.js";
 
 const find = (id) => document.getElementById(id);
-const [{ model_families: families }] = await ask("/v1/model-families");
-const [capabilities] = await ask("/v1/capabilities");
+const [families, capabilities] = await Promise.all([
+  ask("/v1/model-families").then(([found]) => found.model_families),
+  ask("/v1/capabilities").then(([found]) => found),
+]).catch((error) => {
+  say(`${error.message} Load this page again.`, true);
+  find("submit").disabled = true;
+  throw error;
+});
 let upload = null;
+let uploadName = "";
 
 const fill = (select, entries) => select.replaceChildren(...entries.map(([value, words]) => make("option", { value }, words)));
 fill(find("family"), families.map((family) => [family.family, family.family]));
@@ -114,7 +121,9 @@ function body() {
   return { ...source(), cluster: cluster.value(), options };
 }
 
-const python = (value) => JSON.stringify(value, null, 4).replace(/\bnull\b/g, "None").replace(/\btrue\b/g, "True").replace(/\bfalse\b/g, "False");
+/** A value as Python writes it; strings stay as they are. */
+const python = (value) => JSON.stringify(value, null, 4).replace(/"(?:[^"\\]|\\.)*"|\b(?:null|true|false)\b/g,
+  (word) => ({ null: "None", true: "True", false: "False" })[word] ?? word);
 
 function tell() {
   const kind = find("source").value;
@@ -127,15 +136,21 @@ function tell() {
   } catch {
     return; // a field is being typed
   }
-  const brief = Object.fromEntries(Object.entries(sent).map(([name, value]) => [name, name === "profile" || name === "graph" ? "… (the file)" : value]));
+  const large = ["profile", "graph"].find((name) => name in sent);
+  const { [large]: left, ...brief } = sent;
   const url = `${location.origin}/v1/plans`;
-  find("curl").textContent = `curl -H "Authorization: Bearer $STAGEWRIGHT_TOKEN" -H 'Content-Type: application/json' \\\n  -d '${JSON.stringify(brief).replaceAll("'", "'\\''")}' \\\n  ${url}`;
-  find("python").textContent = `import json, os, urllib.request\n\nbody = ${python(brief)}\nrequest = urllib.request.Request(\n    "${url}",\n    json.dumps(body).encode(),\n    {"Authorization": "Bearer " + os.environ["STAGEWRIGHT_TOKEN"], "Content-Type": "application/json"},\n)\nprint(json.load(urllib.request.urlopen(request)))`;
+  const text = JSON.stringify(brief).replaceAll("'", "'\\''");
+  const start = `curl -H "Authorization: Bearer $STAGEWRIGHT_TOKEN" -H 'Content-Type: application/json'`;
+  find("curl").textContent = large
+    ? `jq '{${large}: .} + ${text}' '${uploadName.replaceAll("'", "'\\''")}' | ${start} \\\n  -d @- \\\n  ${url}`
+    : `${start} \\\n  -d '${text}' \\\n  ${url}`;
+  find("python").textContent = `import json, os, pathlib, urllib.request\n\nbody = ${python(brief)}${large ? `\nbody["${large}"] = json.loads(pathlib.Path(${JSON.stringify(uploadName)}).read_text())` : ""}\nrequest = urllib.request.Request(\n    "${url}",\n    json.dumps(body).encode(),\n    {"Authorization": "Bearer " + os.environ["STAGEWRIGHT_TOKEN"], "Content-Type": "application/json"},\n)\nprint(json.load(urllib.request.urlopen(request)))`;
 }
 
 async function take(file) {
   upload = null;
   if (!file) return;
+  uploadName = file.name;
   try {
     if (file.name.endsWith(".pt2")) {
       const [{ id }] = await ask("/v1/graphs/pt2", { method: "POST", body: file });
