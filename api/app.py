@@ -23,6 +23,7 @@ from .hosts import HostCheck
 from .jobs.attempt import Rules
 from .jobs.board import Board
 from .jobs.chosen import is_local, setup_of, workers_of
+from .jobs.estimating import EstimatingWorkers
 from .jobs.place import place_of
 from .jobs.runner import Runner
 from .jobs.service import JobService, Offer
@@ -94,12 +95,14 @@ def create_app(
     drain = Drain() if drain is None else drain
     solver = Solver(settings.plan_processes, metrics.worked)
     watch(metrics, kept, solver, drain)
+    chosen = workers_of(settings) if workers is None else workers
     planning = Planning(
         kept,
         Estimator(
             settings.estimate_command,
             memory_bytes=settings.child_memory_bytes,
             sandbox=settings.sandbox,
+            elsewhere=None if is_local(settings.scheduler) else EstimatingWorkers(chosen),
         ),
         solver,
         deadline_s=settings.plan_deadline_s,
@@ -110,7 +113,7 @@ def create_app(
     drain.on_refusing(board.stop)
     runner = Runner(
         kept,
-        workers_of(settings) if workers is None else workers,
+        chosen,
         planning,
         board,
         setup=setup_of(settings),

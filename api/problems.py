@@ -27,6 +27,7 @@ from ..core.service.problems import TYPE_PREFIX as TYPE_PREFIX
 from ..core.service.problems import ProblemDocument as ProblemDocument
 from .allowed_methods import allowed_methods
 from .field_errors import FieldError, clip, field_errors
+from .jobs.workers import WorkersUnavailable
 from .measuring import MeasuringUnavailable
 from .solving import SolverEnded
 from .store.errors import AnswerPending, KeyReused, NotFound, StoreUnavailable, TooManyJobs
@@ -45,6 +46,7 @@ STATUS: tuple[tuple[type[StagewrightError], int, str], ...] = (
     (MeasurementError, 422, "measurement-failed"),
     (MeasuringUnavailable, 501, "measuring-unavailable"),
     (SolverEnded, 503, "planning-ended"),
+    (WorkersUnavailable, 503, "workers-unavailable"),
     (DeadlineExceeded, 504, "deadline-exceeded"),
 )
 """The first class that fits gives the status and the kind; anything else is our fault: 500."""

@@ -79,6 +79,7 @@ def plan_routes(
 
         What has to be measured makes a job. If that has not ended in the time the request waits
         (``Prefer: wait=N``), it is the answer, with status 202, and goes on without the caller.
+        So it is at once if no worker offers what it needs and the request does not say to wait.
 
         That nothing fits is an answer too: its status is ``infeasible``. If no plan was found
         before the deadline and none was proven impossible, the answer is a problem of type
@@ -94,7 +95,7 @@ def plan_routes(
             if isinstance(answer, Answered):
                 return plan_response(answer.stored, answer.reused)
             job = await jobs.submit_plan(caller, body, answer, submit_key=await submit_key(request))
-            job = await jobs.wait(job, wait_s)
+            job = await jobs.wait(job, wait_s, even_unserved=applied is not None)
             headers = {} if applied is None else {APPLIED: applied}
             if job.state == "failed" and (problem := from_json(job.outcome_json)) is not None:
                 raise as_problem(problem)

@@ -12,7 +12,7 @@ from typing import Any
 
 from .dask_task import from_event, run_task
 from .scheduler import Scheduler
-from .tasks import Failed, Lost, Measured, Task, Told
+from .tasks import Lost, Outcome, Task, Told
 from .workers import WorkersUnavailable
 
 CONNECT_TIMEOUT = "10s"
@@ -130,7 +130,7 @@ class DaskWorkers:
             except Exception as error:  # noqa: BLE001 - whatever happens on the way back
                 self._told(key, Lost(f"its result did not arrive: {type(error).__name__}"))
                 return
-            assert isinstance(outcome, Measured | Failed | Lost)
+            assert isinstance(outcome, Outcome)
             self._told(key, outcome)
         elif future.status == "error":
             raised = future.exception()

@@ -18,7 +18,8 @@ from ...core.errors import (
 )
 from ...core.options import MeasureRequest
 from ..confined.measure import MeasuringSetup, measure_confined
-from .tasks import Alive, Failed, Lost, Measured, Outcome, Progressed, Task
+from ..models.estimating import estimate_confined
+from .tasks import Alive, EstimateMade, Failed, Lost, Measured, Outcome, Progressed, Task
 
 BEAT_S = 2.0
 """How often a worker says that it is alive."""
@@ -38,21 +39,23 @@ def measure(
     tell: Callable[[Alive | Progressed], None],
     is_stopped: Callable[[], bool],
 ) -> Outcome:
-    """Measure in a child of this thread's; blocks until all of its processes are dead.
+    """Measure, or estimate, in a child of this thread's; blocks until its processes are dead.
 
     Args:
         task: What to measure.
         tell: Called with progress and, every `BEAT_S`, a sign of life; from other threads too.
         is_stopped: Asked now and then; the child ends once it says so.
     """
-    setup = task.setup or own_setup()
 
     def on_progress(told: dict[str, Any]) -> None:
         tell(Progressed(told["done"], told["total"], told["layer"]))
 
     try:
-        request = MeasureRequest.model_validate_json(task.request_json)
         with _watched(lambda: tell(Alive()), is_stopped) as stopped:
+            if task.is_estimate:
+                return EstimateMade(_estimated(task, stopped))
+            request = MeasureRequest.model_validate_json(task.request_json)
+            setup = task.setup or own_setup()
             profile = measure_confined(request, setup, on_progress=on_progress, stopped=stopped)
     except Cancelled:
         return Lost("it was stopped")
@@ -61,6 +64,13 @@ def measure(
     except StagewrightError as error:
         return failed(error)
     return Measured(profile.to_json())
+
+
+def _estimated(task: Task, stopped: threading.Event) -> str:
+    """The child's answer; estimates are made by workers elsewhere alone, which know how."""
+    from ..configuration import configure
+
+    return estimate_confined(task.request_json, configure({}).settings, stopped)
 
 
 def own_setup() -> MeasuringSetup:

@@ -35,13 +35,18 @@ def problem_of(error: Exception) -> ProblemDocument:
 
 def problem_of_worker(told: Failed) -> ProblemDocument:
     """What a worker failed with."""
+    error = error_of_worker(told)
+    return internal_problem().document if error is None else problem_of(error)
+
+
+def error_of_worker(told: Failed) -> StagewrightError | None:
+    """The same as an error; `None`, and a line in the log, for a fault of ours."""
     texts = {name: getattr(told, name) for name in ("message", "field", "layer")}
     said: Any = {name: printable(text) for name, text in texts.items() if text is not None}
     error = error_of(replace(told, **said))
-    if error is not None:
-        return problem_of(error)
-    _log.error("a worker failed by a fault of ours: %s", told.message)
-    return internal_problem().document
+    if error is None:
+        _log.error("a worker failed by a fault of ours: %s", told.message)
+    return error
 
 
 def printable(text: str) -> str:

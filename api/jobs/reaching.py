@@ -50,8 +50,12 @@ class Reaching:
     async def refresh(self) -> None:
         """Learn again what is offered, unless somebody is at it."""
         if not self._asking.locked():
-            async with self._asking:
-                await self._ask()
+            await self.learn()
+
+    async def learn(self) -> None:
+        """Learn what is offered now."""
+        async with self._asking:
+            await self._ask()
 
     async def _ask(self) -> None:
         try:
@@ -63,6 +67,16 @@ class Reaching:
     def has(self, needs: str | None) -> bool:
         """Whether somebody is known to offer it."""
         return bool(self._offers and self._offers.get(needs or ""))
+
+    def offered(self) -> tuple[str, ...]:
+        """What somebody was found to offer.
+
+        Raises:
+            WorkersUnavailable: They could not be reached.
+        """
+        if self.trouble is not None:
+            raise WorkersUnavailable(self.trouble)
+        return tuple(kind for kind, number in (self._offers or {}).items() if number)
 
     def message(self, needs: str) -> str | None:
         """What keeps a job from running that needs it, and what would help."""

@@ -110,6 +110,13 @@ class Runner:
             return None
         return self._workers.message(job.needs)
 
+    async def is_unserved(self, job: Job) -> bool:
+        """Whether a job is queued for what no worker offers just now."""
+        if job.state != "queued" or job.needs is None or self._workers.has(job.needs):
+            return False
+        await self._workers.learn()
+        return self._workers.trouble is None and not self._workers.has(job.needs)
+
     async def stop(self) -> None:
         """Stop what runs, and queue it again for the next server."""
         self._board.stop()

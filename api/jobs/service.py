@@ -146,14 +146,22 @@ class JobService:
         self._runner.look(job_id)
         return job
 
-    async def wait(self, job: Job, wait_s: float) -> Job:
-        """The job once it has ended, or as it is after so long, or when the server stops."""
+    async def wait(self, job: Job, wait_s: float, *, even_unserved: bool = True) -> Job:
+        """The job once it has ended, or as it is after so long, or when the server stops.
+
+        Args:
+            job: Which.
+            wait_s: How long.
+            even_unserved: Wait also for a worker to come that offers what the job needs.
+        """
         end = time.monotonic() + wait_s
         with self.board.watch(job.id) as watch:
             while True:
                 job = await self.get(job.project_id, job.id)
                 remaining = end - time.monotonic()
                 if job.is_finished or remaining <= 0 or self.board.is_stopped:
+                    return job
+                if not even_unserved and await self._runner.is_unserved(job):
                     return job
                 await watch.wait(min(remaining, POLL_S))
 

@@ -14,19 +14,21 @@ CUDA = "cuda"
 
 @dataclass(frozen=True)
 class Task:
-    """One measurement for one job.
+    """One measurement for one job, or an estimate.
 
     Attributes:
         key: Names this run; no other run of any job has it.
-        request_json: The `core.options.MeasureRequest`.
+        request_json: The `core.options.MeasureRequest`, or `EstimateRequest`.
         needs: What the worker has to offer.
         setup: How to measure (`confined.measure.MeasuringSetup`); `None` leaves it to the worker.
+        is_estimate: Whether nothing is measured; answered by `EstimateMade`.
     """
 
     key: str
     request_json: str
     needs: str
     setup: Any = None
+    is_estimate: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,13 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class EstimateMade:
+    """It is done: a `core.options.Estimated`."""
+
+    estimated_json: str
+
+
+@dataclass(frozen=True)
 class Failed:
     """It cannot be measured; trying again would not help.
 
@@ -85,5 +94,5 @@ class Lost:
     why: str
 
 
-Outcome = Measured | Failed | Lost
+Outcome = Measured | EstimateMade | Failed | Lost
 Told = Started | Alive | Progressed | Outcome

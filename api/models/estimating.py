@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections.abc import Sequence
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
@@ -17,14 +19,28 @@ from ...core.errors import DeadlineExceeded
 from ...core.options import Estimated, EstimateRequest
 from ..confined.limits import Limits, default_memory_bytes
 from ..confined.measure import MeasuringFailed, SandboxChoice, chosen_sandbox
-from ..confined.run import run_confined_async
+from ..confined.run import run_confined, run_confined_async
 from ..measuring import MeasuringUnavailable
 from ..telemetry.tracing import span
 
+if TYPE_CHECKING:
+    from ..settings import Settings
+
 MAX_CONCURRENT = 2
+
+DEADLINE_S = 120.0
+"""Longest wait for an estimate, waiting for others included."""
 
 MEMORY_BYTES = 8 * 2**30
 """Nothing an estimate looks at has values."""
+
+WITHOUT_TORCH = (
+    "estimating needs torch, on the server (install stagewright[torch]) or on a worker that it "
+    "reaches; or post a profile instead ('stagewright estimate')"
+)
+
+Elsewhere = Callable[[str], Awaitable[str]]
+"""Estimates on another machine: an `EstimateRequest` in, an `Estimated` out, as JSON."""
 
 
 class Estimator:
@@ -36,47 +52,39 @@ class Estimator:
         memory_bytes: Most one child may keep; by default the lesser of `MEMORY_BYTES` and what a
             measuring one may.
         sandbox: Whether children get one.
+        elsewhere: Asked where torch is not installed here.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         *,
-        deadline_s: float = 120.0,
+        deadline_s: float = DEADLINE_S,
         memory_bytes: int | None = None,
         sandbox: SandboxChoice = "auto",
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._command = tuple(command)
         self._deadline_s = deadline_s
-        memory_bytes = min(memory_bytes or default_memory_bytes(), MEMORY_BYTES)
-        self._limits = Limits(memory_bytes, deadline_s + 1.0)  # cancelling ends it before
+        self._limits = _limits(memory_bytes, deadline_s + 1.0)  # cancelling ends it before
         self._sandbox = sandbox
+        self._elsewhere = elsewhere
         self._turn = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def estimate(self, request: EstimateRequest) -> Estimated:
         """The profile of a model on devices that need not be here.
 
         Raises:
-            MeasuringUnavailable: torch is not installed here.
+            MeasuringUnavailable: torch is not installed here, nor on any worker.
+            WorkersUnavailable: The workers, who would do it, cannot be reached.
             InvalidInput, CaptureError, MeasurementError: The child says so.
             OutOfMemory: It took more memory than it may.
             DeadlineExceeded: There was no estimate in time; the child has been killed.
         """
-        if importlib.util.find_spec("torch") is None:
-            raise MeasuringUnavailable(
-                "estimating needs torch on the server; measure with 'profiling', which workers "
-                "do, post a profile instead ('stagewright estimate'), or install "
-                "stagewright[torch]"
-            )
         try:
             async with asyncio.timeout(self._deadline_s), self._turn:
                 with span("stagewright.estimate"):
-                    output = await run_confined_async(
-                        self._command,
-                        request.model_dump_json().encode(),
-                        self._limits,
-                        sandbox=await run_in_threadpool(chosen_sandbox, self._sandbox),
-                    )
+                    output = await self._output(request.model_dump_json())
         except TimeoutError:
             raise DeadlineExceeded(
                 f"there was no estimate after {self._deadline_s:g} s; ask again later, or "
@@ -86,3 +94,35 @@ class Estimator:
             return Estimated.model_validate_json(output)
         except ValidationError as error:
             raise MeasuringFailed(f"the child's estimate does not fit: {error}") from None
+
+    async def _output(self, request_json: str) -> str | bytes:
+        if importlib.util.find_spec("torch") is not None:
+            return await run_confined_async(
+                self._command,
+                request_json.encode(),
+                self._limits,
+                sandbox=await run_in_threadpool(chosen_sandbox, self._sandbox),
+            )
+        if self._elsewhere is not None:
+            return await self._elsewhere(request_json)
+        raise MeasuringUnavailable(WITHOUT_TORCH)
+
+
+def estimate_confined(request_json: str, settings: Settings, stopped: threading.Event) -> str:
+    """The answer of a child of this thread's, on a worker; `Estimated` as JSON.
+
+    Raises:
+        StagewrightError: See `confined.run.run_confined`.
+    """
+    output = run_confined(
+        settings.estimate_command,
+        request_json.encode(),
+        _limits(settings.child_memory_bytes, DEADLINE_S),
+        sandbox=chosen_sandbox(settings.sandbox),
+        stopped=stopped,
+    )
+    return output.decode("utf-8", "replace")
+
+
+def _limits(memory_bytes: int | None, deadline_s: float) -> Limits:
+    return Limits(min(memory_bytes or default_memory_bytes(), MEMORY_BYTES), deadline_s)
