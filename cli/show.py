@@ -18,6 +18,7 @@ from .server_flags import Server, Token, token_needs_server
 if TYPE_CHECKING:
     from ..core.document import Document
     from ..core.plan import Plan
+    from ..core.profile import Profile
 
 
 def command(
@@ -85,7 +86,8 @@ def command(
     if isinstance(document, Plan):
         _draw(document, svg, trace, quiet=as_json)
         if html is not None:
-            _write_page(document, profile, html, quiet=as_json)
+            costs = _costs(document, profile, server, token)
+            _write_page(document, costs, html, quiet=as_json)
         text = plan_text(document)
         if gantt:
             text += "\n\n" + _gantt(document)
@@ -134,13 +136,12 @@ def _gantt(plan: Plan) -> str:
     return captured.get().rstrip("\n")
 
 
-def _write_page(plan: Plan, profile_file: Path | None, html: Path, *, quiet: bool) -> None:
-    """Write the plan, and what its layers cost if that is known, as one page."""
+def _costs(
+    plan: Plan, profile_file: Path | None, server: str | None, token: str | None
+) -> Profile | None:
+    """The profile a plan was made from: the file given, or the service's that has the plan."""
     from ..core.profile import Profile
-    from ..view.html import plan_page
-    from ..view.of_plan import plan_view
 
-    profile = None
     if profile_file is not None:
         profile = read_document(profile_file, Profile)
         if profile.content_id() != plan.profile_id:
@@ -148,6 +149,19 @@ def _write_page(plan: Plan, profile_file: Path | None, html: Path, *, quiet: boo
                 f"{profile_file} is {profile.content_id()}, and the plan was made from "
                 f"{plan.profile_id or 'a profile it does not name'}; give that one"
             )
+        return profile
+    if server is None or not plan.profile_id:
+        return None
+    found = stored_document(server, token, plan.profile_id)
+    assert isinstance(found, Profile), "the id of a profile is a profile's"
+    return found
+
+
+def _write_page(plan: Plan, profile: Profile | None, html: Path, *, quiet: bool) -> None:
+    """Write the plan, and what its layers cost if that is known, as one page."""
+    from ..view.html import plan_page
+    from ..view.of_plan import plan_view
+
     write_file(html, plan_page(plan_view(plan, profile)))
     said = f"wrote {html}; open it in a browser"
     say(said if profile else f"{said}, or add what layers cost with --profile", quiet=quiet)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,10 @@ def test_show_prints_what_is_stored(ask, run, profile_file, profile):
     )
     drawn = ask("show", plan_id, "--svg", "plan.svg")
     assert (drawn.code, "wrote plan.svg" in drawn.stderr) == (0, True)
+    assert ask("show", plan_id, "--html", "there.html").code == 0
+    words = ("show", "plan.json", "--html", "here.html", "--profile", profile_file)
+    assert run(*words).code == 0
+    assert Path("there.html").read_text() == Path("here.html").read_text()
     planned = ask("plan", profile.content_id(), "--devices", "2x24GB")
     assert planned.stderr.startswith(plan_id)
 
