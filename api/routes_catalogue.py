@@ -33,6 +33,7 @@ from .confined.measure import chosen_sandbox
 from .confined.sandbox import Sandbox
 from .drawing import PlanFormat, ProfileFormat
 from .field_errors import FieldError, clip
+from .jobs.chosen import is_local
 from .json_body import StrictRoute
 from .models.foreign import ForeignModels
 from .models.limits import MAX_LAYERS, MAX_OPERATIONS
@@ -122,9 +123,10 @@ def _families() -> dict[str, ModelFamily]:
     return found
 
 
-def _tiers(foreign: ForeignModels) -> tuple[Tier, ...]:
+def _tiers(foreign: ForeignModels, scheduler: str) -> tuple[Tier, ...]:
     """By how much they trust: from numbers to code."""
-    torch = "" if importlib.util.find_spec("torch") else "torch is not installed on this server"
+    has_torch = importlib.util.find_spec("torch") or not is_local(scheduler)  # or workers have it
+    torch = "" if has_torch else "torch is not installed on this server"
     factories = "" if foreign.factories else "none is registered (factories_file)"
     code = "" if foreign.allow_code else "off; the server has to be started with --allow-code"
     pt2 = "an exported program, of which its JSON is read"
@@ -145,7 +147,7 @@ def _tiers(foreign: ForeignModels) -> tuple[Tier, ...]:
 def _capabilities(settings: Settings, foreign: ForeignModels) -> Capabilities:
     return Capabilities(
         version=__version__,
-        models=_tiers(foreign),
+        models=_tiers(foreign, settings.scheduler),
         factories=tuple(
             FactoryEntry(
                 name=name,

@@ -74,6 +74,8 @@ def fleet_client(token, monkeypatch) -> Any:
 def test_a_worker_estimates_for_a_server_without_torch(fleet_client: Callable[..., TestClient]):
     fleet = Fleet(cpu=1)
     client = fleet_client(fleet)
+    tiers = {tier["name"]: tier for tier in client.get("/v1/capabilities").json()["models"]}
+    assert tiers["graph"]["available"]
     answer = client.post("/v1/plans", json=BODY)
     assert answer.status_code == HTTPStatus.CREATED, answer.text
     assert answer.json()["plan"]["estimated"]
