@@ -16,7 +16,7 @@ from .gantt import boxes_of, lanes_of
 from .graph import graph_of
 from .layers import layers_of
 from .memory import curves_of
-from .plan_view import Header, PlanView, StageRow
+from .plan_view import GraphView, Header, LayerColumns, PlanView, StageRow
 from .reproduce import reproduce
 
 MAX_ACTIONS = 200_000
@@ -27,6 +27,9 @@ def plan_view(
     plan: Plan,
     profile: Profile | None = None,
     cluster: Cluster | None = None,
+    *,
+    with_step: bool = True,
+    with_layers: bool = True,
 ) -> PlanView:
     """What there is to see of a plan.
 
@@ -34,6 +37,8 @@ def plan_view(
         plan: What is looked at.
         profile: The one it was made from; without, layers have names alone.
         cluster: What it was made for; without, nothing is said of links.
+        with_step: Whether to simulate what the boxes and curves show; lanes are idle without.
+        with_layers: Whether to say what the layers cost, and fold them by module.
 
     Raises:
         InvalidInput: The profile is another model's or in another order.
@@ -42,16 +47,16 @@ def plan_view(
         profile = _of_plan(plan, profile)
     where = layout_of(plan)
     is_drawn = 2 * plan.num_microbatches * plan.num_stages <= MAX_ACTIONS
-    step = plan_rows(plan) if is_drawn else None
+    step = plan_rows(plan) if with_step and is_drawn else None
     return PlanView(
         header=_header(plan),
         balance=plan.balance,
         stages=tuple(map(_stage_row, plan.stages)),
-        layers=layers_of(plan, profile),
+        layers=layers_of(plan, profile) if with_layers else LayerColumns(names=(), stages=()),
         lanes=lanes_of(plan, where, step),
         boxes=None if step is None else boxes_of(step),
         memory=curves_of(plan, where, step),
-        graph=graph_of(plan, profile),
+        graph=graph_of(plan, profile) if with_layers else GraphView(nodes=(), edges=()),
         baselines=plan.baselines,
         proof=plan.proof,
         profile_id=plan.profile_id,

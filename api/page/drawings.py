@@ -42,7 +42,7 @@ def drawing(plan: Plan, profile: Profile, cluster: Cluster) -> Drawing:
     return Drawing(str(data(view)), view.model_copy(update=left_out))
 
 
-def changed_view(split: PricedSplit) -> str:
+def changed_view(split: PricedSplit, with_step: bool, with_layers: bool) -> str:
     """A `ViewAnswer` as JSON.
 
     Raises:
@@ -52,6 +52,8 @@ def changed_view(split: PricedSplit) -> str:
     if found.plan is None:
         answer = ViewAnswer(status="infeasible", infeasible=found.infeasible)
     else:
-        view = plan_view(found.plan, split.profile, split.cluster)
+        view = plan_view(
+            found.plan, split.profile, split.cluster, with_step=with_step, with_layers=with_layers
+        )
         answer = ViewAnswer(status="simulated", view=view)
     return answer.model_dump_json()

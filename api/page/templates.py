@@ -40,8 +40,11 @@ def assets() -> dict[str, Asset]:
 
 @cache
 def _environment() -> Environment:
+    """Every template, read at once: an upgrade under a running server changes none of them."""
     made = environment(HERE / "templates")
     made.globals["changes_of"] = changes_of
+    for name in made.list_templates():
+        made.get_template(name)
     return made
 
 

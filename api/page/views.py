@@ -28,6 +28,8 @@ class ViewRequest(Record):
         balance: Layers of each stage instead of its own.
         cluster: Devices instead of its own.
         options: Options instead of its own.
+        step: Whether to answer with the boxes and curves of a step, too; lanes are idle without.
+        layers: Whether to answer with the layers and the folded graph, too.
     """
 
     plan_id: str = Field(max_length=80)
@@ -36,6 +38,8 @@ class ViewRequest(Record):
     )
     cluster: ClusterInput | None = None
     options: PlanOptions | None = None
+    step: bool = True
+    layers: bool = True
 
 
 MAX_KEPT_CHARACTERS = 64 * 2**20
@@ -103,4 +107,4 @@ class Views:
             options=request.options,
         )
         question = await self._planning.question(caller, asked)
-        return await self._planning.elsewhere(changed_view, question)
+        return await self._planning.elsewhere(changed_view, question, request.step, request.layers)

@@ -111,6 +111,27 @@ def test_a_cut_is_dragged_and_priced_as_the_api_does(plan_page, plan_id, served,
     assert_equals_api(page, priced["plan"])
 
 
+def test_a_large_steps_numbers_come_before_its_boxes(plan_page, plan_id, served):
+    page, asked = plan_page, []
+    program = page.request.get(f"{served.url}/static/live.js").text()
+    smaller = program.replace("LARGE = 20000", "LARGE = 1")
+    assert smaller != program
+    page.route(
+        "**/static/live.js",
+        lambda route: route.fulfill(body=smaller, content_type="text/javascript"),
+    )
+    page.on("request", lambda one: asked.append(one) if one.url.endswith("/v1/views") else None)
+    page.reload()
+    page.wait_for_selector(".cut")
+    page.locator("#m").focus()
+    after_pricing(page, lambda: page.keyboard.press("ArrowRight"))
+    page.unroute_all()
+    body = {**asked[-1].post_data_json}
+    assert [one.post_data_json["step"] for one in asked] == [False, True]
+    del body["step"], body["layers"]
+    assert_equals_api(page, served.client().post("/v1/simulations", json=body).json()["plan"])
+
+
 def test_a_cut_is_moved_and_a_slider_too_by_keyboard_alone(plan_page, plan_id, served):
     page, client = plan_page, served.client()
     balance = client.get(f"/v1/plans/{plan_id}").json()["plan"]["balance"]

@@ -66,6 +66,17 @@ def test_only_so_many_drawings_are_kept(client, stored, monkeypatch):
     assert len(drawn) == 2
 
 
+def test_a_change_is_answered_without_what_it_does_not_need(client, stored):
+    body = {"plan_id": stored.id, "options": {"num_microbatches": 9}}
+    whole = client.post("/v1/views", json=body).json()["view"]
+    brief = client.post("/v1/views", json={**body, "step": False, "layers": False}).json()["view"]
+    assert whole["boxes"]
+    assert whole["layers"]["names"]
+    assert (brief["boxes"], brief["layers"]["names"], brief["graph"]["nodes"]) == (None, [], [])
+    for same in ("header", "stages", "balance", "reproduce", "baselines"):
+        assert brief[same] == whole[same]
+
+
 @pytest.mark.parametrize("recompute", ["never", "always"])
 def test_rows_are_the_timelines(stored, recompute):
     stages = tuple(

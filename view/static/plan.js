@@ -63,6 +63,7 @@ export function fill(root, view, ghost) {
 export class PlanPage {
   constructor(view, moved) {
     this.stored = view;
+    this.lanes = view.lanes;
     this.axis = new Axis(view.header.step_time_s);
     const find = (id) => document.getElementById(id);
     this.bars = new Bars(find("bars"), view, moved);
@@ -86,11 +87,21 @@ export class PlanPage {
   show(view) {
     const ghost = view === this.stored ? null : this.stored;
     this.axis.resize(Math.max(view.header.step_time_s, ghost?.header.step_time_s ?? 0));
-    this.bars.show(view.balance, ghost?.balance);
+    this.showNumbers(view);
     this.gantt.show(view, ghost);
     this.memory.show(view, ghost);
-    this.table.update(layerRows(view));
+    this.lanes = view.lanes;
     fill(document, view, ghost);
+  }
+
+  /** Everything but the step, which takes longer to simulate. */
+  showNumbers(view) {
+    const ghost = view === this.stored ? null : this.stored;
+    this.bars.show(view.balance, ghost?.balance);
+    const stages = view.balance.flatMap((count, stage) => Array(count).fill(stage));
+    const layers = { ...this.stored.layers, stages };
+    this.table.update(layerRows({ layers }));
+    fill(document, { ...view, lanes: this.lanes }, ghost);
   }
 }
 

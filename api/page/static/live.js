@@ -12,6 +12,10 @@ const started = {
   share: String(Math.round(stored.memory_fraction * 100)),
   recompute: stored.recompute, schedule: stored.schedule,
 };
+const LARGE = 20000;
+/** Steps of so many boxes take longer to simulate than numbers may: they follow when all rests. */
+const isLarge = (storedView.boxes?.kinds.length ?? Infinity) > LARGE;
+const REST_MS = 400;
 let balance = null;
 let asking = null;
 
@@ -44,6 +48,12 @@ const isMoved = () => balance !== null && balance.join() !== storedView.balance.
 const isChanged = () => isMoved() || Object.entries(inputs).some(([name, input]) => input.value !== started[name]);
 const factor = () => 2 ** Number(inputs.link.value);
 
+/** After a while in which nothing else was asked. */
+const rested = (signal) => new Promise((resolve, reject) => {
+  setTimeout(resolve, REST_MS);
+  signal.addEventListener("abort", () => reject(signal.reason));
+});
+
 function tell() {
   find("m-out").textContent = inputs.m.value;
   find("link-out").textContent = factor() === 1 ? "as they are" : factor() > 1 ? `${factor()} × as fast` : `1/${1 / factor()} as fast`;
@@ -75,15 +85,20 @@ const price = settled(40, async () => {
   asking?.abort();
   const mine = new AbortController();
   asking = mine;
-  const body = { plan_id: request.plan_id, options: options() };
+  const body = { plan_id: request.plan_id, options: options(), layers: false };
   if (isMoved()) body.balance = balance;
   if (factor() !== 1) body.cluster = cluster();
   document.body.setAttribute("aria-busy", "true");
   try {
-    const [found] = await ask("/v1/views", { method: "POST", body, signal: mine.signal });
+    const priced = async (step) => (await ask("/v1/views", { method: "POST", body: { ...body, step }, signal: mine.signal }))[0];
+    const found = await priced(!isLarge);
     if (found.status === "simulated") {
       say("");
-      page.show(found.view);
+      if (isLarge) {
+        page.showNumbers(found.view);
+        await rested(mine.signal);
+        page.show((await priced(true)).view);
+      } else page.show(found.view);
     } else {
       page.bars.show(balance ?? storedView.balance, storedView.balance);
       say(`This cannot be used: ${found.infeasible.message}. The numbers are still those of before.`, true);
