@@ -158,10 +158,23 @@ def test_a_cut_is_moved_and_a_slider_too_by_keyboard_alone(plan_page, plan_id, s
 
 def test_another_schedule_is_priced_and_planned_again(plan_page, plan_id, served):
     page = plan_page
+    stored = served.client().get(f"/v1/plans/{plan_id}").json()
     notes = page.locator("[data-of-stored]")
     assert not any(note.is_visible() for note in notes.all())
     after_pricing(page, lambda: page.locator("#schedule").select_option("zbv"))
     assert shown(page, "header.schedule") == "zbv"
+    options = {**stored["plan"]["options"], "schedule": "zbv"}
+    body = {"plan_id": plan_id, "options": options}
+    view = served.client().post("/v1/views", json=body).json()["view"]
+    rows = page.locator("#lanes tbody tr")
+    assert rows.count() == len(view["lanes"]) < len(view["stages"])
+    for row, lane in zip(rows.all(), view["lanes"], strict=True):
+        words = [cell.text_content() for cell in row.locator("td").all()]
+        stages = ", ".join(map(str, lane["stages"]))
+        assert words == [lane["device"], stages, format_time(lane["busy_s"])]
+    for index, stage in enumerate(view["stages"]):
+        assert page.locator(f'[data-devices="{index}"]').text_content() == stage["devices"][0]
+    assert shown(page, "header.num_devices") == str(view["header"]["num_devices"])
     assert notes.count()
     assert all(note.is_visible() for note in notes.all())
     page.get_by_role("button", name="Find the best cuts for this").click()

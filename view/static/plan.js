@@ -1,5 +1,5 @@
 // The plan page: draws what is in the data block, and prices changes where there is a server.
-import { at, settled } from "./dom.js";
+import { at, make, settled } from "./dom.js";
 import { bytes, shown, time } from "./format.js";
 import { sortable } from "./table.js";
 import { Axis } from "./chart.js";
@@ -49,6 +49,10 @@ export function fill(root, view, ghost) {
     const now = shown(at(view, element.dataset.ghost), element.dataset.form);
     element.textContent = ghost && before !== now ? `was ${before}` : "";
   }
+  for (const element of root.querySelectorAll("[data-devices]")) {
+    const { devices } = view.stages[element.dataset.devices];
+    element.textContent = devices.length < 3 ? devices.join(", ") : `${devices[0]} … ${devices.at(-1)}`;
+  }
   for (const element of root.querySelectorAll("[data-of-stored]")) element.hidden = !ghost;
   for (const element of root.querySelectorAll("[data-list]")) {
     element.replaceChildren(...at(view, element.dataset.list).map((line) => {
@@ -57,6 +61,13 @@ export function fill(root, view, ghost) {
       return item;
     }));
   }
+}
+
+/** The table of devices: other schedules may put several stages on one. */
+function laneRows(lanes) {
+  document.querySelector("#lanes tbody").replaceChildren(...lanes.map((lane, rank) => make("tr", {},
+    make("th", { scope: "row" }, String(rank)), make("td", {}, lane.device), make("td", {}, lane.stages.join(", ")),
+    make("td", {}, make("span", { "data-value": `lanes.${rank}.busy_s`, "data-form": "time" }, time(lane.busy_s))))));
 }
 
 /** The charts and tables of one plan, and what shows another in their place. */
@@ -91,6 +102,7 @@ export class PlanPage {
     this.gantt.show(view, ghost);
     this.memory.show(view, ghost);
     this.lanes = view.lanes;
+    laneRows(view.lanes);
     fill(document, view, ghost);
   }
 
