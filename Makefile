@@ -18,10 +18,12 @@ setup: $(INSTALLED)  ## Make the virtual environment and install everything into
 demo: $(INSTALLED)  ## Profile, plan and train two models in stages; see that nothing changed
 	$(BIN)/stagewright demo
 
-# A worker for each core, and to each worker one thread of torch. Neighbouring tests share
-# fixtures, so workers get stretches of them, and steal from each other at the end.
+# A worker more than there are cores, as many tests wait for other processes, and to each worker one
+# thread of torch. Neighbouring tests share fixtures, so workers get stretches of them, and steal from
+# each other at the end.
 test: check  ## Run every check, then every test
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest --dist worksteal \
+	    --numprocesses $$($(BIN)/python -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 
 check: $(INSTALLED)  ## Run the linters, the type checker and the import rules
 	$(BIN)/ruff check .

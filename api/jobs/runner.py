@@ -10,6 +10,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
+from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from ..store.contract import Store
@@ -22,6 +23,7 @@ from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import span
 from .attempt import GIVE_BACK_S, Attempt, Rules, give_up_or_requeue, insist, is_late, late_problem
 from .board import Board
+from .outcome import as_json, new_problem
 from .planning import Plans
 from .reaching import AGAIN_S, Reaching
 from .work import Work, work_of
@@ -35,6 +37,14 @@ ORPHAN_S = 30.0
 
 EXPIRE_S = 3600.0
 """How often what is old is removed from the store."""
+
+UNREADABLE = as_json(
+    new_problem(
+        500,
+        "internal-error",
+        "this server cannot read what the job is to do: another release wrote it; ask again",
+    )
+)
 
 _log = logging.getLogger(__name__)
 
@@ -153,7 +163,12 @@ class Runner:
 
     async def _attempt(self, job: Job) -> None:
         request_json = await insist(self._store.jobs.request_json, job.id)
-        work = await run_in_threadpool(work_of, request_json)
+        try:
+            work = await run_in_threadpool(work_of, request_json)
+        except ValidationError as error:
+            _log.error("job %s cannot be read: %s", job.id, error)
+            await self._end_queued(job, UNREADABLE)
+            return
         # Jobs with the same measurement wait for the first, and then have what it found.
         lock = self._flights.setdefault((job.project_id, work.measure_digest), asyncio.Lock())
         async with lock:
@@ -200,9 +215,12 @@ class Runner:
         )
 
     async def _end_late(self, job: Job) -> None:
+        await self._end_queued(job, late_problem(job))
+
+    async def _end_queued(self, job: Job, problem: str) -> None:
+        """End a job that nobody runs as failed."""
         started = await insist(self._store.jobs.start, job.id, attempt=job.attempt, worker="nobody")
         if started is not None:
-            problem = late_problem(job)
             await insist(
                 self._store.jobs.finish, job.id, started.attempt, "failed", outcome_json=problem
             )

@@ -246,6 +246,16 @@ def test_a_restart_resubmits_what_is_queued(found):
     asyncio.run(scene())
 
 
+def test_what_cannot_be_read_fails_and_is_not_tried_for_ever(play):
+    async def scene(server: Server) -> None:
+        job = server.store.jobs.submit(HERE, JobRequest(kind="profile", request_json="{}"))
+        server.runner.take(job)
+        ended = await server.reached(job, "failed")
+        assert "cannot read what the job is to do" in (ended.outcome_json or "")
+
+    play(scene)
+
+
 def test_a_cancelled_job_of_a_dead_server_is_cancelled_not_started(play):
     async def scene(server: Server) -> None:
         job = hand_in(server.store)

@@ -7,6 +7,7 @@ import copy
 import io
 import json
 import pickle
+import random
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -179,7 +180,11 @@ def test_a_large_program_is_read_in_a_child_and_costs_only_that(archive, monkeyp
         asyncio.run(reader.read(packed(b"[{}]")))
     monkeypatch.setattr(programs, "LIMITS", Limits(memory_bytes=2**24, deadline_s=20.0))
     with pytest.raises(InvalidInput, match="too large for this service"):
-        asyncio.run(reader.read(archive))
+        asyncio.run(
+            reader.read(
+                packed(json.dumps(random.Random(0).choices(range(2**40), k=2**19)).encode())
+            )
+        )
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked(monkeypatch):

@@ -26,8 +26,9 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ARGUMENTS = ("--no-sandbox", "--disable-dev-shm-usage", "--disable-background-networking")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
+    """For a module: while it runs no other event loop can, and other modules' tests run theirs."""
     if CHROMIUM is None:
         pytest.skip("needs chromium: apt-get install chromium")
     with sync_playwright() as playwright:
