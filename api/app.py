@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from anyio.to_thread import current_default_thread_limiter
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.middleware import Middleware
 
 from .. import __version__
@@ -16,6 +16,7 @@ from ..core.errors import InvalidInput
 from .auth.gate import Gate
 from .auth.identify import Identification, TokenReader
 from .auth.signing_keys import SigningKeys
+from .compression import Compression
 from .confined.measure import prove
 from .draining import Drain, DrainGate
 from .framing import FramingCheck
@@ -28,6 +29,7 @@ from .jobs.place import place_of
 from .jobs.runner import Runner
 from .jobs.service import JobService, Offer
 from .jobs.workers import Workers
+from .known_parameters import refuse_unknown_parameters
 from .limits import BodyLimit
 from .models.estimating import Estimator
 from .models.foreign import ForeignModels
@@ -35,10 +37,11 @@ from .models.programs import ProgramReader
 from .openapi import describe
 from .origins import OriginCheck
 from .page.front import Front
+from .page.pages import Pages
 from .page.routes_pages import page_routes
 from .page.routes_views import view_routes
 from .page.sessions import Sessions
-from .page.templates import error_page
+from .page.templates import error_page, load
 from .page.views import Views
 from .problems import install_problems
 from .routes_audit import audit_routes
@@ -107,6 +110,7 @@ def create_app(
         solver,
         deadline_s=settings.plan_deadline_s,
         foreign=foreign,
+        builds_here=is_local(settings.scheduler),
     )
 
     board = Board()
@@ -133,6 +137,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         current_default_thread_limiter().total_tokens = THREADS
+        load()
         await runner.start()
         yield
         await runner.stop()
@@ -147,14 +152,17 @@ def create_app(
         docs_url=None,  # FastAPI's pages load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
+        dependencies=[Depends(refuse_unknown_parameters)],
         **fastapi_options(),
         middleware=[  # the first sees a request first; a stranger's body is not read
+            Middleware(Compression),
+            Middleware(Pages, error_page=error_page),
             Middleware(Requests, metrics=metrics),
             Middleware(DrainGate, drain=drain),
             Middleware(FramingCheck),
             Middleware(HostCheck, allowed=settings.allowed_hosts),
             Middleware(OriginCheck),
-            Middleware(Front, sessions=sessions, error_page=error_page),
+            Middleware(Front, sessions=sessions),
             Middleware(Gate, identification=identification, store=kept),
             Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
         ],

@@ -27,6 +27,10 @@ MEDIA_TYPES: dict[PlanFormat, tuple[str, str]] = {
 """Of each form of a plan its media type and how the file's name ends."""
 
 
+EXPORTED = {"Content-Security-Policy": "default-src 'none'; sandbox"}
+"""Headers of files: none is a document of this server's, even if a browser shows it."""
+
+
 class TraceFile(Record):
     """What viewers of Chrome's traces read.
 

@@ -17,6 +17,15 @@ Cursor = Annotated[
     str | None, Query(max_length=100, description="The next_cursor of the page before.")
 ]
 
+Search = Annotated[
+    str,
+    Query(
+        max_length=200,
+        description="Words, each of which is in the id, model, family, devices, schedule or "
+        "status of what is listed, in letters of either case.",
+    ),
+]
+
 
 @contextmanager
 def cursor_checked() -> Iterator[None]:

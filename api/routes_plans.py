@@ -24,6 +24,7 @@ from .answers import (
 )
 from .auth.caller import CallerOfRequest
 from .drawing import (
+    EXPORTED,
     MEDIA_TYPES,
     PlanFormat,
     TraceFile,
@@ -37,7 +38,7 @@ from .jobs.outcome import as_problem, from_json
 from .jobs.service import JobService
 from .json_body import StrictRoute
 from .openapi import PROBLEM_RESPONSE
-from .paging import Cursor, Limit, cursor_checked
+from .paging import Cursor, Limit, Search, cursor_checked
 from .prefer import APPLIED, Prefer, wait_of
 from .requests import PlanRequest
 from .reuse_header import REUSED, is_fresh, submit_key
@@ -107,10 +108,14 @@ def plan_routes(
         return await once(store.idempotency, caller, request, make)
 
     @router.get("")
-    def list_plans(caller: CallerOfRequest, limit: Limit = 50, cursor: Cursor = None) -> PlanList:
+    def list_plans(
+        caller: CallerOfRequest, limit: Limit = 50, cursor: Cursor = None, search: Search = ""
+    ) -> PlanList:
         """Plans, newest first."""
         with cursor_checked():
-            page = store.documents.plans(caller.project_id, limit=limit, cursor=cursor)
+            page = store.documents.plans(
+                caller.project_id, limit=limit, cursor=cursor, search=search
+            )
         return PlanList(plans=page.items, next_cursor=page.next_cursor)
 
     @router.get("/{plan_id}", response_model=StoredPlan, responses=TAGGED)
@@ -165,7 +170,7 @@ def plan_routes(
             of_release(f"{plan_id}.{format}"),
             lambda: plan_text(plan, format),
             media_type,
-            {"Content-Disposition": f'attachment; filename="{plan_id}.{ending}"'},
+            {**EXPORTED, "Content-Disposition": f'attachment; filename="{plan_id}.{ending}"'},
         )
 
     return router

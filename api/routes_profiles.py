@@ -10,7 +10,7 @@ from ..core.profile import Profile
 from ..core.service.documents import ProfileList, StoredProfile
 from .answers import TAGGED, IdempotencyKey, IfNoneMatch, created, of_release, once, tagged
 from .auth.caller import CallerOfRequest
-from .drawing import ProfileFormat, profile_text
+from .drawing import EXPORTED, ProfileFormat, profile_text
 from .examples import profile_examples
 from .json_body import StrictRoute
 from .openapi import PROBLEM_RESPONSE
@@ -91,8 +91,9 @@ def profile_routes(planning: Planning, store: Store) -> APIRouter:
             lambda: profile_text(profile, format),
             "text/csv" if is_csv else "application/json",
             {
+                **EXPORTED,
                 "Content-Disposition": "attachment; "
-                f'filename="{profile_id}.{"csv" if is_csv else "json"}"'
+                f'filename="{profile_id}.{"csv" if is_csv else "json"}"',
             },
         )
 

@@ -23,6 +23,7 @@ import uvicorn
 from ..core.errors import InvalidInput, Refused
 from .app import create_app
 from .configuration import Configuration, configure
+from .confined.measure import chosen_sandbox
 from .draining import Drain
 from .examples import measure_example
 from .settings import IN_MEMORY, LOOPBACK_NAMES, Settings
@@ -39,6 +40,9 @@ MIN_CLOSING_S = 0.5
 
 FORCED_S = 2.0
 """What the application gets to end its processes in after a second signal."""
+
+SHORT_TOKEN = 16
+"""Characters below which a chosen token may be guessed: people choose words."""
 
 _log = logging.getLogger(__name__)
 
@@ -133,6 +137,13 @@ def run(settings: Settings, host: str, port: int, *, made_up: bool = False) -> N
     for_people = is_for_people(settings.log_format, sys.stderr)
     configure_logging(settings.log_format, settings.log_level, secrets=_secrets(settings))
     end_tracing = configure_tracing()
+    if settings.token is not None and len(settings.token) < SHORT_TOKEN:
+        _log.warning(
+            "the token has %d characters and can be guessed; take one of at least %d, e.g. what "
+            "python -c 'import secrets; print(secrets.token_urlsafe())' prints",
+            len(settings.token),
+            SHORT_TOKEN,
+        )
     try:
         drain = Drain(delay_s=settings.drain_delay_s, grace_s=settings.grace_s)
         app = create_app(settings, drain=drain)
@@ -145,6 +156,8 @@ def run(settings: Settings, host: str, port: int, *, made_up: bool = False) -> N
             server_header=False,
         )
         token = settings.token if made_up else None
+        if settings.sandbox == "auto":  # it warns where there is none, found out by a program
+            threading.Thread(target=chosen_sandbox, args=("auto",), daemon=True).start()
         with _signals_end_quietly(), _metrics_listener(settings, app.state.metrics):
             server = _Server(config, lambda: announce(url, token, for_people=for_people), drain)
             server.run(sockets=[listening])

@@ -8,6 +8,12 @@ from .cluster import Cluster, Device
 from .text_table import text_table
 from .units import format_bytes, format_time
 
+MAX_RUNS = 4
+"""Of equal devices, named in one line."""
+
+MAX_KIND = 40
+"""Characters of a kind there."""
+
 
 def cluster_table(cluster: Cluster) -> str:
     """A cluster as plain text: runs of equal devices, then its links from the innermost out."""
@@ -40,6 +46,17 @@ def cluster_table(cluster: Cluster) -> str:
         headings = ("link", "joins", "latency", "bandwidth", "all-reduce")
         text += "\n\n" + text_table([headings, *links])
     return text
+
+
+def devices_line(cluster: Cluster) -> str:
+    """How many devices of each kind, in order: ``8 x H100``, ``2 x 80GB, 4 x 24GB``."""
+    runs = [
+        (kind[:MAX_KIND], len(list(run)))
+        for kind, run in groupby(cluster.devices, key=lambda one: one.kind)
+    ]
+    shown = [f"{number} x {kind}" for kind, number in runs[:MAX_RUNS]]
+    more = [f"{len(runs) - MAX_RUNS} more runs"] if len(runs) > MAX_RUNS else []
+    return ", ".join([*shown, *more])
 
 
 def _what(device: Device) -> tuple[str, int | None, float]:

@@ -35,9 +35,14 @@ def reproduce(plan: Plan, cluster: Cluster | None) -> Reproduce:
 
     Files are named as the commands write them; ``cluster.json`` is written from the page.
     """
-    options = changed(plan.options)
+    return ask_again(plan.profile_id, cluster, plan.options)
+
+
+def ask_again(profile_id: str, cluster: Cluster | None, asked: PlanOptions) -> Reproduce:
+    """The same of a request, whatever its answer."""
+    options = changed(asked)
     where = "cluster.json" if cluster is None else shorthand(cluster) or "cluster.json"
-    body: dict[str, Any] = {"profile_id": plan.profile_id}
+    body: dict[str, Any] = {"profile_id": profile_id}
     if cluster is not None:
         body["cluster"] = shorthand(cluster) or cluster.model_dump(mode="json")
     else:
@@ -48,7 +53,7 @@ def reproduce(plan: Plan, cluster: Cluster | None) -> Reproduce:
     planned = ["stagewright", "plan", "profile.json"]
     quoted = f'"{where}"' if where != "cluster.json" else 'Cluster.read("cluster.json")'
     return Reproduce(
-        shell=shlex.join([*planned, "--devices", where, *_words(plan.options), "-o", "plan.json"]),
+        shell=shlex.join([*planned, "--devices", where, *_words(asked), "-o", "plan.json"]),
         curl='curl -H "Authorization: Bearer $STAGEWRIGHT_TOKEN" '
         "-H 'Content-Type: application/json' \\\n  -d "
         f'{shlex.quote(json.dumps(body))} \\\n  "$URL/v1/plans"',

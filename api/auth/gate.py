@@ -75,7 +75,7 @@ class Gate:
         """Who sent it, and what is left of their quota."""
         caller = None
         try:
-            caller = await self._identification.caller(Headers(scope=scope))
+            caller = await self._identification.caller(Headers(scope=scope), scope)
             rate = self._count(caller)
             method, path = scope["method"], scope["path"]
             caller.require(needed_scope(method, path), f"{method} {path[:80]}")

@@ -8,12 +8,14 @@ from typing import Protocol
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from ..problems import Problem
 from ..store.contract import Store
 from ..store.projects import SECRET_PREFIX
 from ..store.records import ApiKey
 from .caller import OPERATOR, Caller
+from .guessing import Guesses, too_many
 from .scopes import SCOPES
 
 _SECRET = re.compile(SECRET_PREFIX + r"[A-Za-z0-9_-]{43}")
@@ -38,25 +40,42 @@ class Identification:
         token: The server's own, ASCII; `None` if it has none.
         store: Has the API keys.
         tokens: Reads an identity provider's tokens; `None` if there is no provider.
+        guesses: Counts wrong tokens.
     """
 
-    def __init__(self, token: str | None, store: Store, tokens: TokenReader | None) -> None:
+    def __init__(
+        self,
+        token: str | None,
+        store: Store,
+        tokens: TokenReader | None,
+        guesses: Guesses | None = None,
+    ) -> None:
         self._token = None if token is None else token.encode("ascii")
         self._store = store
         self._tokens = tokens
+        self._guesses = Guesses() if guesses is None else guesses
 
-    async def caller(self, headers: Headers) -> Caller:
+    async def caller(self, headers: Headers, scope: Scope | None = None) -> Caller:
         """Who sent these headers.
 
         The server's token is compared in constant time. A key is looked up by its hash, at most
         once a second; one that this server revokes opens nothing from then on.
 
+        An address that sent too many wrong tokens has none compared with the server's for a
+        while, not even the right one: else it would be told. Keys and a provider's tokens, which
+        nobody can guess, open what they open all the same.
+
+        Args:
+            headers: As they were sent.
+            scope: The request, if a wrong token in it is to be counted.
+
         Raises:
-            Problem: 401, or whatever the identity provider's tokens lead to.
+            Problem: 401, 429, or whatever the identity provider's tokens lead to.
             StoreUnavailable: The keys cannot be read.
         """
         sent = bearer_token(headers)
-        if self._token is not None and compare_digest(sent, self._token):
+        wait_s = self._guesses.wait_s(scope)
+        if self._token is not None and not wait_s and compare_digest(sent, self._token):
             return OPERATOR
         text = sent.decode("latin-1")
         if _SECRET.fullmatch(text):
@@ -66,6 +85,9 @@ class Identification:
                 return as_caller(key)
         elif self._tokens is not None and _JWT.fullmatch(text):
             return await run_in_threadpool(self._tokens.caller, text)
+        if wait_s:
+            raise too_many(wait_s)
+        self._guesses.failed(scope)
         raise unauthorized(
             "this token opens nothing here: it is wrong, revoked or has expired; get a valid one, "
             "e.g. from 'stagewright keys create'",

@@ -1,31 +1,30 @@
-"""Pages for browsers: HTML, the files they load, and signing in."""
+"""Pages for browsers: HTML, and the files they load."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
-from urllib.parse import parse_qs, urlsplit
 
 from fastapi import APIRouter, Query, Request, Response
 from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from ...core.errors import InvalidInput
 from ...core.profile_diff import diff
+from ...core.service.plans import StoredPlan
 from ...view.layers import profile_layers
 from ...view.profile_view import quality_of
+from ...view.reproduce import ask_again
 from ..auth.caller import Caller, CallerOfRequest
 from ..auth.identify import Identification
-from ..auth.scopes import is_page
-from ..paging import cursor_checked
-from ..problems import Problem
+from ..paging import Cursor, Search, cursor_checked
 from ..services import Planning
 from ..store.contract import Store
 from ..store.errors import NotFound
 from ..what_if import ComparisonRequest
-from .front import SECURITY
-from .sessions import LIFETIME_S, Sessions, cookie_name, cookie_of
+from .pages import SECURITY
+from .routes_signing import signing_routes
+from .sessions import Sessions
 from .templates import assets, render
 from .views import Views
 
@@ -43,6 +42,7 @@ def page_routes(
 ) -> APIRouter:
     """Every page."""
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+    router.include_router(signing_routes(sessions, identification))
 
     @router.get("/")
     def home() -> Response:
@@ -54,65 +54,33 @@ def page_routes(
         if found is None:
             raise NotFound("file", name)
         headers = {**SECURITY, "ETag": f'"{found.tag}"', "Cache-Control": "no-cache"}
-        if request.headers.get("if-none-match") == headers["ETag"]:
+        if request.headers.get("if-none-match", "").removeprefix("W/") == headers["ETag"]:
             return Response(None, 304, headers)
         return Response(found.content, 200, headers, found.media_type)
 
-    @router.get("/sign-in")
-    def ask_token(next: Annotated[str, Query(max_length=2000)] = "/plans") -> str:
-        return render("sign-in.html", here=None, next=_own_path(next), wrong="")
-
-    @router.post("/sign-in")
-    async def sign_in(request: Request) -> Response:
-        sent = parse_qs((await request.body()).decode("utf-8", "replace"))
-        token = (sent.get("token") or [""])[0].strip()
-        wanted = _own_path((sent.get("next") or ["/plans"])[0])
-        try:
-            raw = [(b"authorization", f"Bearer {token}".encode())]
-            await identification.caller(Headers(raw=raw))
-        except Problem as problem:
-            wrong = problem.document.detail if token else "Paste the token first."
-            return HTMLResponse(render("sign-in.html", here=None, next=wanted, wrong=wrong), 401)
-        response = RedirectResponse(wanted, 303)
-        response.set_cookie(
-            cookie_name(request.scope),
-            sessions.open(token),
-            max_age=LIFETIME_S,
-            path="/",
-            secure=request.url.scheme == "https",
-            httponly=True,
-            samesite="strict",
-        )
-        return response
-
-    @router.post("/sign-out")
-    def sign_out(request: Request) -> Response:
-        sessions.close(cookie_of(request.scope, request.headers.get("cookie", "")))
-        response = RedirectResponse("/sign-in", 303)
-        response.delete_cookie(cookie_name(request.scope), path="/")
-        return response
-
     @router.get("/plans")
-    def plans(caller: CallerOfRequest, cursor: Annotated[str | None, Query()] = None) -> str:
+    def plans(caller: CallerOfRequest, cursor: Cursor = None, search: Search = "") -> str:
         with cursor_checked():
-            page = store.documents.plans(caller.project_id, limit=50, cursor=cursor)
-        return render("plans.html", here="plans", plans=page.items, next_cursor=page.next_cursor)
+            page = store.documents.plans(caller.project_id, limit=50, cursor=cursor, search=search)
+        asked = {"search": search, "cursor": cursor}
+        return render(
+            "plans.html", here="plans", plans=page.items, next_cursor=page.next_cursor, **asked
+        )
 
     @router.get("/plans/{plan_id}")
     async def plan(plan_id: str, caller: CallerOfRequest) -> str:
         stored = await run_in_threadpool(store.documents.plan, caller.project_id, plan_id)
         if stored.plan is None:
-            ways = stored.infeasible.ways_out if stored.infeasible else ()
-            asked = [way.model_dump(mode="json") for way in ways]
-            return render("infeasible.html", here="plans", stored=stored, ways=asked)
+            return await run_in_threadpool(_infeasible, store, caller, stored)
         fits = len(stored.cluster.devices) <= MAX_EMBEDDED_DEVICES
+        found = await views.of(caller, stored)
         request = {
             "plan_id": stored.id,
             "profile_id": stored.profile_id,
             "options": stored.options.model_dump(mode="json"),
             "cluster": stored.cluster.model_dump(mode="json") if fits else None,
+            "choices": found.choices,
         }
-        found = await views.of(caller, stored)
         values = {"stored": stored, "view": found.shown, "request": request}
         block = Markup(found.text)
         return await run_in_threadpool(
@@ -134,7 +102,7 @@ def page_routes(
         return render("compare.html", here="compare", comparison=found)
 
     @router.get("/profiles")
-    def profiles(caller: CallerOfRequest, cursor: Annotated[str | None, Query()] = None) -> str:
+    def profiles(caller: CallerOfRequest, cursor: Cursor = None) -> str:
         with cursor_checked():
             page = store.documents.profiles(caller.project_id, limit=50, cursor=cursor)
         return render(
@@ -172,6 +140,19 @@ def page_routes(
     return router
 
 
+def _infeasible(store: Store, caller: Caller, stored: StoredPlan) -> str:
+    """The page of a request that nothing fits."""
+    ways = stored.infeasible.ways_out if stored.infeasible else ()
+    return render(
+        "infeasible.html",
+        here="plans",
+        stored=stored,
+        model=store.documents.plan_summary(caller.project_id, stored.id),
+        ways=[way.model_dump(mode="json") for way in ways],
+        again=ask_again(stored.profile_id, stored.cluster, stored.options),
+    )
+
+
 def _profile_values(store: Store, caller: Caller, profile_id: str, beside: str) -> dict[str, Any]:
     """What the page of a profile shows, and the other profile it is put beside."""
     documents, project = store.documents, caller.project_id
@@ -187,13 +168,3 @@ def _profile_values(store: Store, caller: Caller, profile_id: str, beside: str) 
         "found": None,
         "problem": "",
     }
-
-
-def _own_path(wanted: str) -> str:
-    """A page of ours to go on to; anything else is the list of plans."""
-    try:
-        parts = urlsplit(wanted)
-    except ValueError:
-        return "/plans"
-    ours = not parts.scheme and not parts.netloc and is_page(parts.path) and "\\" not in wanted
-    return wanted if ours and wanted.startswith("/") and not wanted.startswith("//") else "/plans"

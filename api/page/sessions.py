@@ -7,8 +7,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from http.cookies import CookieError, SimpleCookie
 
+from starlette.requests import cookie_parser
 from starlette.types import Scope
 
 LIFETIME_S = 12 * 3600
@@ -64,8 +64,4 @@ def cookie_name(scope: Scope) -> str:
 
 def cookie_of(scope: Scope, header: str) -> str:
     """This server's session in a ``Cookie`` header; empty if there is none."""
-    try:
-        found = SimpleCookie(header).get(cookie_name(scope))
-    except CookieError:
-        return ""
-    return found.value if found else ""
+    return cookie_parser(header).get(cookie_name(scope), "")

@@ -12,6 +12,7 @@ from jinja2 import Environment
 
 from ...view.html import STATIC, environment
 from ...view.profile_view import changes_of
+from .words import model_words
 
 HERE = Path(__file__).parent
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -42,10 +43,16 @@ def assets() -> dict[str, Asset]:
 def _environment() -> Environment:
     """Every template, read at once: an upgrade under a running server changes none of them."""
     made = environment(HERE / "templates")
-    made.globals["changes_of"] = changes_of
+    made.globals.update(changes_of=changes_of, model_words=model_words)
     for name in made.list_templates():
         made.get_template(name)
     return made
+
+
+def load() -> None:
+    """Read all there is, so that what a running server shows is of one release."""
+    assets()
+    _environment()
 
 
 def render(name: str, **values: Any) -> str:

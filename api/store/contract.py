@@ -158,8 +158,17 @@ class Documents(Protocol):
     def plan_json(self, project_id: str, plan_id: str) -> str:
         """The JSON of `plan`, as it was stored. Raises: NotFound."""
 
-    def plans(self, project_id: str, *, limit: int, cursor: str | None = None) -> Page[PlanSummary]:
-        """At most ``limit`` plan records."""
+    def plan_summary(self, project_id: str, plan_id: str) -> PlanSummary:
+        """A plan as lists have it. Raises: NotFound."""
+
+    def plans(
+        self, project_id: str, *, limit: int, cursor: str | None = None, search: str = ""
+    ) -> Page[PlanSummary]:
+        """At most ``limit`` plan records.
+
+        With words to search for, those alone that have each of them, in letters of either case,
+        in their id, model, family, devices, schedule or status.
+        """
 
 
 class Idempotency(Protocol):
@@ -167,15 +176,24 @@ class Idempotency(Protocol):
 
     ::
 
-        answer = idempotency.claim(project_id, key, digest)
+        answer = idempotency.claim(project_id, key, digest, holder=us)
         if answer is None:                      # ours to do
             try: answer = do_it()
-            except BaseException: idempotency.release(project_id, key); raise
-            answer = idempotency.complete(project_id, key, answer)
+            except BaseException: idempotency.release(project_id, key, holder=us); raise
+            answer = idempotency.complete(project_id, key, answer, holder=us)
+
+    A claim belongs to its holder, a text made up for one attempt. One whose lease ran out and was
+    taken over has lost it: what it still says of the key changes nothing.
     """
 
     def claim(
-        self, project_id: str, key: str, request_digest: str, *, lease_s: float = 60.0
+        self,
+        project_id: str,
+        key: str,
+        request_digest: str,
+        *,
+        holder: str,
+        lease_s: float = 60.0,
     ) -> Answer | None:
         """The first answer; or `None`, and the request is the caller's to answer.
 
@@ -183,6 +201,7 @@ class Idempotency(Protocol):
             project_id: Whose key.
             key: As the client sent it, at most 255 characters.
             request_digest: Of method, path and body.
+            holder: Whose the claim is then.
             lease_s: After so long without an answer (its server died) another may claim it.
 
         Raises:
@@ -191,13 +210,17 @@ class Idempotency(Protocol):
             InvalidInput: The key is empty or too long.
         """
 
-    def renew(self, project_id: str, key: str, *, lease_s: float) -> None:
+    def renew(self, project_id: str, key: str, *, holder: str, lease_s: float) -> None:
         """Say that the answer is still on its way, and nobody else may claim it for so long."""
 
-    def complete(self, project_id: str, key: str, answer: Answer) -> Answer:
-        """Keep the answer, for a day from the claim; the one kept, if another was first."""
+    def complete(self, project_id: str, key: str, answer: Answer, *, holder: str) -> Answer:
+        """Keep the answer, for a day from the claim; the one kept, if another was first.
 
-    def release(self, project_id: str, key: str) -> None:
+        Raises:
+            AnswerPending: Another took the claim over, and is answering.
+        """
+
+    def release(self, project_id: str, key: str, *, holder: str) -> None:
         """Give up a claim without an answer, so that the key can be tried again."""
 
 

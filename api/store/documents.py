@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, Table, select
 
+from ...core.cluster_table import devices_line
 from ...core.document import Record
 from ...core.graph import Graph
 from ...core.profile import Profile
@@ -22,6 +23,7 @@ from .database import Database
 from .errors import NotFound
 from .lately import Lately
 from .paging import page
+from .plan_lists import as_summary, plan_summaries
 from .records import Page, Stored
 from .tables import GRAPHS, PLANS, PROFILES
 
@@ -29,6 +31,9 @@ Summary = TypeVar("Summary", bound=Record)
 
 PARSED_CHARACTERS = 16 * 2**20
 """Of the profiles planned from last, which are kept as read; they take several times as much."""
+
+MAX_NUMBER = 2**63 - 1
+"""That a column holds."""
 
 
 class SqlDocuments:
@@ -99,8 +104,20 @@ class SqlDocuments:
     ) -> Page[GraphSummary]:
         return self._list(GRAPHS, GraphSummary, project_id, limit, cursor)
 
-    def plans(self, project_id: str, *, limit: int, cursor: str | None = None) -> Page[PlanSummary]:
-        return self._list(PLANS, PlanSummary, project_id, limit, cursor)
+    def plan_summary(self, project_id: str, plan_id: str) -> PlanSummary:
+        wanted = plan_summaries(project_id, "").where(PLANS.c.id == plan_id)
+        with self._database.read() as connection:
+            row = connection.execute(wanted).first()
+        if row is None:
+            raise NotFound("plan", plan_id)
+        return as_summary(row)
+
+    def plans(
+        self, project_id: str, *, limit: int, cursor: str | None = None, search: str = ""
+    ) -> Page[PlanSummary]:
+        rows = plan_summaries(project_id, search)
+        with self._database.read() as connection:
+            return page(connection, rows, PLANS, as_summary, limit=limit, cursor=cursor)
 
     def insert_profile(self, connection: Connection, project_id: str, profile: Profile) -> Row[Any]:
         """As `put_profile`, in a transaction of the caller's."""
@@ -109,6 +126,8 @@ class SqlDocuments:
             "model": profile.model,
             "num_layers": len(profile.layers),
             "estimated": profile.provenance.source == "estimated",
+            "family": profile.spec.family if profile.spec else None,
+            "num_parameters": num_parameters(profile),
             "document": profile.to_json(),
         }
         return self._put(connection, PROFILES, project_id, values)
@@ -139,6 +158,8 @@ class SqlDocuments:
             "model": plan.model if plan else None,
             "num_stages": plan.num_stages if plan else None,
             "step_time_s": plan.step_time_s if plan else None,
+            "devices": devices_line(record.cluster),
+            "schedule": plan.schedule if plan else record.options.schedule,
             "document": record.model_dump_json(),
         }
         return self._put(connection, PLANS, project_id, values)
@@ -177,6 +198,12 @@ class SqlDocuments:
 
         with self._database.read() as connection:
             return page(connection, rows, table, as_item, limit=limit, cursor=cursor)
+
+
+def num_parameters(profile: Profile) -> int | None:
+    """Of the model, tied ones once; `None` where they are not listed, or nobody has so many."""
+    listed = sum(one.numel for one in profile.parameters if one.kind == "parameter")
+    return listed if 0 < listed <= MAX_NUMBER else None
 
 
 def _one(table: Table, project_id: str, identifier: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sqlalchemy import (
+    BigInteger,
     Boolean,
     Column,
     Float,
@@ -19,7 +20,7 @@ from sqlalchemy.sql.schema import SchemaItem
 
 from .columns import NAMING, Instant, Words, position
 
-REVISION = "0002"
+REVISION = "0004"
 """The migration that makes these tables; the database's must be the same."""
 
 METADATA = MetaData(naming_convention=NAMING)
@@ -82,6 +83,8 @@ PROFILES = _documents(
     Column("model", Words, nullable=False),
     Column("num_layers", Integer, nullable=False),
     Column("estimated", Boolean, nullable=False),
+    Column("family", Words),
+    Column("num_parameters", BigInteger),
 )
 
 GRAPHS = _documents(
@@ -97,6 +100,8 @@ PLANS = _documents(
     Column("model", Words),
     Column("num_stages", Integer),
     Column("step_time_s", Float),
+    Column("devices", Words),
+    Column("schedule", Words),
     ForeignKeyConstraint(["project_id", "profile_id"], ["profiles.project_id", "profiles.id"]),
     Index(None, "project_id", "profile_id"),
 )
@@ -149,6 +154,7 @@ ANSWERS = Table(
     Column("project_id", Words, ForeignKey("projects.id"), primary_key=True),
     Column("key", Words, primary_key=True),
     Column("request_digest", Words, nullable=False),
+    Column("holder", Words),
     _created_at(),
     Column("leased_until", Instant, nullable=False),
     Column("expires_at", Instant, nullable=False, index=True),

@@ -28,11 +28,15 @@ class ProfileSummary(Stored):
         model: Class name of the model.
         num_layers: How many layers it has.
         estimated: Whether it was estimated rather than measured.
+        family: The family of models it was built from; `None` if it was not.
+        num_parameters: Of the model, tied ones once; `None` where the profile does not list them.
     """
 
     model: str
     num_layers: int
     estimated: bool
+    family: str | None = None
+    num_parameters: int | None = None
 
 
 class GraphSummary(Stored):
@@ -43,11 +47,26 @@ class GraphSummary(Stored):
 
 
 class PlanSummary(Stored):
-    """One line of a list of plans; the last three are `None` for an infeasible one."""
+    """One line of a list of plans.
+
+    Attributes:
+        status: Whether there is a plan.
+        profile_id: The profile planned from; `model`, `family`, `num_layers` and
+            `num_parameters` are of it, as in a `ProfileSummary`.
+        devices: How many of each kind were asked for, e.g. ``8 x H100``.
+        schedule: The plan's, or the one asked for where nothing fits.
+        num_stages: `None` where nothing fits.
+        step_time_s: Likewise.
+    """
 
     status: Status
     profile_id: str
     model: str | None = None
+    family: str | None = None
+    num_layers: int | None = None
+    num_parameters: int | None = None
+    devices: str | None = None
+    schedule: str | None = None
     num_stages: int | None = None
     step_time_s: float | None = None
 

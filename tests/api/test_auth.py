@@ -7,6 +7,7 @@ from fastapi import APIRouter
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from starlette.testclient import TestClient
 
 from stagewright.api.auth.scopes import OPEN_PATHS, is_open, is_page
 from tests.api.app_routes import routes
@@ -160,6 +161,32 @@ def test_pages_of_other_origins_are_refused(client, origin, status):
     assert answer.status_code == status
     if status == 403:
         assert answer.json()["type"].endswith(":foreign-origin")
+
+
+@pytest.mark.parametrize(
+    ("address", "origin", "status"),
+    [
+        ("http://localhost", "https://localhost", 200),  # a proxy ends TLS and does not say so
+        ("https://localhost", "https://localhost", 200),
+        ("https://localhost", "http://localhost", 403),
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000", 200),
+        ("http://127.0.0.1:8000", "https://127.0.0.1:8000", 403),
+        ("http://[::1]:8000", "https://[::1]:8000", 403),
+        ("http://10.0.0.1:8000", "https://10.0.0.1:8000", 403),
+        ("http://127.0.0.1:8000", "ftp://127.0.0.1:8000", 403),
+    ],
+)
+def test_a_page_of_another_scheme_is_of_another_origin(make_client, token, address, origin, status):
+    client = make_client(allowed_hosts=None)
+    asking = TestClient(client.app, base_url=address, headers={"Authorization": f"Bearer {token}"})
+    assert asking.get("/v1/plans", headers={"Origin": origin}).status_code == status
+
+
+def test_behind_a_proxy_that_ends_tls_the_origin_is_the_browsers(client, token):
+    asking = TestClient(client.app, base_url="http://127.0.0.1:8000")
+    asking.headers.update({"Authorization": f"Bearer {token}", "Host": "localhost:8443"})
+    for origin, status in (("https://localhost:8443", 200), ("https://localhost:8000", 403)):
+        assert asking.get("/v1/plans", headers={"Origin": origin}).status_code == status
 
 
 def test_two_origins_are_refused(client):

@@ -11,6 +11,7 @@ from stagewright.api import serve as serving
 from stagewright.api.auth.scopes import MEANING
 from stagewright.api.serve import announce, serve
 from stagewright.api.setting_names import setting_names
+from stagewright.api.settings import Settings
 from stagewright.api.store.sql_store import SqlStore
 from stagewright.core.errors import InvalidInput, Refused
 
@@ -67,3 +68,15 @@ def test_every_scope_and_variable_is_written_down():
         assert f"| `{scope}` | {meaning} |" in text
     variables = {setting.variable for setting in setting_names() if setting.path[0] == "oidc"}
     assert set(re.findall(OIDC + r"[A-Z_]+", text)) == variables
+
+
+@pytest.mark.parametrize(("token", "is_warned"), [("choose-a-token", True), ("c" * 16, False)])
+def test_a_token_that_can_be_guessed_is_warned_of(monkeypatch, caplog, token, is_warned):
+    monkeypatch.setattr(serving._Server, "run", lambda *_, **__: None)
+    monkeypatch.setattr(serving, "configure_logging", lambda *_, **__: None)
+    settings = Settings(token=token, database=":memory:", plan_processes=0, scheduler="threads")
+    serving.run(settings, "127.0.0.1", 0)
+    warned = [one.getMessage() for one in caplog.records if "can be guessed" in one.getMessage()]
+    assert len(warned) == is_warned
+    assert not any(token in text for text in warned)
+    assert not is_warned or "14 characters" in warned[0]

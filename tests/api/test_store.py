@@ -96,6 +96,46 @@ class TestContract:
         assert (row.id, row.model, row.num_layers, row.estimated) == (
             profile_id, a_profile.model, len(a_profile.layers), False,
         )  # fmt: skip
+        assert (row.family, row.num_parameters) == (None, 4 * 2**20)
+
+    def test_a_plans_line_says_which_model_on_what(self, store, a_profile, a_plan):
+        spec = {"family": "gpt2", "config": {}}
+        named = Profile.model_validate({**a_profile.model_dump(), "spec": spec})
+        profile_id = store.documents.put_profile(HERE, named).id
+        store.documents.put_plan(HERE, planned(profile_id, a_plan, "2x2x80GB"))
+        store.documents.put_plan(HERE, infeasible(profile_id))
+        nothing, found = store.documents.plans(HERE, limit=9).items
+        for row in (nothing, found):
+            assert (row.model, row.family) == (a_profile.model, "gpt2")
+            assert (row.num_layers, row.num_parameters) == (4, 4 * 2**20)
+            assert store.documents.plan_summary(HERE, row.id) == row
+        assert (found.devices, found.schedule) == ("4 x 80GB", "1f1b")
+        assert (nothing.devices, nothing.num_stages) == ("1 x 1GB", None)
+
+    def test_plans_are_found_by_words(self, store, a_profile, a_plan, elsewhere):
+        profile_id = store.documents.put_profile(HERE, a_profile).id
+        other = a_profile.model_copy(update={"model": "100%_\\U-Net"})
+        other_id = store.documents.put_profile(HERE, other).id
+        first = store.documents.put_plan(HERE, planned(profile_id, a_plan, "2x80GB")).id
+        second = store.documents.put_plan(HERE, planned(other_id, a_plan, "2xcpu")).id
+        third = store.documents.put_plan(HERE, infeasible(other_id)).id
+
+        def found(search):
+            return {row.id for row in store.documents.plans(HERE, limit=9, search=search).items}
+
+        assert found("") == found("  ") == found("\0") == {first, second, third}
+        assert found("EXAMPLE") == {first}
+        assert found("u-net") == {second, third}
+        assert found("u-net infeasible") == {third}
+        assert found("80gb 1F1B planned") == {first}
+        assert found(second) == {second}
+        assert found("%") == found("%_") == found("\\") == {second, third}
+        assert found("' OR 1=1 --") == found("\ud800") == set()
+        assert store.documents.plans(elsewhere, limit=9, search="example").items == ()
+        page = store.documents.plans(HERE, limit=1, search="u-net")
+        again = store.documents.plans(HERE, limit=1, search="u-net", cursor=page.next_cursor)
+        assert [row.id for row in (*page.items, *again.items)] == [third, second]
+        assert again.next_cursor is None
 
     def test_a_plan_needs_its_profile_in_its_own_project(self, store, elsewhere, a_profile, a_plan):
         record = planned(store.documents.put_profile(elsewhere, a_profile).id, a_plan)
@@ -216,6 +256,14 @@ class TestFile:
         second = SqlStore(tmp_path / "store.db")
         assert second.documents.profile(HERE, profile_id).profile == a_profile
         second.close()
+
+    def test_it_is_its_owners_alone(self, tmp_path, a_profile):
+        """Cause: it held hashes of keys and names of models, and everybody could read it."""
+        store = SqlStore(tmp_path / "store.db")
+        store.documents.put_profile(HERE, a_profile)
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+        store.close()
+        assert modes == dict.fromkeys(["store.db", "store.db-wal", "store.db-shm"], 0o600)
 
     def test_a_write_waits_for_another_write_instead_of_failing(self, tmp_path, a_profile):
         """Cause: a transaction that starts by reading cannot wait for the write lock later."""

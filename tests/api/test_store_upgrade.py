@@ -21,8 +21,9 @@ from stagewright.api.store.database import Database
 from stagewright.api.store.errors import NotFound
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.sql_store import SqlStore, utc_now
-from stagewright.api.store.tables import METADATA, REVISION
+from stagewright.api.store.tables import METADATA, PLANS, PROFILES, REVISION
 from stagewright.api.store.upgrade import known_revisions, upgrade
+from stagewright.core.cluster import Cluster
 from stagewright.core.errors import InvalidInput
 from stagewright.core.profile import Profile
 from tests.api.stored import infeasible
@@ -163,6 +164,34 @@ class TestOldFile:
         """They read ``user_version`` and nothing else, and know 0 and 1."""
         SqlStore(old_file(tmp_path / "old.db")).close()
         assert contents(tmp_path / "old.db")[-1] == "(2,)"
+
+
+def test_lists_say_the_same_of_what_was_stored_before_they_did(tmp_path, postgres):
+    """Revision 0003 reads the documents again."""
+    spec = {"family": "gpt2", "config": {}}
+    profile = Profile.model_validate({**example_profile(), "spec": spec})
+    mixed = Cluster.parse("2x80GB,1x24GB")
+    record = infeasible(profile.content_id()).model_copy(update={"cluster": mixed})
+    shared = {"project_id": HERE, "created_at": utc_now()}
+    before = {
+        PROFILES: {"id": profile.content_id(), "model": profile.model, "num_layers": 4,
+                   "estimated": False, "document": profile.to_json()},
+        PLANS: {"id": record.record_id(), "profile_id": profile.content_id(),
+                "status": "infeasible", "document": record.model_dump_json()},
+    }  # fmt: skip
+    for address in (str(tmp_path / "store.db"), postgres.url(postgres.new_database())):
+        with closing(Database(address, now=utc_now)) as database:
+            upgrade(database, "0002")
+            with database.write() as connection:
+                for table, values in before.items():
+                    connection.execute(table.insert().values(**values, **shared))
+            assert upgrade(database) == ("0002", REVISION)
+        store = SqlStore(address)
+        (plan,) = store.documents.plans(HERE, limit=9).items
+        assert (plan.model, plan.family) == (profile.model, "gpt2")
+        assert (plan.num_layers, plan.num_parameters) == (4, 4 * 2**20)
+        assert (plan.devices, plan.schedule) == ("2 x 80GB, 1 x 24GB", "1f1b")
+        store.close()
 
 
 def test_servers_may_start_together_on_a_new_file(tmp_path):

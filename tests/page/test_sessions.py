@@ -62,8 +62,10 @@ def test_a_wrong_token_is_told_so_and_opens_nothing(browser, token):
 
 
 def test_nobody_comes_from_elsewhere(browser):
-    foreign = browser.post("/sign-in", data={"token": TOKEN}, headers={"Origin": "http://evil"})
-    assert foreign.status_code == 403
+    for headers in ({}, {"Origin": "http://evil"}, {"Origin": "null"}):
+        foreign = browser.post("/sign-in", data={"token": TOKEN}, headers=headers)
+        assert foreign.status_code == 403
+        assert "Set-Cookie" not in foreign.headers
     sign_in(browser)
     body = {"plan_ids": ["plan_a", "plan_b"]}
     for headers in ({}, {"Origin": "http://evil"}, {"Origin": "null"}):
@@ -84,6 +86,40 @@ def test_signing_out_ends_the_session_on_the_server(browser):
     assert not browser.cookies
     browser.cookies.set(name, value)
     assert browser.get("/v1/plans").status_code == 401
+
+
+def test_the_cookie_that_ends_a_session_has_the_attributes_of_its_own(browser):
+    for origin, more in (("http://localhost", set()), ("https://localhost", {"Secure"})):
+        signed = browser.post("/sign-in", data={"token": TOKEN}, headers={"Origin": origin})
+        ended = browser.post("/sign-out", headers={"Origin": origin})
+        first, last = (one.headers["Set-Cookie"].split("; ") for one in (signed, ended))
+        wanted = {"HttpOnly", "SameSite=strict", "Path=/"} | more
+        for parts in (first, last):
+            kept = {part for part in parts[1:] if not part.lower().startswith(("max", "exp"))}
+            assert kept == wanted
+        assert "Max-Age=0" in last
+        assert last[0].partition("=")[0] == first[0].partition("=")[0]
+
+
+def test_signing_in_again_ends_the_session_of_before(browser):
+    sign_in(browser)
+    ((name, before),) = browser.cookies.items()
+    assert sign_in(browser, "wrong").status_code == 401
+    assert browser.get("/v1/plans").status_code == 200
+    sign_in(browser)
+    assert browser.cookies[name] != before
+    browser.cookies.clear()
+    old = browser.get("/v1/plans", headers={"Cookie": f"{name}={before}"})
+    assert old.status_code == 401
+
+
+@pytest.mark.parametrize("foreign", ['x="', 'x="a; b', "a=b=c; x={1}", "x", "=;;"])
+def test_cookies_of_others_sign_nobody_out(browser, foreign):
+    sign_in(browser)
+    ((name, value),) = browser.cookies.items()
+    browser.cookies.clear()
+    for cookie in (f"{foreign}; {name}={value}", f"{name}={value}; {foreign}"):
+        assert browser.get("/v1/plans", headers={"Cookie": cookie}).status_code == 200
 
 
 def test_a_revoked_key_opens_nothing_although_somebody_is_signed_in(browser, store):

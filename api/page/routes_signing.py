@@ -1,0 +1,86 @@
+"""Signing in and out: a token for a cookie."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import parse_qs, urlsplit
+
+from fastapi import APIRouter, Query, Request, Response
+from starlette.datastructures import Headers
+from starlette.responses import HTMLResponse, RedirectResponse
+
+from ..auth.identify import Identification
+from ..auth.scopes import is_page
+from ..problems import Problem
+from .front import origin_missing
+from .sessions import LIFETIME_S, Sessions, cookie_name, cookie_of
+from .templates import render
+
+
+def signing_routes(sessions: Sessions, identification: Identification) -> APIRouter:
+    """The form, what it sends, and the way out."""
+    router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+    @router.get("/sign-in")
+    def ask_token(next: Annotated[str, Query(max_length=2000)] = "/plans") -> str:
+        return render("sign-in.html", here=None, next=_own_path(next), wrong="")
+
+    @router.post("/sign-in")
+    async def sign_in(request: Request) -> Response:
+        if "origin" not in request.headers:
+            raise origin_missing()
+        sent = parse_qs((await request.body()).decode("utf-8", "replace"))
+        token = (sent.get("token") or [""])[0].strip()
+        wanted = _own_path((sent.get("next") or ["/plans"])[0])
+        try:
+            raw = [(b"authorization", f"Bearer {token}".encode())]
+            stranger = {**request.scope, "state": {}}  # whoever is signed in guesses like others
+            await identification.caller(Headers(raw=raw), stranger)
+        except Problem as problem:
+            wrong = problem.document.detail if token else "Paste the token first."
+            html = render("sign-in.html", here=None, next=wanted, wrong=wrong)
+            response = HTMLResponse(html, problem.document.status)
+            if wait := (problem.headers or {}).get("Retry-After"):
+                response.headers["Retry-After"] = wait
+            return response
+        sessions.close(_session(request))
+        signed_in = RedirectResponse(wanted, 303)
+        _set(signed_in, request, sessions.open(token), LIFETIME_S)
+        return signed_in
+
+    @router.post("/sign-out")
+    def sign_out(request: Request) -> Response:
+        sessions.close(_session(request))
+        response = RedirectResponse("/sign-in", 303)
+        _set(response, request, "", 0)
+        return response
+
+    return router
+
+
+def _session(request: Request) -> str:
+    return cookie_of(request.scope, request.headers.get("cookie", ""))
+
+
+def _set(response: Response, request: Request, value: str, lifetime_s: int) -> None:
+    """Give a session's cookie; one without a lifetime takes it away."""
+    response.set_cookie(
+        cookie_name(request.scope),
+        value,
+        max_age=lifetime_s,
+        expires=lifetime_s,
+        path="/",
+        secure=request.headers.get("origin", request.url.scheme).startswith("https"),
+        httponly=True,
+        samesite="strict",
+    )
+
+
+def _own_path(wanted: str) -> str:
+    """A page of ours to go on to; anything else is the list of plans."""
+    try:
+        parts = urlsplit(wanted)
+    except ValueError:
+        return "/plans"
+    ours = not parts.scheme and not parts.netloc and is_page(parts.path) and "\\" not in wanted
+    return wanted if ours and wanted.startswith("/") and not wanted.startswith("//") else "/plans"

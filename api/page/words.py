@@ -1,0 +1,27 @@
+"""What lists say of a model, in words."""
+
+from __future__ import annotations
+
+from ...core.service.documents import PlanSummary, ProfileSummary
+from ...core.units import count
+
+UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k"))
+"""As models are named: 70 B parameters are 70 billion."""
+
+
+def model_words(summary: PlanSummary | ProfileSummary) -> str:
+    """Its family or name, and its main sizes: ``gpt2, 50 layers, 1.56 B parameters``."""
+    words = [summary.family or summary.model or "Model"]
+    if summary.num_layers is not None:
+        words.append(count(summary.num_layers, "layer"))
+    if summary.num_parameters is not None:
+        words.append(f"{short(summary.num_parameters)} parameters")
+    return ", ".join(words)
+
+
+def short(number: int) -> str:
+    """A number in three digits: ``124 M``."""
+    for unit, letter in UNITS:
+        if number >= unit:
+            return f"{number / unit:.3g} {letter}"
+    return str(number)
