@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Annotated
@@ -79,13 +80,13 @@ async def once(
         errors = [FieldError(parameter=KEY_HEADER, detail=detail)]
         raise Problem(422, "invalid-input", detail, errors=errors)
     digest = _digest(request, await request.body())
-    project, key = caller.project_id, keys[0]
-    first = await run_in_threadpool(idempotency.claim, project, key, digest, lease_s=LEASE_S)
+    project, key, holder = caller.project_id, keys[0], secrets.token_hex(16)
+    first = await run_in_threadpool(
+        idempotency.claim, project, key, digest, holder=holder, lease_s=LEASE_S
+    )
     if first is not None:
-        return Response(
-            first.body, first.status, {**dict(first.headers), REPLAYED: "true"}, "application/json"
-        )
-    lease = asyncio.create_task(_renewed(idempotency, project, key))
+        return _replayed(first)
+    lease = asyncio.create_task(_renewed(idempotency, project, key, holder))
     try:
         response = await make()
         answer = Answer(
@@ -97,21 +98,26 @@ async def once(
             ),
             body=bytes(response.body).decode(),
         )
-        await run_in_threadpool(idempotency.complete, project, key, answer)
+        kept = await run_in_threadpool(idempotency.complete, project, key, answer, holder=holder)
     except BaseException:
-        await run_in_threadpool(idempotency.release, project, key)
+        await run_in_threadpool(idempotency.release, project, key, holder=holder)
         raise
     finally:
         lease.cancel()
-    return response
+    return response if kept == answer else _replayed(kept)
 
 
-async def _renewed(idempotency: Idempotency, project: str, key: str) -> None:
+def _replayed(answer: Answer) -> Response:
+    headers = {**dict(answer.headers), REPLAYED: "true"}
+    return Response(answer.body, answer.status, headers, "application/json")
+
+
+async def _renewed(idempotency: Idempotency, project: str, key: str, holder: str) -> None:
     """Keep a key while its answer takes long."""
     while True:
         await asyncio.sleep(LEASE_S / 3)
         with suppress(StoreUnavailable):
-            await run_in_threadpool(idempotency.renew, project, key, lease_s=LEASE_S)
+            await run_in_threadpool(idempotency.renew, project, key, holder=holder, lease_s=LEASE_S)
 
 
 def _digest(request: Request, body: bytes) -> str:

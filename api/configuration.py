@@ -6,7 +6,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,10 +61,12 @@ class Configuration:
     Attributes:
         settings: Their values; those that files hold have been read.
         origins: By the setting's name.
+        troubles: By the setting's name, why a file's secret is missing, if that was left out.
     """
 
     settings: Settings
     origins: Mapping[str, Origin]
+    troubles: Mapping[str, str] = field(default_factory=dict)
 
     def value(self, setting: SettingName) -> Any:
         """What holds; of a section nobody gave, what would."""
@@ -77,13 +79,17 @@ class Configuration:
 
 
 def configure(
-    flags: Mapping[str, Any] | None = None, *, file: str | Path | None = None
+    flags: Mapping[str, Any] | None = None,
+    *,
+    file: str | Path | None = None,
+    strict: bool = True,
 ) -> Configuration:
     """The settings of a server that starts in this environment.
 
     Args:
         flags: By field name, what was said on the command line; `None` stands for nothing said.
         file: TOML; by default the one that the environment's ``STAGEWRIGHT_CONFIG`` names.
+        strict: Whether a secret that cannot be had is an error, not only told in ``troubles``.
 
     Raises:
         InvalidInput: A name is not a setting's, a value does not fit, or a file cannot be read.
@@ -106,7 +112,7 @@ def configure(
         setting.name: found[path][1] if path in found else Origin("default")
         for path, setting in known.items()
     }
-    return _with_secrets(settings, origins)
+    return _with_secrets(settings, origins, strict=strict)
 
 
 def _of_file(path: Path) -> dict[str, Any]:
@@ -192,15 +198,51 @@ def _named(path: tuple[str, ...], origin: Origin) -> str:
     return f"{name} in {origin.place}" if origin.kind == "file" else origin.place or name
 
 
-def _with_secrets(settings: Settings, origins: Mapping[str, Origin]) -> Configuration:
+def _with_secrets(
+    settings: Settings, origins: Mapping[str, Origin], *, strict: bool
+) -> Configuration:
     """The settings with what their files hold."""
-    changed: dict[str, str] = {}
-    told = dict(origins)
-    if settings.token_file is not None:
-        if settings.token is not None:
-            raise InvalidInput("there is a token and a token_file; give one of them")
-        changed["token"] = read_secret(settings.token_file)
-        told["token"] = Origin("file", str(settings.token_file))
-    if settings.database_password_file is not None:
-        changed["database"] = with_password(settings.database, settings.database_password_file)
-    return Configuration(settings.model_copy(update=changed), told)
+    changed: dict[str, str | None] = {}
+    told, troubles = dict(origins), dict[str, str]()
+    try:
+        if settings.token_file is not None and _counts("token_file", "token", origins):
+            told["token"] = Origin("file", str(settings.token_file))
+            changed["token"] = None
+            changed["token"] = read_secret(settings.token_file)
+    except InvalidInput as error:
+        troubles["token_file"] = str(error)
+    try:
+        if settings.database_password_file is not None and not _is_whole(settings, origins):
+            changed["database"] = with_password(settings.database, settings.database_password_file)
+    except InvalidInput as error:
+        troubles["database_password_file"] = str(error)
+    if troubles and strict:
+        raise InvalidInput("\n".join(troubles.values()))
+    return Configuration(settings.model_copy(update=changed), told, troubles)
+
+
+RANK = {"default": 0, "file": 1, "environment": 2, "flag": 3}
+"""Of two that say the same thing in two ways, the higher counts."""
+
+
+def _counts(name: str, other: str, origins: Mapping[str, Origin]) -> bool:
+    """Whether the first of two settings for one thing counts, by who said them.
+
+    Raises:
+        InvalidInput: Both were said in the same sort of place.
+    """
+    first, second = origins[name], origins[other]
+    if RANK[first.kind] == RANK[second.kind]:
+        both = " and ".join(_named((setting,), origins[setting]) for setting in (other, name))
+        raise InvalidInput(f"{both} say the same thing; leave one of the two out")
+    return RANK[first.kind] > RANK[second.kind]
+
+
+def _is_whole(settings: Settings, origins: Mapping[str, Origin]) -> bool:
+    """Whether a database was said over the head of the file with a password, which it needs not."""
+    database, password = origins["database"], origins["database_password_file"]
+    if RANK[database.kind] <= RANK[password.kind]:
+        return False
+    from .store.database import database_url
+
+    return "://" not in settings.database or database_url(settings.database).password is not None

@@ -25,15 +25,19 @@ from ..core.errors import (
 from ..core.service.problems import MEDIA_TYPE as MEDIA_TYPE
 from ..core.service.problems import TYPE_PREFIX as TYPE_PREFIX
 from ..core.service.problems import ProblemDocument as ProblemDocument
-from .allowed_methods import allowed_methods
+from .allowed_methods import allowed_methods, missing_page
 from .field_errors import FieldError, clip, field_errors
 from .jobs.workers import WorkersUnavailable
+from .known_fields import nearest_fields
 from .measuring import MeasuringUnavailable
 from .solving import SolverEnded
 from .store.errors import AnswerPending, KeyReused, NotFound, StoreUnavailable, TooManyJobs
 from .telemetry.context import request_id
 
 MAX_DETAIL_CHARACTERS = 2000
+
+UNKNOWN = "extra_forbidden"
+"""What pydantic calls the error of a field that its model does not have."""
 
 STATUS: tuple[tuple[type[StagewrightError], int, str], ...] = (
     (NotFound, 404, "not-found"),
@@ -80,7 +84,7 @@ class Problem(HTTPException):
         self.kind = kind
         self.document = ProblemDocument(
             type=TYPE_PREFIX + kind,
-            title=kind.replace("-", " ").capitalize(),
+            title=kind.replace("-", " ").capitalize().replace("json", "JSON"),
             status=status,
             detail=clip(detail, MAX_DETAIL_CHARACTERS),
             errors=tuple(errors),
@@ -104,11 +108,14 @@ def install_problems(app: FastAPI) -> None:
         assert isinstance(error, FrameworkError)
         if error.status_code == 405 and (allowed := allowed_methods(app, request.url.path)):
             error.headers = {**(error.headers or {}), "Allow": allowed}
+            error.detail = f"{request.method} is not for this path, which takes {allowed}"
+        if error.status_code == 404 and error.detail == HTTPStatus.NOT_FOUND.phrase:
+            error.detail = missing_page(app, request.url.path)
         return from_http(error).response()
 
-    async def on_invalid(_: Request, error: Exception) -> Response:
+    async def on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return from_validation(error).response()
+        return from_validation(error, request).response()
 
     async def on_ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, StagewrightError)
@@ -135,12 +142,22 @@ def from_http(error: FrameworkError) -> Problem:
     )
 
 
-def from_validation(error: RequestValidationError) -> Problem:
-    """A request that does not fit its model, every field named."""
+def from_validation(error: RequestValidationError, request: Request | None = None) -> Problem:
+    """A request that does not fit its model, every field named; of unknown ones the nearest."""
     errors = field_errors(error.errors(), error.body)
+    if request is not None:
+        errors = [
+            _with_nearest(found, request, error.body) if item["type"] == UNKNOWN else found
+            for item, found in zip(error.errors(), errors, strict=False)
+        ]
     count = f"{len(error.errors())} fields do" if len(error.errors()) > 1 else "one field does"
     detail = f"{count} not fit; {errors[0].pointer or errors[0].parameter or 'the body'}: "
     return Problem(422, "invalid-input", detail + errors[0].detail, errors=errors)
+
+
+def _with_nearest(found: FieldError, request: Request, body: object) -> FieldError:
+    meant = nearest_fields(request, found.pointer or "", body)
+    return found.model_copy(update={"detail": f"{found.detail}; {meant}"})
 
 
 def from_error(error: StagewrightError) -> Problem:

@@ -45,7 +45,8 @@ ClusterInput = Annotated[
 
 
 SOURCES = ("profile", "profiles", "profile_id", "model", "graph", "graph_id", "factory", "code")
-CHOICES = ", ".join(map(repr, SOURCES))
+DATA = ", ".join(map(repr, SOURCES[:-2]))
+CHOICES = f"exactly one of {DATA}, or where the server takes them 'factory' or 'code'"
 
 
 class PlanRequest(Record):
@@ -92,10 +93,10 @@ class PlanRequest(Record):
     def _check(self) -> Self:
         given = [name for name in SOURCES if getattr(self, name) is not None]
         if not given:
-            raise InvalidInput(f"give exactly one of {CHOICES}; found none", field="/profile")
+            raise InvalidInput(f"say what to plan by {CHOICES}; found none")
         if len(given) > 1:
             raise InvalidInput(
-                f"give exactly one of {CHOICES}; found {' and '.join(map(repr, given))}",
+                f"say what to plan by {CHOICES}; found {' and '.join(map(repr, given))}",
                 field=f"/{given[-1]}",
             )
         self._check_source(given[0])

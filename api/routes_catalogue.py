@@ -35,6 +35,7 @@ from .drawing import PlanFormat, ProfileFormat
 from .field_errors import FieldError, clip
 from .jobs.chosen import is_local
 from .json_body import StrictRoute
+from .models.buildable import why_not_buildable
 from .models.foreign import ForeignModels
 from .models.limits import MAX_LAYERS, MAX_OPERATIONS
 from .openapi import PROBLEM_RESPONSE
@@ -47,6 +48,7 @@ from .store.errors import NotFound
 def catalogue_routes(settings: Settings, foreign: ForeignModels | None = None) -> APIRouter:
     """Routes that tell what there is."""
     foreign = foreign or ForeignModels()
+    families = _families(is_local(settings.scheduler))
     router = APIRouter(
         prefix="/v1", tags=["catalogue"], route_class=StrictRoute, responses=PROBLEM_RESPONSE
     )
@@ -78,12 +80,12 @@ def catalogue_routes(settings: Settings, foreign: ForeignModels | None = None) -
     @router.get("/model-families")
     def list_model_families() -> ModelFamilyList:
         """Models that can be asked for by name."""
-        return ModelFamilyList(model_families=tuple(_families().values()))
+        return ModelFamilyList(model_families=tuple(families.values()))
 
     @router.get("/model-families/{family}")
     def get_model_family(family: str) -> ModelFamily:
         """One family."""
-        found = _families().get(family)
+        found = families.get(family)
         if found is None:
             raise NotFound("model family", family)
         return found
@@ -97,12 +99,14 @@ def catalogue_routes(settings: Settings, foreign: ForeignModels | None = None) -
 
 
 @cache
-def _families() -> dict[str, ModelFamily]:
+def _families(builds_here: bool) -> dict[str, ModelFamily]:
+    """Every family by its name, and whether it can be built if that is done on this machine."""
     found: dict[str, ModelFamily] = {}
     for kind in get_args(get_args(ModelSpec)[0]):
         (name,) = get_args(kind.model_fields["family"].annotation)
         spec = kind(family=name)
         config = type(spec.config)
+        reason = why_not_buildable(name) if builds_here else ""
         found[name] = ModelFamily(
             family=name,
             description=" ".join((config.__doc__ or "").split()),
@@ -119,6 +123,8 @@ def _families() -> dict[str, ModelFamily]:
                 for preset_name, preset in PRESETS.items()
                 if preset.spec.family == name
             ),
+            available=not reason,
+            reason=reason,
         )
     return found
 

@@ -21,6 +21,7 @@ from .auth.caller import Caller
 from .digests import estimate_digest, plan_digest
 from .effort import check_effort
 from .field_errors import FieldError
+from .models.buildable import check_buildable
 from .models.estimating import Estimator
 from .models.foreign import ForeignModels
 from .models.limits import check_graph, check_rebuilt
@@ -86,6 +87,7 @@ class Planning:
         solver: Where plans are searched for.
         deadline_s: Longest one request may search for a plan.
         foreign: What models of others this server runs; none if not given.
+        builds_here: Whether models are built on this machine, rather than by workers elsewhere.
     """
 
     def __init__(
@@ -96,7 +98,9 @@ class Planning:
         *,
         deadline_s: float,
         foreign: ForeignModels | None = None,
+        builds_here: bool = True,
     ) -> None:
+        self._builds_here = builds_here
         self._foreign = foreign or ForeignModels()
         self._store = store
         self._estimator = estimator
@@ -160,10 +164,13 @@ class Planning:
         """Refuse what may not be measured here, or not by this caller.
 
         Raises:
-            InvalidInput, Problem: See `models.foreign.ForeignModels.check`.
+            InvalidInput, Problem: See `models.foreign.ForeignModels.check`; a family cannot be
+                built here.
         """
         caller.require("measure", "measuring a model")
         self._foreign.check(caller, measure)
+        if self._builds_here:
+            check_buildable(measure.model)
 
     async def _to_measure(self, project: str, request: PlanRequest) -> MeasureRequest | None:
         """What has to be measured first, a graph that is named looked up."""
@@ -335,6 +342,8 @@ class Planning:
                 check_rebuilt(graph)
         elif graph is not None:
             await self.create_graph(project, graph)
+        elif self._builds_here:
+            check_buildable(request.model)
         cluster = request.cluster
         asked = EstimateRequest(
             model=request.model,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from ..core.errors import InvalidInput
-from .database_flag import DatabaseFlag, check_exists, database_of, opened_store
+from .database_flag import ConfigFlag, DatabaseFlag, check_exists, database_of, opened_store
 from .follow_ups import command_line
 from .output import JsonFlag, emit, say_next
 
@@ -26,6 +26,7 @@ def command(
         str | None, Option(help="Go on where an earlier call ended; it printed the cursor.")
     ] = None,
     database: DatabaseFlag = None,
+    config: ConfigFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Read the audit log of a service, newest first; it may be running.
@@ -33,7 +34,7 @@ def command(
     A line for everything that was made, changed or revoked, and for what was refused. With
     --project, what belongs to no project (strangers who were refused) is left out.
     """
-    address = database_of(database)
+    address = database_of(database, config)
     check_exists(address)
     with opened_store(address) as store:
         owner = None if project is None else _project_id(store, project)
@@ -59,7 +60,7 @@ def _project_id(store: SqlStore, named: str) -> str:
 
 def _line(entry: AuditEntry) -> str:
     """When, what, how it ended, to what, who, from where; no more than a terminal may see."""
-    details = {} if entry.details_json == "{}" else {"details": entry.details_json}
+    details = {"details": json.dumps(entry.details)} if entry.details else {}
     told = {
         "object": entry.object_id,
         "project": entry.project_id,

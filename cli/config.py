@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from .follow_ups import command_line
-from .output import JsonFlag, emit, say_next
+from .output import JsonFlag, emit, say, say_next
 
 if TYPE_CHECKING:
     from ..api.configuration import Configuration
@@ -33,12 +33,17 @@ def command(
     """Show the settings a server would start with here, and where each comes from.
 
     A flag comes before the variable STAGEWRIGHT_<NAME>, that before the file, that before the
-    default. Secrets are not shown. Names that are no setting's are refused, as by the server.
+    default. Secrets are not shown; one that cannot be read here says so in its place. Names that
+    are no setting's are refused, as by the server.
     """
     from ..api.configuration import configure
 
-    lines = described(configure(file=file))
+    found = configure(file=file, strict=False)
+    lines = described(found)
     emit(json.dumps({"settings": lines}) if as_json else _table(lines))
+    if found.troubles:
+        say(f"a server would not start: {'; '.join(found.troubles.values())}", quiet=as_json)
+        return
     words = ("--config", str(file)) if file is not None else ()
     say_next(command_line("serve", *words), quiet=as_json)
 
@@ -55,6 +60,7 @@ def described(configuration: Configuration) -> list[dict[str, Any]]:
             "place": configuration.origins[setting.name].place,
             "variable": setting.variable,
             "help": setting.help,
+            "trouble": configuration.troubles.get(setting.name),
         }
         for setting in setting_names()
     ]
@@ -70,7 +76,8 @@ def _table(lines: list[dict[str, Any]]) -> str:
 
 
 def _origin(line: dict[str, Any]) -> str:
-    return " ".join(filter(None, (line["origin"], line["place"])))
+    said = " ".join(filter(None, (line["origin"], line["place"])))
+    return f"{said}  ({line['trouble']})" if line["trouble"] else said
 
 
 def _word(value: Any) -> str:

@@ -18,22 +18,30 @@ DatabaseFlag = Annotated[
     str | None,
     Option(
         help="The service's: an SQLite file, or postgresql://user@host/name. Without it, what "
-        "STAGEWRIGHT_DATABASE or the settings file of STAGEWRIGHT_CONFIG says, as for the server. "
+        "STAGEWRIGHT_DATABASE or the settings file says, as for the server. "
         "A URL with a password is better not given here, where others on the machine see it.",
         show_default="stagewright.db",
     ),
 ]
 
+ConfigFlag = Annotated[
+    Path | None,
+    Option("--config", help="The server's settings file, in TOML (also STAGEWRIGHT_CONFIG)."),
+]
 
-def database_of(given: str | None) -> str:
+
+def database_of(given: str | None, config: Path | None = None) -> str:
     """The address of the database: what was given, else what a server here would take.
 
     Raises:
-        InvalidInput: The settings do not fit.
+        InvalidInput: The settings do not fit, or its password cannot be had.
     """
     from ..api.configuration import configure
 
-    return configure({"database": given}).settings.database
+    found = configure({"database": given}, file=config, strict=False)
+    if trouble := found.troubles.get("database_password_file"):
+        raise InvalidInput(trouble)
+    return found.settings.database
 
 
 def check_exists(database: str) -> None:

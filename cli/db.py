@@ -13,7 +13,7 @@ from typer import Argument, Option
 
 from ..core.errors import InvalidInput, StagewrightError
 from ..core.units import count
-from .database_flag import DatabaseFlag, check_exists, database_of
+from .database_flag import ConfigFlag, DatabaseFlag, check_exists, database_of
 from .follow_ups import command_line
 from .output import JsonFlag, check_writable, emit, say_next
 
@@ -40,6 +40,7 @@ def command(
         Path | None, Argument(metavar="FILE", help="For backup and restore: the backup.")
     ] = None,
     database: DatabaseFlag = None,
+    config: ConfigFlag = None,
     jobs_days: DaysOption = None,
     audit_days: DaysOption = None,
     plans_days: DaysOption = None,
@@ -54,7 +55,7 @@ def command(
     with their profiles and graphs (--plans-days); what is not given is kept.
     """
     _check_words(action, file, (jobs_days, audit_days, plans_days))
-    address = database_of(database)
+    address = database_of(database, config)
     if action not in (Action.UPGRADE, Action.RESTORE):
         check_exists(address)
     with _opened(address) as opened:

@@ -61,7 +61,7 @@ def command(
             "list takes no id, the others take a job's: stagewright jobs list, "
             f"jobs {action.value if action is not Action.LIST else 'show'} ID"
         )
-    with client_of(server, token) as client:
+    with client_of(server, token, quiet=as_json) as client:
         if action is Action.LIST:
             _list(client, state, limit, as_json=as_json)
         elif action is Action.WATCH:

@@ -12,12 +12,13 @@ from typer import Argument, Option
 
 from ..api.auth.scopes import MEANING, SCOPES, Scope
 from ..core.errors import InvalidInput
-from .database_flag import DatabaseFlag, check_exists, database_of, opened_store
+from ..core.text_table import text_table
+from .database_flag import ConfigFlag, DatabaseFlag, check_exists, database_of, opened_store
 from .follow_ups import command_line
 from .output import JsonFlag, emit, say, say_next
 
 if TYPE_CHECKING:
-    from ..api.store.records import ApiKey, NewApiKey, Project
+    from ..api.store.records import ApiKey, NewApiKey, Project, Quotas
     from ..api.store.sql_store import SqlStore
 
 DEFAULT_SCOPES = "read,plan"
@@ -71,6 +72,7 @@ def command(
         Option(min=0, help="Jobs queued or running at once.", rich_help_panel="For create"),
     ] = None,
     database: DatabaseFlag = None,
+    config: ConfigFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Make, list and revoke the keys of a service; it may be running.
@@ -83,7 +85,7 @@ def command(
             "create takes the new key's name, revoke a key's id, and list neither: "
             "stagewright keys create NAME, keys revoke ID, keys list"
         )
-    address = database_of(database)
+    address = database_of(database, config)
     if action is not Action.CREATE:
         check_exists(address)
     with opened_store(address) as store:
@@ -163,17 +165,30 @@ def _list(store: SqlStore, owners: Sequence[Project], *, as_json: bool) -> None:
         keys = [{**key.model_dump(mode="json"), "project": owner.name} for owner, key in found]
         emit(json.dumps({"keys": keys}))
         return
-    lines = [
-        f"{key.id}  {_shown(owner.name)}  {_shown(key.name)}  {','.join(key.scopes)}  {_state(key)}"
-        for owner, key in found
-    ]
-    emit("\n".join(lines or ["there are no keys"]))
+    headings = ("key", "project", "name", "scopes", "made", "quotas", "state")
+    rows = [_row(owner, key) for owner, key in found]
+    emit(text_table([headings, *rows]) if rows else "there are no keys")
     say_next(command_line("keys", "create", "NAME"), quiet=as_json)
 
 
 def _shown(name: str) -> str:
     """A name somebody sent over HTTP, without what a terminal would obey."""
     return "".join(character if character.isprintable() else "?" for character in name)
+
+
+def _row(owner: Project, key: ApiKey) -> tuple[str, ...]:
+    scopes, made = ",".join(key.scopes), f"{key.created_at:%Y-%m-%d %H:%M:%S}"
+    return (
+        key.id, _shown(owner.name), _shown(key.name), scopes, made, _quotas(key.quotas), _state(key)
+    )  # fmt: skip
+
+
+def _quotas(quotas: Quotas) -> str:
+    limits = (
+        (quotas.max_requests_per_minute, "requests/min"),
+        (quotas.max_unfinished_jobs, "jobs at once"),
+    )
+    return ", ".join(f"{most} {what}" for most, what in limits if most is not None) or "none"
 
 
 def _state(key: ApiKey) -> str:
@@ -211,6 +226,6 @@ def _note(store: SqlStore, action: str, key: ApiKey) -> None:
             outcome="ok",
             project_id=key.project_id,
             object_id=key.id,
-            details_json=json.dumps({"by": "stagewright keys"}),
+            details={"by": "stagewright keys"},
         )
     )

@@ -85,8 +85,9 @@ def command(
     options = with_options(request.profiling if request else ProfilingOptions(), **given)
     if server is not None:
         profile = profile_on_service(
-            server, token, request, options, model, sample, loss=loss, target=target
-        )
+            server, token, request, options, model, sample,
+            quiet=as_json, loss=loss, target=target,
+        )  # fmt: skip
     else:
         with progress_bar(quiet=as_json) as progress:
             if request is not None:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ..core.profile import Profile
 
 
-def stored_document(server: str, token: str | None, identifier: str) -> Plan | Profile | Graph:
+def stored_document(
+    server: str, token: str | None, identifier: str, *, quiet: bool
+) -> Plan | Profile | Graph:
     """The document with that id on a service.
 
     Raises:
@@ -26,7 +28,7 @@ def stored_document(server: str, token: str | None, identifier: str) -> Plan | P
         Infeasible: It is the id of a request that nothing fitted.
     """
     kind = identifier.partition("_")[0]
-    with client_of(server, token) as client:
+    with client_of(server, token, quiet=quiet) as client:
         if kind == "plan":
             return client.get_plan(identifier).require()
         if kind == "profile":
@@ -57,6 +59,8 @@ def profile_on_service(
     options: ProfilingOptions,
     model: str | None,
     sample: str | None,
+    *,
+    quiet: bool,
     **unsent: str | None,
 ) -> Profile:
     """A profile that a service measures and keeps.
@@ -68,13 +72,14 @@ def profile_on_service(
         options: How to measure.
         model: Who makes the module, as for `own_model`.
         sample: Who makes its inputs.
+        quiet: Whether to say nothing.
         unsent: Options of a model of one's own that a graph does not carry, by name.
 
     Raises:
         CaptureError: The module does not go without its code.
         StagewrightError: The service refuses, or the measurement fails.
     """
-    with client_of(server, token) as client:
+    with client_of(server, token, quiet=quiet) as client:
         if request is not None:
             what = request.graph or request.model
             assert what is not None, "a request has a model or a graph"

@@ -49,7 +49,7 @@ def plan_on_service(
         Infeasible: Nothing fits.
     """
     model, sample = _from_files(models, words) if name is None else _from_name(name, words)
-    with client_of(server, token) as client:
+    with client_of(server, token, quiet=quiet) as client:
         answer = client.plan(
             model,
             sample,

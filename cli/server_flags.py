@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from ..core.errors import InvalidInput
+from .output import say
 
 if TYPE_CHECKING:
     from ..client.blocking import Client
@@ -31,11 +32,17 @@ Token = Annotated[
 ]
 
 
-def client_of(server: str | None, token: str | None) -> Client:
-    """A client of the service; without an address that of ``STAGEWRIGHT_SERVER``."""
+def client_of(server: str | None, token: str | None, *, quiet: bool) -> Client:
+    """A client of the service; without an address that of ``STAGEWRIGHT_SERVER``.
+
+    Args:
+        server: Its address.
+        token: Its token.
+        quiet: Whether not to say that it is waited for.
+    """
     from ..client.blocking import Client
 
-    return Client(server, token)
+    return Client(server, token, on_wait=None if quiet else say)
 
 
 def token_needs_server(server: str | None, token: str | None) -> None:

@@ -73,7 +73,7 @@ def command(
     if server is None:
         document = read_document(file, Profile, Plan, Cluster, Graph)
     else:
-        document = stored_document(server, token, str(file))
+        document = stored_document(server, token, str(file), quiet=as_json)
     if not isinstance(document, Profile) and (depth is not None or not tree):
         raise InvalidInput(f"--depth and --flat are for profiles; {file} is {document.SCHEMA}")
     drawn = gantt or any(path is not None for path in (svg, trace, html))
@@ -152,7 +152,7 @@ def _costs(
         return profile
     if server is None or not plan.profile_id:
         return None
-    found = stored_document(server, token, plan.profile_id)
+    found = stored_document(server, token, plan.profile_id, quiet=True)
     assert isinstance(found, Profile), "the id of a profile is a profile's"
     return found
 

@@ -108,6 +108,7 @@ class AsyncClient:
         token: The server's token or an API key; ``STAGEWRIGHT_TOKEN`` if not given.
         timeout_s: For one answer, with every attempt at it. Waiting for a job has a time of its
             own.
+        on_wait: Told, in words, when the service does not answer and is waited for.
         transport: What carries requests, for tests.
 
     Raises:
@@ -120,9 +121,10 @@ class AsyncClient:
         token: str | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
+        on_wait: Callable[[str], None] | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        self.settings = Settings.of(url, token, timeout_s)
+        self.settings = Settings.of(url, token, timeout_s, on_wait=on_wait)
         self._http = httpx2.AsyncClient(transport=transport, **http_options(self.settings))
 
     async def close(self) -> None:

@@ -77,7 +77,7 @@ def following(job_id: str, after: int = 0, limit_s: float | None = None) -> Stre
         attempt += 1
         pause_s = patience.delay_s(attempt)
         if patience.clock() + pause_s - quiet_since > patience.timeout_s:
-            raise error_for(call, outcome, patience.timeout_s)
+            raise error_for(call, outcome, patience)
         yield Sleep(min(pause_s, _left_s(job_id, patience, end)))
 
 

@@ -18,11 +18,15 @@ class Patience:
         timeout_s: In seconds.
         clock: Seconds that never go back.
         jitter: From 0 up to 1: clients that failed together should not return together.
+        address: Who is asked, for messages.
+        on_wait: Told once for each call that its service does not answer and is waited for.
     """
 
     timeout_s: float
     clock: Callable[[], float]
     jitter: Callable[[], float] = random.random
+    address: str = ""
+    on_wait: Callable[[str], None] | None = None
 
     def delay_s(self, attempt: int) -> float:
         """How long to wait after a number of attempts: doubling, at least half of it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..core.errors import DeadlineExceeded, StagewrightError, Unreachable
 from ..core.service.problems import TYPE_PREFIX
+from .patience import Patience
 from .problems import error_of, problem_of
 from .steps import Call, Failure, Reply, Sleep, Steps, own_patience, send
 
@@ -28,7 +29,7 @@ def exchange(call: Call) -> Steps[Reply]:
     """
     patience = yield from own_patience()
     end = patience.clock() + patience.timeout_s
-    attempt, reached_at = 0, patience.clock()
+    attempt, reached_at, has_told = 0, patience.clock(), False
     while True:
         attempt += 1
         left_s = max(end - patience.clock(), 0.001)
@@ -41,7 +42,10 @@ def exchange(call: Call) -> Steps[Reply]:
         last = min(end, reached_at + UNREACHED_S) if is_away else end
         pause_s = _pause_s(call, outcome, patience.delay_s(attempt))
         if pause_s is None or patience.clock() + pause_s >= last:
-            raise error_for(call, outcome, patience.timeout_s)
+            raise error_for(call, outcome, patience)
+        if is_away and not has_told and patience.on_wait is not None:
+            patience.on_wait(f"waiting for {patience.address} ({_reason(outcome)})")
+            has_told = True
         yield Sleep(pause_s)
 
 
@@ -67,18 +71,23 @@ def _retry_after_s(reply: Reply) -> float | None:
     return float(text) if text.isascii() and text.isdecimal() else None
 
 
-def error_for(call: Call, outcome: Reply | Failure, timeout_s: float) -> StagewrightError:
+def _reason(outcome: Reply | Failure) -> str:
+    return outcome.reason if isinstance(outcome, Failure) else str(outcome.status)
+
+
+def error_for(call: Call, outcome: Reply | Failure, patience: Patience) -> StagewrightError:
     """The exception for the last attempt."""
     if isinstance(outcome, Reply):
         return error_of(outcome, call)
     if outcome.is_timeout and outcome.was_sent:
         return DeadlineExceeded(
-            f"{call} was not answered within {timeout_s:g} s; give the client a longer timeout_s"
+            f"{call} was not answered within {patience.timeout_s:g} s; give the client a longer "
+            "timeout_s"
         )
     advice = "" if call.is_repeatable or not outcome.was_sent else (
         "; it was not sent again, since it may have been carried out"
     )  # fmt: skip
     return Unreachable(
-        f"{call}: the service does not answer ({outcome.reason}){advice}; does it run at the "
-        "address in STAGEWRIGHT_SERVER or url=? 'stagewright serve' starts one"
+        f"{call}: {patience.address or 'the service'} does not answer ({outcome.reason}){advice}; "
+        "is that its address (--server, url= or STAGEWRIGHT_SERVER)? 'stagewright serve' starts one"
     )

@@ -31,12 +31,14 @@ class Settings:
         token: Sent as a bearer token.
         timeout_s: For one answer, with every attempt at it.
         clock: Seconds that never go back.
+        on_wait: Told, in words, that the service does not answer and is waited for.
     """
 
     url: str
     token: str | None = None
     timeout_s: float = TIMEOUT_S
     clock: Callable[[], float] = time.monotonic
+    on_wait: Callable[[str], None] | None = None
 
     @classmethod
     def of(
@@ -45,6 +47,7 @@ class Settings:
         token: str | None,
         timeout_s: float = TIMEOUT_S,
         environment: Mapping[str, str] = os.environ,
+        on_wait: Callable[[str], None] | None = None,
     ) -> Settings:
         """What was given, and where nothing was, what the environment says.
 
@@ -54,11 +57,12 @@ class Settings:
         found = url or environment.get(SERVER_VARIABLE) or DEFAULT_SERVER
         if not timeout_s > 0:
             raise InvalidInput(f"timeout_s is {timeout_s}; give a positive number of seconds")
-        return cls(_checked(found), token or environment.get(TOKEN_VARIABLE) or None, timeout_s)
+        token = token or environment.get(TOKEN_VARIABLE) or None
+        return cls(_checked(found), token, timeout_s, on_wait=on_wait)
 
     @property
     def patience(self) -> Patience:
-        return Patience(self.timeout_s, self.clock)
+        return Patience(self.timeout_s, self.clock, address=self.url, on_wait=self.on_wait)
 
     @property
     def headers(self) -> dict[str, str]:

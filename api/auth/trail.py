@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Callable
@@ -67,7 +66,7 @@ class Trail:
         details = {"unwritten_before": self._num_unwritten} if self._num_unwritten else {}
         self._num_unwritten = 0
         event = _event(scope, kind, caller)
-        await self._write(event.model_copy(update={"details_json": json.dumps(details)}))
+        await self._write(event.model_copy(update={"details": details}))
 
     async def _write(self, event: AuditEvent) -> None:
         try:

@@ -47,7 +47,7 @@ def writing(given: dict[str, Any]) -> Iterable[str]:
     for base in list(sys.path):
         folders.add(base or ".")
     for folder in sorted(folders):
-        if os.path.realpath(folder).startswith(WRITABLE):
+        if _is_scratch(os.path.realpath(folder), given["readable"]):
             continue
         with suppress(OSError):
             name = os.path.join(folder, given["marker"])
@@ -191,6 +191,12 @@ def _files(many: int) -> int:
                 kept += file.write(b"x" * CHUNK) or 0
     time.sleep(0.5)
     return kept
+
+
+def _is_scratch(folder: str, readable: Iterable[str]) -> bool:
+    """Whether it is memory of its own; of what may be read below it, nothing is."""
+    outside = any(folder == place or folder.startswith(place + os.sep) for place in readable)
+    return folder.startswith(WRITABLE) and not outside
 
 
 def _leads_to(folder: str, name: str, readable: Iterable[str]) -> bool:

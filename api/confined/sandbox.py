@@ -7,11 +7,13 @@ a ``/tmp`` in memory, and the graphics devices. https://github.com/containers/bu
 from __future__ import annotations
 
 import glob
+import importlib.util
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -29,6 +31,15 @@ GRAPHICS = ("/dev/nvidia*", "/dev/dri", "/dev/kfd")
 NOBODY = "65534"
 TEMPORARY_BYTES = 2**30
 CHECKED_WITHIN_S = 20.0
+
+PACKAGES = ("stagewright", "pydantic", "numpy", "torch")
+"""A child needs those of them that are installed."""
+
+FIND_PACKAGES = (
+    "import importlib.util as util, sys; "
+    "sys.exit(', '.join(name for name in sys.argv[1:] if util.find_spec(name) is None) or 0)"
+)
+"""Ends with the names of those that are not found; nothing is imported, which takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +67,11 @@ class Sandbox:
             words += ["--setenv", name, value]
         for path in SYSTEM:
             words += _system(path)
-        for path in (*CONFIGURED, *self.readable):
-            words += ["--ro-bind-try", path, path]
         words += ["--proc", "/proc", "--dev", "/dev"]
         for place in ("/tmp", "/dev/shm"):
             words += ["--size", str(TEMPORARY_BYTES), "--tmpfs", place]
+        for path in (*CONFIGURED, *self.readable):  # later than what would hide one below /tmp
+            words += ["--ro-bind-try", path, path]
         devices = [path for pattern in GRAPHICS for path in glob.glob(pattern)]
         for device in devices:
             words += ["--dev-bind", device, device]
@@ -81,9 +92,10 @@ def find_sandbox() -> Sandbox:
     if program is None:
         raise Refused("bubblewrap (bwrap) is not installed; install your system's 'bubblewrap'")
     found = Sandbox(program, tuple(_python()))
+    needed = [name for name in PACKAGES if importlib.util.find_spec(name) is not None]
     try:
         tried = subprocess.run(
-            found.around([sys.executable, "-I", "-c", "import stagewright"], {}),
+            found.around([sys.executable, "-P", "-c", FIND_PACKAGES, *needed], {}),
             capture_output=True,
             stdin=subprocess.DEVNULL,
             timeout=CHECKED_WITHIN_S,
@@ -92,21 +104,53 @@ def find_sandbox() -> Sandbox:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Refused(f"bubblewrap does not run: {error}") from None
     if tried.returncode:
-        said = tried.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise Refused(
-            f"bubblewrap does not work here: {said[-1] if said else tried.returncode}; it needs "
-            "user namespaces, and version 0.8 or newer"
-        )
+        raise Refused(_why_not(tried.returncode, tried.stderr.decode("utf-8", "replace")))
     return found
 
 
+def _why_not(returncode: int, stderr: str) -> str:
+    """Why a child did not find what it needs, and what would help."""
+    said = (stderr.strip().splitlines() or [f"exit code {returncode}"])[-1]
+    if not said.startswith("bwrap:"):
+        return (
+            f"Python does not find everything inside a sandbox: {said}; install it all into one "
+            "virtual environment"
+        )
+    if "execvp" in said:
+        return (
+            f"the Python at {sys.executable} cannot be run inside a sandbox ({said}); make the "
+            "virtual environment with another one"
+        )
+    if "--disable-userns" in said:
+        return f"bubblewrap is older than 0.8 ({said}); install a newer one"
+    return (
+        f"bubblewrap does not work here: {said}; it needs user namespaces, which this system or "
+        "its container does not give"
+    )
+
+
 def _python() -> list[str]:
-    """Folders with this Python, its packages and this one, none within another."""
+    """Folders with this Python, its packages and this one, outer ones first."""
     package = Path(stagewright.__file__).parent
-    folders = {sys.prefix, sys.base_prefix, os.path.realpath(sys.prefix), str(package)}
+    folders = {sys.prefix, sys.base_prefix, str(package)}
+    folders |= {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    folders |= {os.path.realpath(folder) for folder in folders}
     folders |= {str(part.resolve()) for part in package.iterdir() if part.is_symlink()}
     folders |= {str(Path(path).resolve()) for path in _part_paths()}
-    return sorted(folders)
+    links = {link for link in _links(sys.executable) if not _is_below(link, folders)}
+    return sorted(folders | links)
+
+
+def _links(program: str) -> Iterator[str]:
+    """A program, and where it leads to if it is a link, link by link."""
+    while program:
+        yield program
+        leads = os.readlink(program) if os.path.islink(program) else ""
+        program = os.path.normpath(os.path.join(os.path.dirname(program), leads)) if leads else ""
+
+
+def _is_below(path: str, folders: set[str]) -> bool:
+    return any(path.startswith(folder + os.sep) for folder in folders)
 
 
 def _part_paths() -> list[str]:

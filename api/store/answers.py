@@ -27,7 +27,13 @@ class SqlIdempotency:
         self._database = database
 
     def claim(
-        self, project_id: str, key: str, request_digest: str, *, lease_s: float = 60.0
+        self,
+        project_id: str,
+        key: str,
+        request_digest: str,
+        *,
+        holder: str,
+        lease_s: float = 60.0,
     ) -> Answer | None:
         if not 1 <= len(key) <= MAX_KEY_CHARACTERS:
             raise InvalidInput(
@@ -38,6 +44,7 @@ class SqlIdempotency:
             "project_id": project_id,
             "key": key,
             "request_digest": request_digest,
+            "holder": holder,
             "created_at": now,
             "leased_until": now + timedelta(seconds=lease_s),
             "expires_at": now + ANSWERS_KEPT,
@@ -57,28 +64,31 @@ class SqlIdempotency:
                 return Answer.model_validate_json(row.answer)
             if row.leased_until > now:
                 raise AnswerPending(key)
-            renewed = update(ANSWERS).where(mine).values(leased_until=claim["leased_until"])
-            connection.execute(renewed)
+            taken = update(ANSWERS).where(mine)
+            connection.execute(taken.values(holder=holder, leased_until=claim["leased_until"]))
             return None
 
-    def renew(self, project_id: str, key: str, *, lease_s: float) -> None:
-        unanswered = _mine(project_id, key) & ANSWERS.c.answer.is_(None)
+    def renew(self, project_id: str, key: str, *, holder: str, lease_s: float) -> None:
         until = self._database.now() + timedelta(seconds=lease_s)
         with self._database.write() as connection:
-            connection.execute(update(ANSWERS).where(unanswered).values(leased_until=until))
+            held = update(ANSWERS).where(_held(project_id, key, holder))
+            connection.execute(held.values(leased_until=until))
 
-    def complete(self, project_id: str, key: str, answer: Answer) -> Answer:
+    def complete(self, project_id: str, key: str, answer: Answer, *, holder: str) -> Answer:
         mine = _mine(project_id, key)
-        first = update(ANSWERS).where(mine, ANSWERS.c.answer.is_(None))
+        held = update(ANSWERS).where(_held(project_id, key, holder))
         with self._database.write() as connection:
-            connection.execute(first.values(answer=answer.model_dump_json()))
-            kept = connection.execute(select(ANSWERS.c.answer).where(mine)).scalar()
-        return answer if kept is None else Answer.model_validate_json(kept)
+            connection.execute(held.values(answer=answer.model_dump_json()))
+            row = connection.execute(select(ANSWERS.c.answer).where(mine)).first()
+        if row is None:  # taken over and given up since, or a day has passed
+            return answer
+        if row.answer is None:
+            raise AnswerPending(key)
+        return Answer.model_validate_json(row.answer)
 
-    def release(self, project_id: str, key: str) -> None:
-        unanswered = _mine(project_id, key) & ANSWERS.c.answer.is_(None)
+    def release(self, project_id: str, key: str, *, holder: str) -> None:
         with self._database.write() as connection:
-            connection.execute(delete(ANSWERS).where(unanswered))
+            connection.execute(delete(ANSWERS).where(_held(project_id, key, holder)))
 
 
 class SqlReuse:
@@ -121,6 +131,12 @@ def remember(
 
 def _mine(project_id: str, key: str) -> Any:
     return (ANSWERS.c.project_id == project_id) & (ANSWERS.c.key == key)
+
+
+def _held(project_id: str, key: str, holder: str) -> Any:
+    """A claim that is still this holder's, and not answered."""
+    unanswered = ANSWERS.c.answer.is_(None)
+    return _mine(project_id, key) & (ANSWERS.c.holder == holder) & unanswered
 
 
 def _is_stored(connection: Connection, project_id: str, row: Row[Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from sqlalchemy import Row, insert, select
@@ -19,7 +20,9 @@ class SqlAudit:
         self._database = database
 
     def add(self, event: AuditEvent) -> None:
-        line = insert(AUDIT).values(created_at=self._database.now(), **dict(event))
+        values = dict(event)
+        values["details_json"] = json.dumps(values.pop("details"))
+        line = insert(AUDIT).values(created_at=self._database.now(), **values)
         with self._database.write() as connection:
             connection.execute(line)
 
@@ -34,5 +37,6 @@ class SqlAudit:
 
 
 def _entry(row: Row[Any]) -> AuditEntry:
-    values = {name: row._mapping[name] for name in AuditEvent.model_fields}
-    return AuditEntry(number=row.position, created_at=row.created_at, **values)
+    values = {name: row._mapping[name] for name in AuditEvent.model_fields if name != "details"}
+    details = json.loads(row.details_json)
+    return AuditEntry(number=row.position, created_at=row.created_at, details=details, **values)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any
@@ -210,6 +211,13 @@ def _sqlite_engine(url: URL) -> Engine:
         max_overflow=0 if in_memory else MAX_OVERFLOW,
         connect_args={"check_same_thread": False},
     )
+
+    @event.listens_for(engine, "do_connect")
+    def _make_private(*_: object) -> None:
+        """It holds names of models and hashes of keys: a new file is for its owner alone."""
+        if url.database is not None and not url.query:
+            with suppress(OSError):  # SQLite says it better
+                os.close(os.open(url.database, os.O_RDWR | os.O_CREAT, 0o600))
 
     @event.listens_for(engine, "connect")
     def _configure(connection: Any, _: object) -> None:

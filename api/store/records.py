@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Generic, TypeVar
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from ...core.document import Record
 from ...core.service.keys import ApiKey as ApiKey
@@ -62,7 +62,7 @@ class AuditEvent(Record):
         object_id: To what, if to one thing.
         request_id: As in the server's log.
         address: Where the request came from.
-        details_json: More, as JSON.
+        details: More.
     """
 
     action: str
@@ -72,7 +72,7 @@ class AuditEvent(Record):
     object_id: str | None = None
     request_id: str | None = None
     address: str | None = None
-    details_json: str = "{}"
+    details: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 class AuditEntry(AuditEvent):

@@ -41,6 +41,8 @@ class ModelFamily(Record):
         config_schema: JSON Schema of the ``config``.
         default_sample: The sample an estimate takes where none is given, of the default config.
         published: Known models of the family.
+        available: Whether this server can build one; workers of its own are not asked.
+        reason: Why not.
     """
 
     family: str
@@ -48,6 +50,8 @@ class ModelFamily(Record):
     config_schema: dict[str, Any]
     default_sample: Sample
     published: tuple[Published, ...] = ()
+    available: bool = True
+    reason: str = ""
 
 
 class ModelFamilyList(Record):

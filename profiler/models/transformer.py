@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ...core.errors import MeasurementError
+from ...core.errors import InvalidInput
 from ...core.families import GPT2Spec
 from ...core.transformer_families import (
     BertSpec,
@@ -26,13 +26,14 @@ def build_transformer(spec: TransformersSpec) -> nn.Module:
     """A model with random weights, in training mode, on the current default device.
 
     Raises:
-        MeasurementError: ``transformers`` is not installed.
+        InvalidInput: ``transformers`` is not installed.
     """
     try:
         import transformers
     except ImportError as error:
-        raise MeasurementError(
-            f"the family {spec.family!r} needs transformers; pip install 'stagewright[hf]'"
+        raise InvalidInput(
+            f"the family {spec.family!r} needs transformers; pip install 'stagewright[hf]'",
+            field="/model/family",
         ) from error
     logging.getLogger("transformers").setLevel(logging.ERROR)
     model: nn.Module

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+from typing import get_args
+
 import pytest
 
+from stagewright.api.models.buildable import OWN_FAMILIES
+from stagewright.api.routes_catalogue import _families
 from stagewright.core.accelerators import CATALOGUE
 from stagewright.core.cluster import Cluster
 
@@ -68,6 +73,41 @@ def test_a_family_says_what_its_configuration_may_be(client):
     assert not schema["additionalProperties"]
     assert any(entry["name"] == "gpt2-xl" for entry in gpt2["published"])
     assert client.get("/v1/model-families/os.system").status_code == 404
+
+
+def test_a_family_that_cannot_be_built_here_is_refused_before_anything_is_started(
+    make_client, child, monkeypatch
+):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "transformers" else found(name)
+    )
+    _families.cache_clear()
+    client = make_client(
+        **dict.fromkeys(("measure_command", "estimate_command"), child("raise SystemExit(9)"))
+    )
+    families = client.get("/v1/model-families").json()["model_families"]
+    _families.cache_clear()
+    assert {f["family"] for f in families if f["available"]} == set(OWN_FAMILIES)
+    assert "transformers" in next(f["reason"] for f in families if not f["available"])
+    sample = {"inputs": {"input_ids": {"shape": [1, 8], "dtype": "int64", "fill": "zeros"}}}
+    body = {"model": {"family": "gpt2"}, "cluster": "2xH100"}
+    for how in ({"estimate": {}}, {"sample": sample}):
+        answer = client.post("/v1/plans", json={**body, **how})
+        assert answer.status_code == 422, answer.text
+        (error,) = answer.json()["errors"]
+        assert error["pointer"] == "/model/family"
+        assert "installs stagewright[hf]" in error["detail"]
+
+
+def test_families_that_need_nothing_but_torch_are_known():
+    """The list is one of the server's, which imports no torch; this is what builds them."""
+    from stagewright.profiler.models.transformer import TransformersSpec
+
+    named = {kind.model_fields["family"].annotation for kind in get_args(TransformersSpec)}
+    others = {name for kind in named for name in get_args(kind)}
+    assert set(_families(True)) == others | set(OWN_FAMILIES)
+    assert not others & set(OWN_FAMILIES)
 
 
 def test_capabilities_follow_what_is_installed(client, monkeypatch):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+import sysconfig
 import threading
 import time
 from pathlib import Path
@@ -14,12 +15,14 @@ import pytest
 
 from stagewright.api.confined.limits import Limits, default_memory_bytes
 from stagewright.api.confined.run import run_confined, run_confined_async
+from stagewright.api.confined.sandbox import Sandbox, find_sandbox
 from stagewright.core.errors import (
     Cancelled,
     DeadlineExceeded,
     InvalidInput,
     MeasurementError,
     OutOfMemory,
+    Refused,
 )
 
 MEBIBYTE = 2**20
@@ -211,3 +214,62 @@ def test_of_the_environment_it_sees_what_changes_torch(monkeypatch):
 def test_the_default_leaves_the_server_some_memory():
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 2**28 < default_memory_bytes() < 0.8 * installed
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Sandbox:
+    try:
+        return find_sandbox()
+    except Refused as error:
+        pytest.skip(f"no sandbox can be had here: {error}")
+
+
+def make_environment(folder: Path) -> Path:
+    """A virtual environment below a temporary folder, its Python a link to a link elsewhere."""
+    (folder / "bin").mkdir(parents=True)
+    (folder.parent / "elsewhere").mkdir()
+    base = Path(os.path.realpath(sys.executable))
+    (folder.parent / "elsewhere" / "python").symlink_to(base)
+    (folder / "bin" / "python3").symlink_to("../../elsewhere/python")
+    (folder / "pyvenv.cfg").write_text(f"home = {base.parent}\n")
+    packages = folder / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    packages.parent.mkdir(parents=True)
+    packages.symlink_to(sysconfig.get_path("purelib"))
+    return folder / "bin" / "python3"
+
+
+def test_a_python_below_a_temporary_folder_is_seen_in_the_sandbox(sandbox, tmp_path, monkeypatch):
+    """Cause: /tmp was mounted over it, and a checkout there was measured without a sandbox."""
+    python = make_environment(tmp_path / "venv")
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    (tmp_path / "secret").write_text("nobody's")
+    found = find_sandbox.__wrapped__()
+    program = (
+        "import os, sys, pydantic\n"
+        f"os.makedirs({str(tmp_path)!r}, exist_ok=True)\n"
+        f"print(sorted(os.listdir({str(tmp_path)!r})))\n"
+        "try:\n    open(sys.prefix + '/written', 'w')\n"
+        "except OSError as error:\n    print(error.strerror)\n"
+    )
+    said = run_confined([str(python), "-P", "-c", program], b"", SOON, sandbox=found)
+    assert said.decode().splitlines() == ["['elsewhere', 'venv']", "Read-only file system"]
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("sys.exit('bwrap: execvp /x/python3: No such file or directory')", "cannot be run inside"),
+        ("sys.exit('bwrap: Unknown option --disable-userns')", "older than 0.8"),
+        ("sys.exit('bwrap: Creating new namespace failed: Operation not permitted')", "namespaces"),
+        ("sys.exit('numpy, torch')", "does not find everything inside a sandbox: numpy, torch;"),
+    ],
+)
+def test_why_there_is_no_sandbox_is_said_as_it_is(tmp_path, monkeypatch, program, words):
+    wrapper = tmp_path / "bwrap"
+    wrapper.write_text(f"#!{sys.executable} -IS\nimport sys\n{program}\n")
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Refused, match=words) as refused:
+        find_sandbox.__wrapped__()
+    assert ("user namespaces" in str(refused.value)) == ("Creating" in program)

@@ -61,15 +61,24 @@ FIELDS = [
     ("model.family", ..., "/model/family", "family"),
     ("model.family", None, "/model/family", "family"),
     ("model.family", ["mlp"], "/model/family", "family"),
-    ("model.config.hiden_size", 1, "/model/config/hiden_size", "unknown field 'hiden_size'"),
+    (
+        "model.config.hiden_size",
+        1,
+        "/model/config/hiden_size",
+        "unknown field 'hiden_size'; did you mean 'hidden_size'?",
+    ),
+    ("model.config.activation", 1, "/model/config/activation", "known are "),
     ("model.config.hidden_size", -1, "/model/config/hidden_size", "greater than"),
     ("model.mlp", 1, "/model/mlp", "unknown field 'mlp'"),
     ("model", "mlp", "/model", "valid dictionary"),
     ("profiling.device", "tpu", "/profiling/device", "match"),
     ("options", {"num_microbatches": 0}, "/options/num_microbatches", "greater than"),
-    ("optoins", {}, "/optoins", "unknown field 'optoins'"),
+    ("optoins", {}, "/optoins", "unknown field 'optoins'; did you mean 'options'?"),
+    ("options", {"shedule": "1f1b"}, "/options/shedule", "did you mean 'schedule'?"),
+    ("profiling.budget", 1, "/profiling/budget", "did you mean 'budget_s'?"),
+    ("sample.inputs.input.shap", [1], "/sample/inputs/input/shap", "did you mean 'shape'?"),
     ("profile_id", "profile_1", "/model", "exactly one of"),
-    ("model", ..., "/profile", "exactly one of"),
+    ("model", ..., "", "exactly one of"),
 ]
 
 
@@ -149,6 +158,30 @@ def test_a_sample_too_large_is_refused_before_measuring(make_client, child):
 def test_a_query_parameter_is_named(client, limit):
     body = problem(client.get("/v1/plans", params={"limit": limit}), 422)
     assert body["errors"][0]["parameter"] == "limit"
+
+
+@pytest.mark.parametrize(
+    ("path", "parameter", "words"),
+    [
+        ("/v1/plans?limt=3&limit=2", "limt", "did you mean 'limit'?"),
+        ("/v1/clusters?devices=2xcpu&device=2xcpu", "device", "did you mean 'devices'?"),
+        ("/v1/capabilities?verbose", "verbose", "there is none here"),
+        ("/v1/profiles?" + "&".join(f"x{n}=1" for n in range(60)), "x0", "known are cursor, limit"),
+    ],
+)
+def test_a_query_parameter_that_is_unknown_is_not_passed_over(client, path, parameter, words):
+    body = problem(client.get(path), 422)
+    assert body["errors"][0]["parameter"] == parameter
+    assert words in body["errors"][0]["detail"]
+    assert len(body["errors"]) <= 50
+
+
+def test_a_path_that_is_misspelt_says_the_nearest(client):
+    detail = problem(client.get("/v1/plan"), 404)["detail"]
+    assert "did you mean /v1/plans?" in detail
+    assert "/openapi.json" in problem(client.get("/nowhere"), 404)["detail"]
+    assert "takes GET, POST" in problem(client.put("/v1/plans"), 405)["detail"]
+    assert "plan_0" in problem(client.get("/v1/plans/plan_0"), 404)["detail"], "its own words stay"
 
 
 @pytest.mark.parametrize("path", ["/v1/plans/plan_0", "/v1/profiles/profile_0", "/nowhere",

@@ -97,6 +97,7 @@ class TestContract:
             profile_id, a_profile.model, len(a_profile.layers), False,
         )  # fmt: skip
         assert (row.family, row.num_parameters) == (None, 4 * 2**20)
+        assert store.documents.profile_summary(HERE, profile_id) == row
 
     def test_a_plans_line_says_which_model_on_what(self, store, a_profile, a_plan):
         spec = {"family": "gpt2", "config": {}}
@@ -166,7 +167,11 @@ class TestContract:
 
     def test_an_unknown_id_is_not_found(self, store):
         for identifier in ("", "plan_0", "' OR 1=1 --", "\0", "\ud800", "x" * 9999):
-            for read in (store.documents.plan, store.documents.profile, store.documents.graph):
+            documents = store.documents
+            for read in (
+                documents.plan, documents.profile, documents.graph, documents.plan_summary,
+                documents.profile_summary,
+            ):  # fmt: skip
                 with pytest.raises(NotFound):
                     read(HERE, identifier)
 

@@ -114,74 +114,89 @@ class TestKeys:
 
 class TestIdempotency:
     def test_the_first_answer_is_given_again(self, store):
-        assert store.idempotency.claim(HERE, "k", "d") is None
-        assert store.idempotency.complete(HERE, "k", ANSWER) == ANSWER
-        assert store.idempotency.claim(HERE, "k", "d") == ANSWER
+        assert store.idempotency.claim(HERE, "k", "d", holder="us") is None
+        assert store.idempotency.complete(HERE, "k", ANSWER, holder="us") == ANSWER
+        assert store.idempotency.claim(HERE, "k", "d", holder="us") == ANSWER
 
     def test_another_request_with_the_key_is_refused(self, store):
-        store.idempotency.claim(HERE, "k", "d")
+        store.idempotency.claim(HERE, "k", "d", holder="us")
         for _ in range(2):  # while it is answered, and afterwards
             with pytest.raises(KeyReused, match="choose a new one"):
-                store.idempotency.claim(HERE, "k", "other")
-            store.idempotency.complete(HERE, "k", ANSWER)
+                store.idempotency.claim(HERE, "k", "other", holder="us")
+            store.idempotency.complete(HERE, "k", ANSWER, holder="us")
 
     def test_keys_belong_to_projects(self, store):
         other = store.projects.create("other").id
-        store.idempotency.claim(HERE, "k", "d")
-        store.idempotency.complete(HERE, "k", ANSWER)
-        assert store.idempotency.claim(other, "k", "something else") is None
+        store.idempotency.claim(HERE, "k", "d", holder="us")
+        store.idempotency.complete(HERE, "k", ANSWER, holder="us")
+        assert store.idempotency.claim(other, "k", "something else", holder="us") is None
 
     def test_of_two_at_once_one_answers_and_the_other_is_told_to_wait(self, store):
         def claim(index: int) -> Answer | str | None:
             try:
-                return store.idempotency.claim(HERE, "k", "d")
+                return store.idempotency.claim(HERE, "k", "d", holder="us")
             except AnswerPending:
                 return "pending"
 
         assert sorted(map(str, side_by_side(claim))) == ["None"] + ["pending"] * 5
 
     def test_a_claim_given_up_can_be_made_again(self, store):
-        store.idempotency.claim(HERE, "k", "d")
-        store.idempotency.release(HERE, "k")
-        assert store.idempotency.claim(HERE, "k", "d") is None
+        store.idempotency.claim(HERE, "k", "d", holder="us")
+        store.idempotency.release(HERE, "k", holder="us")
+        assert store.idempotency.claim(HERE, "k", "d", holder="us") is None
 
     def test_an_answer_is_not_given_up(self, store):
-        store.idempotency.claim(HERE, "k", "d")
-        store.idempotency.complete(HERE, "k", ANSWER)
-        store.idempotency.release(HERE, "k")
-        assert store.idempotency.claim(HERE, "k", "d") == ANSWER
+        store.idempotency.claim(HERE, "k", "d", holder="us")
+        store.idempotency.complete(HERE, "k", ANSWER, holder="us")
+        store.idempotency.release(HERE, "k", holder="us")
+        assert store.idempotency.claim(HERE, "k", "d", holder="us") == ANSWER
 
     def test_a_claim_that_is_renewed_is_not_free_one_that_is_not_is(self, store, clock):
-        store.idempotency.claim(HERE, "k", "d", lease_s=15)
+        store.idempotency.claim(HERE, "k", "d", lease_s=15, holder="us")
         for _ in range(4):
             clock.time += timedelta(seconds=10)
-            store.idempotency.renew(HERE, "k", lease_s=15)
+            store.idempotency.renew(HERE, "k", lease_s=15, holder="us")
         with pytest.raises(AnswerPending):
-            store.idempotency.claim(HERE, "k", "d", lease_s=15)
+            store.idempotency.claim(HERE, "k", "d", lease_s=15, holder="us")
         clock.time += timedelta(seconds=16)
-        assert store.idempotency.claim(HERE, "k", "d", lease_s=15) is None
+        assert store.idempotency.claim(HERE, "k", "d", lease_s=15, holder="us") is None
 
     def test_a_claim_whose_server_died_passes_on_and_the_first_answer_stays(self, store, clock):
-        store.idempotency.claim(HERE, "k", "d", lease_s=60)
+        store.idempotency.claim(HERE, "k", "d", lease_s=60, holder="late")
         clock.time += timedelta(seconds=61)
-        assert store.idempotency.claim(HERE, "k", "d") is None
+        assert store.idempotency.claim(HERE, "k", "d", holder="us") is None
         with pytest.raises(AnswerPending):
-            store.idempotency.claim(HERE, "k", "d")
-        store.idempotency.complete(HERE, "k", ANSWER)
+            store.idempotency.claim(HERE, "k", "d", holder="third")
+        store.idempotency.complete(HERE, "k", ANSWER, holder="us")
         late = Answer(status=500)
-        assert store.idempotency.complete(HERE, "k", late) == ANSWER
+        assert store.idempotency.complete(HERE, "k", late, holder="late") == ANSWER
+
+    def test_who_lost_a_claim_can_neither_keep_nor_answer_nor_give_it_up(self, store, clock):
+        """Cause: a request that took too long deleted, or answered, the claim of the next."""
+        store.idempotency.claim(HERE, "k", "d", lease_s=15, holder="late")
+        clock.time += timedelta(seconds=16)
+        store.idempotency.claim(HERE, "k", "d", lease_s=15, holder="us")
+        with pytest.raises(AnswerPending):
+            store.idempotency.complete(HERE, "k", Answer(status=500), holder="late")
+        store.idempotency.release(HERE, "k", holder="late")
+        with pytest.raises(AnswerPending):
+            store.idempotency.claim(HERE, "k", "d", holder="third")
+        store.idempotency.renew(HERE, "k", lease_s=1000, holder="late")
+        clock.time += timedelta(seconds=16)
+        assert store.idempotency.claim(HERE, "k", "d", holder="third") is None, "not renewed"
+        assert store.idempotency.complete(HERE, "k", ANSWER, holder="third") == ANSWER
 
     def test_after_a_day_the_key_is_free(self, store, clock):
-        store.idempotency.claim(HERE, "k", "d")
-        store.idempotency.complete(HERE, "k", ANSWER)
+        store.idempotency.claim(HERE, "k", "d", holder="us")
+        store.idempotency.complete(HERE, "k", ANSWER, holder="us")
         clock.time += timedelta(days=1)
-        assert store.idempotency.claim(HERE, "k", "something else") is None
+        assert store.idempotency.claim(HERE, "k", "something else", holder="us") is None
 
     def test_keys_have_a_length(self, store):
         for key in ("", "k" * 256):
             with pytest.raises(InvalidInput, match="1 to 255"):
-                store.idempotency.claim(HERE, key, "d")
-        assert store.idempotency.claim(HERE, "k" * 255, "d") is None
+                store.idempotency.claim(HERE, key, "d", holder="us")
+        assert store.idempotency.claim(HERE, "k" * 255, "d", holder="us") is None
 
 
 class TestReuse:
@@ -220,10 +235,10 @@ def test_two_projects_that_use_one_key_at_once_get_an_answer_each(store):
     """One that ends first must not answer the other."""
     ours, theirs = HERE, store.projects.create("theirs").id
     for project in (ours, theirs):
-        assert store.idempotency.claim(project, "key", "digest") is None
-    store.idempotency.complete(ours, "key", Answer(status=201, body="ours"))
+        assert store.idempotency.claim(project, "key", "digest", holder="us") is None
+    store.idempotency.complete(ours, "key", Answer(status=201, body="ours"), holder="us")
     with pytest.raises(AnswerPending):
-        store.idempotency.claim(theirs, "key", "digest")
-    store.idempotency.complete(theirs, "key", Answer(status=201, body="theirs"))
+        store.idempotency.claim(theirs, "key", "digest", holder="us")
+    store.idempotency.complete(theirs, "key", Answer(status=201, body="theirs"), holder="us")
     for project, body in ((ours, "ours"), (theirs, "theirs")):
-        assert store.idempotency.claim(project, "key", "digest").body == body
+        assert store.idempotency.claim(project, "key", "digest", holder="us").body == body

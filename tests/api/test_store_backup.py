@@ -37,8 +37,8 @@ def fill(store: SqlStore) -> str:
     store.jobs.start(job.id, attempt=0, worker="w")
     record = infeasible(PROFILE.content_id())
     store.jobs.finish(job.id, 1, "succeeded", profiles=[PROFILE], plan=record)
-    store.idempotency.claim(HERE, "k", "d")
-    store.idempotency.complete(HERE, "k", Answer(status=201))
+    store.idempotency.claim(HERE, "k", "d", holder="us")
+    store.idempotency.complete(HERE, "k", Answer(status=201), holder="us")
     store.reuse.remember(HERE, "plan", "d", record.record_id())
     store.audit.add(AuditEvent(action="a", outcome="ok"))
     return secret

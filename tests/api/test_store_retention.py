@@ -80,11 +80,11 @@ def test_a_profile_of_two_projects_goes_where_nothing_names_it(store, clock, a_p
 
 def test_lines_of_the_audit_log_and_answers_go_by_their_own_age(store, clock):
     store.audit.add(AuditEvent(action="old", outcome="ok"))
-    store.idempotency.claim(HERE, "old", "d")
-    store.idempotency.complete(HERE, "old", Answer(status=201))
+    store.idempotency.claim(HERE, "old", "d", holder="us")
+    store.idempotency.complete(HERE, "old", Answer(status=201), holder="us")
     clock.time += timedelta(hours=30)
     store.audit.add(AuditEvent(action="new", outcome="ok"))
-    store.idempotency.claim(HERE, "new", "d")
+    store.idempotency.claim(HERE, "new", "d", holder="us")
     assert store.expire(keep(audit_days=1)) == {"idempotent_answers": 1, "audit_log": 1}
     assert [line.action for line in store.audit.entries(limit=9).items] == ["new"]
 

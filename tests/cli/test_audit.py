@@ -23,7 +23,10 @@ def test_lines_are_read_newest_first_and_page_by_page(run, opened):
     following = ran.stderr.removeprefix("next: stagewright ").split()
     assert "plans.2" in run(*following).stdout
 
-    page = json.loads(run("audit", "--limit", 2, "--json").stdout)
+    opened.audit.add(AuditEvent(action="keys", outcome="ok", details={"by": "hand"}))
+    assert run("audit", "--limit", 1).stdout.endswith('details={"by": "hand"}\n')
+    page = json.loads(run("audit", "--limit", 3, "--json").stdout)
+    assert page["entries"].pop(0)["details"] == {"by": "hand"}
     assert [entry["number"] for entry in page["entries"]] == [5, 4]
 
 

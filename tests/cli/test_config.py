@@ -77,3 +77,44 @@ def test_commands_find_the_database_of_the_server(run, monkeypatch, tmp_path):
     assert (tmp_path / "elsewhere.db").exists()
     assert not (tmp_path / "stagewright.db").exists()
     assert "elsewhere.db is sound" in run("db", "check").stdout
+
+
+def test_commands_take_the_settings_file_as_the_server_does(run, tmp_path):
+    """Also where a secret of it, which they have no use for, is not to be had here."""
+    (tmp_path / "s.toml").write_text('database = "elsewhere.db"\ntoken_file = "/nowhere/token"')
+    assert run("keys", "create", "ci", "--config", "s.toml").code == 0
+    assert "elsewhere.db is sound" in run("db", "check", "--config", "s.toml").stdout
+    assert "api-keys.create" in run("audit", "--config", "s.toml").stdout
+    (tmp_path / "p.toml").write_text(
+        'database = "postgresql://me@db/plans"\ndatabase_password_file = "/nowhere/password"'
+    )
+    ran = run("db", "check", "--config", "p.toml")
+    assert (ran.code, ran.stdout) == (2, "")
+    assert "cannot read the secret in /nowhere/password" in ran.stderr
+    given = run("db", "check", "--config", "p.toml", "--database", "elsewhere.db")
+    assert given.code == 0, "what is said by a flag needs no password of a file"
+
+
+def test_what_cannot_be_had_is_told_beside_its_setting(run, monkeypatch, tmp_path):
+    from stagewright.api.configuration import configure
+    from stagewright.core.errors import InvalidInput
+
+    (tmp_path / "s.toml").write_text('token_file = "/nowhere/token"\ngrace_s = 30')
+    ran = run("config", "show", "--config", "s.toml")
+    assert ran.code == 0, ran.stderr
+    (line,) = [line for line in ran.stdout.splitlines() if line.startswith("token_file")]
+    assert "(cannot read the secret in /nowhere/token: No such file" in line
+    assert "a server would not start: cannot read the secret" in ran.stderr
+    assert "next: stagewright serve" not in ran.stderr
+    with pytest.raises(InvalidInput, match="/nowhere/token"):
+        configure(file=tmp_path / "s.toml")
+
+    monkeypatch.setenv("STAGEWRIGHT_TOKEN", "said-by-a-variable")
+    lines = shown(run("config", "show", "--config", "s.toml", "--json"))
+    assert lines["token"]["origin"] == "environment", "it comes before the file's token_file"
+    assert configure(file=tmp_path / "s.toml").settings.token == "said-by-a-variable"
+
+    monkeypatch.setenv("STAGEWRIGHT_TOKEN_FILE", "/nowhere/other")
+    ran = run("config", "show", "--config", "s.toml")
+    assert ran.code == 0
+    assert "STAGEWRIGHT_TOKEN and STAGEWRIGHT_TOKEN_FILE say the same" in ran.stderr

@@ -56,6 +56,10 @@ def test_everything_about_a_key_can_be_said(run, opened):
     assert {(key["name"], key["project"]) for key in everyones} == {
         ("gpu", "team"), ("other", "default")
     }  # fmt: skip
+    heading, _, *rows = run("keys", "list").stdout.splitlines()
+    assert heading.split() == ["key", "project", "name", "scopes", "made", "quotas", "state"]
+    assert "30 requests/min, 0 jobs at once" in next(row for row in rows if " gpu " in row)
+    assert f"{key.created_at:%Y-%m-%d %H:%M:%S}" in "".join(rows), "two of one name differ by it"
     teams = json.loads(run("keys", "list", "--project", "team", "--json").stdout)["keys"]
     assert [key["name"] for key in teams] == ["gpu"]
     assert run("keys", "revoke", everyones[0]["id"], "--project", "team").code == 2

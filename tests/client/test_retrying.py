@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stagewright.client.calls import ask, create, get
@@ -98,6 +100,14 @@ def test_a_service_that_is_not_there_is_given_up_sooner_than_one_that_is_slow():
     assert 10 < sum(world.slept) <= 15
     world = World(*[LOST, NEVER_LEFT, NEVER_LEFT] * 8, reply(200), timeout_s=600)
     assert world.run(exchange(get("plans"))).status == 200
+
+
+def test_it_is_said_once_that_a_service_is_waited_for_and_in_the_end_where_it_was_looked_for():
+    world, said = World(*[NEVER_LEFT] * 50), []
+    world.patience = replace(world.patience, address="http://here:1", on_wait=said.append)
+    with pytest.raises(Unreachable, match=r"http://here:1 does not answer \(conn.*--server"):
+        world.run(exchange(get("plans")))
+    assert said == ["waiting for http://here:1 (connection refused)"]
 
 
 def test_an_answer_that_takes_too_long_says_what_to_give():

@@ -1,0 +1,95 @@
+"""What an unknown field of a body may have been meant to be, by the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from fastapi import FastAPI, Request
+
+from .field_errors import DISCRIMINATORS
+
+REF = "#/components/schemas/"
+Schema = Mapping[str, Any]
+
+
+def nearest_fields(request: Request, pointer: str, body: object) -> str:
+    """What a field that is none may have been meant to be, as the end of a sentence.
+
+    Args:
+        request: Whose route says what its body is.
+        pointer: Of the field.
+        body: As read; tells which of several forms a part has.
+    """
+    app: FastAPI = request.app
+    operation = operation_of(request)
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    *parents, name = [_unescaped(part) for part in pointer.split("/")[1:]] or [""]
+    schemas = app.openapi()["components"]["schemas"]
+    found = list(_forms(content.get("schema", {}), body, schemas))
+    for parent in parents:
+        body = _part(body, parent)
+        found = [form for schema in found for form in _below(schema, parent, body, schemas)]
+    known = {field for schema in found for field in schema.get("properties", {})}
+    return meant(name, known)
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The nearest of the names known, or some of them, as the end of a sentence."""
+    names = sorted(known)
+    near = get_close_matches(name[:100], names, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    if not names:
+        return "there is none here"
+    return f"known are {', '.join(names[:12])}" + (", and more" if len(names) > 12 else "")
+
+
+def operation_of(request: Request) -> dict[str, Any]:
+    """What the OpenAPI document says of a request's route and method."""
+    path = request.app.openapi()["paths"].get(request.scope["route"].path_format, {})
+    found: dict[str, Any] = path.get(request.method.lower(), {})
+    return found
+
+
+def _below(schema: Schema, name: str, part: object, schemas: Schema) -> Iterator[Schema]:
+    """The forms of a part of an object or a list."""
+    inner = schema.get("properties", {}).get(name)
+    if inner is None:
+        inner = schema.get("items") or schema.get("additionalProperties")
+    if isinstance(inner, dict):
+        yield from _forms(inner, part, schemas)
+
+
+def _forms(schema: Schema, part: object, schemas: Schema) -> Iterator[Schema]:
+    """The schemas one stands for, references followed; of tagged ones those with the tag."""
+    if (ref := schema.get("$ref")) is not None:
+        yield from _forms(schemas[ref.removeprefix(REF)], part, schemas)
+        return
+    choices: Sequence[Schema] = schema.get("anyOf") or schema.get("oneOf") or ()
+    if not choices and _is_of(schema, part):
+        yield schema
+    for choice in choices:
+        yield from _forms(choice, part, schemas)
+
+
+def _is_of(schema: Schema, part: object) -> bool:
+    """Whether an object may be of a form, by the tags it has."""
+    fields = schema.get("properties", {})
+    return not isinstance(part, dict) or all(
+        "const" not in fields.get(tag, {}) or part.get(tag) in (None, fields[tag]["const"])
+        for tag in DISCRIMINATORS
+    )
+
+
+def _part(body: object, name: str) -> object:
+    if isinstance(body, dict):
+        return body.get(name)
+    if isinstance(body, list) and name.isdecimal() and int(name) < len(body):
+        return body[int(name)]
+    return None
+
+
+def _unescaped(part: str) -> str:
+    return part.replace("~1", "/").replace("~0", "~")
