@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from .output import output_width
+
 if TYPE_CHECKING:
     from ..core.plan import Plan, PlanOptions
 
@@ -70,7 +72,15 @@ def _flag(found: re.Match[str]) -> str:
 
 
 def plan_text(plan: Plan) -> str:
-    """What ``print(plan)`` shows, with flags for fields in the lines below the table."""
+    """What ``print(plan)`` shows, with flags for fields in the lines below the table.
+
+    In a terminal it is no wider than that.
+    """
+    width = output_width()
+    if width is not None:
+        from ..view.fitted import fitted_plan
+
+        return fitted_plan(plan, width, in_flags)
     table, _, lines = str(plan).partition("\n\n")
     return f"{table}\n\n{in_flags(lines)}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,10 @@ import typer
 from ..core.errors import InvalidInput
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+MIN_WIDTH = 40
+"""What is printed is not made narrower."""
 
 
 def emit(text: str) -> None:
@@ -27,6 +32,16 @@ def emit(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise InvalidInput(f"cannot print the result: {error.strerror or error}") from None
+
+
+def output_width() -> int | None:
+    """Characters in a line of the terminal; `None` where a file or a program reads.
+
+    ``COLUMNS`` decides where it is set.
+    """
+    if not (os.environ.get("COLUMNS") or sys.stdout.isatty()):
+        return None
+    return max(MIN_WIDTH, shutil.get_terminal_size().columns)
 
 
 def say(text: str, *, quiet: bool = False) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from .text_table import text_table
+from .text_table import printable, text_table
 from .units import count, format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _used(stage: Stage) -> str:
 
 def summary_lines(plan: Plan) -> list[str]:
     """Step time, other splits, the proof and notes, a line each."""
-    return [
+    lines = [
         f"step time {format_time(plan.step_time_s)} ({plan.schedule}, "
         f"{count(plan.num_microbatches, 'micro-batch')}, {_source(plan)}), "
         f"bubble {plan.bubble_fraction:.1%}",
@@ -93,6 +93,7 @@ def summary_lines(plan: Plan) -> list[str]:
         *proof_lines(plan),
         *(f"note: {note}" for note in plan.notes),
     ]
+    return [printable(line) for line in lines]
 
 
 def _past_stages(plan: Plan) -> list[str]:

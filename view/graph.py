@@ -1,123 +1,79 @@
-"""The model as boxes: folded by module, a column a stage."""
+"""The model as boxes that open: folded by module, a column a stage."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from ..core.graph import MODEL_INPUT
-from ..core.module_tree import ModuleNode, module_tree
 from ..core.plan import Plan
 from ..core.profile import Profile
-from .plan_view import GraphEdge, GraphNode, GraphView
+from .held import Held
+from .modules import ModuleParts, Part, opened
+from .plan_view import GraphView
 
 MAX_BOXES = 14
-"""In one column. Modules are opened from the outside in as long as so many are enough."""
+"""In one column at first."""
+
+Row = tuple[Part, int]
+"""A box that opens, and the row of the box it is in; -1 for none."""
 
 
 def graph_of(plan: Plan, profile: Profile | None) -> GraphView:
-    """The boxes of every stage in order, and what goes between them."""
-    nodes: list[GraphNode] = []
-    owner: list[int] = []  # of each layer the box it is in
-    for number, stage in enumerate(plan.stages):
-        first = stage.first_layer
-        classes = () if profile is None else _classes(profile, first, stage.num_layers)
-        for found in _opened(module_tree(stage.layer_names, classes)):
-            layers = sorted(first + index for index in found.layers)
-            owner += [len(nodes)] * len(layers)
-            nodes.append(_node(number, found, layers, profile))
-    return GraphView(nodes=tuple(nodes), edges=tuple(_edges(plan, profile, owner)))
-
-
-def _classes(profile: Profile, first: int, count: int) -> tuple[str, ...]:
-    return tuple(entry.layer.cost_class for entry in profile.layers[first : first + count])
-
-
-def _opened(nodes: Sequence[ModuleNode]) -> list[ModuleNode]:
-    """Modules opened level by level while there are few boxes; equal neighbours stay one."""
-    shown = list(nodes)
-    while True:
-        more = [
-            part
-            for node in shown
-            for part in (_parts(node) if node.children and node.repeats == 1 else (node,))
-        ]
-        if len(more) == len(shown) or len(more) > MAX_BOXES or not _in_order(more):
-            return _in_runs(shown)
-        shown = more
-
-
-def _parts(node: ModuleNode) -> list[ModuleNode]:
-    """The parts of a module under their whole names."""
-    return [replace(part, name=f"{node.name}.{part.name}") for part in node.children]
-
-
-def _in_order(nodes: Sequence[ModuleNode]) -> bool:
-    """Whether each holds the layers right behind those of the one before."""
-    runs = [sorted(node.layers) for node in nodes]
-    return all(
-        run[-1] - run[0] + 1 == len(run) and (not place or runs[place - 1][-1] + 1 == run[0])
-        for place, run in enumerate(runs)
+    """The boxes that open, of every stage in order, and what skips layers."""
+    classes = () if profile is None else [entry.layer.cost_class for entry in profile.layers]
+    found = ModuleParts(plan.layer_names, classes)
+    rows: list[Row] = []
+    open_at_first: set[Part] = set()
+    for stage in plan.stages:
+        parts = found.between(stage.first_layer, stage.first_layer + stage.num_layers)
+        open_at_first |= opened(parts, MAX_BOXES)
+        _add(rows, parts, -1)
+    boxes = [part for part, _ in rows]
+    times_s, weights = ((), ()) if profile is None else _costs(profile, boxes)
+    skips = {} if profile is None or plan.layer_order else _skips(profile)
+    return GraphView(
+        names=tuple(part.name for part in boxes),
+        parents=tuple(parent for _, parent in rows),
+        first_layers=tuple(part.first for part in boxes),
+        num_layers=tuple(part.count for part in boxes),
+        repeats=tuple(part.repeats for part in boxes),
+        is_open=tuple(part in open_at_first for part in boxes),
+        time_s=times_s,
+        parameter_bytes=weights,
+        cut_bytes=tuple(stage.send_forward_bytes for stage in plan.stages[:-1]),
+        skip_sources=tuple(source for source, _ in skips),
+        skip_targets=tuple(target for _, target in skips),
+        skip_bytes=tuple(skips.values()),
     )
 
 
-def _in_runs(nodes: Sequence[ModuleNode]) -> list[ModuleNode]:
-    """At most `MAX_BOXES`: too many are put together, and so are modules that interleave."""
-    if not _in_order(nodes):
-        layers = tuple(sorted(index for node in nodes for index in node.layers))
-        names = [node.name for node in nodes]
-        return [ModuleNode(", ".join(names[:3]) + ", ..." * (len(names) > 3), layers)]
-    if len(nodes) <= MAX_BOXES:
-        return list(nodes)
-    size = -(-len(nodes) // MAX_BOXES)
-    groups = [nodes[start : start + size] for start in range(0, len(nodes), size)]
-    return [
-        group[0]
-        if len(group) == 1
-        else ModuleNode(
-            f"{group[0].name} … {group[-1].name}",
-            tuple(index for node in group for index in node.layers),
-        )
-        for group in groups
-    ]
+def _add(rows: list[Row], parts: Sequence[Part], parent: int) -> None:
+    """A box before what is in it."""
+    for part in parts:
+        if part.parts:
+            rows.append((part, parent))
+            _add(rows, part.parts, len(rows) - 1)
 
 
-def _node(
-    stage: int, found: ModuleNode, layers: Sequence[int], profile: Profile | None
-) -> GraphNode:
-    entries = [] if profile is None else [profile.layers[index] for index in layers]
-    return GraphNode(
-        stage=stage,
-        name=found.name,
-        num_layers=len(layers),
-        repeats=found.repeats,
-        time_s=sum(entry.forward.median_s + entry.backward.median_s for entry in entries)
-        if entries
-        else None,
-        parameter_bytes=sum(entry.layer.parameter_bytes for entry in entries) if entries else None,
+def _costs(profile: Profile, boxes: Sequence[Part]) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Forward and backward, and weights, of each."""
+    layer_s = [entry.forward.median_s + entry.backward.median_s for entry in profile.layers]
+    held = Held(profile)
+    return (
+        tuple(sum(layer_s[part.first : part.first + part.count]) for part in boxes),
+        tuple(held.weights_bytes(range(part.first, part.first + part.count)) for part in boxes),
     )
 
 
-def _edges(plan: Plan, profile: Profile | None, owner: Sequence[int]) -> Iterator[GraphEdge]:
-    """Between boxes in a row, with the bytes of cuts; then what skips boxes."""
-    starts = [stage.first_layer for stage in plan.stages]
-    for layer in range(1, len(owner)):
-        before, after = owner[layer - 1], owner[layer]
-        if before == after:
-            continue
-        stage = bisect_right(starts, layer) - 1
-        crosses = stage > 0 and starts[stage] == layer
-        sent = plan.stages[stage - 1].send_forward_bytes if crosses else None
-        yield GraphEdge(source=before, target=after, size_bytes=sent)
-    if profile is None or plan.layer_order:
-        return
-    far: dict[tuple[int, int], int] = {}
+def _skips(profile: Profile) -> dict[tuple[int, int], int]:
+    """What goes past layers, in bytes."""
+    found: dict[tuple[int, int], int] = {}
+    for pair, size_bytes in _far(profile):
+        found[pair] = found.get(pair, 0) + size_bytes
+    return found
+
+
+def _far(profile: Profile) -> Iterator[tuple[tuple[int, int], int]]:
     for edge in profile.edges:
-        if edge.source == MODEL_INPUT:
-            continue
-        pair = owner[edge.source], owner[edge.target]
-        if pair[1] > pair[0] + 1:
-            far[pair] = far.get(pair, 0) + edge.tensor.size_bytes
-    for (source, target), size_bytes in far.items():
-        yield GraphEdge(source=source, target=target, size_bytes=size_bytes)
+        if edge.source != MODEL_INPUT and edge.target > edge.source + 1:
+            yield (edge.source, edge.target), edge.tensor.size_bytes

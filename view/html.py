@@ -15,15 +15,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..core.document import Record
+from ..core.text_table import printable
 from ..core.units import count, format_bytes, format_time
-from .pictures import graph_svg
 from .plan_view import PlanView
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
 MODULES = (
-    "format.js", "dom.js", "table.js", "chart.js", "gantt.js", "memory.js", "bars.js",
-    "measured.js", "plan.js",
+    "format.js", "dom.js", "address.js", "table.js", "scrolling.js", "chart.js", "mixture.js",
+    "gantt.js", "memory.js", "bars.js", "modules.js", "graph-edges.js", "graph.js", "measured.js",
+    "plan.js",
 )  # fmt: skip
 """The modules of the plan page; each imports from those before it alone."""
 
@@ -37,12 +38,25 @@ def environment(*folders: Path) -> Environment:
         loader=FileSystemLoader([*folders, HERE / "templates"]),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     made.filters.update(time=format_time, bytes=format_bytes, percent=percent, data=data)
-    made.globals.update(count=count, graph_svg=lambda view: Markup(graph_svg(view)))
+    made.filters.update(lines=lines)
+    made.globals.update(count=count)
     return made
+
+
+def _shown(value: Any) -> Any:
+    """Names come from anywhere: what would turn or break a line is written as an escape."""
+    plain = isinstance(value, str) and not isinstance(value, Markup)
+    return printable(value) if plain else value
+
+
+def lines(text: str) -> Markup:
+    """Text of several lines, as it is but for what turns them."""
+    return Markup("\n").join(map(printable, text.split("\n")))
 
 
 def percent(share: float) -> str:

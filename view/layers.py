@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..core.plan import Plan
 from ..core.profile import Profile
+from .held import Held
 from .plan_view import LayerColumns
 
 
@@ -18,7 +19,8 @@ def layers_of(plan: Plan, profile: Profile | None) -> LayerColumns:
 
 def profile_layers(profile: Profile) -> LayerColumns:
     """The layers of a profile, all in one stage."""
-    entries, gaps = profile.layers, profile.boundaries
+    entries, gaps, held = profile.layers, profile.boundaries, Held(profile)
+    each = [(index,) for index in range(len(entries))]
     return LayerColumns(
         names=tuple(entry.layer.name for entry in entries),
         stages=(0,) * len(entries),
@@ -26,8 +28,8 @@ def profile_layers(profile: Profile) -> LayerColumns:
         forward_s=tuple(entry.forward.median_s for entry in entries),
         backward_s=tuple(entry.backward.median_s for entry in entries),
         spread_s=tuple(entry.forward.spread_s + entry.backward.spread_s for entry in entries),
-        parameter_bytes=tuple(entry.layer.parameter_bytes for entry in entries),
-        saved_bytes=tuple(entry.saved_activation_bytes for entry in entries),
+        parameter_bytes=tuple(map(held.weights_bytes, each)),
+        saved_bytes=tuple(map(held.saved_bytes, each)),
         cut_bytes=(*(gap.forward_bytes + gap.backward_bytes for gap in gaps), 0),
         cut_reasons=(
             *("" if gap.legal else gap.reason or "the profile forbids it" for gap in gaps),

@@ -7,6 +7,7 @@ from html import escape
 
 from ..core.plan import Plan
 from ..core.plan_table import plan_columns, summary_lines
+from ..core.text_table import printable
 from ..formats.svg import timeline_svg
 from ..planner.timeline import plan_timeline
 
@@ -19,7 +20,7 @@ def plan_html(plan: Plan) -> str:
     heading, *rows = zip(*plan_columns(plan), strict=True)
     table = "".join(_row(cells, "td") for cells in rows)
     lines = "".join(f"<li>{escape(line)}</li>" for line in summary_lines(plan))
-    title = escape(plan.model or "Plan")
+    title = escape(printable(plan.model) or "Plan")
     return (
         f"<div><strong>{title}</strong>{_picture(plan)}"
         f"<table>{_row(heading, 'th')}{table}</table><ul>{lines}</ul></div>"
@@ -27,7 +28,7 @@ def plan_html(plan: Plan) -> str:
 
 
 def _row(cells: tuple[str, ...], tag: str) -> str:
-    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+    return "<tr>" + "".join(f"<{tag}>{escape(printable(cell))}</{tag}>" for cell in cells) + "</tr>"
 
 
 def _picture(plan: Plan) -> str:
@@ -36,5 +37,5 @@ def _picture(plan: Plan) -> str:
         return "<p>too large to be drawn here: stagewright show plan.json --html plan.html</p>"
     svg = timeline_svg(plan, plan_timeline(plan)).encode()
     text = base64.b64encode(svg).decode()
-    words = escape(f"one step of {plan.model or 'the plan'}, a row a device", quote=True)
+    words = escape(f"one step of {printable(plan.model) or 'the plan'}, a row a device", quote=True)
     return f'<p><img alt="{words}" src="data:image/svg+xml;base64,{text}"></p>'

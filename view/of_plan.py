@@ -22,6 +22,9 @@ from .reproduce import reproduce
 MAX_ACTIONS = 200_000
 """Actions of all ranks in one drawing; more are left out of it."""
 
+NOT_SEARCHED = "priced as it stands, not searched: there may be faster cuts for this"
+"""What is said of a plan that was only priced, in the place of its proof."""
+
 
 def plan_view(
     plan: Plan,
@@ -30,6 +33,7 @@ def plan_view(
     *,
     with_step: bool = True,
     with_layers: bool = True,
+    searched: bool = True,
 ) -> PlanView:
     """What there is to see of a plan.
 
@@ -39,6 +43,8 @@ def plan_view(
         cluster: What it was made for; without, nothing is said of links.
         with_step: Whether to simulate what the boxes and curves show; lanes are idle without.
         with_layers: Whether to say what the layers cost, and fold them by module.
+        searched: Whether the plan was searched for; of one that was only priced, how far the best
+            is from it says nothing.
 
     Raises:
         InvalidInput: The profile is another model's or in another order.
@@ -48,21 +54,23 @@ def plan_view(
     where = layout_of(plan)
     is_drawn = 2 * plan.num_microbatches * plan.num_stages <= MAX_ACTIONS
     step = plan_rows(plan) if with_step and is_drawn else None
+    assumed = tuple(assumptions(profile, cluster)) if profile and cluster else ()
+    notes = dict.fromkeys((*plan.notes, *(profile.notes if profile else ())))
     return PlanView(
-        header=_header(plan),
+        header=_header(plan, searched),
         balance=plan.balance,
         stages=tuple(map(_stage_row, plan.stages)),
         layers=layers_of(plan, profile) if with_layers else LayerColumns(names=(), stages=()),
         lanes=lanes_of(plan, where, step),
         boxes=None if step is None else boxes_of(step),
         memory=curves_of(plan, where, step),
-        graph=graph_of(plan, profile) if with_layers else GraphView(nodes=(), edges=()),
+        graph=graph_of(plan, profile) if with_layers else GraphView(),
         baselines=plan.baselines,
         proof=plan.proof,
         profile_id=plan.profile_id,
         provenance=None if profile is None else profile.provenance,
-        assumptions=tuple(assumptions(profile, cluster)) if profile and cluster else (),
-        notes=tuple(dict.fromkeys((*plan.notes, *(profile.notes if profile else ())))),
+        assumptions=assumed,
+        notes=tuple(note for note in notes if note not in assumed),
         reproduce=reproduce(plan, cluster),
     )
 
@@ -86,7 +94,7 @@ def layout_of(plan: Plan) -> Layout:
     return make_layout(plan.schedule, plan.num_microbatches, replicas, plan.chunks)
 
 
-def _header(plan: Plan) -> Header:
+def _header(plan: Plan, searched: bool) -> Header:
     device, peak_bytes, limit_bytes = _fullest(plan)
     equal = plan.baseline("equal_layers")
     equal_s = None if equal is None else equal.step_time_s
@@ -107,7 +115,9 @@ def _header(plan: Plan) -> Header:
         gain=equal_s / plan.step_time_s - 1 if equal_s and plan.step_time_s else None,
         estimated=plan.estimated,
         error_band=plan.error_band,
-        proof=tuple(line.removeprefix("proof: ") for line in proof_lines(plan)),
+        proof=tuple(line.removeprefix("proof: ") for line in proof_lines(plan))
+        if searched
+        else (NOT_SEARCHED,),
     )
 
 

@@ -55,6 +55,8 @@ class LayerColumns(Record):
 
     Attributes:
         stages: Where each is.
+        parameter_bytes: Weights and buffers; what several layers share counts for each.
+        saved_bytes: Activations kept for the backward, likewise.
         cut_bytes: What a cut behind it would send, both ways; the last has 0.
         cut_reasons: Why no cut may be made behind it; empty where one may.
     """
@@ -139,42 +141,40 @@ class MemoryCurve(Record):
     peak_bytes: int
 
 
-class GraphNode(Record):
-    """Layers that are drawn as one box.
-
-    Attributes:
-        name: Of the module they share; ``h.0..11`` for equal neighbours.
-        num_layers: How many.
-        repeats: Equal neighbours among them.
-        time_s: Forward and backward; `None` where only the plan is known.
-        parameter_bytes: Likewise.
-    """
-
-    stage: int
-    name: str
-    num_layers: int
-    repeats: int
-    time_s: float | None
-    parameter_bytes: int | None
-
-
-class GraphEdge(Record):
-    """What one box hands to another.
-
-    Attributes:
-        size_bytes: Forward; `None` where not known.
-    """
-
-    source: int
-    target: int
-    size_bytes: int | None = None
-
-
 class GraphView(Record):
-    """The model folded by module, a column a stage."""
+    """The model folded by module, a column a stage.
 
-    nodes: tuple[GraphNode, ...]
-    edges: tuple[GraphEdge, ...]
+    Only what opens has a row here: a box is in the column of its first layer, what it opens into
+    are the rows that name it as their parent, and between those single layers.
+
+    Attributes:
+        names: Of the modules, whole; ``h.0..11`` for equal neighbours, ``a … z`` for neighbours
+            that are put together because there are many.
+        parents: The row each is in, always before it; -1 for none.
+        first_layers: Index of its first layer.
+        num_layers: How many it has, one right after another.
+        repeats: Equal neighbours that stand there as one.
+        is_open: Whether it is seen opened at first.
+        time_s: Forward and backward; empty where only the plan is known.
+        parameter_bytes: Likewise; what its layers share counts once.
+        cut_bytes: What each stage but the last sends forward.
+        skip_sources: Layers whose results go past others.
+        skip_targets: Where to.
+        skip_bytes: How much.
+    """
+
+    names: tuple[str, ...] = ()
+    parents: tuple[int, ...] = ()
+    first_layers: tuple[int, ...] = ()
+    num_layers: tuple[int, ...] = ()
+    repeats: tuple[int, ...] = ()
+    is_open: tuple[bool, ...] = ()
+    time_s: tuple[float, ...] = ()
+    parameter_bytes: tuple[int, ...] = ()
+    cut_bytes: tuple[int, ...] = ()
+    skip_sources: tuple[int, ...] = ()
+    skip_targets: tuple[int, ...] = ()
+    skip_bytes: tuple[int, ...] = ()
 
 
 class Reproduce(Record):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from ..core.text_table import printable
 from ..core.units import format_time
 from .plan_view import Boxes, PlanView
 
@@ -30,7 +31,9 @@ def gantt_text(view: PlanView, width: int) -> Text:
         view: What is drawn.
         width: Characters in a line, labels included.
     """
-    labels = [f"{'+'.join(map(str, lane.stages))} {lane.device}"[:16] for lane in view.lanes]
+    labels = [
+        f"{'+'.join(map(str, lane.stages))} {printable(lane.device)}"[:16] for lane in view.lanes
+    ]
     left = max(map(len, labels)) + 1
     columns = max(10, width - left)
     text = Text(no_wrap=True)

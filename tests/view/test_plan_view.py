@@ -17,8 +17,9 @@ from stagewright.core.plan import PlanOptions
 from stagewright.core.schedule import TrainingSchedule
 from stagewright.core.service.plans import StoredPlan
 from stagewright.core.tensors import TensorSpec
+from stagewright.planner.from_balance import plan_from_balance
 from stagewright.planner.timeline import plan_timeline
-from stagewright.view.graph import MAX_BOXES
+from stagewright.view.modules import MAX_PARTS
 from stagewright.view.of_plan import plan_view
 from tests.builders import chain_profile, random_profile
 
@@ -130,29 +131,63 @@ def test_too_much_to_draw_is_left_out_of_the_drawing():
     assert all(curve.time_s == () for curve in view.memory)
 
 
+def boxes_of_stage(view, stage):
+    """What stands in a column: rows that are in no other, single layers between them."""
+    graph, first = view.graph, sum(view.balance[:stage])
+    last = first + view.balance[stage]
+    rows = {
+        graph.first_layers[row]: graph.num_layers[row]
+        for row, parent in enumerate(graph.parents)
+        if parent < 0
+    }
+    sizes = []
+    while first < last:
+        sizes.append(rows.get(first, 1))
+        first += sizes[-1]
+    assert first == last
+    return sizes
+
+
 @pytest.mark.parametrize("count", [2, 30, 2000])
-def test_every_layer_is_in_one_box_of_its_stage(count):
+def test_boxes_of_the_graph_are_their_layers_together(count):
     profile = a_profile(count)
-    made = planned(profile, num_stages=2)
-    graph = plan_view(made, profile).graph
+    made = plan_from_balance(profile, CLUSTER, PlanOptions(), (count // 2, count - count // 2))
+    view = plan_view(made, profile)
+    graph = view.graph
     for stage in range(2):
-        nodes = [node for node in graph.nodes if node.stage == stage]
-        assert sum(node.num_layers for node in nodes) == made.balance[stage]
-        assert 1 <= len(nodes) <= MAX_BOXES
-    time_s = sum(node.time_s or 0 for node in graph.nodes)
-    assert time_s == pytest.approx(sum(0.003 * (1 + index % 3) for index in range(count)))
-    crossing = [edge for edge in graph.edges if edge.size_bytes is not None]
-    assert [edge.size_bytes for edge in crossing] == [made.stages[0].send_forward_bytes]
+        assert 1 <= len(boxes_of_stage(view, stage)) <= MAX_PARTS
+    for row, first in enumerate(graph.first_layers):
+        layers = slice(first, first + graph.num_layers[row])
+        costs = (*view.layers.forward_s[layers], *view.layers.backward_s[layers])
+        assert graph.time_s[row] == pytest.approx(sum(costs))
+        assert graph.parameter_bytes[row] == sum(view.layers.parameter_bytes[layers])
+    assert graph.cut_bytes == (made.stages[0].send_forward_bytes,)
 
 
-def test_what_skips_boxes_is_an_edge_of_its_own():
+def test_what_skips_layers_is_told():
     tensor = TensorSpec(name="mask", shape=(7,), dtype="uint8")
-    profile = a_profile(6).model_copy(update={"edges": (Edge(source=0, target=5, tensor=tensor),)})
+    edges = (Edge(source=0, target=5, tensor=tensor), Edge(source=2, target=3, tensor=tensor))
+    profile = a_profile(6).model_copy(update={"edges": edges})
     made = planned(profile, num_stages=2)
     graph = plan_view(made, profile).graph
-    far = [edge for edge in graph.edges if edge.target > edge.source + 1]
-    assert [(edge.source, edge.size_bytes) for edge in far] == [(0, 7)]
-    assert far[0].target == len(graph.nodes) - 1
+    assert (graph.skip_sources, graph.skip_targets, graph.skip_bytes) == ((0,), (5,), (7,))
+
+
+def test_assumptions_are_said_once():
+    profile = a_profile()
+    view = plan_view(planned(profile), profile, CLUSTER)
+    assert view.assumptions
+    assert not set(view.assumptions) & set(view.notes)
+    assert set(view.assumptions) <= set(planned(profile).notes)
+
+
+def test_a_plan_that_was_only_priced_has_no_proof():
+    made = planned()
+    assert any(
+        "of the best possible" in line or "optimal" in line for line in plan_view(made).header.proof
+    )
+    (line,) = plan_view(made, searched=False).header.proof
+    assert line.startswith("priced as it stands, not searched")
 
 
 @pytest.mark.parametrize(

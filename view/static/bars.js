@@ -1,6 +1,6 @@
 // A bar a layer in its stage's colour, and cuts between stages that can be moved.
 import { colour, fitted, make } from "./dom.js";
-import { bytes, time } from "./format.js";
+import { bytes, time, visible } from "./format.js";
 
 const HEIGHT = 170;
 const HUES = 8;
@@ -104,7 +104,7 @@ export class Bars {
       handle.setAttribute("aria-valuemin", least);
       handle.setAttribute("aria-valuemax", most);
       handle.setAttribute("aria-valuenow", cut);
-      handle.setAttribute("aria-valuetext", `in front of layer ${cut}, ${this.layers.names[cut]}`);
+      handle.setAttribute("aria-valuetext", `in front of layer ${cut}, ${visible(this.layers.names[cut])}`);
     });
   }
 
@@ -120,10 +120,10 @@ export class Bars {
       event.preventDefault();
       handle.focus();
       handle.setPointerCapture(event.pointerId);
-      const move = (moving) => this.drag(moving, index);
-      handle.addEventListener("pointermove", move);
-      for (const end of ["pointerup", "pointercancel"]) {
-        handle.addEventListener(end, () => handle.removeEventListener("pointermove", move), { once: true });
+      const held = new AbortController();
+      handle.addEventListener("pointermove", (moving) => this.drag(moving, index), { signal: held.signal });
+      for (const end of ["pointerup", "pointercancel", "lostpointercapture"]) {
+        handle.addEventListener(end, () => held.abort(), { signal: held.signal });
       }
     });
     return handle;
@@ -165,14 +165,14 @@ export class Bars {
     }
     const before = this.cuts()[index];
     if (reasons.length && reasons[cut - 1]) {
-      this.told.textContent = `No cut there: ${reasons[cut - 1]}.`;
+      this.told.textContent = `No cut there: ${visible(reasons[cut - 1])}.`;
       return;
     }
     if (cut === before) return;
     const cuts = [0, ...this.cuts(), this.layers.names.length];
     cuts[index + 1] = cut;
     this.balance = cuts.slice(1).map((end, place) => end - cuts[place]);
-    this.told.textContent = `Stage ${index + 1} now begins with layer ${cut}, ${this.layers.names[cut]}`
+    this.told.textContent = `Stage ${index + 1} now begins with layer ${cut}, ${visible(this.layers.names[cut])}`
       + (first ? ` (no cut nearer: ${first}).` : ".");
     this.draw();
     this.place();
@@ -184,9 +184,9 @@ export class Bars {
     const index = Math.floor((event.offsetX / this.canvas.clientWidth) * names.length);
     if (!(index >= 0 && index < names.length)) return;
     this.told.textContent = forward.length
-      ? `${index} ${names[index]}: forward ${time(forward[index])}, backward ${time(backward[index])}, `
+      ? `${index} ${visible(names[index])}: forward ${time(forward[index])}, backward ${time(backward[index])}, `
         + `weights ${bytes(parameters[index])}`
         + (this.layers.spread_s?.[index] ? `, times spread by ${time(this.layers.spread_s[index])}` : "")
-      : `${index} ${names[index]}`;
+      : `${index} ${visible(names[index])}`;
   }
 }

@@ -33,11 +33,28 @@ export class Axis {
     this.changed();
   }
 
+  get isWhole() {
+    return this.start === 0 && this.end === this.length;
+  }
+
   resize(length) {
-    const whole = this.start === 0 && this.end === this.length;
+    const { isWhole } = this;
     this.length = length;
-    if (whole || this.end > length) this.set(0, length);
-    else this.changed();
+    if (isWhole) this.set(0, length);
+    else this.set(this.start, this.end);
+  }
+
+  /** Shows what the address says, and from now on has it say what is shown. */
+  keep(address) {
+    const names = ["from", "to"];
+    if (names.some((name) => address.get(name) !== null)) {
+      const [from, to] = names.map((name) => Number(address.get(name) || NaN));
+      const fits = from >= 0 && from < to && to <= this.length * (1 + 1e-6);
+      if (fits) this.set(from, to);
+      else address.refuse(names, "the whole step");
+    }
+    const text = (seconds) => (this.isWhole ? null : String(Number(seconds.toPrecision(9))));
+    this.onchange(() => address.set({ from: text(this.start), to: text(this.end) }));
   }
 
   zoom(factor, share = 0.5) {

@@ -45,3 +45,21 @@ export function settled(milliseconds, call) {
     timer = setTimeout(() => call(...values), milliseconds);
   };
 }
+
+/** Calls at once, and then once in a while at most; the last time is not lost. */
+export function paced(milliseconds, call) {
+  let timer = 0;
+  let isWaiting = false;
+  const start = () => {
+    isWaiting = false;
+    call();
+    timer = setTimeout(() => {
+      timer = 0;
+      if (isWaiting) start();
+    }, milliseconds);
+  };
+  return () => {
+    if (timer) isWaiting = true;
+    else start();
+  };
+}

@@ -71,13 +71,26 @@ export function bytes(size) {
 
 export const percent = (share) => `${fixed(share * 100, 1)} %`;
 
+/** The same with line ends, control and bidirectional characters escaped; core/text_table.py's printable. */
+export function visible(text) {
+  return text.replace(/[\p{C}\p{Z}]/gu, (character) => {
+    if (character === " ") return character;
+    const named = { "\t": "\\t", "\n": "\\n", "\r": "\\r" };
+    const code = character.codePointAt(0);
+    const [letter, digits] = code < 256 ? ["x", 2] : code < 65536 ? ["u", 4] : ["U", 8];
+    return named[character] ?? `\\${letter}${code.toString(16).padStart(digits, "0")}`;
+  });
+}
+
 /** What a marked element shows; `null` is said in words. */
 export function shown(value, form) {
-  const none = { bytes: "none", rate: "not known", gain: "cannot be compared" };
+  const none = { bytes: "none", rate: "not known", gain: "cannot be compared", versus: "Faster" };
   if (value === null || value === undefined) return none[form] ?? "";
   if (form === "time") return time(value);
   if (form === "bytes") return bytes(value);
-  if (form === "percent" || form === "gain") return percent(value);
+  if (form === "percent") return percent(value);
+  if (form === "gain") return percent(Math.abs(value));
+  if (form === "versus") return value <= -0.0005 ? "Slower" : "Faster";
   if (form === "rate") return general(value, 4);
-  return String(value);
+  return visible(String(value));
 }

@@ -1,7 +1,8 @@
 // The pipeline's step: a lane a device, true widths, only what is seen is drawn.
 import { colour, fitted, make } from "./dom.js";
 import { drawAxis, firstAt, navigable } from "./chart.js";
-import { time } from "./format.js";
+import { time, visible } from "./format.js";
+import { Mixture } from "./mixture.js";
 
 export const KINDS = {
   F: ["forward", "forward"],
@@ -119,7 +120,7 @@ export class Gantt {
       if (row < 12) return;
       context.fillStyle = colour("text");
       const stages = lane.stages.join("+");
-      const text = narrow ? stages : `${stages}  ${lane.device}`;
+      const text = narrow ? stages : `${stages}  ${visible(lane.device)}`;
       context.fillText(text.length > 21 ? `${text.slice(0, 20)}…` : text, 2, rank * row + row / 2);
     });
   }
@@ -127,7 +128,7 @@ export class Gantt {
   drawBoxes(context, boxes, lane, y, height, left, scale, paint, numbers) {
     const { start, end } = this.axis;
     const { start_s: starts, end_s: ends, kinds, microbatches } = boxes;
-    let filledTo = -1;
+    const mixture = new Mixture(left, (end - start) * scale, [...WORK]);
     const first = firstAt(lane.length, (place) => starts[lane[place]], start - lane.longest);
     for (let place = first; place < lane.length; place += 1) {
       const index = lane[place];
@@ -138,9 +139,9 @@ export class Gantt {
       const w = (ends[index] - starts[index]) * scale;
       const isWork = WORK.has(kind);
       if (!isWork && !numbers) continue;
-      if (isWork && w < 0.6) {
-        if (Math.floor(x) === filledTo) continue; // this pixel is taken
-        filledTo = Math.floor(x);
+      if (isWork && w < 1) {
+        mixture.add(kind, x, w);
+        continue;
       }
       context.fillStyle = paint[kind];
       if (isWork) {
@@ -157,6 +158,7 @@ export class Gantt {
         context.fillText(label, x + w / 2, y + height / 2);
       }
     }
+    mixture.fill(context, y, height, paint);
   }
 
   drawEnd(context, left, width, scale, row) {
@@ -180,10 +182,10 @@ export class Gantt {
     const found = (this.lanes[rank] ?? []).find(
       (index) => WORK.has(boxes.kinds[index]) && boxes.start_s[index] <= at && at < boxes.end_s[index]);
     const lane = this.view.lanes[rank];
-    if (found === undefined) this.told.textContent = lane ? `${lane.device}: idle` : "\u00a0";
+    if (found === undefined) this.told.textContent = lane ? `${visible(lane.device)}: idle` : "\u00a0";
     else {
       const [start, end] = [boxes.start_s[found], boxes.end_s[found]];
-      this.told.textContent = `${lane.device}: stage ${boxes.stages[found]}, `
+      this.told.textContent = `${visible(lane.device)}: stage ${boxes.stages[found]}, `
         + `${KINDS[boxes.kinds[found]][1]}, micro-batch ${boxes.microbatches[found]}, `
         + `${time(start)} to ${time(end)} (${time(end - start)})`;
     }

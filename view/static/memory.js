@@ -1,7 +1,15 @@
 // What each device holds over the step: what stays, activations on it, the limit above.
 import { colour, fitted, make } from "./dom.js";
 import { drawAxis, firstAt, navigable } from "./chart.js";
-import { bytes } from "./format.js";
+import { bytes, visible } from "./format.js";
+
+const FAR = 3;
+
+/** One size, or the least and the largest. */
+function range(sizes) {
+  const [least, most] = [bytes(sizes.reduce((a, b) => Math.min(a, b))), bytes(sizes.reduce((a, b) => Math.max(a, b)))];
+  return least === most ? least : `${least} to ${most}`;
+}
 
 export class Memory {
   constructor(parent, view, axis) {
@@ -11,11 +19,8 @@ export class Memory {
       "aria-label": "Memory of each device over the step. Arrow keys move, plus and minus zoom, 0 shows all.",
     });
     this.note = make("p", { class: "told" });
-    const swatch = (name, words) => make("li", {}, make("span", { class: `swatch ${name}` }), words);
-    parent.replaceChildren(
-      make("ul", { class: "legend" }, swatch("fixed", "weights, gradients, optimizer, buffers"),
-        swatch("held", "activations"), swatch("limit", "limit")),
-      make("div", { class: "canvas" }, this.canvas), this.note);
+    this.legend = make("ul", { class: "legend" });
+    parent.replaceChildren(this.legend, make("div", { class: "canvas" }, this.canvas), this.note);
     navigable(this.canvas, axis, () => this.area());
     this.show(view);
   }
@@ -23,7 +28,15 @@ export class Memory {
   show(view, ghost = null) {
     this.view = view;
     this.ghost = ghost;
+    this.explain();
     this.draw();
+  }
+
+  explain() {
+    const swatch = (name, words) => make("li", {}, make("span", { class: `swatch ${name}` }), words);
+    const isLimited = this.view.memory.some((curve) => curve.limit_bytes !== null);
+    this.legend.replaceChildren(swatch("fixed", "weights, gradients, optimizer, buffers"), swatch("held", "activations"),
+      ...(isLimited ? [swatch("limit", "limit")] : []));
   }
 
   area() {
@@ -39,17 +52,21 @@ export class Memory {
     const peaks = [...curves, ...(this.ghost?.memory ?? [])].map((curve) => curve.peak_bytes);
     const most = Math.max(...peaks, 1) * 1.15;
     const limits = curves.map((curve) => curve.limit_bytes).filter((limit) => limit !== null);
-    const isFar = limits.length > 0 && Math.min(...limits) > 3 * most;
-    const top = isFar || !limits.length ? most : Math.max(most, Math.max(...limits) * 1.05);
+    const near = limits.filter((limit) => limit <= FAR * most);
+    const far = limits.filter((limit) => limit > FAR * most);
+    const top = near.reduce((highest, limit) => Math.max(highest, limit * 1.05), most);
+    const band = far.length ? Math.round(row / 5) : 0; // above the break
     this.note.textContent = !limits.length ? "No limit is set."
-      : isFar ? `The limit, ${bytes(Math.min(...limits))}, is far above and not drawn.` : "";
+      : far.length ? `The limit of ${far.length === curves.length ? "each device" : `${far.length} devices`}, `
+        + `${range(far)}, is far above what is held: its line stands over a break in the scale.` : "";
     curves.forEach((curve, rank) => {
       const base = rank * row + row - 4;
-      const scale = (row - 8) / top;
+      const scale = (row - 8 - band) / top;
       this.drawLane(context, rank, curve, left, width, row);
       const before = this.ghost?.memory[rank];
       this.drawCurve(context, curve, left, width, base, scale, before);
-      if (curve.limit_bytes !== null && !isFar) {
+      if (curve.limit_bytes > FAR * most) this.drawFarLimit(context, curve, left, width, rank * row, band);
+      else if (curve.limit_bytes !== null) {
         context.fillStyle = colour("limit");
         context.fillRect(left, base - curve.limit_bytes * scale - 1, width, 2);
       }
@@ -65,13 +82,26 @@ export class Memory {
     context.textAlign = "left";
     context.textBaseline = "middle";
     const stages = this.view.lanes[rank].stages.join("+");
-    const text = left < 100 ? stages : `${stages}  ${curve.device}`;
+    const text = left < 100 ? stages : `${stages}  ${visible(curve.device)}`;
     const y = rank * row + row / 2;
     context.fillText(text.length > 21 ? `${text.slice(0, 20)}…` : text, 2, row > 40 ? y - 9 : y);
     if (row > 40 && left > 100) {
       context.fillStyle = colour("soft");
       context.fillText(`peak ${bytes(curve.peak_bytes)}`, 2, y + 9);
     }
+  }
+
+  /** The limit at the upper edge, a gap in the lane under it, and its value where there is room. */
+  drawFarLimit(context, curve, left, width, y, band) {
+    context.fillStyle = colour("back");
+    context.fillRect(left, y + band + 1, width, 2);
+    context.fillStyle = colour("limit");
+    context.fillRect(left, y + 2, width, 2);
+    if (band < 12) return;
+    context.textAlign = "right";
+    context.textBaseline = "top";
+    context.fillStyle = colour("text");
+    context.fillText(`limit ${bytes(curve.limit_bytes)}`, left + width - 4, y + 5);
   }
 
   drawCurve(context, curve, left, width, base, scale, before) {

@@ -1,11 +1,14 @@
 // The plan page: draws what is in the data block, and prices changes where there is a server.
+import { Address } from "./address.js";
 import { at, make, settled } from "./dom.js";
-import { bytes, shown, time } from "./format.js";
+import { bytes, shown, time, visible } from "./format.js";
 import { sortable } from "./table.js";
 import { Axis } from "./chart.js";
 import { Gantt } from "./gantt.js";
 import { Memory } from "./memory.js";
 import { Bars } from "./bars.js";
+import { Graph } from "./graph.js";
+import { markScrolling } from "./scrolling.js";
 import { showMeasured } from "./measured.js";
 
 /** A row of the layer table for each layer. */
@@ -26,16 +29,14 @@ function layerRows(view) {
 }
 
 function layerColumns(known) {
-  const plain = (title, name) => ({ title, value: (row) => row[name], text: (row) => String(row[name]) });
-  const quantity = (title, name, form) => ({ title, value: (row) => row[name], text: (row) => form(row[name]) });
-  const first = [plain("layer", "index"), plain("name", "name"), plain("stage", "stage")];
+  const column = (title, key, form = String) => ({ key, title, value: (row) => row[key], text: (row) => form(row[key]) });
+  const first = [column("layer", "index"), { ...column("name", "name", visible), isName: true }, column("stage", "stage")];
   if (!known) return first;
   return [
-    ...first, plain("type", "type"), quantity("forward", "forward", time),
-    quantity("backward", "backward", time), quantity("weights", "parameters", bytes),
-    quantity("saved", "saved", bytes),
-    { title: "a cut behind it sends", value: (row) => (row.reason ? -1 : row.cut),
-      text: (row) => (row.reason ? `none: ${row.reason}` : bytes(row.cut)) },
+    ...first, column("type", "type", visible), column("forward", "forward", time), column("backward", "backward", time),
+    column("weights", "parameters", bytes), column("saved", "saved", bytes),
+    { key: "cut", title: "a cut behind it sends", value: (row) => (row.reason ? -1 : row.cut),
+      text: (row) => (row.reason ? `none: ${visible(row.reason)}` : bytes(row.cut)) },
   ];
 }
 
@@ -43,6 +44,7 @@ function layerColumns(known) {
 export function fill(root, view, ghost) {
   for (const element of root.querySelectorAll("[data-value]")) {
     element.textContent = shown(at(view, element.dataset.value), element.dataset.form);
+    if (element.dataset.form === "name") element.title = element.textContent;
   }
   for (const element of root.querySelectorAll("[data-ghost]")) {
     const before = ghost ? shown(at(ghost, element.dataset.ghost), element.dataset.form) : "";
@@ -51,13 +53,13 @@ export function fill(root, view, ghost) {
   }
   for (const element of root.querySelectorAll("[data-devices]")) {
     const { devices } = view.stages[element.dataset.devices];
-    element.textContent = devices.length < 3 ? devices.join(", ") : `${devices[0]} … ${devices.at(-1)}`;
+    element.textContent = visible(devices.length < 3 ? devices.join(", ") : `${devices[0]} … ${devices.at(-1)}`);
   }
   for (const element of root.querySelectorAll("[data-of-stored]")) element.hidden = !ghost;
   for (const element of root.querySelectorAll("[data-list]")) {
     element.replaceChildren(...at(view, element.dataset.list).map((line) => {
       const item = document.createElement("li");
-      item.textContent = line;
+      item.textContent = visible(line);
       return item;
     }));
   }
@@ -66,14 +68,16 @@ export function fill(root, view, ghost) {
 /** The table of devices: other schedules may put several stages on one. */
 function laneRows(lanes) {
   document.querySelector("#lanes tbody").replaceChildren(...lanes.map((lane, rank) => make("tr", {},
-    make("th", { scope: "row" }, String(rank)), make("td", {}, lane.device), make("td", {}, lane.stages.join(", ")),
+    make("th", { scope: "row" }, String(rank)), make("td", {}, visible(lane.device)), make("td", {}, lane.stages.join(", ")),
     make("td", {}, make("span", { "data-value": `lanes.${rank}.busy_s`, "data-form": "time" }, time(lane.busy_s))))));
 }
 
 /** The charts and tables of one plan, and what shows another in their place. */
 export class PlanPage {
-  constructor(view, moved) {
+  /** moved(balance) is called while a cut moves; without it cuts stand still. */
+  constructor(view, address, moved) {
     this.stored = view;
+    this.address = address;
     this.lanes = view.lanes;
     this.axis = new Axis(view.header.step_time_s);
     const find = (id) => document.getElementById(id);
@@ -81,7 +85,10 @@ export class PlanPage {
     this.gantt = new Gantt(find("gantt"), view, this.axis);
     this.memory = new Memory(find("memory"), view, this.axis);
     const known = view.layers.forward_s.length > 0;
-    this.table = sortable(find("layers"), find("more"), layerColumns(known), layerRows(view));
+    this.table = sortable(find("layers"), find("more"), layerColumns(known), layerRows(view), address, "sort");
+    this.graph = new Graph(find("graph"), view);
+    for (const table of document.querySelectorAll(".scroll:not(#graph)")) markScrolling(table);
+    this.inTable = view.balance.join();
     this.measured = null;
     const drawStep = () => { this.gantt.draw(); this.memory.draw(); this.measured?.draw(); };
     const redraw = () => { this.bars.draw(); drawStep(); };
@@ -94,30 +101,47 @@ export class PlanPage {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   }
 
-  /** Shows a plan; the stored one stands behind it unless it is the same. */
-  show(view) {
+  /** Shows the part of the step that the address names: once the step of its changes is known. */
+  zoom() {
+    this.axis.keep(this.address);
+  }
+
+  /**
+   * Shows a plan; the stored one stands behind it unless it is the same.
+   * balance: where the cuts are, if they have been moved on since.
+   */
+  show(view, balance = null) {
     const ghost = view === this.stored ? null : this.stored;
     this.axis.resize(Math.max(view.header.step_time_s, ghost?.header.step_time_s ?? 0));
-    this.showNumbers(view);
-    this.gantt.show(view, ghost);
-    this.memory.show(view, ghost);
     this.lanes = view.lanes;
     laneRows(view.lanes);
-    fill(document, view, ghost);
+    this.showNumbers(view, balance);
+    this.gantt.show(view, ghost);
+    this.memory.show(view, ghost);
   }
 
   /** Everything but the step, which takes longer to simulate. */
-  showNumbers(view) {
+  showNumbers(view, balance = null) {
     const ghost = view === this.stored ? null : this.stored;
-    this.bars.show(view.balance, ghost?.balance);
-    const stages = view.balance.flatMap((count, stage) => Array(count).fill(stage));
-    const layers = { ...this.stored.layers, stages };
-    this.table.update(layerRows({ layers }));
+    this.bars.show(balance ?? view.balance, ghost?.balance);
+    this.showStages(view.balance);
     fill(document, { ...view, lanes: this.lanes }, ghost);
+  }
+
+  /** The layers' stages in their table, unless they are as they were. */
+  showStages(balance) {
+    if (balance.join() === this.inTable) return;
+    this.inTable = balance.join();
+    const stages = balance.flatMap((count, stage) => Array(count).fill(stage));
+    this.table.update(layerRows({ layers: { ...this.stored.layers, stages } }));
   }
 }
 
 const block = document.getElementById("view");
 /** The page of the plan in this document, if there is one; a live page takes it from here. */
 export const storedView = block ? JSON.parse(block.textContent) : null;
-if (storedView && !document.body.dataset.plan) new PlanPage(storedView, null);
+if (storedView && !document.body.dataset.plan) {
+  const address = new Address("hash");
+  new PlanPage(storedView, address, null).zoom();
+  document.getElementById("message").textContent = address.refused.join(" ");
+}

@@ -1,0 +1,80 @@
+"""Cause: in a terminal of 60 columns a plan's table and sentences broke in the middle."""
+
+from __future__ import annotations
+
+import pytest
+from rich.cells import cell_len
+
+from stagewright import plan
+from stagewright.cli.main import main
+from stagewright.core.cluster import Cluster
+from stagewright.core.plan import PlanOptions
+from stagewright.core.plan_table import plan_columns
+from stagewright.view.fitted import fitted_plan
+from tests.builders import chain_profile
+
+LONG = "transformer." + "inner." * 40 + "end"
+
+
+@pytest.fixture(scope="module")
+def made():
+    profile = chain_profile([0.001] * 6, forward_bytes=1000, parameter_bytes=4000, saved_bytes=50)
+    first = profile.layers[0]
+    named = first.model_copy(update={"layer": first.layer.model_copy(update={"name": LONG})})
+    wide = profile.layers[3]
+    wide = wide.model_copy(update={"layer": wide.layer.model_copy(update={"name": "层" * 90})})
+    layers = (named, *profile.layers[1:3], wide, *profile.layers[4:])
+    profile = profile.model_copy(update={"layers": layers, "notes": ("a note " * 30,)})
+    options = PlanOptions(num_microbatches=4, recompute="always")
+    return plan(profile, Cluster.parse("2x24GB"), options)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 140])
+def test_no_line_is_wider_than_the_terminal(made, width, tmp_path, monkeypatch, capsys):
+    made.write(tmp_path / "plan.json")
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["show", str(tmp_path / "plan.json"), "--gantt"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(cell_len, lines)) <= width
+    heading, rule, first, second = lines[:4]
+    assert heading.split()[:2] == ["stage", *["device" if "device" in heading else "layers"]]
+    assert set(rule) == {"-", " "}
+    assert (first.split()[0], second.split()[0]) == ("0", "1")
+    for always in ("layers", "forward", "memory"):
+        assert always in heading
+    assert lines[4] == ""
+    said = " ".join(line.strip() for line in lines[5:])
+    assert "step time" in said
+    assert " ".join(["a note"] * 30) in said
+
+
+def test_the_least_important_columns_go_first(made):
+    first_lines = {width: fitted_plan(made, width).splitlines()[0] for width in (60, 80, 140)}
+    headings = {
+        width: set(line.replace("in flight", "in-flight").split())
+        for width, line in first_lines.items()
+    }
+    assert headings[60] < headings[80] < headings[140]
+    assert len(headings[140]) == len(plan_columns(made))
+    assert "to" not in headings[60]
+
+
+def test_names_keep_their_ends(made):
+    row = fitted_plan(made, 140).splitlines()[2]
+    assert row.split()[-2].startswith("…")
+    assert row.split()[-2].endswith("inner.end")
+
+
+def test_where_there_is_room_it_is_as_print_shows_it():
+    made = plan(chain_profile([0.001] * 6, forward_bytes=1000), Cluster.parse("2x24GB"))
+    assert fitted_plan(made, 2000) == str(made)
+
+
+def test_what_is_no_terminal_gets_it_whole(made, tmp_path, monkeypatch, capsys):
+    made.write(tmp_path / "plan.json")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(["show", str(tmp_path / "plan.json")]) == 0
+    assert LONG in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["show", str(tmp_path / "plan.json"), "--json"]) == 0
+    assert LONG in capsys.readouterr().out

@@ -1,0 +1,41 @@
+// What a view shows stands in its address: it can be sent, loaded again and gone back to.
+import { paced } from "./dom.js";
+
+const WAIT_MS = 100; // browsers ignore who writes more than some times a second
+
+/** Parameters behind "?" on pages of a server, behind "#" in a file. */
+export class Address {
+  constructor(part = "search") {
+    this.part = part;
+    this.values = new URLSearchParams(location[part].slice(1));
+    this.refused = [];
+    this.write = paced(WAIT_MS, () => history.replaceState(null, "", this.text()));
+  }
+
+  /** The text of a parameter; `null` if it is not there. */
+  get(name) {
+    return this.values.get(name);
+  }
+
+  /** Sets some, and leaves out those that are `null`. */
+  set(changes) {
+    for (const [name, value] of Object.entries(changes)) {
+      if (value === null) this.values.delete(name);
+      else this.values.set(name, value);
+    }
+    this.write();
+  }
+
+  /** Notes that parameters say what cannot be, and what is shown instead; they are left out. */
+  refuse(names, shown) {
+    const given = names.filter((name) => this.values.has(name)).map((name) => `${name}=${this.values.get(name)}`);
+    this.refused.push(`${given.join("&")} is not possible here; ${shown} is shown.`);
+    this.set(Object.fromEntries(names.map((name) => [name, null])));
+  }
+
+  text() {
+    const values = this.values.toString().replaceAll("%2C", ",");
+    if (this.part === "search") return `${location.pathname}${values && `?${values}`}${location.hash}`;
+    return `${location.pathname}${location.search}${values && `#${values}`}`;
+  }
+}

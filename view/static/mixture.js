@@ -1,0 +1,37 @@
+// Boxes narrower than a pixel: each pixel is filled as high as the share of its time that each kind takes.
+
+export class Mixture {
+  /** For pixels from left on; kinds in the order they are stacked. */
+  constructor(left, width, kinds) {
+    this.left = Math.floor(left);
+    this.width = Math.ceil(width) + 1;
+    this.kinds = kinds;
+    this.shares = null;
+  }
+
+  /** A box from x on, so many pixels wide. */
+  add(kind, x, w) {
+    this.shares ??= new Float32Array(this.width * this.kinds.length);
+    const row = this.kinds.indexOf(kind) * this.width;
+    for (let pixel = Math.floor(x); pixel < x + w; pixel += 1) {
+      const place = pixel - this.left;
+      if (place < 0 || place >= this.width) continue;
+      this.shares[row + place] += Math.min(pixel + 1, x + w) - Math.max(pixel, x);
+    }
+  }
+
+  /** Fills what was added; what is left of a pixel is idle. */
+  fill(context, y, height, paint) {
+    if (!this.shares) return;
+    for (let place = 0; place < this.width; place += 1) {
+      let top = y;
+      this.kinds.forEach((kind, index) => {
+        const part = Math.min(1, this.shares[index * this.width + place]) * height;
+        if (part < 0.02) return;
+        context.fillStyle = paint[kind];
+        context.fillRect(this.left + place, top, 1, Math.min(part, y + height - top));
+        top += part;
+      });
+    }
+  }
+}
