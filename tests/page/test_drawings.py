@@ -72,7 +72,7 @@ def test_a_change_is_answered_without_what_it_does_not_need(client, stored):
     brief = client.post("/v1/views", json={**body, "step": False, "layers": False}).json()["view"]
     assert whole["boxes"]
     assert whole["layers"]["names"]
-    assert (brief["boxes"], brief["layers"]["names"], brief["graph"]["nodes"]) == (None, [], [])
+    assert (brief["boxes"], brief["layers"]["names"], brief["graph"]["names"]) == (None, [], [])
     for same in ("header", "stages", "balance", "reproduce", "baselines"):
         assert brief[same] == whole[same]
 
