@@ -33,7 +33,7 @@ class Compression:
     """Packs pages, their files, and drawings of plans, with gzip.
 
     A packed answer's strong entity tag becomes weak (RFC 9110, section 8.8.1): the same in
-    meaning, not in bytes. So does that of a 304, which stands for a packed answer.
+    meaning, not in bytes. So does that of a 304 for who holds a packed answer.
 
     Args:
         app: The application behind.
@@ -44,8 +44,10 @@ class Compression:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and may_be_large(scope["path"]):
-            sent = ",".join(Headers(scope=scope).getlist("accept-encoding"))
-            send = _Packing(send, is_taken=takes_gzip(sent) and scope["method"] != "HEAD").send
+            headers = Headers(scope=scope)
+            accepted = ",".join(headers.getlist("accept-encoding"))
+            is_taken = takes_gzip(accepted) and scope["method"] != "HEAD"
+            send = _Packing(send, is_taken, headers.get("if-none-match", "")).send
         await self._app(scope, receive, send)
 
 
@@ -64,18 +66,25 @@ def takes_gzip(accepted: str) -> bool:
 
 
 class _Packing:
-    """Sends on, packed where that pays and its receiver takes it."""
+    """Sends on, packed where that pays and its receiver takes it.
 
-    def __init__(self, send: Send, *, is_taken: bool) -> None:
+    Args:
+        send: Takes what is sent on.
+        is_taken: Whether the receiver does.
+        held: Tags of what the receiver holds.
+    """
+
+    def __init__(self, send: Send, is_taken: bool, held: str) -> None:
         self._send = send
         self._is_taken = is_taken
+        self._held = held
         self._start: Message | None = None
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             headers.add_vary_header("Accept-Encoding")
-            if self._is_taken and message["status"] == 304:
+            if message["status"] == 304 and f"W/{headers.get('etag')}" in self._held:
                 _weaken(headers)
             if self._is_taken and _can_be_packed(headers):
                 self._start = message  # its length is not known yet

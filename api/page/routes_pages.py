@@ -11,6 +11,7 @@ from starlette.responses import HTMLResponse, RedirectResponse
 
 from ...core.errors import InvalidInput
 from ...core.profile_diff import diff
+from ...core.service.documents import ProfileSummary
 from ...core.service.plans import StoredPlan
 from ...view.layers import profile_layers
 from ...view.profile_view import quality_of
@@ -29,8 +30,14 @@ from .templates import assets, render
 from .views import Views
 
 MAX_COMPARED = 8
+MAX_PROFILES = 500
+"""To choose from."""
+MANY_PROFILES = 12
+"""More than that are easier to search than to look through."""
 MAX_EMBEDDED_DEVICES = 1024
 """Devices of a cluster that the page holds, to change its links."""
+
+ProfileId = Annotated[str, Query(max_length=80)]
 
 
 def page_routes(
@@ -125,8 +132,9 @@ def page_routes(
         return await run_in_threadpool(render, "profile.html", here="profiles", **values)
 
     @router.get("/new")
-    def new(caller: CallerOfRequest) -> str:
-        return render("new.html", here="new")
+    def new(caller: CallerOfRequest, profile_id: ProfileId = "") -> str:
+        profiles = _profiles_with(store, caller, profile_id)
+        return render("new.html", here="new", profiles=profiles, many=MANY_PROFILES)
 
     @router.get("/jobs")
     def jobs(caller: CallerOfRequest) -> str:
@@ -138,6 +146,18 @@ def page_routes(
         return render("job.html", here="jobs", job_id=job_id)
 
     return router
+
+
+def _profiles_with(store: Store, caller: Caller, wanted: str) -> tuple[ProfileSummary, ...]:
+    """The newest profiles, and one that is wanted wherever it stands."""
+    documents, project = store.documents, caller.project_id
+    listed = documents.profiles(project, limit=MAX_PROFILES, cursor=None).items
+    if not wanted or any(one.id == wanted for one in listed):
+        return listed
+    try:
+        return (documents.profile_summary(project, wanted), *listed)
+    except NotFound:
+        return listed
 
 
 def _infeasible(store: Store, caller: Caller, stored: StoredPlan) -> str:

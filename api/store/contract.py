@@ -122,6 +122,9 @@ class Documents(Protocol):
     def profile_json(self, project_id: str, profile_id: str) -> str:
         """The JSON of `profile`, as it was stored. Raises: NotFound."""
 
+    def profile_summary(self, project_id: str, profile_id: str) -> ProfileSummary:
+        """A profile as lists have it. Raises: NotFound."""
+
     def profiles(
         self, project_id: str, *, limit: int, cursor: str | None = None
     ) -> Page[ProfileSummary]:

@@ -94,6 +94,15 @@ class SqlDocuments:
     def plan(self, project_id: str, plan_id: str) -> StoredPlan:
         return _stored_plan(self._row(PLANS, "plan", project_id, plan_id))
 
+    def profile_summary(self, project_id: str, profile_id: str) -> ProfileSummary:
+        columns = select(*(PROFILES.c[name] for name in ProfileSummary.model_fields))
+        wanted = columns.where(PROFILES.c.project_id == project_id, PROFILES.c.id == profile_id)
+        with self._database.read() as connection:
+            row = connection.execute(wanted).first()
+        if row is None:
+            raise NotFound("profile", profile_id)
+        return ProfileSummary.model_validate(dict(row._mapping))
+
     def profiles(
         self, project_id: str, *, limit: int, cursor: str | None = None
     ) -> Page[ProfileSummary]:

@@ -65,7 +65,7 @@ def test_what_is_held_already_is_not_sent_again(client, request_body):
         for held in (tag, f'"other", {tag}', f"W/{tag}", "*"):
             again = client.get(path, headers={"If-None-Match": held})
             assert (again.status_code, again.content) == (304, b"")
-            assert again.headers["ETag"] == tag
+            assert again.headers["ETag"].removeprefix("W/") == tag
         assert client.get(path, headers={"If-None-Match": '"other"'}).content == first.content
 
 
