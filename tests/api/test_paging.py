@@ -60,7 +60,7 @@ def test_what_is_held_already_is_not_sent_again(client, request_body):
         f"/v1/profiles/{plan['profile_id']}",
     ):
         first = client.get(path)
-        tag = first.headers["ETag"]
+        tag = first.headers["ETag"].removeprefix("W/")
         assert tag.startswith('"')
         for held in (tag, f'"other", {tag}', f"W/{tag}", "*"):
             again = client.get(path, headers={"If-None-Match": held})
