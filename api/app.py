@@ -13,6 +13,7 @@ from starlette.middleware import Middleware
 
 from .. import __version__
 from ..core.errors import InvalidInput
+from .allowed_methods import documented_paths
 from .auth.gate import Gate
 from .auth.identify import Identification, TokenReader
 from .auth.signing_keys import SigningKeys
@@ -167,24 +168,26 @@ def create_app(
             Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
         ],
     )
-    install_problems(app)
     app.state.metrics = metrics
     app.state.drain = drain
-    app.include_router(health_routes(kept, solver, drain))
-    app.include_router(metrics_routes(metrics))
-    app.include_router(audit_routes(kept))
-    app.include_router(key_routes(kept))
-    app.include_router(
-        plan_routes(planning, jobs, kept, measure_deadline_s=settings.measure_deadline_s)
-    )
-    app.include_router(job_routes(jobs, kept, identification))
-    app.include_router(profile_routes(planning, kept))
-    app.include_router(graph_routes(planning, kept, ProgramReader(settings.sandbox)))
-    app.include_router(what_if_routes(planning))
-    app.include_router(catalogue_routes(settings, foreign))
     views = Views(planning, kept)
-    app.include_router(view_routes(views))
-    app.include_router(page_routes(planning, kept, views, sessions, identification))
+    routers = (
+        health_routes(kept, solver, drain),
+        metrics_routes(metrics),
+        audit_routes(kept),
+        key_routes(kept),
+        plan_routes(planning, jobs, kept, measure_deadline_s=settings.measure_deadline_s),
+        job_routes(jobs, kept, identification),
+        profile_routes(planning, kept),
+        graph_routes(planning, kept, ProgramReader(settings.sandbox)),
+        what_if_routes(planning),
+        catalogue_routes(settings, foreign),
+        view_routes(views),
+        page_routes(planning, kept, views, sessions, identification),
+    )
+    for router in routers:
+        app.include_router(router)
+    install_problems(app, documented_paths(routers))
 
     @cache
     def openapi() -> dict[str, Any]:

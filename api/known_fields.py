@@ -1,16 +1,18 @@
-"""What an unknown field of a body may have been meant to be, by the OpenAPI document."""
+"""What an unknown field of a body may have been meant to be, by the schema of the body."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Request
+from pydantic import TypeAdapter
 
 from .field_errors import DISCRIMINATORS
 
-REF = "#/components/schemas/"
+REF = "#/$defs/"
 Schema = Mapping[str, Any]
 
 
@@ -22,17 +24,14 @@ def nearest_fields(request: Request, pointer: str, body: object) -> str:
         pointer: Of the field.
         body: As read; tells which of several forms a part has.
     """
-    app: FastAPI = request.app
-    operation = operation_of(request)
-    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
+    whole = _schema(request.scope["route"].body_field.field_info.annotation)
+    schemas = whole.get("$defs", {})
     *parents, name = [_unescaped(part) for part in pointer.split("/")[1:]] or [""]
-    schemas = app.openapi()["components"]["schemas"]
-    found = list(_forms(content.get("schema", {}), body, schemas))
+    found = list(_forms(whole, body, schemas))
     for parent in parents:
         body = _part(body, parent)
         found = [form for schema in found for form in _below(schema, parent, body, schemas)]
-    known = {field for schema in found for field in schema.get("properties", {})}
-    return meant(name, known)
+    return meant(name, {field for schema in found for field in schema.get("properties", {})})
 
 
 def meant(name: str, known: Iterable[str]) -> str:
@@ -46,11 +45,9 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f"known are {', '.join(names[:12])}" + (", and more" if len(names) > 12 else "")
 
 
-def operation_of(request: Request) -> dict[str, Any]:
-    """What the OpenAPI document says of a request's route and method."""
-    path = request.app.openapi()["paths"].get(request.scope["route"].path_format, {})
-    found: dict[str, Any] = path.get(request.method.lower(), {})
-    return found
+@lru_cache(maxsize=64)
+def _schema(kind: Any) -> Schema:
+    return TypeAdapter(kind).json_schema()
 
 
 def _below(schema: Schema, name: str, part: object, schemas: Schema) -> Iterator[Schema]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fastapi import Request
+from fastapi.dependencies.models import Dependant
 
 from .field_errors import MAX_ERRORS, FieldError, clip
-from .known_fields import meant, operation_of
+from .known_fields import meant
 from .problems import Problem
 
 API = "/v1/"
@@ -19,8 +22,7 @@ async def refuse_unknown_parameters(request: Request) -> None:
     """
     if not request.scope["query_string"] or not request.url.path.startswith(API):
         return
-    documented = operation_of(request).get("parameters", ())
-    known = {each["name"] for each in documented if each["in"] == "query"}
+    known = set(_names(request.scope["route"].dependant))
     unknown = [name for name in request.query_params if name not in known]
     if unknown:
         errors = [
@@ -29,3 +31,10 @@ async def refuse_unknown_parameters(request: Request) -> None:
         ]
         detail = f"{errors[0].parameter}: {errors[0].detail}"
         raise Problem(422, "invalid-input", detail, errors=errors)
+
+
+def _names(dependant: Dependant) -> Iterator[str]:
+    """Of the query parameters that a route, or what it depends on, takes."""
+    yield from (parameter.alias for parameter in dependant.query_params)
+    for inner in dependant.dependencies:
+        yield from _names(inner)

@@ -25,7 +25,7 @@ from ..core.errors import (
 from ..core.service.problems import MEDIA_TYPE as MEDIA_TYPE
 from ..core.service.problems import TYPE_PREFIX as TYPE_PREFIX
 from ..core.service.problems import ProblemDocument as ProblemDocument
-from .allowed_methods import allowed_methods, missing_page
+from .allowed_methods import Paths, allowed_methods, missing_page
 from .field_errors import FieldError, clip, field_errors
 from .jobs.workers import WorkersUnavailable
 from .known_fields import nearest_fields
@@ -97,8 +97,13 @@ class Problem(HTTPException):
         return Response(content, self.document.status, self.headers, MEDIA_TYPE)
 
 
-def install_problems(app: FastAPI) -> None:
-    """Make every error of an application a problem."""
+def install_problems(app: FastAPI, paths: Paths) -> None:
+    """Make every error of an application a problem.
+
+    Args:
+        app: The application.
+        paths: What its documentation lists.
+    """
 
     async def on_problem(_: Request, error: Exception) -> Response:
         assert isinstance(error, Problem)
@@ -106,11 +111,11 @@ def install_problems(app: FastAPI) -> None:
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, FrameworkError)
-        if error.status_code == 405 and (allowed := allowed_methods(app, request.url.path)):
+        if error.status_code == 405 and (allowed := allowed_methods(paths, request.url.path)):
             error.headers = {**(error.headers or {}), "Allow": allowed}
             error.detail = f"{request.method} is not for this path, which takes {allowed}"
         if error.status_code == 404 and error.detail == HTTPStatus.NOT_FOUND.phrase:
-            error.detail = missing_page(app, request.url.path)
+            error.detail = missing_page(paths, request.url.path)
         return from_http(error).response()
 
     async def on_invalid(request: Request, error: Exception) -> Response:
