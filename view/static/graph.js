@@ -6,6 +6,7 @@ import { drawEdges } from "./graph-edges.js";
 import { markScrolling } from "./scrolling.js";
 
 const NUM_HUES = 8;
+const TO = " … "; // between the names of the first and the last of many neighbours
 const counted = (count) => `${count} layer${count === 1 ? "" : "s"}`;
 
 export class Graph {
@@ -50,9 +51,9 @@ export class Graph {
     if (box.time !== undefined) facts.push(time(box.time));
     if (box.weights) facts.push(bytes(box.weights));
     const name = visible(box.name);
-    const short = inside && box.name.startsWith(`${inside}.`) ? visible(box.name.slice(inside.length + 1)) : name;
+    const short = box.name.split(TO).map((one) => (inside && one.startsWith(`${inside}.`) ? one.slice(inside.length + 1) : one)).join(TO);
     const head = make("div", { class: "head", title: name },
-      make("span", { class: "name" }, short), make("span", { class: "costs" }, facts.join(", ")));
+      make("span", { class: "name" }, visible(short)), make("span", { class: "costs" }, facts.join(", ")));
     const item = make("div", {
       class: box.repeats > 1 ? "box stack" : "box", role: "treeitem", tabindex: -1,
       "aria-label": [name, ...facts].join(", "), "aria-expanded": box.row < 0 ? null : "false",
@@ -65,7 +66,7 @@ export class Graph {
   /** The boxes in one are made when it opens and gone when it closes. */
   open(item) {
     const box = this.boxes.get(item);
-    const isModule = box.repeats === 1 && !box.name.includes(" … ");
+    const isModule = box.repeats === 1 && !box.name.includes(TO);
     const inside = isModule ? box.name : box.inside;
     item.append(make("div", { class: "parts", role: "group" },
       ...this.modules.within(box.row).map((part) => this.item(part, inside))));
