@@ -14,7 +14,7 @@ MIN_BYTES = 4096
 """Below that an answer fits into three packets anyway."""
 
 LEVEL = 1
-"""Of zlib. The fastest packs drawings to a fifth; the sixth level takes four times as long."""
+"""Of zlib. The fastest packs a timeline to a ninth; the sixth level takes four times as long."""
 
 IN_THREAD_BYTES = 64 * 2**10
 """From there on it takes half a millisecond and more, in which others are answered."""
