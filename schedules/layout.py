@@ -103,15 +103,24 @@ def _check_chunks(name: str, num_stages: int, chunks: int) -> None:
 
 
 def _check_rounds(name: str, positions: int, num_microbatches: int, replicas: int) -> None:
-    """The condition of torch; Megatron's, m mod S = 0, is a special case."""
     for count in copies(num_microbatches, replicas):
-        rounds = max(1, count // positions)
-        if count % rounds:
+        if not in_equal_rounds(count, positions):
+            rounds = count // positions
             raise InvalidInput(
                 f"the {name} schedule takes its micro-batches in equal rounds: {count} do not "
                 f"divide into {rounds} rounds over {positions} ranks; a multiple of {positions} "
                 "micro-batches always does"
             )
+
+
+def in_equal_rounds(count: int, positions: int) -> bool:
+    """The condition of torch for so many micro-batches; Megatron's, m mod S = 0, is a special case.
+
+    Args:
+        count: Of one replica.
+        positions: Places along the pipeline.
+    """
+    return count % max(1, count // positions) == 0
 
 
 def copies(num_microbatches: int, parts: int) -> tuple[int, ...]:

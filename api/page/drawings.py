@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ...core.cluster import Cluster
 from ...core.document import Record
@@ -11,16 +11,24 @@ from ...core.profile import Profile
 from ...core.service.plans import InfeasibleAnswer
 from ...view.html import data
 from ...view.of_plan import plan_view
-from ...view.plan_view import LayerColumns, PlanView
+from ...view.plan_view import GraphView, LayerColumns, PlanView
 from ..what_if import PricedSplit, price
+from .choices import choices_of
 
 
 class ViewAnswer(Record):
-    """The changed plan, or why it cannot be used."""
+    """The changed plan, or why it cannot be used.
 
-    status: Literal["simulated", "infeasible"]
+    Attributes:
+        status: ``refused`` for what no simulator prices: cuts, options and schedule do not go
+            together, or are too much for this server.
+        refused: Why, and what to change.
+    """
+
+    status: Literal["simulated", "infeasible", "refused"]
     view: PlanView | None = None
     infeasible: InfeasibleAnswer | None = None
+    refused: str = ""
 
 
 class Drawing(NamedTuple):
@@ -28,18 +36,26 @@ class Drawing(NamedTuple):
 
     Attributes:
         text: The whole `PlanView` as JSON that an HTML data block can hold.
-        shown: The same without what the program alone draws: boxes, curves and layers.
+        shown: The same without what the program alone draws: boxes, curves, layers and graph.
+        choices: Schedules it may be changed to, as JSON has them.
     """
 
     text: str
     shown: PlanView
+    choices: dict[str, dict[str, Any]]
 
 
 def drawing(plan: Plan, profile: Profile, cluster: Cluster) -> Drawing:
     """What pages have of a plan."""
     view = plan_view(plan, profile, cluster)
-    left_out = {"boxes": None, "memory": (), "layers": LayerColumns(names=(), stages=())}
-    return Drawing(str(data(view)), view.model_copy(update=left_out))
+    layers = LayerColumns(names=(), stages=())
+    left_out = {"boxes": None, "memory": (), "layers": layers, "graph": GraphView()}
+    choices = choices_of(plan, profile, cluster)
+    return Drawing(
+        text=str(data(view)),
+        shown=view.model_copy(update=left_out),
+        choices={name: choice.model_dump(mode="json") for name, choice in choices.items()},
+    )
 
 
 def changed_view(split: PricedSplit, with_step: bool, with_layers: bool) -> str:
@@ -53,7 +69,12 @@ def changed_view(split: PricedSplit, with_step: bool, with_layers: bool) -> str:
         answer = ViewAnswer(status="infeasible", infeasible=found.infeasible)
     else:
         view = plan_view(
-            found.plan, split.profile, split.cluster, with_step=with_step, with_layers=with_layers
+            found.plan,
+            split.profile,
+            split.cluster,
+            with_step=with_step,
+            with_layers=with_layers,
+            searched=False,
         )
         answer = ViewAnswer(status="simulated", view=view)
     return answer.model_dump_json()

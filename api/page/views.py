@@ -9,6 +9,7 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from ...core.document import Record
+from ...core.errors import InvalidInput
 from ...core.plan import PlanOptions
 from ...core.service.plans import StoredPlan
 from ..auth.caller import Caller
@@ -17,7 +18,7 @@ from ..requests import ClusterInput
 from ..services import Planning
 from ..store.contract import Store
 from ..what_if import SimulationRequest
-from .drawings import Drawing, changed_view, drawing
+from .drawings import Drawing, ViewAnswer, changed_view, drawing
 
 
 class ViewRequest(Record):
@@ -89,9 +90,10 @@ class Views:
     async def changed(self, caller: Caller, request: ViewRequest) -> str:
         """A plan with changes, priced as ``POST /v1/simulations`` does: a `ViewAnswer` as JSON.
 
+        What is no split of that profile, or has options that do not go together, is an answer too.
+
         Raises:
-            InvalidInput: It is no split of that profile, or options that do not go together.
-            NotFound: There is no such plan.
+            NotFound, Problem: There is no such plan, or nothing fitted its request.
         """
         stored = await run_in_threadpool(
             self._store.documents.plan, caller.project_id, request.plan_id
@@ -106,5 +108,10 @@ class Views:
             cluster=request.cluster,
             options=request.options,
         )
-        question = await self._planning.question(caller, asked)
-        return await self._planning.elsewhere(changed_view, question, request.step, request.layers)
+        try:
+            question = await self._planning.question(caller, asked)
+            return await self._planning.elsewhere(
+                changed_view, question, request.step, request.layers
+            )
+        except InvalidInput as error:
+            return ViewAnswer(status="refused", refused=str(error)).model_dump_json()

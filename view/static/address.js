@@ -19,11 +19,12 @@ export class Address {
 
   /** Sets some, and leaves out those that are `null`. */
   set(changes) {
+    const before = this.values.toString();
     for (const [name, value] of Object.entries(changes)) {
       if (value === null) this.values.delete(name);
       else this.values.set(name, value);
     }
-    this.write();
+    if (this.values.toString() !== before) this.write();
   }
 
   /** Notes that parameters say what cannot be, and what is shown instead; they are left out. */

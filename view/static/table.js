@@ -23,8 +23,10 @@ function sortingOf(address, name, columns) {
 export function sortable(table, more, columns, rows, address, name) {
   let [sorted, direction] = sortingOf(address, name, columns);
   let all = address.get(`${name}-rows`) === "all";
-  const head = table.tHead;
   const body = table.tBodies[0];
+  const heads = columns.map((column, index) =>
+    make("th", { scope: "col" }, make("button", { type: "button", onclick: () => order(index) }, column.title)));
+  table.tHead.replaceChildren(make("tr", {}, ...heads));
 
   function order(column) {
     direction = column === sorted ? -direction : 1;
@@ -35,11 +37,9 @@ export function sortable(table, more, columns, rows, address, name) {
   }
 
   function draw() {
-    head.replaceChildren(make("tr", {}, ...columns.map((column, index) => {
-      const state = index !== sorted ? "none" : direction > 0 ? "ascending" : "descending";
-      const button = make("button", { type: "button", onclick: () => order(index) }, column.title);
-      return make("th", { scope: "col", "aria-sort": state }, button);
-    })));
+    heads.forEach((head, index) => {
+      head.ariaSort = index !== sorted ? "none" : direction > 0 ? "ascending" : "descending";
+    });
     const { value } = columns[sorted];
     const ordered = [...rows].sort((one, other) => {
       const [a, b] = [value(one), value(other)];

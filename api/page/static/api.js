@@ -1,4 +1,5 @@
 // Asking the service from its own pages; the browser's session says who asks.
+import { visible } from "./format.js";
 
 /** A problem the service answered, with its words. */
 export class Problem extends Error {
@@ -32,7 +33,7 @@ export async function ask(path, { method = "GET", body, headers = {}, signal } =
 /** Says something in the page's message line. */
 export function say(text, bad = false) {
   const line = document.getElementById("message");
-  line.textContent = text;
+  line.textContent = visible(text);
   line.classList.toggle("bad", bad);
 }
 

@@ -1,46 +1,54 @@
 // The devices of a request: shorthand, or what it stands for with numbers of one's own.
 import { ask } from "./api.js";
 import { make } from "./dom.js";
+import { put, textOf } from "./fields.js";
 
 const GIB = 2 ** 30;
 
-/** A field for a number in a unit people know; changed() is told. */
-function number(label, value, changed, step = "any") {
-  const input = make("input", { type: "number", min: 0, step, placeholder: "no limit" });
+/** At most six digits of a number, as people read it. */
+const brief = (value) => Number(value.toPrecision(6));
+
+/** A field for a number in a unit people know; changed() is told, of an empty one what that means. */
+function number(key, label, value, whenEmpty, changed) {
+  const input = make("input", { type: "number", min: 0, step: "any", placeholder: whenEmpty ?? "no limit", "data-edit": key });
   input.value = value ?? "";
-  input.addEventListener("input", () => changed(input.value === "" ? null : Number(input.value)));
+  input.addEventListener("input", () => changed(input.value === "" ? whenEmpty : Number(input.value)));
   return make("label", {}, label, input);
 }
 
-/** Fields for a cluster; each change is written into it and told. */
+/** Fields for a cluster; each change is written into it and told. Empty ones are as they were. */
 function fields(cluster, changed) {
   const kinds = Map.groupBy(cluster.devices, (device) => device.kind);
-  const ofKinds = [...kinds].map(([kind, devices]) => make("fieldset", { class: "columns" },
-    make("legend", {}, `${devices.length} × ${kind}`),
-    number("memory, GiB", devices[0].memory_bytes === null ? null : Number((devices[0].memory_bytes / GIB).toPrecision(6)), (value) => {
-      for (const device of devices) device.memory_bytes = value === null ? null : Math.round(value * GIB);
-      changed();
-    }),
-    number("speed, times the profiled device", devices[0].speed, (value) => {
-      for (const device of devices) device.speed = value ?? 1;
-      changed();
-    })));
-  const ofLevels = cluster.levels.map((level) => make("fieldset", { class: "columns" },
-    make("legend", {}, `Links among ${level.group_size} devices`),
-    number("bandwidth, GB/s each way", level.bandwidth_bytes_per_s / 1e9, (value) => {
-      level.bandwidth_bytes_per_s = (value ?? 0) * 1e9;
-      changed();
-    }),
-    number("latency, µs", Number((level.latency_s * 1e6).toPrecision(6)), (value) => {
-      level.latency_s = (value ?? 0) / 1e6;
-      changed();
-    }),
-    sharedBox(level, changed)));
+  const ofKinds = [...kinds].map(([kind, devices]) => {
+    const [{ memory_bytes: memory, speed }] = devices;
+    return make("fieldset", { class: "columns" }, make("legend", {}, `${devices.length} × ${kind}`),
+      number(`memory.${kind}`, "memory, GiB", memory === null ? null : brief(memory / GIB), null, (value) => {
+        for (const device of devices) device.memory_bytes = value === null ? null : Math.round(value * GIB);
+        changed();
+      }),
+      number(`speed.${kind}`, "speed, times the profiled device", speed, speed, (value) => {
+        for (const device of devices) device.speed = value;
+        changed();
+      }));
+  });
+  const ofLevels = cluster.levels.map((level) => {
+    const [bandwidth, latency] = [level.bandwidth_bytes_per_s / 1e9, brief(level.latency_s * 1e6)];
+    return make("fieldset", { class: "columns" }, make("legend", {}, `Links among ${level.group_size} devices`),
+      number(`bandwidth.${level.group_size}`, "bandwidth, GB/s each way", bandwidth, bandwidth, (value) => {
+        level.bandwidth_bytes_per_s = value * 1e9;
+        changed();
+      }),
+      number(`latency.${level.group_size}`, "latency, µs", latency, latency, (value) => {
+        level.latency_s = value / 1e6;
+        changed();
+      }),
+      sharedBox(level, changed));
+  });
   return [...ofKinds, ...ofLevels];
 }
 
 function sharedBox(level, changed) {
-  const box = make("input", { type: "checkbox" });
+  const box = make("input", { type: "checkbox", "data-edit": `shared.${level.group_size}` });
   box.checked = level.shared;
   box.addEventListener("input", () => { level.shared = box.checked; changed(); });
   return make("label", { class: "inline" }, box, "one connection for a whole group");
@@ -48,12 +56,17 @@ function sharedBox(level, changed) {
 
 /** What is planned for: the text of a field, until numbers are changed below it. */
 export class ClusterEditor {
-  constructor(text, place, changed) {
+  constructor(text, place) {
     this.text = text;
     this.place = place;
-    this.changed = changed;
     this.edited = null;
-    text.addEventListener("input", () => { this.edited = null; this.open(); });
+    this.edits = {};
+    text.addEventListener("input", () => {
+      this.edited = null;
+      this.edits = {};
+      this.open();
+    });
+    place.addEventListener("input", ({ target }) => { this.edits[target.dataset.edit] = textOf(target); });
     place.closest("details").addEventListener("toggle", () => this.open());
   }
 
@@ -61,14 +74,26 @@ export class ClusterEditor {
     return this.edited ?? this.text.value.trim();
   }
 
+  /** Writes edits into the fields again; gives the names of those that cannot be. */
+  async restore(edits) {
+    this.place.closest("details").open = true;
+    await this.open();
+    return Object.entries(edits).filter(([key, value]) => {
+      const input = [...this.place.querySelectorAll("[data-edit]")].find((one) => one.dataset.edit === key);
+      if (!input) return true;
+      if (!put(input, value)) return true;
+      input.dispatchEvent(new Event("input", { bubbles: true }));
+      return false;
+    }).map(([key]) => key);
+  }
+
   async open() {
     if (!this.place.closest("details").open || this.edited) return;
     const wanted = this.text.value.trim();
     try {
       const [cluster] = await ask(`/v1/clusters?devices=${encodeURIComponent(wanted)}`);
-      if (wanted !== this.text.value.trim()) return;
-      const changed = () => { this.edited = cluster; this.changed(); };
-      this.place.replaceChildren(...fields(cluster, changed));
+      if (wanted !== this.text.value.trim() || this.edited) return;
+      this.place.replaceChildren(...fields(cluster, () => { this.edited = cluster; }));
     } catch (error) {
       this.place.replaceChildren(make("p", { class: "hint" }, error.message));
     }

@@ -1,7 +1,10 @@
 // A planning request out of a form; the same request as curl and Python is always in sight.
+import { Address } from "./address.js";
 import { ask, placeOf, say } from "./api.js";
 import { ClusterEditor } from "./cluster.js";
 import { make } from "./dom.js";
+import { textOf } from "./fields.js";
+import { FormAddress } from "./form-address.js";
 
 const find = (id) => document.getElementById(id);
 const [families, capabilities] = await Promise.all([
@@ -58,6 +61,7 @@ function showConfig(config) {
   const root = family().config_schema;
   const fields = Object.entries(root.properties ?? {}).map(([name, schema]) => field(name, schema, root, config[name] ?? schema.default ?? null));
   find("config").replaceChildren(make("legend", {}, "Configuration"), ...fields);
+  for (const input of find("config").querySelectorAll("[name]")) input.dataset.usual = textOf(input);
 }
 
 function showFamily() {
@@ -166,6 +170,7 @@ async function take(file) {
     say(error instanceof SyntaxError ? `${file.name} is no JSON: ${error.message}` : error.message, true);
   }
   tell();
+  kept.write(upload?.graph_id ?? null);
 }
 
 find("new").addEventListener("submit", async (event) => {
@@ -176,6 +181,7 @@ find("new").addEventListener("submit", async (event) => {
   try {
     const sent = body();
     if (find("source").value === "file" && !upload) throw new Error("Choose a file first.");
+    if (sent.profile_id === "") throw new Error("Choose a profile: its id is on the page of profiles.");
     const headers = sent.model && !sent.estimate ? { Prefer: "respond-async" } : {}; // measured: watch the job
     const [, response] = await ask("/v1/plans", { method: "POST", body: sent, headers });
     location.assign(placeOf(response));
@@ -194,14 +200,18 @@ addEventListener("drop", (event) => {
   find("source").value = "file";
   take(event.dataTransfer.files[0]);
 });
-const cluster = new ClusterEditor(find("cluster"), find("cluster-editor"), () => tell());
-find("new").addEventListener("input", tell);
+const cluster = new ClusterEditor(find("cluster"), find("cluster-editor"));
+const address = new Address();
+const kept = new FormAddress(address, find, { family: showFamily, preset: showPreset }, cluster);
+find("new").addEventListener("input", () => {
+  tell();
+  kept.write(upload?.graph_id ?? null);
+});
 
 showFamily();
-const wanted = new URLSearchParams(location.search).get("profile_id");
-if (wanted) {
-  find("source").value = "profile_id";
-  find("profile-id").value = wanted;
-}
+if (address.get("graph_id")) upload = { graph_id: address.get("graph_id") };
+await kept.read();
+const isLost = find("source").value === "file" && !upload;
+say([...address.refused, isLost ? "Choose the file again: browsers do not keep files." : ""].join(" ").trim());
 tell();
 document.body.dataset.ready = "yes";

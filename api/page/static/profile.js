@@ -1,19 +1,21 @@
 // What each layer of a profile costs.
 import { data } from "./api.js";
+import { Address } from "./address.js";
 import { Bars } from "./bars.js";
-import { bytes, percent, time } from "./format.js";
+import { bytes, percent, time, visible } from "./format.js";
 import { sortable } from "./table.js";
 
 const layers = data("profile");
 const bars = new Bars(document.getElementById("bars"), { layers, balance: [layers.names.length] }, null);
 const rows = layers.names.map((name, index) => index);
-const column = (title, values, form = String) => ({ title, value: (row) => values[row], text: (row) => form(values[row]) });
+const column = (title, values, form = String, key = title) => ({ key, title, value: (row) => values[row], text: (row) => form(values[row]) });
+const address = new Address();
 sortable(document.getElementById("layers"), document.getElementById("more"), [
-  { title: "layer", value: (row) => row, text: String },
-  column("name", layers.names), column("type", layers.types), column("forward", layers.forward_s, time),
+  { key: "layer", title: "layer", value: (row) => row, text: String },
+  { ...column("name", layers.names, visible), isName: true }, column("type", layers.types), column("forward", layers.forward_s, time),
   column("backward", layers.backward_s, time), column("spread", layers.spread_s, time),
   column("weights", layers.parameter_bytes, bytes), column("saved", layers.saved_bytes, bytes),
-], rows);
+], rows, address, "sort");
 if (document.getElementById("changes")) showChanges(data("changes"));
 
 /** The rows of `stagewright diff`; the last is the sum of all layers. */
@@ -26,11 +28,11 @@ function showChanges(changes) {
     return `${share > 0 ? "+" : ""}${percent(share)}${marks[changes.significant[row]]}`;
   };
   sortable(document.getElementById("diff"), document.getElementById("diff-more"), [
-    { title: "layer", value: (row) => row, text: (row) => changes.names[row] },
-    column("forward before", changes.forward_before_s, time), column("after", changes.forward_after_s, time),
-    column("backward before", changes.backward_before_s, time), column("after", changes.backward_after_s, time),
-    { title: "both", value: (row) => changes.relative[row] ?? Infinity, text: change },
-  ], changes.names.map((name, row) => row));
+    { key: "layer", title: "layer", value: (row) => row, text: (row) => visible(changes.names[row]), isName: true },
+    column("forward before", changes.forward_before_s, time), column("after", changes.forward_after_s, time, "forward after"),
+    column("backward before", changes.backward_before_s, time), column("after", changes.backward_after_s, time, "backward after"),
+    { key: "both", title: "both", value: (row) => changes.relative[row] ?? Infinity, text: change },
+  ], changes.names.map((name, row) => row), address, "diff");
 }
 addEventListener("resize", () => bars.draw());
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => bars.draw());

@@ -1,0 +1,270 @@
+"""What a view shows stands in its address, and sliders stop where there is an answer."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+from playwright.sync_api import expect
+
+from stagewright.core.plan import Plan
+from stagewright.core.units import format_time
+from stagewright.view.html import plan_page as write
+from stagewright.view.of_plan import plan_view
+from tests.page.blocks import blocks
+
+pytestmark = pytest.mark.timeout(120)
+PROFILE = blocks(16, uncut=(2,))
+TWO_FRAMES = """() => new Promise((done) =>
+    requestAnimationFrame(() => requestAnimationFrame(done)))"""
+NO_ANSWER = "The numbers are still those of before."
+
+
+@pytest.fixture(scope="module")
+def stored(signed_in, served):
+    """Sixteen layers in four stages of seven micro-batches, as the service keeps them."""
+    body = {
+        "profile": PROFILE.model_dump(mode="json"),
+        "cluster": "4x24GB",
+        "options": {"num_stages": 4, "num_microbatches": 7},
+    }
+    made = served.client().post("/v1/plans", json=body).json()
+    assert made["plan"]["balance"][0] != 3
+    return made
+
+
+@pytest.fixture
+def opened(signed_in, stored):
+    """Opens the plan's page with a query, and waits until it is priced."""
+
+    def go(query=""):
+        page = signed_in.page
+        page.goto(f"{signed_in.url}/plans/{stored['id']}{query}")
+        page.wait_for_selector(".cut")
+        page.wait_for_selector("body:not([aria-busy])")
+        return page
+
+    return go
+
+
+def query_of(page):
+    """The parameters of the address, once it has been written."""
+    page.wait_for_timeout(150)
+    return dict(parse_qsl(urlsplit(page.url).query))
+
+
+def drawn(page):
+    """The lanes as they are painted."""
+    page.evaluate(
+        "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
+    return page.evaluate("document.querySelector('#gantt canvas').toDataURL()")
+
+
+def sorting(page):
+    heads = page.locator("#layers thead th")
+    states = [one.get_attribute("aria-sort") for one in heads.all()]
+    return states, page.locator("#layers tbody tr").first.text_content()
+
+
+def test_zoom_and_sorting_survive_a_reload_and_going_back(opened, signed_in):
+    page = opened("?m=9")
+    whole = drawn(page)
+    page.locator("#gantt canvas").focus()
+    for key in ("+", "+", "ArrowRight"):
+        page.keyboard.press(key)
+    for _ in range(2):
+        page.locator("#layers thead button", has_text="forward").click()
+    assert page.evaluate("document.activeElement.textContent") == "forward"
+    seen, order = drawn(page), sorting(page)
+    assert seen != whole
+    assert order[0].count("descending") == 1
+    query = query_of(page)
+    assert query["sort"] == "-forward"
+    assert query["m"] == "9"
+    assert 0 < float(query["from"]) < float(query["to"])
+    page.reload()
+    page.wait_for_selector("body[data-priced]:not([aria-busy])")
+    assert (drawn(page), sorting(page)) == (seen, order)
+    page.goto(f"{signed_in.url}/jobs")
+    page.go_back()
+    page.wait_for_selector("body[data-priced]:not([aria-busy])")
+    assert (drawn(page), sorting(page), query_of(page)) == (seen, order, query)
+    page.get_by_role("button", name="Show the whole step").click()
+    assert drawn(page) == whole
+    assert query_of(page) == {"sort": "-forward", "m": "9"}
+
+
+def test_the_file_keeps_them_behind_the_hash(chromium, stored, tmp_path):
+    path = tmp_path / "plan.html"
+    path.write_text(write(plan_view(Plan.model_validate(stored["plan"]), PROFILE)))
+    context = chromium.new_context(offline=True)
+    page, wrong = context.new_page(), []
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto(path.as_uri())
+    page.locator("#gantt canvas").focus()
+    page.keyboard.press("+")
+    page.locator("#layers thead button", has_text="backward").click()
+    seen, order = drawn(page), sorting(page)
+    page.wait_for_timeout(150)
+    kept = dict(parse_qsl(urlsplit(page.url).fragment))
+    assert set(kept) == {"from", "to", "sort"}
+    page.reload()
+    assert (drawn(page), sorting(page)) == (seen, order)
+    page.goto(f"{path.as_uri()}#sort=height&from=3&to=x")
+    page.reload()
+    told = "sort=height is not possible here; the order of layer is shown. "
+    told += "from=3&to=x is not possible here; the whole step is shown."
+    expect(page.locator("#message")).to_have_text(told)
+    context.close()
+    assert wrong == []
+
+
+def test_the_form_of_a_new_plan_survives_too(signed_in, served):
+    page = signed_in.page
+    page.goto(f"{signed_in.url}/new")
+    page.wait_for_selector("body[data-ready]")
+    assert page.locator("#schedule").input_value() == "1f1b"
+    page.locator("#family").select_option("mlp")
+    page.get_by_text("Its configuration").click()
+    depth = page.locator("#config input[type=number]").first
+    depth.fill("3")
+    page.locator("#cluster").fill("3x24GB")
+    page.locator("#microbatches").fill("12")
+    page.locator("#recompute").select_option("auto")
+    page.get_by_text("Links, memory and speed").click()
+    page.get_by_label("memory, GiB").fill("2")
+    page.get_by_label("one connection for a whole group").check()
+    asked = page.locator("#curl").text_content()
+    assert '"memory_bytes":2147483648' in asked
+    query = query_of(page)
+    for leave_and_come_back in (
+        page.reload,
+        lambda: (page.goto(f"{signed_in.url}/jobs"), page.go_back()),
+    ):
+        leave_and_come_back()
+        page.wait_for_selector("body[data-ready]")
+        assert page.locator("#curl").text_content() == asked
+        assert query_of(page) == query
+    page.goto(f"{signed_in.url}/new?family=cobol&m=0&config.colour=red&recompute=auto")
+    page.wait_for_selector("body[data-ready]")
+    message = page.locator("#message")
+    for told in (
+        "family=cobol is not",
+        "m=0 is not possible here; 8 is",
+        "config.colour=red is not",
+    ):
+        expect(message).to_contain_text(told)
+    assert page.locator("#recompute").input_value() == "auto"
+
+
+def test_the_slider_stops_where_the_schedule_has_a_step(opened, stored, served, signed_in):
+    page, client = opened(), served.client()
+    closed = page.locator("#schedule option:disabled").all()
+    assert closed == []
+    page.locator("#schedule").select_option("interleaved_1f1b")
+    expect(page.locator("#message")).to_contain_text(
+        "has no step of 7 micro-batches here; 6 are shown"
+    )
+    stops = [6]
+    page.locator("#m").focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "PageUp", "End", "Home"):
+        page.keyboard.press(key)
+        stops.append(int(page.locator("#m").input_value()))
+        page.wait_for_selector("body:not([aria-busy])")
+        assert "cannot" not in page.locator("#message").text_content()
+        options = {
+            **stored["options"],
+            "schedule": "interleaved_1f1b",
+            "num_microbatches": stops[-1],
+        }
+        body = {"plan_id": stored["id"], "options": options}
+        plan = client.post("/v1/simulations", json=body).json()["plan"]
+        step = page.locator('[data-value="header.step_time_s"]').first
+        assert step.text_content() == format_time(plan["step_time_s"])
+    assert stops[:4] == [6, 8, 10, 8]
+    assert stops[-1] == 1
+    signed_in.check()
+
+
+def test_what_the_address_cannot_mean_is_told(opened, stored):
+    page = opened(
+        "?m=99999&link=abc&share=8.5&balance=1,2&sort=nothing&schedule=forward&recompute=auto"
+    )
+    balance = ",".join(map(str, stored["plan"]["balance"]))
+    for told in (
+        "m=99999 is not possible here; 64 is shown.", "link=abc is not possible here; 0 is shown.",
+        "share=8.5 is not possible here; 100 is shown.", "sort=nothing is not",
+        f"balance=1,2 is not possible here; {balance} is shown.",
+        "schedule=forward is not possible here; 1f1b is shown.",
+    ):  # fmt: skip
+        expect(page.locator("#message")).to_contain_text(told)
+    assert query_of(page) == {"m": "64", "recompute": "auto"}
+    assert page.locator('[data-value="header.num_microbatches"]').text_content() == "64"
+
+
+def test_an_answer_that_says_no_is_one_sentence(opened, stored, signed_in):
+    balance = [3, 13 - 2, 1, 1]
+    page = opened(f"?balance={','.join(map(str, balance))}")
+    message = page.locator("#message.bad")
+    expect(message).to_contain_text("they share a state")
+    expect(message).to_contain_text(NO_ANSWER)
+    step = page.locator('[data-value="header.step_time_s"]').first
+    assert step.text_content() == format_time(stored["plan"]["step_time_s"])
+    signed_in.check()
+
+
+def test_going_back_while_a_change_is_priced_leaves_no_ghost(opened):
+    page = opened()
+    with page.expect_request("**/v1/views") as asked:
+        page.route("**/v1/views", lambda route: (page.wait_for_timeout(200), route.continue_()))
+        page.locator("#m").focus()
+        page.keyboard.press("ArrowRight")
+        page.get_by_role("button", name="Back to the stored plan").click()
+    asked.value.response()
+    page.wait_for_selector("body:not([aria-busy])")
+    page.unroute_all(behavior="wait")
+    assert query_of(page) == {}
+    assert page.locator('[data-ghost="header.step_time_s"]').text_content() == ""
+    assert page.get_by_text("the stored plan", exact=True).count() == 0
+
+
+def test_a_search_shows_its_time_and_can_be_stopped(opened, signed_in):
+    page = opened("?m=9")
+    page.route("**/v1/plans", lambda route: None)  # no answer ever
+    page.get_by_role("button", name="Find the best cuts for this").click()
+    expect(page.locator("#timer")).to_have_text("1 s")
+    assert page.locator("#again").is_disabled()
+    page.get_by_role("button", name="Stop the search").click()
+    expect(page.locator("#message")).to_have_text("The search was stopped; nothing is kept.")
+    assert not page.locator("#stop").is_visible()
+    assert page.locator("#again").is_enabled()
+    page.unroute_all()
+    late = {"type": "/problems/deadline-exceeded", "detail": "No plan in 20 s."}
+    page.route("**/v1/plans", lambda route: route.fulfill(status=504, json=late))
+    page.get_by_role("button", name="Find the best cuts for this").click()
+    expect(page.locator("#message.bad")).to_contain_text("No plan in 20 s. Ask for fewer")
+    page.unroute_all()
+    signed_in.wrong[:] = [one for one in signed_in.wrong if "504" not in one]
+
+
+def test_slower_than_equal_layers_is_said_so(opened, stored):
+    page = opened()
+    script = """async () => {
+        const { shown } = await import("/static/format.js");
+        return [0.2, 0, -0.029, null].map((gain) => [shown(gain, "versus"), shown(gain, "gain")]);
+    }"""
+    assert page.evaluate(script) == [
+        ["Faster", "20.0 %"], ["Faster", "0.0 %"], ["Slower", "2.9 %"],
+        ["Faster", "cannot be compared"],
+    ]  # fmt: skip
+    view = plan_view(Plan.model_validate(stored["plan"]), PROFILE)
+    header = view.header.model_copy(update={"gain": -0.029})
+    text = write(view.model_copy(update={"header": header}))
+    assert '"versus">Slower</span> than equal layers' in text
+    assert 'data-form="gain">2.9 %' in text
+
+
+def test_nothing_went_wrong(signed_in):
+    signed_in.check()
