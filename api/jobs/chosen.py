@@ -21,7 +21,7 @@ def workers_of(settings: Settings) -> Workers:
     if settings.scheduler == THREADS:
         return ThreadWorkers()
     if settings.scheduler == EMBEDDED:
-        return DaskWorkers(EmbeddedScheduler())
+        return DaskWorkers(EmbeddedScheduler(settings.log_format, settings.log_level))
     return DaskWorkers(RemoteScheduler(settings.scheduler, settings.scheduler_tls))
 
 

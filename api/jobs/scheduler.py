@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from ...core.errors import InvalidInput, Refused
 from ..settings import LOOPBACK_NAMES
+from ..telemetry.logs import LogFormat
 from .offers import own_offers
 from .tls import TlsFiles
 from .workers import WorkersUnavailable
@@ -38,17 +39,24 @@ class EmbeddedScheduler:
 
     Whoever reaches a scheduler may run code; so the two show each other certificates made up
     for this one run.
+
+    Args:
+        log_format: How the worker logs; see `telemetry.logs.configure_logging`.
+        log_level: Likewise.
     """
 
     name = "the embedded scheduler"
 
-    def __init__(self) -> None:
+    def __init__(self, log_format: LogFormat = "auto", log_level: str = "info") -> None:
+        self._log: tuple[LogFormat, str] = (log_format, log_level)
         self._cluster: Any = None
 
     def connect(self, timeout: str) -> Any:
         configure_dask()
         try:
             from distributed import Client, LocalCluster, Security
+
+            from .worker_log import WorkerLog
 
             security = Security.temporary()
         except ImportError as error:
@@ -66,7 +74,9 @@ class EmbeddedScheduler:
                 resources=own_offers(),
                 silence_logs=logging.WARNING,
             )
-            return Client(self._cluster, timeout=timeout, set_as_default=False)
+            client = Client(self._cluster, timeout=timeout, set_as_default=False)
+            client.register_plugin(WorkerLog(*self._log))
+            return client
         except Exception as error:
             self.close()
             raise WorkersUnavailable(f"{self.name} did not start: {error}") from error

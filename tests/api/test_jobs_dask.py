@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import signal
@@ -49,7 +50,7 @@ class Heard:
 
 @pytest.fixture(scope="module")
 def embedded() -> Iterator[DaskWorkers]:
-    workers = DaskWorkers(EmbeddedScheduler())
+    workers = DaskWorkers(EmbeddedScheduler("json", "error"))
     yield workers
     workers.close()
 
@@ -114,6 +115,17 @@ def test_a_killed_worker_is_told_and_the_next_one_goes_on(run, embedded, tmp_pat
     wait_for(lambda: not is_alive(child))
     again = run(measuring(example_profile()), "doomed-again")
     assert isinstance(again.next(Measured | Lost), Measured | Lost)
+
+
+def test_the_worker_logs_as_its_server_does(embedded):
+    """Cause: its warnings were bare lines among the JSON; also one that took a killed one's place.
+
+    It is one by now, after the test above.
+    """
+    root = "__import__('logging').getLogger()"
+    told = f"[type(each.formatter).__name__ for each in {root}.handlers], {root}.level"
+    (found,) = embedded._connected().run(eval, told).values()
+    assert found == (["ProcessorFormatter"], logging.ERROR)
 
 
 def test_what_nobody_offers_waits(run, embedded):
