@@ -52,6 +52,22 @@ def test_the_file_loads_nothing_and_takes_names_as_text(page):
     assert json.loads(view)["header"]["model"] == EVIL
 
 
+def test_names_of_several_lines_and_directions_are_written_as_escapes(made):
+    """In the markup; the data has them as the API does."""
+    name = "a\u202eb\u2028c\x07d\ne"
+    first = made.stages[0]
+    names = (name, *first.layer_names[1:])
+    stages = (first.model_copy(update={"layer_names": names}), *made.stages[1:])
+    page = plan_page(plan_view(made.model_copy(update={"model": name, "stages": stages})))
+    assert not re.search("[\u202e\u2028\x07]", page.split("<script")[0])
+    assert "\u2028" not in page
+    escaped = r"a\u202eb\u2028c\x07d\ne"
+    assert f"<h1>{escaped}</h1>" in page
+    assert f'title="{escaped}"' in page
+    view = json.loads(re.search(r'id="view">(.*?)</script>', page, re.DOTALL)[1])
+    assert view["layers"]["names"][0] == name
+
+
 def test_each_module_imports_from_those_before_it_alone():
     """So that they work one behind the other, in one scope."""
     assert set(MODULES) == {path.name for path in STATIC.glob("*.js")}
