@@ -19,10 +19,10 @@ demo: $(INSTALLED)  ## Profile, plan and train two models in stages; see that no
 	$(BIN)/stagewright demo
 
 # A worker more than there are cores, as many tests wait for other processes, and to each worker one
-# thread of torch. Neighbouring tests share fixtures, so workers get stretches of them, and steal from
-# each other at the end.
+# thread of torch. Tests of a file share fixtures, some of which take half a minute, so a file stays
+# with one worker; in the order of the folders, as the last ones are quick.
 test: check  ## Run every check, then every test
-	OMP_NUM_THREADS=1 $(BIN)/pytest --dist worksteal \
+	OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadfile --no-loadscope-reorder \
 	    --numprocesses $$($(BIN)/python -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 
 check: $(INSTALLED)  ## Run the linters, the type checker and the import rules

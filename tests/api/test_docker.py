@@ -24,11 +24,12 @@ def instructions(text: str, name: str) -> list[str]:
     return re.findall(rf"^{name} (.+)$", joined, re.MULTILINE)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_the_image_would_install_start_be_healthy_and_have_no_torch(repository):
+def test_the_image_would_start_be_healthy_and_have_no_torch(repository):
+    """The check with packages that are here already; `docker/check.sh` alone fetches them."""
     script = repository / "docker" / "check.sh"
-    done = subprocess.run([script, sys.executable], capture_output=True, text=True, check=False)
+    link = repository / "tests" / "api" / "link_installed.py"
+    command = [script, sys.executable, link]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
