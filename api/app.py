@@ -65,6 +65,7 @@ from .telemetry.metrics import Metrics
 from .telemetry.requests import Requests
 from .telemetry.tracing import fastapi_options
 from .telemetry.watched import watch
+from .turns import Turns
 
 THREADS = 16
 """That wait for the database, together. Of forty, the usual number, more time went into passing
@@ -166,6 +167,7 @@ def create_app(
             Middleware(Front, sessions=sessions),
             Middleware(Gate, identification=identification, store=kept),
             Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
+            Middleware(Turns),
         ],
     )
     app.state.metrics = metrics

@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from threading import Lock
 from typing import Any
 
 from sqlalchemy import URL, Connection, Engine, Table, create_engine, event, make_url
@@ -19,6 +18,7 @@ from sqlalchemy.pool import QueuePool
 from ...core.errors import InvalidInput
 from ..settings import IN_MEMORY
 from .errors import StoreUnavailable
+from .together import Waited, WritesTogether
 
 BUSY_TIMEOUT_MS = 10_000
 """How long a write to SQLite waits for another process's write."""
@@ -62,7 +62,8 @@ class Database:
         self._now = now
         # Of SQLite only one connection writes. Left to SQLite the others sleep and try again,
         # and some sleep for seconds; threads that queue here are woken in turn.
-        self._turn = Lock()
+        self.together = WritesTogether(self._begun, TURN_TIMEOUT_S)
+        self._write = self.engine.begin if self.is_postgresql else self.together.write
 
     @property
     def name(self) -> str:
@@ -102,25 +103,18 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction, committed at the end of the block; in SQLite the only one that writes."""
-        with (
-            self._unavailable(),
-            self._in_turn(),
-            self.engine.connect().execution_options(write=True) as connection,
-            connection.begin(),
-        ):
+        with self._unavailable(), self._write() as connection:
             yield connection
 
-    @contextmanager
-    def _in_turn(self) -> Iterator[None]:
-        if self.is_postgresql:
-            yield
-            return
-        if not self._turn.acquire(timeout=TURN_TIMEOUT_S):
-            raise StoreUnavailable(f"database {self.name}: other writes take too long")
+    def _begun(self) -> Connection:
+        """A connection of SQLite in a transaction that may write."""
+        connection = self.engine.connect().execution_options(write=True)
         try:
-            yield
-        finally:
-            self._turn.release()
+            connection.begin()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     @contextmanager
     def unchecked_write(self, timeout_ms: int) -> Iterator[Connection]:
@@ -146,6 +140,8 @@ class Database:
             yield
         except (OperationalError, InterfaceError, NoConnectionFree) as error:
             raise StoreUnavailable(f"database {self.name}: {_reason(error)}") from error
+        except Waited as error:
+            raise StoreUnavailable(f"database {self.name}: {error}") from None
         except DatabaseError as error:
             if type(error) is DatabaseError:  # a damaged file; subclasses are our mistakes
                 raise StoreUnavailable(f"database {self.name}: {_reason(error)}") from error

@@ -284,8 +284,8 @@ class TestFile:
         self, tmp_path, a_profile, monkeypatch
     ):
         """Cause: 16 threads left to SQLite's own retries; the slowest of 100 took four seconds."""
-        store = SqlStore(tmp_path / "store.db")
         monkeypatch.setattr(database_module, "TURN_TIMEOUT_S", 0.05)
+        store = SqlStore(tmp_path / "store.db")
         with (
             store._database.write(),
             ThreadPoolExecutor(1) as other,

@@ -1,0 +1,108 @@
+"""Requests that are answered at once, and those that wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from starlette.types import Message, Receive, Scope, Send
+
+from stagewright.api.turns import Turns
+
+STEPS = 8
+
+
+async def ask(turns: Turns, name: str, path: str = "/v1/plans") -> None:
+    async def receive() -> Message:
+        raise AssertionError("the body was read before")
+
+    async def send(message: Message) -> None:
+        raise AssertionError("nothing is sent here")
+
+    await turns({"type": "http", "path": path, "name": name}, receive, send)
+
+
+def answering(steps: Callable[[str], Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await steps(scope["name"])
+
+    return app
+
+
+def test_many_steps_wait_once_as_one_does() -> None:
+    """Cause: under load a new plan took eight times as long as a list."""
+    ended: list[str] = []
+
+    async def steps(name: str) -> None:
+        for _ in range(STEPS if name == "long" else 1):
+            await asyncio.sleep(0)
+        ended.append(name)
+
+    async def main() -> None:
+        turns = Turns(answering(steps), at_once=1)
+        names = ["short 1", "long", "short 2", "short 3"]
+        await asyncio.gather(*(ask(turns, name) for name in names))
+        assert ended == names
+
+    asyncio.run(main())
+
+
+def test_so_many_are_answered_at_once() -> None:
+    most = now = 0
+
+    async def steps(name: str) -> None:
+        nonlocal most, now
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0)
+        now -= 1
+
+    async def main() -> None:
+        turns = Turns(answering(steps), at_once=3)
+        await asyncio.gather(*(ask(turns, str(number)) for number in range(20)))
+
+    asyncio.run(main())
+    assert most == 3
+
+
+def test_what_takes_long_lets_others_pass_and_counts_once() -> None:
+    """Two wait for something else; a third is answered, and no turn is given back twice."""
+
+    async def main() -> None:
+        goes_on = asyncio.Event()
+
+        async def steps(name: str) -> None:
+            if name == "waits":
+                await goes_on.wait()
+
+        turns = Turns(answering(steps), at_once=1, turn_s=0.01)
+        long = [asyncio.create_task(ask(turns, "waits")) for _ in range(2)]
+        await asyncio.wait_for(ask(turns, "short"), 10)
+        goes_on.set()
+        await asyncio.gather(*long)
+        assert turns._free._value == 1
+
+    asyncio.run(main())
+
+
+def test_a_failure_ends_its_turn_and_probes_need_none() -> None:
+    async def main() -> None:
+        async def steps(name: str) -> None:
+            if name == "fails":
+                raise ZeroDivisionError
+            if name == "holds":
+                await asyncio.Event().wait()
+
+        turns = Turns(answering(steps), at_once=1, turn_s=60)
+        for _ in range(2):
+            try:
+                await asyncio.wait_for(ask(turns, "fails"), 10)
+            except ZeroDivisionError:
+                continue
+            raise AssertionError("it failed unseen")
+        holds = asyncio.create_task(ask(turns, "holds"))
+        await asyncio.sleep(0)
+        await asyncio.wait_for(ask(turns, "probe", "/healthz"), 10)
+        holds.cancel()
+
+    asyncio.run(main())
