@@ -43,6 +43,8 @@ def test_no_line_is_wider_than_the_terminal(made, width, tmp_path, monkeypatch, 
     for always in ("layers", "forward", "memory"):
         assert always in heading
     assert lines[4] == ""
+    note = next(index for index, line in enumerate(lines) if line.startswith("note: a note"))
+    assert lines[note + 1].startswith("  a note") or lines[note + 1].startswith("  note")
     said = " ".join(line.strip() for line in lines[5:])
     assert "step time" in said
     assert " ".join(["a note"] * 30) in said

@@ -23,15 +23,18 @@ export class Mixture {
   /** Fills what was added; what is left of a pixel is idle. */
   fill(context, y, height, paint) {
     if (!this.shares) return;
-    for (let place = 0; place < this.width; place += 1) {
-      let top = y;
-      this.kinds.forEach((kind, index) => {
-        const part = Math.min(1, this.shares[index * this.width + place]) * height;
+    const tops = new Float32Array(this.width).fill(y);
+    this.kinds.forEach((kind, index) => {
+      const shares = this.shares.subarray(index * this.width, (index + 1) * this.width);
+      context.fillStyle = paint[kind];
+      context.beginPath(); // one path a kind: many times faster than as many rectangles
+      shares.forEach((share, place) => {
+        const part = Math.min(share * height, y + height - tops[place]);
         if (part < 0.02) return;
-        context.fillStyle = paint[kind];
-        context.fillRect(this.left + place, top, 1, Math.min(part, y + height - top));
-        top += part;
+        context.rect(this.left + place, tops[place], 1, part);
+        tops[place] += part;
       });
-    }
+      context.fill();
+    });
   }
 }
