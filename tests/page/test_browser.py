@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import expect
 
+from stagewright.api.examples import example_profile
 from stagewright.core.plan import Plan
 from stagewright.core.profile import Profile
 from stagewright.core.profile_diff import diff
@@ -269,6 +270,33 @@ def test_links_and_memory_of_the_cluster_are_edited(signed_in, plan_id, served):
     cluster = client.get(f"/v1/plans/{page.url.rpartition('/')[2]}").json()["cluster"]
     assert [device["memory_bytes"] for device in cluster["devices"]] == [2 * 2**30] * 2
     assert cluster["levels"][0]["bandwidth_bytes_per_s"] == 1.5e9
+
+
+def test_a_kept_profile_is_chosen_and_its_plan_is_found(signed_in, served):
+    page, client = signed_in.page, served.client()
+    profile = example_profile()
+    for number in range(13):
+        made = client.post("/v1/profiles", json={**profile, "model": f"Kept-{number:02}"}).json()
+    page.goto(f"{signed_in.url}/new?source=profile_id")
+    page.wait_for_selector("body[data-ready]")
+    page.get_by_role("button", name="Plan", exact=True).click()
+    expect(page.locator("#message.bad")).to_contain_text("Choose a profile")
+    page.get_by_label("Find among them").fill("kept-12 MEASURED")
+    expect(page.locator("#profile-id option")).to_have_count(2)
+    page.locator("#profile-id").select_option(index=1)
+    page.locator("#cluster").fill("2x24GB")
+    page.get_by_role("button", name="Plan", exact=True).click()
+    page.wait_for_url("**/plans/plan_*")
+    found = page.url.rpartition("/")[2].partition("?")[0]
+    assert client.get(f"/v1/plans/{found}").json()["profile_id"] == made["id"]
+    page.goto(f"{signed_in.url}/plans")
+    page.get_by_label("Find").fill("kept-12 24gb")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/plans?search=kept-12+24gb")
+    rows = page.locator("#plans tbody tr")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("Kept-12, 4 layers, 4.19 M parameters")
+    expect(rows.get_by_role("link")).to_have_attribute("href", f"/plans/{found}")
 
 
 def test_a_files_request_can_be_pasted(signed_in, plan_id, served, tmp_path):

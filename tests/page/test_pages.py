@@ -130,9 +130,15 @@ def test_a_drawing_somebody_opens_is_nobodys_document(program):
         assert policy == "default-src 'none'; sandbox"
 
 
-def test_every_template_is_read_before_the_first_request(app):
-    loaded = {name for _, name in templates._environment().cache}
-    assert set(templates._environment().list_templates()) <= loaded
+def test_everything_is_read_when_the_server_starts():
+    """An upgrade under a running server made pages of two releases."""
+    read = (templates._environment, templates.assets)
+    for one in read:
+        one.cache_clear()
+    with TestClient(create_app(Settings(token=TOKEN, database=IN_MEMORY, plan_processes=0))):
+        assert [one.cache_info().currsize for one in read] == [1, 1]
+        loaded = {name for _, name in templates._environment().cache}
+        assert set(templates._environment().list_templates()) <= loaded
 
 
 def rows(text):
