@@ -86,6 +86,7 @@ def plan_page(view: PlanView) -> str:
             view=view,
             block=data(view),
             live=False,
+            step="here" if view.boxes is not None else "never",
             style=Markup(style),
             script=Markup(script),
             policy=policy,

@@ -10,10 +10,15 @@ from ...core.plan import Plan
 from ...core.profile import Profile
 from ...core.service.plans import InfeasibleAnswer
 from ...view.html import data
-from ...view.of_plan import plan_view
+from ...view.of_plan import MAX_ACTIONS, plan_view
 from ...view.plan_view import GraphView, LayerColumns, PlanView
 from ..what_if import PricedSplit, price
 from .choices import choices_of
+
+LARGE_STEP = 10_000
+"""Actions of all ranks. A page shows the step of more of them after everything else."""
+
+StepPlace = Literal["here", "follows", "never"]
 
 
 class ViewAnswer(Record):
@@ -35,7 +40,7 @@ class Drawing(NamedTuple):
     """A plan as pages have it.
 
     Attributes:
-        text: The whole `PlanView` as JSON that an HTML data block can hold.
+        text: The `PlanView` as JSON that an HTML data block can hold, whole or without its step.
         shown: The same without what the program alone draws: boxes, curves, layers and graph.
         choices: Schedules it may be changed to, as JSON has them.
     """
@@ -45,9 +50,17 @@ class Drawing(NamedTuple):
     choices: dict[str, dict[str, Any]]
 
 
-def drawing(plan: Plan, profile: Profile, cluster: Cluster) -> Drawing:
+def place_of_step(plan: Plan) -> StepPlace:
+    """Whether a page brings the step along, asks for it when the rest is shown, or has none."""
+    actions = 2 * plan.num_stages * plan.num_microbatches
+    if actions > MAX_ACTIONS:
+        return "never"
+    return "follows" if actions > LARGE_STEP else "here"
+
+
+def drawing(plan: Plan, profile: Profile, cluster: Cluster, with_step: bool) -> Drawing:
     """What pages have of a plan."""
-    view = plan_view(plan, profile, cluster)
+    view = plan_view(plan, profile, cluster, with_step=with_step)
     layers = LayerColumns(names=(), stages=())
     left_out = {"boxes": None, "memory": (), "layers": layers, "graph": GraphView()}
     choices = choices_of(plan, profile, cluster)

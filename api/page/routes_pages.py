@@ -23,6 +23,7 @@ from ..services import Planning
 from ..store.contract import Store
 from ..store.errors import NotFound
 from ..what_if import ComparisonRequest
+from .drawings import place_of_step
 from .pages import SECURITY
 from .routes_signing import signing_routes
 from .sessions import Sessions
@@ -80,15 +81,17 @@ def page_routes(
         if stored.plan is None:
             return await run_in_threadpool(_infeasible, store, caller, stored)
         fits = len(stored.cluster.devices) <= MAX_EMBEDDED_DEVICES
-        found = await views.of(caller, stored)
+        step = place_of_step(stored.plan)
+        found = await views.of(caller, stored, with_step=step == "here")
         request = {
             "plan_id": stored.id,
             "profile_id": stored.profile_id,
             "options": stored.options.model_dump(mode="json"),
             "cluster": stored.cluster.model_dump(mode="json") if fits else None,
             "choices": found.choices,
+            "step": step,
         }
-        values = {"stored": stored, "view": found.shown, "request": request}
+        values = {"stored": stored, "view": found.shown, "request": request, "step": step}
         block = Markup(found.text)
         return await run_in_threadpool(
             render, "live.html", here="plans", live=True, block=block, **values

@@ -60,27 +60,29 @@ class Views:
     def __init__(self, planning: Planning, store: Store) -> None:
         self._planning = planning
         self._store = store
-        self._kept: OrderedDict[tuple[str, str], Drawing] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, str, bool], Drawing] = OrderedDict()
 
     async def stored(self, caller: Caller, plan_id: str) -> Drawing:
-        """A plan as it is kept.
+        """A plan as it is kept, with its step.
 
         Raises:
             NotFound, Problem: There is none under that id, or nothing fitted its request.
         """
         found = await run_in_threadpool(self._store.documents.plan, caller.project_id, plan_id)
-        return await self.of(caller, found)
+        return await self.of(caller, found, with_step=True)
 
-    async def of(self, caller: Caller, stored: StoredPlan) -> Drawing:
+    async def of(self, caller: Caller, stored: StoredPlan, *, with_step: bool) -> Drawing:
         """The same of a record that is read already."""
-        key = caller.project_id, stored.id
+        key = caller.project_id, stored.id, with_step
         found = self._kept.get(key)
         if found is None:
             plan = plan_of(stored)
             profile = await run_in_threadpool(
                 self._store.documents.profile, caller.project_id, stored.profile_id
             )
-            found = await self._planning.elsewhere(drawing, plan, profile.profile, stored.cluster)
+            found = await self._planning.elsewhere(
+                drawing, plan, profile.profile, stored.cluster, with_step
+            )
             self._kept[key] = found
         self._kept.move_to_end(key)
         while sum(len(one.text) for one in self._kept.values()) > MAX_KEPT_CHARACTERS:

@@ -54,6 +54,7 @@ export class Gantt {
 
   show(view, ghost = null) {
     this.view = view;
+    this.told.textContent = "\u00a0";
     this.lanes = view.boxes ? laneIndex(view.boxes, view.lanes.length) : [];
     this.ghost = ghost && ghost.boxes
       ? { boxes: ghost.boxes, lanes: laneIndex(ghost.boxes, ghost.lanes.length),
@@ -82,7 +83,8 @@ export class Gantt {
   draw() {
     const { view, axis } = this;
     if (!view.boxes) {
-      this.told.textContent = "This step has too much in it to be drawn here; the tables have its numbers.";
+      this.told.textContent = view.follows ? "The step is on its way …"
+        : "This step has too much in it to be drawn here; the tables have its numbers.";
       return;
     }
     const row = this.rowHeight();
@@ -139,16 +141,16 @@ export class Gantt {
       const w = (ends[index] - starts[index]) * scale;
       const isWork = WORK.has(kind);
       if (!isWork && !numbers) continue;
-      if (isWork && w < 1) {
+      if (isWork && w < 2) {
         mixture.add(kind, x, w);
         continue;
       }
       context.fillStyle = paint[kind];
       if (isWork) {
         const gap = w > 4 ? 1 : 0;
-        context.fillRect(x, y, Math.max(0.6, w - gap), height);
+        context.fillRect(x, y, w - gap, height);
       } else {
-        context.fillRect(x, y + height - 3, Math.max(0.6, w), 3);
+        context.fillRect(x, y + height - 3, Math.max(height > 12 ? 0.6 : 0, w), 3);
       }
       const label = String(microbatches[index]);
       if (numbers && isWork && kind !== "reduce" && height > 12 && w > 7 * label.length + 4) {

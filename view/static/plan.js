@@ -66,10 +66,12 @@ export function fill(root, view, ghost) {
 }
 
 /** The table of devices: other schedules may put several stages on one. */
-function laneRows(lanes) {
+function laneRows({ lanes, boxes }) {
+  const busy = (lane, rank) => (boxes ? make("span", { "data-value": `lanes.${rank}.busy_s`, "data-form": "time" }, time(lane.busy_s))
+    : "not simulated");
   document.querySelector("#lanes tbody").replaceChildren(...lanes.map((lane, rank) => make("tr", {},
     make("th", { scope: "row" }, String(rank)), make("td", {}, visible(lane.device)), make("td", {}, lane.stages.join(", ")),
-    make("td", {}, make("span", { "data-value": `lanes.${rank}.busy_s`, "data-form": "time" }, time(lane.busy_s))))));
+    make("td", {}, busy(lane, rank)))));
 }
 
 /** The charts and tables of one plan, and what shows another in their place. */
@@ -77,6 +79,8 @@ export class PlanPage {
   /** moved(balance) is called while a cut moves; without it cuts stand still. */
   constructor(view, address, moved) {
     this.stored = view;
+    this.shown = view;
+    this.cuts = null;
     this.address = address;
     this.lanes = view.lanes;
     this.axis = new Axis(view.header.step_time_s);
@@ -114,15 +118,25 @@ export class PlanPage {
     const ghost = view === this.stored ? null : this.stored;
     this.axis.resize(Math.max(view.header.step_time_s, ghost?.header.step_time_s ?? 0));
     this.lanes = view.lanes;
-    laneRows(view.lanes);
+    laneRows(view);
     this.showNumbers(view, balance);
     this.gantt.show(view, ghost);
     this.memory.show(view, ghost);
+    this.shown = view;
+    this.cuts = balance;
+  }
+
+  /** Takes the stored plan with its step, which was still to come. */
+  complete(view) {
+    const shown = this.shown === this.stored ? view : this.shown;
+    this.stored = view;
+    if (shown) this.show(shown, this.cuts);
   }
 
   /** Everything but the step, which takes longer to simulate. */
   showNumbers(view, balance = null) {
     const ghost = view === this.stored ? null : this.stored;
+    this.shown = null;
     this.bars.show(balance ?? view.balance, ghost?.balance);
     this.showStages(view.balance);
     fill(document, { ...view, lanes: this.lanes }, ghost);

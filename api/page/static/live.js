@@ -5,13 +5,12 @@ import { Controls } from "./controls.js";
 import { PlanPage, storedView } from "./plan.js";
 import { Search } from "./search.js";
 
-const LARGE = 20000;
-/** Steps of so many boxes take longer to simulate than numbers may: they follow when all rests. */
-const isLarge = (storedView.boxes?.kinds.length ?? Infinity) > LARGE;
 const REST_MS = 400;
 const SLOW_MS = 300;
 
 const request = data("request");
+/** Large steps take longer to simulate than numbers may: they follow when all rests. */
+const isLarge = request.step !== "here";
 const find = (id) => document.getElementById(id);
 const address = new Address();
 let balance = null;
@@ -21,7 +20,7 @@ let isZoomed = false;
 /** Aborted by the next change. */
 let calm = new AbortController();
 
-const page = new PlanPage(storedView, address, (moved) => { balance = moved; changed(); });
+const page = new PlanPage({ ...storedView, follows: request.step === "follows" }, address, (moved) => { balance = moved; changed(); });
 const controls = new Controls(find, request, storedView, () => changed());
 
 const isMoved = () => balance !== null && balance.join() !== storedView.balance.join();
@@ -114,7 +113,17 @@ function changed() {
   if (isChanged()) price();
   else {
     say("");
-    page.show(storedView);
+    page.show(page.stored);
+  }
+}
+
+/** The stored plan's step, asked for when all else is seen. */
+async function bringStep() {
+  try {
+    page.complete((await ask(`/v1/plans/${request.plan_id}/view`))[0]);
+    document.body.dataset.whole = "yes";
+  } catch (error) {
+    say(error.message, true);
   }
 }
 
@@ -139,3 +148,4 @@ if (isChanged()) {
   zoom();
   say(address.refused.join(" "));
 }
+if (request.step === "follows") requestAnimationFrame(() => setTimeout(bringStep));
