@@ -1,4 +1,4 @@
-// Boxes narrower than a pixel: each pixel is filled as high as the share of its time that each kind takes.
+// Boxes narrower than two pixels: each pixel is filled as high as the share of its time that each kind takes.
 
 export class Mixture {
   /** For pixels from left on; kinds in the order they are stacked. */
