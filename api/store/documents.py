@@ -131,14 +131,16 @@ class SqlDocuments:
 
     def insert_profile(self, connection: Connection, project_id: str, profile: Profile) -> Row[Any]:
         """As `put_profile`, in a transaction of the caller's."""
+        identifier, text = profile.content_id(), profile.to_json()
+        self._parsed.put(identifier, profile, len(text))  # it is planned from next, or looked at
         values = {
-            "id": profile.content_id(),
+            "id": identifier,
             "model": profile.model,
             "num_layers": len(profile.layers),
             "estimated": profile.provenance.source == "estimated",
             "family": profile.spec.family if profile.spec else None,
             "num_parameters": num_parameters(profile),
-            "document": profile.to_json(),
+            "document": text,
         }
         return self._put(connection, PROFILES, project_id, values)
 
