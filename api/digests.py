@@ -18,11 +18,11 @@ PACKAGES = ("torch", "transformers", "numpy")
 
 def plan_digest(request: PlanRequest, deadline_s: float) -> str:
     """Of a planning request that is given so much time to search."""
-    asked = request.model_dump(mode="json", exclude={"deadline_s"})
+    asked = request.model_dump(mode="json", exclude={"deadline_s", "profile", "graph"})
     for name in ("profile", "graph"):
+        asked[name] = None
         document = getattr(request, name)
         if document is not None:  # as if it had been stored first
-            asked[name] = None
             asked[f"{name}_id"] = document.content_id()
     return _digest({"plan": asked, "deadline_s": deadline_s, "compiled": available()})
 

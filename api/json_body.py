@@ -16,8 +16,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
+from starlette.concurrency import run_in_threadpool
 
 from .converted import converted
+from .large_bodies import LARGE_BYTES, in_slices
 from .problems import Problem, from_validation
 
 
@@ -31,11 +33,26 @@ class StrictRequest(Request):
     wanted: TypeAdapter[Any] | None = None
 
     async def json(self) -> Any:
-        try:
-            found = from_json(await self.body(), allow_inf_nan=False)
-        except ValueError as error:
-            raise Problem(400, "malformed-json", f"the body is not JSON: {error}") from None
-        return found if self.wanted is None else _checked(self.wanted, found)
+        body = await self.body()
+        if len(body) < LARGE_BYTES:
+            found = _read(body)
+            return found if self.wanted is None else _checked(self.wanted, found)
+        return await run_in_threadpool(self._large, body)
+
+    def _large(self, body: bytes) -> Any:
+        """As `json`; what does not fit is refused here, where no other request has to wait."""
+        found = _read(body)
+        if self.wanted is None:
+            return found
+        value = _checked(self.wanted, found, in_slices(self.wanted._type, found))
+        if value is found:
+            try:
+                self.wanted.validate_python(found)
+            except ValidationError as error:
+                items = [{**item, "loc": ("body", *item["loc"])} for item in error.errors()]
+                wrong = RequestValidationError(items, body=found)
+                raise from_validation(wrong, self) from None
+        return value
 
 
 class StrictRoute(APIRoute):
@@ -62,16 +79,28 @@ class StrictRoute(APIRoute):
         return strict
 
 
-def _checked(wanted: TypeAdapter[Any], found: Any) -> Any:
+def _read(body: bytes) -> Any:
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise Problem(400, "malformed-json", f"the body is not JSON: {error}") from None
+
+
+def _checked(wanted: TypeAdapter[Any], found: Any, half_read: Any = None) -> Any:
     """The body as what it has to fit; as it came if it does not, for FastAPI to say why.
 
     A whole number may be written 8.0, which JSON Schema takes for the same.
+
+    Args:
+        wanted: What it has to fit.
+        found: The body.
+        half_read: The same, with parts of it validated.
 
     Raises:
         Problem: 422: it fits only because pydantic took ``true`` or a text for a number.
     """
     try:
-        value = wanted.validate_python(found)
+        value = wanted.validate_python(found if half_read is None else half_read)
     except ValidationError:
         return found
     places = converted(value, found)

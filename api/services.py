@@ -44,6 +44,9 @@ from .what_if import (
 P = ParamSpec("P")
 R = TypeVar("R")
 
+MANY_LAYERS = 500
+"""A digest of fewer takes some milliseconds."""
+
 MeasuredBefore = Callable[[str, MeasureRequest, Cluster], Awaitable[str | None]]
 """Of a project and a cluster: the profile of an earlier measurement, by its id."""
 
@@ -141,7 +144,7 @@ class Planning:
         if measure is not None:
             self.check_measurement(caller, measure)
             fresh = fresh or measure.factory is not None  # what it makes may have changed
-        digest = plan_digest(request, deadline_s)
+        digest = await self._beside(request, plan_digest, request, deadline_s)
         project = caller.project_id
         if not fresh:
             known = await run_in_threadpool(self._known_plan, project, digest)
@@ -155,10 +158,20 @@ class Planning:
             record = await self.from_profile(request, found.profile, deadline_s)
             return Answered(await run_in_threadpool(self._keep, project, digest, record), "profile")
         profiles, cluster, known_profile = await self._profiles(project, request, fresh)
-        check_effort(profiles, cluster, request.options)
+        await self._beside(request, check_effort, profiles, cluster, request.options)
         record = await self._decide(request, profiles, cluster, deadline_s)
         stored = await run_in_threadpool(self._keep, project, digest, record)
         return Answered(stored, "profile" if known_profile else None)
+
+    async def _beside(
+        self, request: PlanRequest, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """What a function returns that takes long where the request holds a large document."""
+        given = (*([request.profile] if request.profile else []), *(request.profiles or ()))
+        num_layers = sum(len(profile.layers) for profile in given)
+        if request.graph is None and num_layers < MANY_LAYERS:
+            return work(*args, **kwargs)
+        return await run_in_threadpool(work, *args, **kwargs)
 
     def check_measurement(self, caller: Caller, measure: MeasureRequest) -> None:
         """Refuse what may not be measured here, or not by this caller.
