@@ -319,7 +319,10 @@ def _compiles(moves: Moves) -> bool:
 
 
 def restricted(moves: Moves, count: Integers) -> Moves:
-    """Only the stages that are part of a path, with what is known of them; see `Judged.count`."""
+    """Only the stages that are part of a path, with what is known of them; see `Judged.count`.
+
+    Rows stay contiguous, which ``[:, kept]`` would not keep: numba compiles every layout anew.
+    """
     alive = count > 0
     kept = np.flatnonzero(alive.any(axis=0))
     first = np.repeat(np.arange(moves.num_atoms), np.diff(moves.start))[kept]
@@ -327,12 +330,12 @@ def restricted(moves: Moves, count: Integers) -> Moves:
         moves,
         start=np.searchsorted(first, np.arange(moves.num_atoms + 1)).astype(np.int64),
         last=moves.last[kept],
-        weight=moves.weight[:, kept],
-        first_unit=moves.first_unit[:, kept],
-        second_unit=moves.second_unit[:, kept],
-        room=np.where(alive, moves.room, -1)[:, kept],
-        saved=moves.saved[:, kept],
-        fewest=np.maximum(count, 1)[:, kept],
+        weight=moves.weight.take(kept, axis=1),
+        first_unit=moves.first_unit.take(kept, axis=1),
+        second_unit=moves.second_unit.take(kept, axis=1),
+        room=np.where(alive, moves.room, -1).take(kept, axis=1),
+        saved=moves.saved.take(kept, axis=1),
+        fewest=np.maximum(count, 1).take(kept, axis=1),
         gradients=moves.gradients[kept],
         stage_number=moves.stage_number[kept],
     )

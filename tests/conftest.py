@@ -1,10 +1,14 @@
 """What every test may use."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+COMPILING = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +27,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Of several workers none waits for numba: it compiles once, beside their first tests."""
+    config = session.config
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        return
+    command = [sys.executable, "-m", "tests.planner.compile_kernels"]
+    config.stash[COMPILING] = subprocess.Popen(command, cwd=REPOSITORY)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if process := session.config.stash.get(COMPILING, None):
+        process.terminate()
+        process.wait()

@@ -148,6 +148,17 @@ def test_compiled_and_plain_make_the_same_labels(measure):
     assert max(sizes) > 10
 
 
+def test_fewer_stages_lie_in_memory_as_all_do():
+    """Rows became columns, and all loops were compiled a second time, ten seconds long."""
+    for seed in range(8):
+        given = problem(seed, "1f1b")
+        judged = judge(given.moves, given.machine, given.rules, limits_of(seed))
+        fewer = restricted(given.moves, judged.count)
+        for column in fields(Moves):
+            value = getattr(fewer, column.name)
+            assert not isinstance(value, np.ndarray) or value.flags.c_contiguous, column.name
+
+
 @pytest.mark.parametrize("measure", MEASURES)
 def test_no_path_is_lighter_than_the_relaxed_weight(measure):
     tight = 0
