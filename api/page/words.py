@@ -8,10 +8,14 @@ from ...core.units import count
 UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k"))
 """As models are named: 70 B parameters are 70 billion."""
 
+MAX_NAME = 40
+"""Characters of a model's name in a list."""
+
 
 def model_words(summary: PlanSummary | ProfileSummary) -> str:
     """Its family or name, and its main sizes: ``gpt2, 50 layers, 1.56 B parameters``."""
-    words = [summary.family or summary.model or "Model"]
+    name = summary.family or summary.model or "Model"
+    words = [name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"]
     if summary.num_layers is not None:
         words.append(count(summary.num_layers, "layer"))
     if summary.num_parameters is not None:

@@ -20,6 +20,7 @@ from stagewright.core.timeline import Timeline
 from stagewright.core.units import format_bytes, format_time
 from stagewright.runtime.compare import compare
 from stagewright.view.html import percent
+from tests.page.conftest import TOKEN
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -299,6 +300,19 @@ def test_a_kept_profile_is_chosen_and_its_plan_is_found(signed_in, served):
     expect(rows).to_have_count(1)
     expect(rows).to_contain_text("Kept-12, 4 layers, 4.19 M parameters")
     expect(rows.get_by_role("link")).to_have_attribute("href", f"/plans/{found}")
+
+
+def test_the_printed_address_signs_in_where_the_form_is_open_already(chromium, served):
+    context = chromium.new_context()
+    page = context.new_page()
+    page.goto(f"{served.url}/profiles")
+    page.get_by_label("Token").fill("wrong")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_contain_text("opens nothing here")
+    page.goto(f"{served.url}/sign-in#token={TOKEN}")
+    page.wait_for_url("**/profiles")  # where it was to lead
+    assert TOKEN not in page.url
+    context.close()
 
 
 def test_a_files_request_can_be_pasted(signed_in, plan_id, served, tmp_path):

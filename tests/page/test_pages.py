@@ -10,7 +10,9 @@ from starlette.testclient import TestClient
 from stagewright.api.app import create_app
 from stagewright.api.examples import example_profile
 from stagewright.api.page import templates
+from stagewright.api.page.words import model_words, short
 from stagewright.api.settings import IN_MEMORY, LOOPBACK_NAMES, Settings
+from stagewright.core.service.documents import ProfileSummary
 
 TOKEN = "a-token-for-pages"
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -139,6 +141,19 @@ def test_everything_is_read_when_the_server_starts():
         assert [one.cache_info().currsize for one in read] == [1, 1]
         loaded = {name for _, name in templates._environment().cache}
         assert set(templates._environment().list_templates()) <= loaded
+
+
+def test_a_model_is_named_by_its_family_and_sizes():
+    values = {"id": "p", "created_at": "2026-01-01T00:00:00Z", "model": "x" * 99, "num_layers": 1}
+    one = ProfileSummary(**values, estimated=False)
+    assert model_words(one) == "x" * 39 + "…, 1 layer"
+    large = one.model_copy(
+        update={"family": "gpt2", "num_layers": 50, "num_parameters": 1557611200}
+    )
+    assert model_words(large) == "gpt2, 50 layers, 1.56 B parameters"
+    assert [short(number) for number in (999, 1000, 124439808, 70 * 10**9)] == [
+        "999", "1 k", "124 M", "70 B",
+    ]  # fmt: skip
 
 
 def rows(text):

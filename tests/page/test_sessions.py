@@ -101,6 +101,12 @@ def test_the_cookie_that_ends_a_session_has_the_attributes_of_its_own(browser):
         assert last[0].partition("=")[0] == first[0].partition("=")[0]
 
 
+def test_what_a_session_asks_is_counted_by_its_route(browser):
+    sign_in(browser)
+    browser.get("/v1/profiles/profile_counted")
+    assert 'route="/v1/profiles/{profile_id}"' in browser.get("/metrics").text
+
+
 def test_signing_in_again_ends_the_session_of_before(browser):
     sign_in(browser)
     ((name, before),) = browser.cookies.items()
