@@ -18,7 +18,7 @@ Row = tuple[Part, int]
 """A box that opens, and the row of the box it is in; -1 for none."""
 
 
-def graph_of(plan: Plan, profile: Profile | None) -> GraphView:
+def graph_of(plan: Plan, profile: Profile | None, held: Held | None) -> GraphView:
     """The boxes that open, of every stage in order, and what skips layers."""
     classes = () if profile is None else [entry.layer.cost_class for entry in profile.layers]
     found = ModuleParts(plan.layer_names, classes)
@@ -29,7 +29,7 @@ def graph_of(plan: Plan, profile: Profile | None) -> GraphView:
         open_at_first |= opened(parts, MAX_BOXES)
         _add(rows, parts, -1)
     boxes = [part for part, _ in rows]
-    times_s, weights = ((), ()) if profile is None else _costs(profile, boxes)
+    times_s, weights = _costs(profile, held, boxes) if profile and held else ((), ())
     skips = {} if profile is None or plan.layer_order else _skips(profile)
     return GraphView(
         names=tuple(part.name for part in boxes),
@@ -55,10 +55,11 @@ def _add(rows: list[Row], parts: Sequence[Part], parent: int) -> None:
             _add(rows, part.parts, len(rows) - 1)
 
 
-def _costs(profile: Profile, boxes: Sequence[Part]) -> tuple[tuple[float, ...], tuple[int, ...]]:
+def _costs(
+    profile: Profile, held: Held, boxes: Sequence[Part]
+) -> tuple[tuple[float, ...], tuple[int, ...]]:
     """Forward and backward, and weights, of each."""
     layer_s = [entry.forward.median_s + entry.backward.median_s for entry in profile.layers]
-    held = Held(profile)
     return (
         tuple(sum(layer_s[part.first : part.first + part.count]) for part in boxes),
         tuple(held.weights_bytes(range(part.first, part.first + part.count)) for part in boxes),

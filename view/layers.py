@@ -8,18 +8,22 @@ from .held import Held
 from .plan_view import LayerColumns
 
 
-def layers_of(plan: Plan, profile: Profile | None) -> LayerColumns:
+def layers_of(plan: Plan, profile: Profile | None, held: Held | None) -> LayerColumns:
     """Names and stages; with the profile, in the plan's order, all costs too."""
     names = plan.layer_names
     stages = tuple(index for index, stage in enumerate(plan.stages) for _ in stage.layer_names)
-    if profile is None:
+    if profile is None or held is None:
         return LayerColumns(names=names, stages=stages)
-    return profile_layers(profile).model_copy(update={"names": names, "stages": stages})
+    return _costs(profile, held).model_copy(update={"names": names, "stages": stages})
 
 
 def profile_layers(profile: Profile) -> LayerColumns:
     """The layers of a profile, all in one stage."""
-    entries, gaps, held = profile.layers, profile.boundaries, Held(profile)
+    return _costs(profile, Held(profile))
+
+
+def _costs(profile: Profile, held: Held) -> LayerColumns:
+    entries, gaps = profile.layers, profile.boundaries
     each = [(index,) for index in range(len(entries))]
     return LayerColumns(
         names=tuple(entry.layer.name for entry in entries),

@@ -86,10 +86,11 @@ class ModuleParts:
 
     def _content(self, part: Part, depth: int) -> tuple[object, ...]:
         """Names and cost classes of all layers in it; where one is not known, only itself."""
-        layers = range(part.first, part.first + part.count)
-        if not all(self._classes[index] for index in layers):
+        layers = slice(part.first, part.first + part.count)
+        classes = self._classes[layers]
+        if not all(classes):
             return (part.first,)
-        return tuple((self._paths[index][depth + 1 :], self._classes[index]) for index in layers)
+        return (*classes, *(path[depth + 1 :] for path in self._paths[layers]))
 
 
 def grouped(parts: Sequence[Part]) -> tuple[Part, ...]:

@@ -14,6 +14,7 @@ from ..planner.validate import as_ordered
 from ..schedules.layout import Layout, make_layout
 from .gantt import boxes_of, lanes_of
 from .graph import graph_of
+from .held import Held
 from .layers import layers_of
 from .memory import curves_of
 from .plan_view import GraphView, Header, LayerColumns, PlanView, StageRow
@@ -55,16 +56,17 @@ def plan_view(
     is_drawn = 2 * plan.num_microbatches * plan.num_stages <= MAX_ACTIONS
     step = plan_rows(plan) if with_step and is_drawn else None
     assumed = tuple(assumptions(profile, cluster)) if profile and cluster else ()
+    held = Held(profile) if profile and with_layers else None
     notes = dict.fromkeys((*plan.notes, *(profile.notes if profile else ())))
     return PlanView(
         header=_header(plan, searched),
         balance=plan.balance,
         stages=tuple(map(_stage_row, plan.stages)),
-        layers=layers_of(plan, profile) if with_layers else LayerColumns(names=(), stages=()),
+        layers=layers_of(plan, profile, held) if with_layers else LayerColumns(names=(), stages=()),
         lanes=lanes_of(plan, where, step),
         boxes=None if step is None else boxes_of(step),
         memory=curves_of(plan, where, step),
-        graph=graph_of(plan, profile) if with_layers else GraphView(),
+        graph=graph_of(plan, profile, held) if with_layers else GraphView(),
         baselines=plan.baselines,
         proof=plan.proof,
         profile_id=plan.profile_id,

@@ -70,6 +70,15 @@ def test_names_from_a_model_are_text_and_nothing_else():
     assert root.find(f".//{SVG}script") is None
 
 
+def test_characters_that_no_picture_may_have_are_written_as_escapes():
+    """Cause: a control character in a model's name made a file that no program opens."""
+    made = plan(chain_profile([1.0, 1.0]), Cluster.parse("2x24GB"))
+    made = made.model_copy(update={"model": "a\x07\u202eb"})
+    root = ElementTree.fromstring(timeline_svg(made, plan_timeline(made)))
+    assert root[0].text is not None
+    assert root[0].text.startswith(r"a\x07\u202eb: ")
+
+
 def test_a_step_of_no_length_is_drawn_empty():
     made = plan(chain_profile([1, 1]), Cluster.uniform(2))
     nothing = Timeline(source="simulated", num_ranks=2, step_time_s=0, bubble_fraction=0)

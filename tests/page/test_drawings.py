@@ -16,7 +16,7 @@ from stagewright.core.plan import Plan
 from stagewright.core.profile import Profile
 from stagewright.core.service.plans import StoredPlan
 from stagewright.planner.timeline import plan_rows, plan_timeline
-from stagewright.view.of_plan import plan_view
+from stagewright.view.of_plan import NOT_SEARCHED, plan_view
 
 TOKEN = "a-token-for-drawings"
 
@@ -73,6 +73,7 @@ def test_a_change_is_answered_without_what_it_does_not_need(client, stored):
     assert whole["boxes"]
     assert whole["layers"]["names"]
     assert (brief["boxes"], brief["layers"]["names"], brief["graph"]["names"]) == (None, [], [])
+    assert whole["header"]["proof"] == [NOT_SEARCHED]
     for same in ("header", "stages", "balance", "reproduce", "baselines"):
         assert brief[same] == whole[same]
 
