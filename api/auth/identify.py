@@ -84,7 +84,11 @@ class Identification:
             if key is not None:
                 return as_caller(key)
         elif self._tokens is not None and _JWT.fullmatch(text):
-            return await run_in_threadpool(self._tokens.caller, text)
+            try:
+                return await run_in_threadpool(self._tokens.caller, text)
+            except Problem:
+                self._guesses.failed(scope)
+                raise
         if wait_s:
             raise too_many(wait_s)
         self._guesses.failed(scope)

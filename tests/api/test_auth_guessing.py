@@ -8,9 +8,10 @@ from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
 from stagewright.api.auth import guessing
+from stagewright.api.auth.caller import OPERATOR
 from stagewright.api.auth.gate import Gate
 from stagewright.api.auth.guessing import SECONDS_EACH, WRONG_AT_ONCE, Guesses
-from stagewright.api.auth.identify import Identification
+from stagewright.api.auth.identify import Identification, unauthorized
 from stagewright.api.settings import IN_MEMORY, Settings
 from stagewright.api.store.records import DEFAULT_PROJECT
 from stagewright.api.store.sql_store import SqlStore
@@ -37,15 +38,20 @@ def store():
     opened.close()
 
 
+class Provider:
+    """Signs one token."""
+
+    def caller(self, token):
+        if token != "signed.by.provider":
+            raise unauthorized("not signed")
+        return OPERATOR
+
+
 @pytest.fixture
 def at(clock, store):
     """Clients of one gate, each at an address."""
-    gate = Gate(
-        PlainTextResponse("in"),
-        Identification(TOKEN, store, None, Guesses(clock)),
-        store,
-        clock,
-    )
+    who = Identification(TOKEN, store, Provider(), Guesses(clock))
+    gate = Gate(PlainTextResponse("in"), who, store, clock)
     return lambda address: TestClient(gate, base_url="http://localhost", client=(address, 1))
 
 
@@ -92,6 +98,14 @@ def test_keys_open_at_an_address_that_guesses_and_wrong_ones_count(at, store):
     assert found == [401] * WRONG_AT_ONCE + [429]
     assert status(client, secret) == 200
     assert status(client) == 429
+
+
+def test_what_looks_like_a_providers_token_counts_too_and_right_ones_open(at):
+    client = at("10.0.0.1")
+    found = [status(client, f"wrong.{number}.x") for number in range(WRONG_AT_ONCE + 1)]
+    assert set(found) == {401}
+    assert status(client) == 429
+    assert status(client, "signed.by.provider") == 200
 
 
 def test_no_token_is_no_guess(at):
