@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.cluster import Cluster
 from ..core.plan import Plan, PlanOptions
+from ..core.text_table import printable
 from .plan_view import Reproduce
 
 FLAGS = {
@@ -53,7 +54,9 @@ def ask_again(profile_id: str, cluster: Cluster | None, asked: PlanOptions) -> R
     planned = ["stagewright", "plan", "profile.json"]
     quoted = f'"{where}"' if where != "cluster.json" else 'Cluster.read("cluster.json")'
     return Reproduce(
-        shell=shlex.join([*planned, "--devices", where, *_words(asked), "-o", "plan.json"]),
+        shell=" ".join(
+            map(_quoted, [*planned, "--devices", where, *_words(asked), "-o", "plan.json"])
+        ),
         curl='curl -H "Authorization: Bearer $STAGEWRIGHT_TOKEN" '
         "-H 'Content-Type: application/json' \\\n  -d "
         f'{shlex.quote(json.dumps(body))} \\\n  "$URL/v1/plans"',
@@ -62,6 +65,14 @@ def ask_again(profile_id: str, cluster: Cluster | None, asked: PlanOptions) -> R
         f"options = PlanOptions({keywords.removeprefix(', ')})\n"
         f"print(plan(profile, {quoted}, options))",
     )
+
+
+def _quoted(word: str) -> str:
+    """The word for bash; what is not printable as an escape, so that it is seen and pasted."""
+    if word.isprintable():
+        return shlex.quote(word)
+    plain = word.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{printable(plain)}'"
 
 
 def changed(options: PlanOptions) -> dict[str, Any]:

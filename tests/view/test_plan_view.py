@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 from typing import get_args
 
 import pytest
@@ -179,6 +180,16 @@ def test_assumptions_are_said_once():
     assert view.assumptions
     assert not set(view.assumptions) & set(view.notes)
     assert set(view.assumptions) <= set(planned(profile).notes)
+
+
+def test_a_command_with_any_name_is_seen_whole_and_means_that_name():
+    name = "it's\n\\ a \u202ename\x1b1"
+    made = planned().model_copy(update={"options": PlanOptions(no_cut_after=(name,))})
+    shell = plan_view(made).reproduce.shell
+    assert shell.isprintable()
+    script = shell.replace("stagewright", "printf '%s\\0'", 1)
+    words = subprocess.run(["bash", "-c", script], capture_output=True, check=True, text=True)
+    assert words.stdout.split("\0")[-4:-3] == [name]
 
 
 def test_a_plan_that_was_only_priced_has_no_proof():
