@@ -142,11 +142,33 @@ def tagged(
         media_type: Of the content.
         headers: More headers of the whole answer.
     """
-    entity = f'"{tag}"'
-    always = {"ETag": entity, "Cache-Control": REVALIDATED}
-    if entity in _held(request) or "*" in _held(request):
+    always = _always(tag)
+    if _is_held(request, tag):
         return Response(None, 304, always)
     return Response(content(), 200, {**always, **(headers or {})}, media_type)
+
+
+async def tagged_elsewhere(
+    request: Request,
+    tag: str,
+    content: Callable[[], Awaitable[str]],
+    media_type: str = "application/json",
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """As `tagged`, of content that others make."""
+    if _is_held(request, tag):
+        return tagged(request, tag, str)
+    made = await content()
+    return tagged(request, tag, lambda: made, media_type, headers)
+
+
+def _always(tag: str) -> dict[str, str]:
+    return {"ETag": f'"{tag}"', "Cache-Control": REVALIDATED}
+
+
+def _is_held(request: Request, tag: str) -> bool:
+    held = _held(request)
+    return f'"{tag}"' in held or "*" in held
 
 
 def of_release(tag: str) -> str:

@@ -9,7 +9,7 @@ from pydantic import Field
 from ..core.document import Record
 from ..core.errors import InvalidInput
 from ..core.plan import Plan
-from ..core.profile import Profile
+from ..core.service.documents import StoredProfile
 from ..core.service.plans import StoredPlan
 from ..formats.chrome_trace import chrome_trace
 from ..formats.profile_csv import profile_csv
@@ -19,6 +19,7 @@ from ..schedules.of_plan import schedule_of
 from .problems import Problem
 
 PlanFormat = Literal["plan", "svg", "chrome_trace"]
+PlanForm = Literal[PlanFormat, "schedule", "timeline"]
 MEDIA_TYPES: dict[PlanFormat, tuple[str, str]] = {
     "plan": ("application/json", "json"),
     "svg": ("image/svg+xml", "svg"),
@@ -55,38 +56,47 @@ def plan_of(record: StoredPlan) -> Plan:
         Problem: 409: nothing fitted its request, so there is none.
     """
     if record.plan is None:
-        raise Problem(
-            409,
-            "no-plan",
-            f"nothing fits the request of {record.id}, so there is no schedule to show; its "
-            "'infeasible' says why, and what would help",
-        )
+        raise no_plan(record.id)
     return record.plan
 
 
-def schedule_text(plan: Plan) -> str:
-    """The plan's schedule as JSON."""
+def no_plan(record_id: str) -> Problem:
+    """That there is nothing to show."""
+    return Problem(
+        409,
+        "no-plan",
+        f"nothing fits the request of {record_id}, so there is no schedule to show; its "
+        "'infeasible' says why, and what would help",
+    )
+
+
+def plan_text(record_json: str, form: PlanForm) -> str | None:
+    """A stored plan in another form; `None` if nothing fitted, and there is none.
+
+    Takes seconds for the largest, and is done where plans are searched for.
+
+    Args:
+        record_json: The `StoredPlan`.
+        form: Which.
+
+    Raises:
+        InvalidInput: It would have too many actions.
+    """
+    plan = StoredPlan.model_validate_json(record_json).plan
+    if plan is None or form == "plan":
+        return None if plan is None else plan.to_json()
     _check_size(plan)
-    return schedule_of(plan).to_json()
-
-
-def timeline_text(plan: Plan) -> str:
-    """The plan's simulated timeline as JSON."""
-    _check_size(plan)
-    return plan_timeline(plan).to_json()
-
-
-def plan_text(plan: Plan, form: PlanFormat) -> str:
-    """A plan in another form."""
-    if form == "plan":
-        return plan.to_json()
-    _check_size(plan)
+    if form == "schedule":
+        return schedule_of(plan).to_json()
     timeline = plan_timeline(plan)
+    if form == "timeline":
+        return timeline.to_json()
     return timeline_svg(plan, timeline) if form == "svg" else chrome_trace(timeline)
 
 
-def profile_text(profile: Profile, form: ProfileFormat) -> str:
-    """A profile in another form."""
+def profile_text(stored_json: str, form: ProfileFormat) -> str:
+    """A `StoredProfile` in another form."""
+    profile = StoredProfile.model_validate_json(stored_json).profile
     return profile.to_json() if form == "profile" else profile_csv(profile)
 
 

@@ -21,17 +21,17 @@ from .answers import (
     of_release,
     once,
     tagged,
+    tagged_elsewhere,
 )
-from .auth.caller import CallerOfRequest
+from .auth.caller import Caller, CallerOfRequest
 from .drawing import (
     EXPORTED,
     MEDIA_TYPES,
+    PlanForm,
     PlanFormat,
     TraceFile,
-    plan_of,
+    no_plan,
     plan_text,
-    schedule_text,
-    timeline_text,
 )
 from .examples import plan_examples
 from .jobs.outcome import as_problem, from_json
@@ -126,23 +126,39 @@ def plan_routes(
         found = store.documents.plan_json(caller.project_id, plan_id)
         return tagged(request, plan_id, lambda: found)
 
+    async def drawn(
+        plan_id: str,
+        form: PlanForm,
+        request: Request,
+        caller: Caller,
+        media_type: str = "application/json",
+        headers: Mapping[str, str] | None = None,
+    ) -> Response:
+        """A stored plan in another form, made where plans are searched for."""
+        record = await run_in_threadpool(store.documents.plan_json, caller.project_id, plan_id)
+
+        async def made() -> str:
+            text = await planning.elsewhere(plan_text, record, form)
+            if text is None:
+                raise no_plan(plan_id)
+            return text
+
+        tag = of_release(f"{plan_id}.{form}")
+        return await tagged_elsewhere(request, tag, made, media_type, headers)
+
     @router.get("/{plan_id}/schedule", response_model=Schedule, responses=TAGGED)
-    def get_schedule(
+    async def get_schedule(
         plan_id: str, request: Request, caller: CallerOfRequest, if_none_match: IfNoneMatch = None
     ) -> Response:
         """The order of work of every rank."""
-        plan = plan_of(store.documents.plan(caller.project_id, plan_id))
-        tag = of_release(f"{plan_id}.schedule")
-        return tagged(request, tag, lambda: schedule_text(plan))
+        return await drawn(plan_id, "schedule", request, caller)
 
     @router.get("/{plan_id}/timeline", response_model=Timeline, responses=TAGGED)
-    def get_timeline(
+    async def get_timeline(
         plan_id: str, request: Request, caller: CallerOfRequest, if_none_match: IfNoneMatch = None
     ) -> Response:
         """When every action of a step happens, as simulated."""
-        plan = plan_of(store.documents.plan(caller.project_id, plan_id))
-        tag = of_release(f"{plan_id}.timeline")
-        return tagged(request, tag, lambda: timeline_text(plan))
+        return await drawn(plan_id, "timeline", request, caller)
 
     @router.get(
         "/{plan_id}/export",
@@ -155,7 +171,7 @@ def plan_routes(
             },
         },
     )
-    def export_plan(
+    async def export_plan(
         plan_id: str,
         format: PlanFormat,
         request: Request,
@@ -163,15 +179,10 @@ def plan_routes(
         if_none_match: IfNoneMatch = None,
     ) -> Response:
         """The plan as a file: for the command line, as a drawing, or as a trace for a viewer."""
-        plan = plan_of(store.documents.plan(caller.project_id, plan_id))
         media_type, ending = MEDIA_TYPES[format]
-        return tagged(
-            request,
-            of_release(f"{plan_id}.{format}"),
-            lambda: plan_text(plan, format),
-            media_type,
-            {**EXPORTED, "Content-Disposition": f'attachment; filename="{plan_id}.{ending}"'},
-        )
+        named = f'attachment; filename="{plan_id}.{ending}"'
+        headers = {**EXPORTED, "Content-Disposition": named}
+        return await drawn(plan_id, format, request, caller, media_type, headers)
 
     return router
 

@@ -5,10 +5,20 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Body, Request, Response
+from starlette.concurrency import run_in_threadpool
 
 from ..core.profile import Profile
 from ..core.service.documents import ProfileList, StoredProfile
-from .answers import TAGGED, IdempotencyKey, IfNoneMatch, created, of_release, once, tagged
+from .answers import (
+    TAGGED,
+    IdempotencyKey,
+    IfNoneMatch,
+    created,
+    of_release,
+    once,
+    tagged,
+    tagged_elsewhere,
+)
 from .auth.caller import CallerOfRequest
 from .drawing import EXPORTED, ProfileFormat, profile_text
 from .examples import profile_examples
@@ -75,7 +85,7 @@ def profile_routes(planning: Planning, store: Store) -> APIRouter:
             },
         },
     )
-    def export_profile(
+    async def export_profile(
         profile_id: str,
         format: ProfileFormat,
         request: Request,
@@ -83,12 +93,14 @@ def profile_routes(planning: Planning, store: Store) -> APIRouter:
         if_none_match: IfNoneMatch = None,
     ) -> Response:
         """The profile as a file: for the command line, or a row a layer."""
-        profile = store.documents.profile(caller.project_id, profile_id).profile
+        stored = await run_in_threadpool(
+            store.documents.profile_json, caller.project_id, profile_id
+        )
         is_csv = format == "csv"
-        return tagged(
+        return await tagged_elsewhere(
             request,
             of_release(f"{profile_id}.{format}"),
-            lambda: profile_text(profile, format),
+            lambda: planning.elsewhere(profile_text, stored, format),
             "text/csv" if is_csv else "application/json",
             {
                 **EXPORTED,

@@ -154,3 +154,30 @@ def _spin(seconds: float) -> None:
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         pass
+
+
+def test_drawings_are_made_where_plans_are_searched_for_and_not_for_who_has_them(
+    client, request_body, monkeypatch
+):
+    """Cause: six timelines at once kept the interpreter, and every other request, for seconds."""
+    made = []
+    run = Solver.run
+
+    async def watched(self, work, *args):
+        made.append(work.__name__)
+        return await run(self, work, *args)
+
+    plan = client.post("/v1/plans", json=request_body).json()
+    monkeypatch.setattr(Solver, "run", watched)
+    forms = [f"/v1/plans/{plan['id']}/{form}" for form in ("schedule", "timeline")]
+    forms += [f"/v1/plans/{plan['id']}/export?format={form}" for form in ("svg", "chrome_trace")]
+    for path in [*forms, f"/v1/profiles/{plan['profile_id']}/export?format=csv"]:
+        first = client.get(path)
+        assert first.status_code == 200, first.text
+        assert made.pop() in ("plan_text", "profile_text")
+        held = {"If-None-Match": first.headers["ETag"]}
+        assert client.get(path, headers=held).status_code == 304
+        assert not made, "it was made for somebody who holds it"
+        gone = path.replace("plan_", "plan_0").replace("profile_", "profile_0")
+        assert client.get(gone, headers=held).status_code == 404
+    assert len(client.get(forms[0]).json()["ranks"]) == plan["plan"]["cluster_devices"]
