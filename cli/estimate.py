@@ -12,6 +12,7 @@ from .follow_ups import command_line
 from .model_names import named_model
 from .output import JsonFlag, check_writable, emit, say, say_next, write_file
 from .precisions import read_precision
+from .printed import profile_text
 
 
 def command(
@@ -74,7 +75,7 @@ def command(
     )
     document = profile.to_json(indent=2)
     write_file(output, document + "\n")
-    emit(document if as_json else str(profile))
+    emit(document if as_json else profile_text(profile))
     say(f"wrote {output}", quiet=as_json)
     follow = command_line("plan", output, "--devices", f"4x{found.name}", "-o", "plan.json")
     say_next(follow, quiet=as_json)

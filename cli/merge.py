@@ -10,6 +10,7 @@ from typer import Argument, Option
 from .documents import read_document
 from .follow_ups import planning
 from .output import JsonFlag, check_writable, emit, say, say_next, write_file
+from .printed import profile_text
 
 
 def command(
@@ -40,6 +41,6 @@ def command(
     profile = merge(profiles, samples=microbatch, names=[str(file) for file in files])
     document = profile.to_json(indent=2)
     write_file(output, document + "\n")
-    emit(document if as_json else str(profile))
+    emit(document if as_json else profile_text(profile))
     say(f"wrote {output}", quiet=as_json)
     say_next(planning(profile, output), quiet=as_json)

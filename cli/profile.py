@@ -12,6 +12,7 @@ from .follow_ups import planning
 from .model_flags import own_model, refuse, request_named
 from .output import JsonFlag, check_writable, emit, say, say_next, write_file
 from .precisions import long_name
+from .printed import profile_text
 from .remote_documents import profile_on_service
 from .server_flags import Server, Token, token_needs_server
 
@@ -96,7 +97,7 @@ def command(
                 profile = _measure_objects(model, sample, loss, target, options, progress)
     document = profile.to_json(indent=2)
     write_file(output, document + "\n")
-    emit(document if as_json else str(profile))
+    emit(document if as_json else profile_text(profile))
     say(f"wrote {output}", quiet=as_json)
     say_next(planning(profile, output), quiet=as_json)
 

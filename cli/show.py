@@ -12,6 +12,7 @@ from .documents import read_document
 from .flag_spelling import plan_text
 from .follow_ups import after_plan, command_line, measuring, planning
 from .output import JsonFlag, check_writable, emit, say, say_next, write_file
+from .printed import profile_text
 from .remote_documents import after_showing, stored_document
 from .server_flags import Server, Token, token_needs_server
 
@@ -61,7 +62,6 @@ def command(
     from ..core.graph import Graph
     from ..core.plan import Plan
     from ..core.profile import Profile
-    from ..core.profile_table import profile_table
 
     for path in (svg, trace, html):
         if path is not None:
@@ -93,7 +93,7 @@ def command(
             text += "\n\n" + _gantt(document)
         follow = after_plan(document, file, drawn=drawn)
     elif isinstance(document, Profile):
-        text = profile_table(document, tree=tree, depth=depth)
+        text = profile_text(document, tree=tree, depth=depth)
         follow = planning(document, file)
     elif isinstance(document, Graph):
         text, follow = str(document), measuring(document, file)

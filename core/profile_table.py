@@ -42,6 +42,14 @@ def profile_table(profile: Profile, *, tree: bool = True, depth: int | None = No
         tree: Fold layers by module, equal neighbours as one row; a row a layer otherwise.
         depth: Levels of modules shown; all if `None`.
     """
+    rows = profile_rows(profile, tree=tree, depth=depth)
+    return "\n".join([text_table(rows), "", *profile_lines(profile)])
+
+
+def profile_rows(
+    profile: Profile, *, tree: bool = True, depth: int | None = None
+) -> list[tuple[str, ...]]:
+    """Headings, a row a layer or module, the sum."""
     sums = CostSums(profile)
     lines = list(_tree_lines(profile, sums, depth) if tree else _flat_lines(profile, sums))
     if profile.loss is not None:
@@ -51,7 +59,7 @@ def profile_table(profile: Profile, *, tree: bool = True, depth: int | None = No
     rows = [HEADINGS, *_rows(lines, sums), _total(profile, sums)]
     if not any(line.marks for line in lines):
         rows = [row[:-1] for row in rows]
-    return "\n".join([text_table(rows), "", *_summary(profile)])
+    return rows
 
 
 def _flat_lines(profile: Profile, sums: CostSums) -> Iterator[_Line]:
@@ -132,7 +140,8 @@ def _total(profile: Profile, sums: CostSums) -> tuple[str, ...]:
     )
 
 
-def _summary(profile: Profile) -> list[str]:
+def profile_lines(profile: Profile) -> list[str]:
+    """What was measured and what the numbers are worth, a line each."""
     provenance = profile.provenance
     device = printable(provenance.device_name or provenance.device)
     model = printable(profile.model)

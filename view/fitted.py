@@ -1,8 +1,8 @@
-"""A printed plan that is no wider than the terminal."""
+"""A printed plan or profile that is no wider than the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
 
 from rich.cells import cell_len
@@ -12,15 +12,22 @@ from rich.text import Text
 
 from ..core.plan import Plan
 from ..core.plan_table import plan_columns, summary_lines
+from ..core.profile import Profile
+from ..core.profile_table import profile_lines, profile_rows
 from ..core.text_table import printable
 
-LEAST_IMPORTANT = (
+PLAN_COLUMNS = (
     "to", "from", "sync", "sends", "used", "in flight", "recompute", "limit", "replicas", "device",
     "backward",
 )  # fmt: skip
 """Columns in the order they are left out where there is no room; the others always stay."""
 
-NAMES = ("device", "from", "to")
+PROFILE_COLUMNS = ("memory", "activations", "parameters", "time", "")
+"""The same of a profile."""
+
+NAMES = ("device", "from", "to", "layer")
+MARKS = ""
+"""Heading of the column of remarks, which are cut at their end."""
 NAME_WIDTHS = (64, 32, 24, 16, 10)
 """To how many characters names are cut, tried in this order before a column is left out."""
 
@@ -38,20 +45,36 @@ def fitted_plan(plan: Plan, width: int, spelled: Callable[[str], str] = str) -> 
         width: Characters in a line.
         spelled: What is done to each sentence before it is wrapped.
     """
+    sentences = map(spelled, summary_lines(plan))
+    return _written(plan_columns(plan), PLAN_COLUMNS, sentences, width)
+
+
+def fitted_profile(
+    profile: Profile, width: int, *, tree: bool = True, depth: int | None = None
+) -> str:
+    """What ``print(profile)`` shows, likewise; see `profile_table`."""
+    columns = list(zip(*profile_rows(profile, tree=tree, depth=depth), strict=True))
+    return _written(columns, PROFILE_COLUMNS, profile_lines(profile), width)
+
+
+def _written(
+    columns: Sequence[Column], dropped: Sequence[str], sentences: Iterable[str], width: int
+) -> str:
+    """A table, and what is said below it."""
     written = StringIO()
     console = Console(file=written, width=width, color_system=None)
-    console.print(_table(_fitting(plan_columns(plan), width)))
+    console.print(_table(_fitting(columns, dropped, width)))
     console.print()
-    for sentence in summary_lines(plan):
-        for number, line in enumerate(Text(spelled(sentence)).wrap(console, width - INDENT)):
+    for sentence in sentences:
+        for number, line in enumerate(Text(sentence).wrap(console, width - INDENT)):
             console.print(Text(" " * (INDENT if number else 0)).append_text(line))
     return "\n".join(line.rstrip() for line in written.getvalue().splitlines())
 
 
-def _fitting(columns: Sequence[Column], width: int) -> list[Column]:
+def _fitting(columns: Sequence[Column], dropped: Sequence[str], width: int) -> list[Column]:
     """The columns there is room for, with names cut as little as that needs."""
     shown = list(columns)
-    for heading in ("", *LEAST_IMPORTANT):
+    for heading in (None, *dropped):
         shown = [column for column in shown if column[0] != heading]
         for most in NAME_WIDTHS:
             cut = [_cut(column, most) for column in shown]
@@ -62,16 +85,26 @@ def _fitting(columns: Sequence[Column], width: int) -> list[Column]:
 
 def _cut(column: Column, most: int) -> Column:
     cells = map(printable, column)
+    if column[0] == MARKS:
+        return tuple(_start(cell, most) for cell in cells)
     return tuple(_end(cell, most) for cell in cells) if column[0] in NAMES else tuple(cells)
 
 
 def _end(name: str, most: int) -> str:
-    """The end of a long name, which tells more than its beginning."""
+    """The end of a long name, which tells more than its beginning, as far in as it was."""
     if cell_len(name) <= most:
         return name
-    while cell_len(name) > most - 1:
-        name = name[1:]
-    return f"…{name}"
+    short = name.lstrip(" ")
+    inset = " " * min(len(name) - len(short), most // 2)
+    while cell_len(short) > most - 1 - len(inset):
+        short = short[1:]
+    return f"{inset}…{short}"
+
+
+def _start(remark: str, most: int) -> str:
+    text = Text(remark)
+    text.truncate(most, overflow="ellipsis")
+    return text.plain
 
 
 def _table(columns: Sequence[Column]) -> Table:

@@ -80,3 +80,20 @@ def test_what_is_no_terminal_gets_it_whole(made, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "60")
     assert main(["show", str(tmp_path / "plan.json"), "--json"]) == 0
     assert LONG in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 140])
+def test_a_profile_fits_the_terminal_too(width, tmp_path, monkeypatch, capsys):
+    profile = chain_profile([0.001] * 6, parameter_bytes=4000, saved_bytes=50)
+    first = profile.layers[0]
+    marked = {"name": LONG, "opaque": "it draws random numbers of its own " * 4}
+    first = first.model_copy(update={"layer": first.layer.model_copy(update=marked)})
+    update = {"layers": (first, *profile.layers[1:]), "notes": ("a note " * 30,)}
+    profile.model_copy(update=update).write(tmp_path / "profile.json")
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["show", str(tmp_path / "profile.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(cell_len, lines)) <= width
+    assert lines[0].split()[:3] == ["layer", "forward", "backward"]
+    assert lines[2].split()[0].endswith("end")
+    assert ("OPAQUE" in lines[2]) is (width > 40)
