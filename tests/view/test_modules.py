@@ -96,3 +96,6 @@ def test_what_is_open_at_first_fits_a_column():
     parts = tree(names)
     assert [part.name for part in parts if part in opened(parts, 14)] == ["m0", "m1"]
     assert opened(parts, 4) == set()
+    equal = tree([f"h.{block}.{part}" for block in range(2) for part in "ab"], ["a", "b"] * 2)
+    assert equal[0].parts
+    assert opened(equal, 14) == set()
