@@ -76,10 +76,16 @@ def test_zoom_and_sorting_survive_a_reload_and_going_back(opened, signed_in):
     for _ in range(2):
         page.locator("#layers thead button", has_text="forward").click()
     assert page.evaluate("document.activeElement.textContent") == "forward"
+    page.get_by_text("Devices as a table").click()
+    box = page.locator("#graph [aria-expanded]").first
+    box.locator(".head").first.click()
+    is_open = box.get_attribute("aria-expanded")
     seen, order = drawn(page), sorting(page)
     assert seen != whole
     assert order[0].count("descending") == 1
     query = query_of(page)
+    assert query["open"] == "lanes-details"
+    assert "boxes" in query
     assert query["sort"] == "-forward"
     assert query["m"] == "9"
     assert 0 < float(query["from"]) < float(query["to"])
@@ -90,8 +96,12 @@ def test_zoom_and_sorting_survive_a_reload_and_going_back(opened, signed_in):
     page.go_back()
     page.wait_for_selector("body[data-priced]:not([aria-busy])")
     assert (drawn(page), sorting(page), query_of(page)) == (seen, order, query)
+    assert page.locator("#lanes").is_visible()
+    assert box.get_attribute("aria-expanded") == is_open
     page.get_by_role("button", name="Show the whole step").click()
     assert drawn(page) == whole
+    page.get_by_text("Devices as a table").click()
+    box.locator(".head").first.click()
     assert query_of(page) == {"sort": "-forward", "m": "9"}
 
 
@@ -147,6 +157,10 @@ def test_the_form_of_a_new_plan_survives_too(signed_in, served):
         page.wait_for_selector("body[data-ready]")
         assert page.locator("#curl").text_content() == asked
         assert query_of(page) == query
+    page.locator("#family").select_option("gpt2")
+    left = query_of(page)
+    assert left["family"] == "gpt2"
+    assert not any(name.startswith("config.") for name in left)
     page.goto(f"{signed_in.url}/new?family=cobol&m=0&config.colour=red&recompute=auto")
     page.wait_for_selector("body[data-ready]")
     message = page.locator("#message")
@@ -189,15 +203,15 @@ def test_the_slider_stops_where_the_schedule_has_a_step(opened, stored, served, 
 
 
 def test_what_the_address_cannot_mean_is_told(opened, stored):
-    page = opened(
-        "?m=99999&link=abc&share=8.5&balance=1,2&sort=nothing&schedule=forward&recompute=auto"
-    )
+    wrong = "m=99999&link=abc&share=8.5&balance=1,2&sort=nothing&schedule=forward"
+    page = opened(f"?{wrong}&open=x&boxes=1,y&from=1&to=x&recompute=auto")
     balance = ",".join(map(str, stored["plan"]["balance"]))
     for told in (
         "m=99999 is not possible here; 64 is shown.", "link=abc is not possible here; 0 is shown.",
         "share=8.5 is not possible here; 100 is shown.", "sort=nothing is not",
         f"balance=1,2 is not possible here; {balance} is shown.",
-        "schedule=forward is not possible here; 1f1b is shown.",
+        "schedule=forward is not possible here; 1f1b is shown.", "open=x is not",
+        "boxes=1,y is not", "from=1&to=x is not possible here; the whole step is shown.",
     ):  # fmt: skip
         expect(page.locator("#message")).to_contain_text(told)
     assert query_of(page) == {"m": "64", "recompute": "auto"}

@@ -40,3 +40,16 @@ export class Address {
     return `${location.pathname}${location.search}${values && `#${values}`}`;
   }
 }
+
+/** Which of a page's details are open stands in its address, too, by their names. */
+export function keepOpen(address) {
+  const all = [...document.querySelectorAll("details[id]")];
+  const wanted = address.get("open")?.split(",") ?? [];
+  if (wanted.some((name) => !all.some((one) => one.id === name))) address.refuse(["open"], "nothing unfolded");
+  for (const one of all) {
+    one.open = address.get("open") !== null && wanted.includes(one.id);
+    one.addEventListener("toggle", () => {
+      address.set({ open: all.filter((each) => each.open).map((each) => each.id).join(",") || null });
+    });
+  }
+}

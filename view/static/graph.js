@@ -10,9 +10,11 @@ const TO = " … "; // between the names of the first and the last of many neigh
 const counted = (count) => `${count} layer${count === 1 ? "" : "s"}`;
 
 export class Graph {
-  constructor(parent, view) {
+  constructor(parent, view, address) {
     this.view = view;
+    this.address = address;
     this.modules = new Modules(view);
+    this.toggled = this.rowsOf(address); // rows that are not as the view has them: open or closed
     this.parent = parent;
     this.boxes = new WeakMap(); // of each item of the tree what it stands for
     this.edges = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -37,6 +39,15 @@ export class Graph {
     this.draw();
   }
 
+  /** The rows that the address names. */
+  rowsOf(address) {
+    const text = address.get("boxes");
+    const rows = text === null ? [] : text.split(",").map((one) => (/^\d+$/.test(one) ? Number(one) : -1));
+    if (rows.every((row) => row >= 0 && row < this.view.graph.names.length)) return new Set(rows);
+    address.refuse(["boxes"], "the model as it folds by itself");
+    return new Set();
+  }
+
   column(stage, first, count) {
     const words = `stage ${stage}, ${counted(count)}`;
     const parts = make("div", { class: "parts", role: "group" },
@@ -59,7 +70,7 @@ export class Graph {
       "aria-label": [name, ...facts].join(", "), "aria-expanded": box.row < 0 ? null : "false",
     }, head);
     this.boxes.set(item, { ...box, inside });
-    if (box.isOpen) this.open(item);
+    if (box.isOpen !== this.toggled.has(box.row)) this.open(item);
     return item;
   }
 
@@ -82,6 +93,9 @@ export class Graph {
     if (item.ariaExpanded === null) return;
     if (item.ariaExpanded === "true") this.close(item);
     else this.open(item);
+    const { row } = this.boxes.get(item);
+    if (!this.toggled.delete(row)) this.toggled.add(row);
+    this.address.set({ boxes: [...this.toggled].sort((a, b) => a - b).join(",") || null });
     this.focus(item);
     this.draw();
   }

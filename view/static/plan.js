@@ -1,5 +1,5 @@
 // The plan page: draws what is in the data block, and prices changes where there is a server.
-import { Address } from "./address.js";
+import { Address, keepOpen } from "./address.js";
 import { at, make, settled } from "./dom.js";
 import { bytes, shown, time, visible } from "./format.js";
 import { sortable } from "./table.js";
@@ -90,7 +90,8 @@ export class PlanPage {
     this.memory = new Memory(find("memory"), view, this.axis);
     const known = view.layers.forward_s.length > 0;
     this.table = sortable(find("layers"), find("more"), layerColumns(known), layerRows(view), address, "sort");
-    this.graph = new Graph(find("graph"), view);
+    this.graph = new Graph(find("graph"), view, address);
+    keepOpen(address);
     for (const table of document.querySelectorAll(".scroll:not(#graph)")) markScrolling(table);
     this.inTable = view.balance.join();
     this.measured = null;
