@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+MAX_DEPTH = 64
+"""Of modules within modules; what is below stands as single layers."""
+
 OWN = "(itself)"
 """What a module runs of its own beside its parts."""
 
@@ -41,19 +44,21 @@ def module_tree(names: Sequence[str], classes: Sequence[str] = ()) -> tuple[Modu
     return _folded(_children(entries), list(classes) or [""] * len(names))
 
 
-def _children(entries: Sequence[tuple[int, tuple[str, ...]]]) -> list[ModuleNode]:
+def _children(entries: Sequence[tuple[int, tuple[str, ...]]], depth: int = 0) -> list[ModuleNode]:
     """Nodes by the first part of each path; an empty path is the module itself."""
+    if depth == MAX_DEPTH or not any(path for _, path in entries):
+        return [ModuleNode(".".join(path) or OWN, (index,)) for index, path in entries]
     parts: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
     for index, path in entries:
         parts.setdefault(path[0] if path else OWN, []).append((index, path[1:]))
-    return [_node(name, below) for name, below in parts.items()]
+    return [_node(name, below, depth) for name, below in parts.items()]
 
 
-def _node(name: str, entries: Sequence[tuple[int, tuple[str, ...]]]) -> ModuleNode:
+def _node(name: str, entries: Sequence[tuple[int, tuple[str, ...]]], depth: int) -> ModuleNode:
     if len(entries) == 1:
         index, path = entries[0]
         return ModuleNode(".".join((name, *path)), (index,))
-    children = _children(entries)
+    children = _children(entries, depth + 1)
     if len(children) == 1:
         (only,) = children
         return ModuleNode(f"{name}.{only.name}", only.layers, only.children)

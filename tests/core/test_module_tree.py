@@ -90,3 +90,10 @@ def test_every_layer_is_in_the_tree_once():
 
     walk(module_tree(names, list("xyzwxkk")))
     assert sorted(leaves) == list(range(len(names)))
+
+
+def test_modules_a_thousand_deep_are_folded_as_deep_as_people_nest_them():
+    """Cause: printing such a profile ended in a `RecursionError`."""
+    names = [".".join("a" * depth) for depth in range(1, 1500)]
+    (outer,) = module_tree(names)
+    assert sorted(outer.layers) == list(range(len(names)))
