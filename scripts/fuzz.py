@@ -120,7 +120,10 @@ def report(
     )
     if not alive:
         print("the server ended")
-    return int(failed or bool(broken) or bool(tracebacks) or not alive)
+    if statuses["429"]:
+        print(f"{statuses['429']} requests were one too many, so they tried nothing")
+    held = alive and not (failed or broken or tracebacks or statuses["429"])
+    return int(not held)
 
 
 if __name__ == "__main__":

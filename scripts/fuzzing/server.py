@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from stagewright.api.auth import guessing
 from stagewright.api.examples import example_profile
 from stagewright.api.serve import run
 from stagewright.api.settings import Settings
@@ -23,6 +24,9 @@ STAND_IN = Path(__file__).with_name("stand_in.py")
 TOKEN = "token-of-this-run"
 DEADLINE_S = 10.0
 """For a search. No generated request comes near it; one that did would fail the run."""
+
+WRONG_AT_ONCE = 10**6
+"""Wrong tokens: each route is tried with one, and they all come from one address."""
 
 
 @dataclass(frozen=True)
@@ -79,4 +83,5 @@ def settings(database: str) -> Settings:
 
 
 if __name__ == "__main__":
+    guessing.WRONG_AT_ONCE = WRONG_AT_ONCE
     run(settings(sys.argv[1]), "127.0.0.1", 0)

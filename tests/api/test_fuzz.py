@@ -38,6 +38,7 @@ def test_generated_requests_are_answered_as_documented():
     [
         ({"GET /a 500": 1, "GET /a 200": 9}, False, "", True),
         ({"GET /a 504": 1}, False, "", True),
+        ({"GET /a 200": 9, "GET /a 429": 1}, False, "", True),
         ({"GET /a 200": 10}, True, "", True),
         ({"GET /a 200": 10}, False, "Traceback (most recent call last)", True),
         ({"GET /a 200": 10}, False, "", False),
