@@ -26,6 +26,7 @@ from .configuration import Configuration, configure
 from .confined.measure import chosen_sandbox
 from .draining import Drain
 from .examples import measure_example
+from .prompt_heads import PromptHeads
 from .settings import IN_MEMORY, LOOPBACK_NAMES, Settings
 from .store.database import database_url
 from .store.sql_store import SqlStore, utc_now
@@ -149,7 +150,7 @@ def run(settings: Settings, host: str, port: int, *, made_up: bool = False) -> N
         app = create_app(settings, drain=drain)
         config = uvicorn.Config(
             app,
-            http="h11",  # `make hostile` is tried on this parser; others take more than they should
+            http=PromptHeads,  # h11's parser, which `make hostile` is tried on; others are lax
             ws="none",
             log_config=None,
             access_log=False,
