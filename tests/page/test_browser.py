@@ -114,6 +114,18 @@ def test_a_cut_is_dragged_and_priced_as_the_api_does(plan_page, plan_id, served,
     assert_equals_api(page, priced["plan"])
 
 
+def test_the_models_boxes_have_the_apis_numbers(plan_page, plan_id, served):
+    layers = served.client().get(f"/v1/plans/{plan_id}/view").json()["layers"]
+    costs = zip(layers["forward_s"], layers["backward_s"], layers["parameter_bytes"], strict=True)
+    expected = [
+        f"{name}, {format_time(forward_s + backward_s)}"
+        + (f", {format_bytes(size)}" if size else "")
+        for name, (forward_s, backward_s, size) in zip(layers["names"], costs, strict=True)
+    ]
+    boxes = plan_page.locator("#graph .box").all()
+    assert [box.get_attribute("aria-label") for box in boxes] == expected
+
+
 def test_a_large_step_comes_after_its_numbers(plan_page, plan_id, served, monkeypatch):
     page, asked = plan_page, []
     monkeypatch.setattr(drawings, "LARGE_STEP", 1)
