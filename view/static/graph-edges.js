@@ -41,7 +41,7 @@ function curve(from, to) {
   return `M${from.right} ${from.y} C${from.right + BEND} ${from.y} ${to.left - BEND} ${to.y} ${to.left - 2} ${to.y}`;
 }
 
-/** Draws the lines of what is seen. */
+/** Draws the lines of what is seen; gives how many lines past boxes are too many to be drawn. */
 export function drawEdges(svg, tree, boxes, view) {
   const seen = places(tree, boxes);
   svg.setAttribute("width", tree.scrollWidth);
@@ -49,8 +49,8 @@ export function drawEdges(svg, tree, boxes, view) {
   const arrow = element("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" });
   arrow.append(element("path", { class: "tip", d: "M0 0 8 4 0 8z" }));
   const line = (from, to, kind) => element("path", { class: `edge ${kind}`, d: curve(from, to), "marker-end": "url(#arrow)" });
-  const far = skips(view.graph, seen, view.layers.names.length).slice(0, MOST)
-    .map(([from, to]) => line(seen[from], seen[to], "far"));
+  const past = skips(view.graph, seen, view.layers.names.length);
+  const far = past.slice(0, MOST).map(([from, to]) => line(seen[from], seen[to], "far"));
   const cuts = [];
   let layer = 0;
   view.graph.cut_bytes.forEach((size, stage) => {
@@ -63,4 +63,5 @@ export function drawEdges(svg, tree, boxes, view) {
   const marks = element("defs", {});
   marks.append(arrow);
   svg.replaceChildren(marks, ...far, ...cuts);
+  return past.length - far.length;
 }

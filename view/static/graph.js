@@ -144,16 +144,19 @@ export class Graph {
   }
 
   draw() {
-    drawEdges(this.edges, this.tree, this.boxes, this.view);
+    this.undrawn = drawEdges(this.edges, this.tree, this.boxes, this.view);
+    this.tell();
   }
 
-  /** Which stages are in sight, where not all are. */
+  /** Which stages are in sight, where not all are, and lines that are not drawn. */
   tell() {
     const place = this.parent.getBoundingClientRect();
     const columns = [...this.tree.querySelectorAll(".column")];
     const seen = columns.map((column) => column.getBoundingClientRect())
       .flatMap((box, stage) => (box.right > place.left + 20 && box.left < place.right - 20 ? [stage] : []));
-    this.told.textContent = seen.length === columns.length || !seen.length ? ""
+    const sight = seen.length === columns.length || !seen.length ? ""
       : `Stage ${seen[0]} to ${seen.at(-1)} of ${columns.length} in sight; scroll sideways for the others.`;
+    const lines = this.undrawn ? ` Of the lines past boxes ${this.undrawn} more are not drawn.` : "";
+    this.told.textContent = (sight + lines).trim();
   }
 }
