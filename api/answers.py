@@ -10,7 +10,6 @@ from contextlib import suppress
 from typing import Annotated
 
 from fastapi import Header, Request, Response
-from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from .. import __version__
@@ -49,10 +48,10 @@ TAGGED: dict[int | str, dict[str, object]] = {
 """For the ``responses`` of routes that give an entity tag."""
 
 
-def created(model: BaseModel, location: str, headers: Mapping[str, str] | None = None) -> Response:
-    """201 with what was made and where it is."""
+def created(text: str, location: str, headers: Mapping[str, str] | None = None) -> Response:
+    """201 with what was made, as JSON, and where it is."""
     return Response(
-        model.model_dump_json(),
+        text,
         201,
         {"Location": location, **(headers or {})},
         "application/json",

@@ -50,7 +50,7 @@ def graph_routes(planning: Planning, store: Store, reader: ProgramReader) -> API
 
         async def make() -> Response:
             stored = await planning.create_graph(caller.project_id, graph)
-            return created(stored, f"/v1/graphs/{stored.id}")
+            return created(stored.model_dump_json(), f"/v1/graphs/{stored.id}")
 
         return await once(store.idempotency, caller, request, make)
 
@@ -72,7 +72,7 @@ def graph_routes(planning: Planning, store: Store, reader: ProgramReader) -> API
         async def make() -> Response:
             graph = await reader.read(body)
             stored = await planning.create_graph(caller.project_id, graph)
-            return created(stored, f"/v1/graphs/{stored.id}")
+            return created(stored.model_dump_json(), f"/v1/graphs/{stored.id}")
 
         return await once(store.idempotency, caller, request, make)
 

@@ -94,7 +94,7 @@ def plan_routes(
                 caller, body, jobs.measured_before, fresh=is_fresh(request)
             )
             if isinstance(answer, Answered):
-                return plan_response(answer.stored, answer.reused)
+                return plan_response(answer.plan_id, answer.text, answer.reused)
             job = await jobs.submit_plan(caller, body, answer, submit_key=await submit_key(request))
             job = await jobs.wait(job, wait_s, even_unserved=applied is not None)
             headers = {} if applied is None else {APPLIED: applied}
@@ -102,8 +102,9 @@ def plan_routes(
                 raise as_problem(problem)
             if job.state != "succeeded" or job.result_id is None:
                 return job_response(await jobs.view(job), 202, headers)
-            stored = await run_in_threadpool(store.documents.plan, caller.project_id, job.result_id)
-            return plan_response(stored, None, headers)
+            project, plan_id = caller.project_id, job.result_id
+            text = await run_in_threadpool(store.documents.plan_json, project, plan_id)
+            return plan_response(plan_id, text, None, headers)
 
         return await once(store.idempotency, caller, request, make)
 
@@ -188,8 +189,8 @@ def plan_routes(
 
 
 def plan_response(
-    stored: StoredPlan, reused: str | None, headers: Mapping[str, str] | None = None
+    plan_id: str, text: str, reused: str | None, headers: Mapping[str, str] | None = None
 ) -> Response:
     """201 with a plan, where it is, and what had been found out before."""
     said = {**(headers or {}), **({} if reused is None else {REUSED: reused})}
-    return created(stored, f"/v1/plans/{stored.id}", said)
+    return created(text, f"/v1/plans/{plan_id}", said)

@@ -50,7 +50,7 @@ def profile_routes(planning: Planning, store: Store) -> APIRouter:
 
         async def make() -> Response:
             stored = await planning.create_profile(caller.project_id, profile)
-            return created(stored, f"/v1/profiles/{stored.id}")
+            return created(stored.model_dump_json(), f"/v1/profiles/{stored.id}")
 
         return await once(store.idempotency, caller, request, make)
 

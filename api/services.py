@@ -51,17 +51,23 @@ MeasuredBefore = Callable[[str, MeasureRequest, Cluster], Awaitable[str | None]]
 """Of a project and a cluster: the profile of an earlier measurement, by its id."""
 
 
+Reused = Literal["plan", "profile"] | None
+
+
 @dataclass(frozen=True)
 class Answered:
     """A plan, and what of it had been found out before.
 
     Attributes:
+        plan_id: Of the stored plan.
+        text: The stored plan, as JSON.
         reused: ``plan`` if the very request had been answered, ``profile`` if the model's costs
             were known; `None` if everything is new.
     """
 
-    stored: StoredPlan
-    reused: Literal["plan", "profile"] | None = None
+    plan_id: str
+    text: str
+    reused: Reused
 
 
 @dataclass(frozen=True)
@@ -149,19 +155,19 @@ class Planning:
         if not fresh:
             known = await run_in_threadpool(self._known_plan, project, digest)
             if known is not None:
-                return Answered(known, "plan")
+                return known
         if measure is not None:
             profile_id = None if fresh else await measured_before(project, measure, request.cluster)
             if profile_id is None:
                 return Unmeasured(measure, digest, deadline_s, fresh)
             found = await run_in_threadpool(self._store.documents.profile, project, profile_id)
             record = await self.from_profile(request, found.profile, deadline_s)
-            return Answered(await run_in_threadpool(self._keep, project, digest, record), "profile")
+            return await run_in_threadpool(self._keep, project, digest, record, "profile")
         profiles, cluster, known_profile = await self._profiles(project, request, fresh)
         await self._beside(request, check_effort, profiles, cluster, request.options)
         record = await self._decide(request, profiles, cluster, deadline_s)
-        stored = await run_in_threadpool(self._keep, project, digest, record)
-        return Answered(stored, "profile" if known_profile else None)
+        reused: Reused = "profile" if known_profile else None
+        return await run_in_threadpool(self._keep, project, digest, record, reused)
 
     async def _beside(
         self, request: PlanRequest, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs
@@ -312,12 +318,15 @@ class Planning:
             )
         return request.deadline_s
 
-    def _known_plan(self, project: str, digest: str) -> StoredPlan | None:
+    def _known_plan(self, project: str, digest: str) -> Answered | None:
         found = self._store.reuse.recall(project, "plan", digest)
-        return None if found is None else self._store.documents.plan(project, found)
+        if found is None:
+            return None
+        return Answered(found, self._store.documents.plan_json(project, found), "plan")
 
-    def _keep(self, project: str, digest: str, record: PlanRecord) -> StoredPlan:
-        return self._store.documents.put_plan(project, record, request_digest=digest)
+    def _keep(self, project: str, digest: str, record: PlanRecord, reused: Reused) -> Answered:
+        stored = self._store.documents.put_plan(project, record, request_digest=digest)
+        return Answered(stored.id, stored.model_dump_json(), reused)
 
     async def _profiles(
         self, project: str, request: PlanRequest, fresh: bool
