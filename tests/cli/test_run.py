@@ -1,8 +1,6 @@
 """``run`` and ``demo``: training from a plan, beside the unsplit model."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -14,46 +12,46 @@ from stagewright.core.cluster import Cluster
 from stagewright.core.errors import PlanMismatch
 from stagewright.core.plan import Plan, PlanOptions
 from stagewright.planner.plan import plan
+from stagewright.profiler.links import local
 from tests.torch_models import make_case, make_plan, traced_profile
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
 
 
-def test_run_trains_a_plan_and_compares(tmp_path):
-    path = tmp_path / "plan.json"
-    make_plan(make_case("unet"), 2).write(path)
-    done = subprocess.run(
-        [sys.executable, "-m", "stagewright.cli", "run", str(path), "--compare", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert len(found["split_losses"]) == len(found["whole_losses"]) == 3
-    assert found["split_losses"][0] != found["split_losses"][-1]
-    assert found["loss_difference"] <= 1e-5
-    assert found["measured_step_s"] > 0
+@pytest.fixture
+def trained_once(monkeypatch):
+    """Whichever way a plan is trained, it is so once; later commands are given the same."""
+    train, kept = launch.train, {}
+
+    def train_once(plan, *, whole=False, **asked):
+        if whole not in kept:
+            kept[whole] = train(plan, whole=whole, **asked)
+        return kept[whole]
+
+    monkeypatch.setattr(launch, "train", train_once)
 
 
-def test_a_planned_uneven_replication_is_run_from_its_file_and_drawn(tmp_path):
+def test_a_planned_uneven_replication_is_run_from_its_file_compared_and_drawn(
+    run, tmp_path, trained_once
+):
     profile = traced_profile(make_case("unet"))
     options = PlanOptions(num_stages=2, max_replicas=2, num_microbatches=4, recompute="always")
     made = plan(profile, Cluster.uniform(3), options)
     assert sorted(stage.replicas for stage in made.stages) == [1, 2]
     path, trace, svg = (tmp_path / name for name in ("plan.json", "trace.json", "step.svg"))
     made.write(path)
-    done = subprocess.run(
-        [sys.executable, "-m", "stagewright.cli", "run", str(path), "--compare", "--steps", "2",
-         "--trace", str(trace), "--svg", str(svg)],
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    words = ("run", path, "--compare", "--trace", trace, "--svg", svg)
+    done = run(*words)
+    assert done.code == 0, done.stderr
     assert "is furthest off" in done.stderr
     processes = {event["pid"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert processes == {0, 1, 2, 3}
     assert "measured" in svg.read_text()
+    found = json.loads(run(*words, "--json").stdout)
+    assert len(found["split_losses"]) == len(found["whole_losses"]) == 3
+    assert found["split_losses"][0] != found["split_losses"][-1]
+    assert found["loss_difference"] <= 1e-5
+    assert found["measured_step_s"] > 0
 
 
 def test_run_needs_a_model_it_can_build(tmp_path, capsys):
@@ -103,7 +101,11 @@ SMALL = {
 
 
 def test_demo_goes_the_whole_way(tmp_path, monkeypatch, capsys):
-    """Service, request, measurement, plan, picture, two processes, comparison: on a small model."""
+    """Service, request, measurement, plan, picture, two processes, comparison: on a small model.
+
+    The link between the processes is measured in `tests/profiler/links`.
+    """
+    monkeypatch.setattr(local, "measure_local_links", lambda ranks: Cluster.uniform(ranks))
     monkeypatch.setattr(demo_requests, "MODELS", {"small": SMALL})
     monkeypatch.setattr(demo_requests, "MEASURING", {**demo_requests.MEASURING, "budget_s": 0.1})
     assert main(["demo", "--models", "small", "-o", str(tmp_path / "out")]) == 0

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from stagewright.core.cluster import Cluster, Device, LinkLevel
 from stagewright.core.plan import Pin, PlanOptions
 from stagewright.core.profile import Profile
+from stagewright.planner.build import build_plan
+from stagewright.planner.cost import tables
+from stagewright.planner.request import Request
+from stagewright.planner.solve import solve
 from tests.builders import random_profile
 
 from .oracle import least
@@ -42,6 +46,14 @@ class Instance:
         )
         cluster = self.cluster.model_copy(update={"devices": devices})
         return Instance(self.profile, cluster, self.options)
+
+
+def plan_alone(given):
+    """`plan`, but for the ways out that an `Infeasible` names: they take longer than the plan."""
+    request = Request(
+        given.profile, given.cluster, given.options, lambda cuts: tables(given.profile, cuts)
+    )
+    return build_plan(request, solve(request))
 
 
 def instance(seed, **asked):

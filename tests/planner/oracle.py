@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import combinations
+from typing import NamedTuple
 
 from stagewright.planner import recount
 from stagewright.planner.recount import Split
 from stagewright.planner.recount_places import Place, level_between
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """One stage: layers first to last - 1, its devices, and whether it is recomputed."""
 
     first: int
@@ -131,6 +131,11 @@ class Search:
         return classes
 
     @cached_property
+    def members(self):
+        """For each class, the devices of its runs."""
+        return [{device for run in runs for device in run[2]} for runs in self.classes]
+
+    @cached_property
     def most_stages(self):
         options = self.options
         limits = [options.num_stages, options.max_stages, len(self.cluster.devices)]
@@ -151,9 +156,9 @@ class Search:
         for first in self.starts:
             if first >= last:
                 break
-            for index, runs in enumerate(self.classes):
+            for index, (runs, members) in enumerate(zip(self.classes, self.members, strict=True)):
                 taken = set()
-                used = any(choice.devices in {run[2] for run in runs} for choice in behind)
+                used = any(choice.devices[0] in members for choice in behind)
                 for begin, end, devices, only_last in reversed(runs):
                     if end > ends[index] or (used and only_last):
                         continue
@@ -293,9 +298,9 @@ class Search:
         return link.transfer_time_s(gap.forward_bytes), link.transfer_time_s(gap.backward_bytes)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sums:
-    """What the objectives need to know of some stages.
+    """What the objectives need to know of some stages; not frozen, which takes three times as long.
 
     ``ahead``: micro-batches between forward and backward at the first of them, not capped: ``D``.
     """

@@ -3,6 +3,7 @@
 import importlib
 import math
 from collections import Counter
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -12,7 +13,6 @@ from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan import PlanOptions
 from stagewright.planner import search
 from stagewright.planner.classes import devices_of
-from stagewright.planner.plan import plan
 from stagewright.planner.validate import split_of, validate
 from stagewright.schedules import jit
 from tests.builders import chain_profile
@@ -21,6 +21,7 @@ from .instances import (
     Instance,
     instance,
     patterned_instance,
+    plan_alone,
     replicated_instance,
     wide_instance,
 )
@@ -63,7 +64,7 @@ def seeds(chunk):
 def planned(given):
     """The plan, checked; `None` where there is none."""
     try:
-        made = plan(given.profile, given.cluster, given.options)
+        made = plan_alone(given)
     except Infeasible:
         return None
     except InvalidInput as error:
@@ -125,7 +126,7 @@ def test_the_plan_is_the_least_of_all(objective, chunk):
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_without_numba_the_plan_is_the_least_of_all(objective, monkeypatch):
     monkeypatch.setenv("STAGEWRIGHT_NUMBA", "0")
-    for seed in range(1000, 1010):
+    for seed in range(1000, 1000 + len(MAKERS)):
         given = problem(seed, objective=objective)
         check_exact(given, seed, is_model=objective == "step_time")
 
@@ -240,7 +241,7 @@ def test_every_feature_is_in_a_share_of_the_problems():
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_the_same_inputs_give_the_same_plan_bit_for_bit(objective):
-    for seed in range(40):
+    for seed in range(24):
         given = problem(seed, objective=objective)
         one, other = planned(given), planned(given)
         assert (one is None) == (other is None)
@@ -255,12 +256,17 @@ def test_no_usable_plan_is_simulated_faster_than_the_bound(schedule):
         if made is None:
             continue
         bound_s = made.proof.simulated_lower_bound_s
-        assert bound_s <= min(split.bound_s() for split in usable_plans(given)) * (1 + ROUNDING), (
-            seed
-        )
         for number, split in enumerate(usable_plans(given)):
+            assert bound_s <= split.bound_s() * (1 + ROUNDING), seed
             if number % 20 == 0:
                 assert bound_s <= split.step_time_s() * (1 + ROUNDING), seed
+
+
+@cache
+def least_bytes(seed):
+    """What the fullest device of any plan needs at least, whatever is asked for but latency."""
+    smallest = least(problem(seed, objective="memory", memory_fraction=1.0).limited(None))
+    return None if smallest is None else smallest.rank[0]
 
 
 @pytest.mark.parametrize("objective", ["step_time", "throughput", "memory", "devices"])
@@ -268,15 +274,14 @@ def test_exactly_enough_memory_works_and_one_byte_less_does_not(objective):
     for seed in range(25):
         asked = {"objective": objective, "memory_fraction": 1.0}
         given = problem(seed, **asked).limited(None)
-        smallest = least(given, "memory")
-        if smallest is None:
+        needed = least_bytes(seed)
+        if needed is None:
             continue
-        needed = smallest.rank[0]
         made = planned(given.limited(needed))
         assert made is not None, seed
         assert max(stage.memory.total_bytes for stage in made.stages) == needed
         with pytest.raises(Infeasible) as caught:
-            plan(given.profile, given.limited(needed - 1).cluster, given.options)
+            plan_alone(given.limited(needed - 1))
         assert caught.value.constraint == "memory"
 
 
