@@ -37,4 +37,5 @@ def plan_summaries(project_id: str, search: str) -> Select[Any]:
 
 def as_summary(row: Row[Any]) -> PlanSummary:
     """A row of `plan_summaries`."""
-    return PlanSummary.model_validate({name: row._mapping[name] for name in COLUMNS})
+    _, *values = row
+    return PlanSummary.model_validate(dict(zip(COLUMNS, values, strict=True)))

@@ -46,6 +46,7 @@ def _documents(name: str, *columns: SchemaItem) -> Table:
         *columns,
         Column("document", Text, nullable=False),
         UniqueConstraint("project_id", "id"),
+        Index(None, "project_id", "position"),
         sqlite_autoincrement=True,
     )
 

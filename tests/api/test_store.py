@@ -13,7 +13,9 @@ from stagewright.api.store import database as database_module
 from stagewright.api.store.database import database_url
 from stagewright.api.store.errors import NotFound, StoreUnavailable
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
+from stagewright.api.store.plan_lists import plan_summaries
 from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.tables import PLANS
 from stagewright.core.cluster import Cluster
 from stagewright.core.errors import InvalidInput
 from stagewright.core.plan import Plan
@@ -112,6 +114,16 @@ class TestContract:
             assert store.documents.plan_summary(HERE, row.id) == row
         assert (found.devices, found.schedule) == ("4 x 80GB", "1f1b")
         assert (nothing.devices, nothing.num_stages) == ("1 x 1GB", None)
+
+    def test_a_page_of_a_list_reads_no_more_than_it_shows(self, store):
+        """Without the index a page sorted all plans of the project: 8 ms of 3,000."""
+        statement = plan_summaries(HERE, "").order_by(PLANS.c.position.desc()).limit(51)
+        with store.documents._database.read() as connection:
+            if connection.dialect.name != "sqlite":
+                return  # that one looks at how many there are
+            text = statement.compile(connection, compile_kwargs={"literal_binds": True})
+            steps = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}").all()
+        assert not any("TEMP B-TREE" in step[-1] for step in steps)
 
     def test_plans_are_found_by_words(self, store, a_profile, a_plan, elsewhere):
         profile_id = store.documents.put_profile(HERE, a_profile).id

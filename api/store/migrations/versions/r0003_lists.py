@@ -19,6 +19,8 @@ def upgrade() -> None:
     op.add_column("profiles", sa.Column("num_parameters", sa.BigInteger()))
     op.add_column("plans", sa.Column("devices", sa.Text()))
     op.add_column("plans", sa.Column("schedule", sa.Text()))
+    for name in ("plans", "profiles", "graphs"):  # or a page of a list sorts all there are
+        op.create_index(f"ix_{name}_project_id_position", name, ["project_id", "position"])
     _fill("profiles", _of_profile)
     _fill("plans", _of_plan)
 
