@@ -1,7 +1,8 @@
-"""A heavy search, again and again, while something else is measured."""
+"""Heavy requests, again and again, while something else is measured."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import urllib.error
@@ -13,6 +14,13 @@ from benchmarks.planner import uneven_profile
 
 LAYERS, CLUSTER = 1000, "64x8x32GB"
 OPTIONS = {"num_microbatches": 1024, "max_replicas": None, "recompute": "auto"}
+DRAWN_CLUSTER, DRAWN_OPTIONS = "4xcpu", {"num_microbatches": 4096}
+DRAWN_ACTIONS = 2 * 4 * 4096
+"""A forward and a backward of each micro-batch on each stage."""
+
+UPLOADED_LAYERS = 5_500
+"""A body of about 4 MB."""
+
 TIMEOUT_S = 120
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -25,9 +33,24 @@ def post(
     Raises:
         OSError: It does not answer, or refuses.
     """
+    return ask(server, token, path, json.dumps(body).encode(), headers)
+
+
+def ask(
+    server: Server,
+    token: str,
+    path: str,
+    body: bytes | None = None,
+    headers: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """What the server answers; a GET without a body.
+
+    Raises:
+        OSError: It does not answer, or refuses.
+    """
     request = urllib.request.Request(
         f"http://{server.host}:{server.port}{path}",
-        json.dumps(body).encode(),
+        body,
         {
             "Authorization": f"Bearer {token}",
             "Content-Type": "application/json",
@@ -40,10 +63,13 @@ def post(
 
 
 class Heavy:
-    """Asks for the same large plan, found out anew each time, one after the other.
+    """Asks for large things, each anew, one after the other: a search, a timeline, a profile.
+
+    They are what is dear in different places: a search and a drawing in the planning processes,
+    a body of 4 MB where requests are read.
 
     Attributes:
-        num_wrong: How many were not answered with a plan.
+        num_wrong: How many were not answered as they have to be.
         wrong: What they were answered instead.
     """
 
@@ -52,32 +78,54 @@ class Heavy:
         profile = uneven_profile(LAYERS).model_dump(mode="json")
         stored = post(server, self._token, "/v1/profiles", profile)
         self._body = {"profile_id": stored["id"], "cluster": CLUSTER, "options": OPTIONS}
+        drawn = {**self._body, "cluster": DRAWN_CLUSTER, "options": DRAWN_OPTIONS}
+        self._drawn = post(server, self._token, "/v1/plans", drawn)["id"]
+        self._profile = uneven_profile(UPLOADED_LAYERS)
+        self._uploaded = self._profile.content_id()
+        self._text = self._profile.to_json().encode()
         self._done = 0
         self.num_wrong = 0
         self.wrong: list[str] = []
 
     def start(self, stop: threading.Event) -> None:
-        """Begin; there is always one being searched for until `stop` is set."""
+        """Begin; there is always one of them being answered until `stop` is set."""
         self._thread = threading.Thread(target=self._ask, args=(stop,))
         self._thread.start()
 
     def end(self) -> int:
-        """How many plans were found, the last one included, which is waited for."""
+        """How many were answered, the last one included, which is waited for."""
         self._thread.join()
         return self._done
 
     def _ask(self, stop: threading.Event) -> None:
+        every = itertools.cycle((self._search, self._timeline, self._trace, self._upload))
         while not stop.is_set():
+            work = next(every)
             try:
-                anew = {"Cache-Control": "no-cache"}
-                found = post(self._server, self._token, "/v1/plans", self._body, anew)
+                wrong = work()
             except (OSError, ValueError) as error:
                 told = error.read().decode() if isinstance(error, urllib.error.HTTPError) else ""
+                wrong = f"{error} {told}"
+            if wrong:
                 self.num_wrong += 1
-                self.wrong.append(f"a heavy plan: {error} {told}"[:500])
+                self.wrong.append(f"heavy {work.__name__.strip('_')}: {wrong}"[:500])
                 return
             self._done += 1
-            if found["status"] != "planned":
-                self.num_wrong += 1
-                self.wrong.append(f"a heavy plan: {str(found)[:300]}")
-                return
+
+    def _search(self) -> str:
+        anew = {"Cache-Control": "no-cache"}
+        found = post(self._server, self._token, "/v1/plans", self._body, anew)
+        return "" if found["status"] == "planned" else str(found)
+
+    def _timeline(self) -> str:
+        found = ask(self._server, self._token, f"/v1/plans/{self._drawn}/timeline")
+        return "" if len(found["events"]) >= DRAWN_ACTIONS else f"{len(found['events'])} events"
+
+    def _trace(self) -> str:
+        path = f"/v1/plans/{self._drawn}/export?format=chrome_trace"
+        events = ask(self._server, self._token, path)["traceEvents"]
+        return "" if len(events) >= DRAWN_ACTIONS else f"{len(events)} events"
+
+    def _upload(self) -> str:
+        found = ask(self._server, self._token, "/v1/profiles", self._text)
+        return "" if found["id"] == self._uploaded else str(found)

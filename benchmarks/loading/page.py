@@ -36,9 +36,9 @@ def _whole(results: Sequence[Result]) -> list[str]:
     if any(result.light_ratio for result in results):
         rows += [
             ("gets and lists alone, 99th percentile", lambda r: _ms(r.light_p99_s)),
-            ("beside a heavy search", lambda r: _ms(r.heavy_p99_s)),
+            ("beside heavy requests", lambda r: _ms(r.heavy_p99_s)),
             ("times as long", lambda r: f"{r.light_ratio:.1f}"),
-            ("heavy plans found meanwhile", lambda r: f"{r.heavy_plans}"),
+            ("heavy requests answered meanwhile", lambda r: f"{r.heavy_plans}"),
         ]
     return [
         "| | " + " | ".join(names) + " |",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.load import Result
-from benchmarks.loading import mix
+from benchmarks.loading import heavy, mix
 from benchmarks.loading.clients import Task, Told, _read_all
 from benchmarks.loading.connection import Answer
+from benchmarks.planner import uneven_profile
 
 PLAN = {
     "id": "plan_1", "profile_id": "p", "cluster": {"devices": [{}, {}]},
@@ -88,3 +91,37 @@ def test_every_limit_is_one():
         {"requests_per_s": 99.0}, {"p99_s": 1.0}, {"light_ratio": 5.1}, {"wrong": 1}, {"unread": 1},
     ):  # fmt: skip
         assert len(result(**changed)) == 1, changed
+
+
+HEAVY = uneven_profile(3).content_id()
+ACTIONS = [{}] * heavy.DRAWN_ACTIONS
+HEAVY_RIGHT = {
+    "POST /v1/plans": {"id": HEAVY, "status": "planned"},
+    f"GET /v1/plans/{HEAVY}/timeline": {"events": ACTIONS},
+    f"GET /v1/plans/{HEAVY}/export?format=chrome_trace": {"traceEvents": ACTIONS},
+    "POST /v1/profiles": {"id": HEAVY},
+}
+HEAVY_WRONG = ({"status": "infeasible"}, {"events": ACTIONS[1:]}, {"traceEvents": []}, {"id": ""})
+
+
+@pytest.mark.parametrize("num_right", range(5))
+def test_every_heavy_request_is_compared_with_what_it_has_to_be(monkeypatch, num_right):
+    """Cause: beside searches alone, timelines and large bodies could hold light requests up."""
+    asked: list[str] = []
+    stop, answers = threading.Event(), dict(HEAVY_RIGHT)
+
+    def answer(server, token, path, body=None, headers=None):
+        asked.append(f"{'GET' if body is None else 'POST'} {path}")
+        if len(asked) == 2 + len(HEAVY_RIGHT):  # two make ready
+            stop.set()
+        return answers[asked[-1]]
+
+    monkeypatch.setattr(heavy, "LAYERS", 3)
+    monkeypatch.setattr(heavy, "UPLOADED_LAYERS", 3)
+    monkeypatch.setattr(heavy, "ask", answer)
+    load = heavy.Heavy(SimpleNamespace(tokens=["token"]))
+    answers |= dict(list(zip(HEAVY_RIGHT, HEAVY_WRONG, strict=True))[num_right:])
+    load.start(stop)
+    assert load.end() == num_right
+    assert asked[2:] == list(HEAVY_RIGHT)[: num_right + 1]
+    assert load.num_wrong == len(load.wrong) == (num_right < 4)
