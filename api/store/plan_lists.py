@@ -37,5 +37,5 @@ def plan_summaries(project_id: str, search: str) -> Select[Any]:
 
 def as_summary(row: Row[Any]) -> PlanSummary:
     """A row of `plan_summaries`."""
-    _, *values = row
+    values = row[1:]  # the first is its position
     return PlanSummary.model_validate(dict(zip(COLUMNS, values, strict=True)))
