@@ -75,6 +75,7 @@ def simulate(
     balance: tuple[int, ...],
     replicas: tuple[int, ...],
     with_timeline: bool,
+    profile_id: str | None = None,
 ) -> Simulation:
     """Price a split.
 
@@ -82,7 +83,9 @@ def simulate(
         InvalidInput: It is no split of that profile.
     """
     try:
-        plan = plan_from_balance(profile, cluster, options, balance, replicas=replicas)
+        plan = plan_from_balance(
+            profile, cluster, options, balance, replicas=replicas, profile_id=profile_id
+        )
     except Infeasible as error:
         return Simulation(status="infeasible", infeasible=infeasible_answer(error))
     return Simulation(
@@ -113,10 +116,12 @@ def simulate_changed(
     order = base.layer_order if asked.layer_order == "any" else ()
     if order:
         layers = as_ordered(base, layers)
-    found = simulate(layers, cluster, asked, balance, replicas, with_timeline)
+    is_known = is_sized or bool(order) or base.options.batch_size is None
+    profile_id = base.profile_id if is_known else None  # of one size chosen among several profiles
+    found = simulate(layers, cluster, asked, balance, replicas, with_timeline, profile_id)
     if found.plan is None or not (is_sized or order):
         return found
-    kept = {"profile_id": base.profile_id, "options": options, "layer_order": order}
+    kept = {"options": options, "layer_order": order}
     plan = found.plan.model_copy(update=kept)
     return found.model_copy(update={"plan": plan})
 

@@ -34,8 +34,11 @@ OBJECTIVE_NAMES: dict[str, str] = {
 }
 
 
-def build_plan(request: Request, decision: Decision) -> Plan:
-    """The plan that was decided on, with its proof and what other cuts would cost."""
+def build_plan(request: Request, decision: Decision, profile_id: str | None = None) -> Plan:
+    """The plan that was decided on, with its proof and what other cuts would cost.
+
+    The profile's id takes longer to find than a small plan to price: give it where it is known.
+    """
     order, given = decision.priced.assignment.order, request.profile
     notes = [*_notes(request), *assumptions(request.profile, request.cluster)]
     if order:
@@ -75,7 +78,7 @@ def build_plan(request: Request, decision: Decision) -> Plan:
             _baseline(request, name, other, priced.assignment)
             for name, other in baselines(request, priced.assignment)
         ),
-        profile_id=given.content_id(),
+        profile_id=profile_id or given.content_id(),
         cluster_devices=len(request.cluster.devices),
         estimated=profile.provenance.source == "estimated",
         error_band=profile.provenance.error_band,

@@ -29,6 +29,7 @@ def plan_from_balance(
     balance: Sequence[int],
     *,
     replicas: Sequence[int] = (),
+    profile_id: str | None = None,
 ) -> Plan:
     """The plan with these layer counts.
 
@@ -43,6 +44,7 @@ def plan_from_balance(
         options: As for `plan`; the split has to keep them.
         balance: Layers of each stage.
         replicas: Devices of each stage; one each if empty. More than ``max_replicas`` raise it.
+        profile_id: The profile's `content_id`, if it is known already.
 
     Raises:
         InvalidInput: The counts do not cover the layers, a cut is not legal or forbidden by the
@@ -79,7 +81,7 @@ def plan_from_balance(
         / request.devices.fastest
     )
     bound = min(work_s * (1 - 1e-9), priced.value, priced.step_time_s)
-    return build_plan(request, Decision(priced, bound, bound))
+    return build_plan(request, Decision(priced, bound, bound), profile_id)
 
 
 def _check_cuts(request: Request, cuts: tuple[int, ...]) -> None:

@@ -33,6 +33,11 @@ export class Axis {
     this.changed();
   }
 
+  /** What is seen, to be compared with what was. */
+  get seen() {
+    return `${this.start} ${this.end} ${this.length}`;
+  }
+
   get isWhole() {
     return this.start === 0 && this.end === this.length;
   }

@@ -26,13 +26,16 @@ export function colour(name) {
 export function fitted(canvas, height) {
   const width = Math.max(1, canvas.parentElement.clientWidth);
   const ratio = window.devicePixelRatio || 1;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  canvas.style.width = `${width}px`;
-  canvas.style.height = `${height}px`;
+  const [across, down] = [Math.round(width * ratio), Math.round(height * ratio)];
   const context = canvas.getContext("2d");
+  if (canvas.width === across && canvas.height === down) context.reset(); // nothing is laid out anew
+  else {
+    canvas.width = across;
+    canvas.height = down;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+  }
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
-  context.clearRect(0, 0, width, height);
   context.font = "12px system-ui, sans-serif";
   return [context, width];
 }

@@ -43,8 +43,10 @@ function layerColumns(known) {
 /** Writes values into the elements that name them. */
 export function fill(root, view, ghost) {
   for (const element of root.querySelectorAll("[data-value]")) {
-    element.textContent = shown(at(view, element.dataset.value), element.dataset.form);
-    if (element.dataset.form === "name") element.title = element.textContent;
+    const text = shown(at(view, element.dataset.value), element.dataset.form);
+    if (element.textContent === text) continue; // most stay as they are, and need no new layout
+    element.textContent = text;
+    if (element.dataset.form === "name") element.title = text;
   }
   for (const element of root.querySelectorAll("[data-ghost]")) {
     const before = ghost ? shown(at(ghost, element.dataset.ghost), element.dataset.form) : "";
@@ -95,15 +97,20 @@ export class PlanPage {
     for (const table of document.querySelectorAll(".scroll:not(#graph)")) markScrolling(table);
     this.inTable = view.balance.join();
     this.measured = null;
-    const drawStep = () => { this.gantt.draw(); this.memory.draw(); this.measured?.draw(); };
-    const redraw = () => { this.bars.draw(); drawStep(); };
-    this.axis.onchange(drawStep);
+    const redraw = () => { this.bars.draw(); this.drawStep(); };
+    this.seen = this.axis.seen;
+    this.axis.onchange(() => { if (this.axis.seen !== this.seen) this.drawStep(); });
     find("measured-file").addEventListener("change", async (event) => {
       const [file] = event.target.files;
       if (file) this.measured = await showMeasured(file, this.stored, this.axis, find("measured"));
     });
     new ResizeObserver(settled(50, redraw)).observe(document.body);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  }
+
+  drawStep() {
+    for (const chart of [this.gantt, this.memory, this.measured]) chart?.draw();
+    this.seen = this.axis.seen;
   }
 
   /** Shows the part of the step that the address names: once the step of its changes is known. */
@@ -123,6 +130,8 @@ export class PlanPage {
     this.showNumbers(view, balance);
     this.gantt.show(view, ghost);
     this.memory.show(view, ghost);
+    this.measured?.draw();
+    this.seen = this.axis.seen;
     this.shown = view;
     this.cuts = balance;
   }

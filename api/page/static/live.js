@@ -108,13 +108,13 @@ async function price() {
 
 function changed() {
   address.refused = controls.moved;
-  toAddress();
   calm.abort();
   if (isChanged()) price();
   else {
     say("");
     page.show(page.stored);
   }
+  toAddress();
 }
 
 /** The stored plan's step, asked for when all else is seen. */
