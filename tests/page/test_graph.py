@@ -165,14 +165,13 @@ def test_names_are_shown_as_they_are_and_within_their_boxes(opened):
 
 def test_the_tree_is_accessible(opened):
     page, _ = opened
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        found = Axe().run(page, context="#graph").response["violations"]
-        assert [one["id"] for one in found] == []
+    page.locator("#graph .box[aria-expanded=false] > .head").first.click()
+    found = Axe().run(page, context="#graph").response["violations"]
+    assert [one["id"] for one in found] == []
 
 
 def test_of_many_layers_only_what_is_opened_is_laid_out(chromium, tmp_path):
-    names = [f"h.{index // 4}.{'abcd'[index % 4]}{index % 7}" for index in range(3000)]
+    names = [f"h.{index // 4}.{'abcd'[index % 4]}{index % 7}" for index in range(1600)]
     path, _ = written(tmp_path, names, [""] * len(names), 8)
     page = chromium.new_page()
     page.goto(path)

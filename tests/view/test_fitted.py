@@ -82,7 +82,7 @@ def test_what_is_no_terminal_gets_it_whole(made, tmp_path, monkeypatch, capsys):
     assert LONG in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 140])
+@pytest.mark.parametrize("width", [40, 60, 140])
 def test_a_profile_fits_the_terminal_too(width, tmp_path, monkeypatch, capsys):
     profile = chain_profile([0.001] * 6, parameter_bytes=4000, saved_bytes=50)
     first = profile.layers[0]

@@ -26,7 +26,7 @@ def without_layers_own(profile):
     return profile.model_copy(update={"layers": layers})
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_any_stage_holds_what_the_planner_says(seed):
     profile = without_layers_own(random_profile(seed, 9, ties=3, illegal=0))
     options = PlanOptions(num_microbatches=3, num_stages=3, optimizer="sgd")
