@@ -164,7 +164,7 @@ def test_making_revoking_and_being_refused_are_in_the_audit_log(client, holder, 
 
 def test_a_flood_of_refusals_does_not_fill_the_log(client, kept):
     for _ in range(100):
-        client.get("/v1/plans", headers={"Authorization": "Bearer wrong"})
+        client.get("/v1/plans", headers={"Authorization": "Basic wrong"})
     assert 60 <= len(kept.audit.entries(limit=200).items) <= 65
 
 
