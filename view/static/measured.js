@@ -2,6 +2,7 @@
 import { make } from "./dom.js";
 import { fixed, time } from "./format.js";
 import { Gantt } from "./gantt.js";
+import { markScrolling } from "./scrolling.js";
 
 const BACKWARD_PARTS = new Set(["B", "I", "W", "R"]);
 const NOTICEABLE = 0.1;
@@ -69,7 +70,8 @@ function table(rows) {
       make("td", {}, marked ? `${text} ${off > 0 ? "slower" : "faster"} than planned` : text));
   });
   const heads = ["", "planned", "measured", "off by"].map((text) => make("th", { scope: "col" }, text));
-  return make("div", { class: "scroll" }, make("table", { id: "off" }, make("caption", {}, "Planned and measured, a micro-batch"),
+  const region = { class: "scroll", tabindex: 0, role: "region", "aria-label": "Planned and measured" };
+  return make("div", region, make("table", { id: "off" }, make("caption", {}, "Planned and measured, a micro-batch"),
     make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...cells)));
 }
 
@@ -88,7 +90,9 @@ export async function showMeasured(file, view, axis, place) {
   }
   const chart = make("div", { class: "chart" });
   const words = timeline.source === "measured" ? "As measured" : "As in the file";
-  place.replaceChildren(make("h3", {}, words), chart, table(compared(view, timeline)));
+  const numbers = table(compared(view, timeline));
+  place.replaceChildren(make("h3", {}, words), chart, numbers);
+  markScrolling(numbers);
   axis.resize(Math.max(axis.length, timeline.step_time_s));
   return new Gantt(chart, { ...view, boxes: boxesOf(timeline) }, axis);
 }
