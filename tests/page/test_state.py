@@ -131,6 +131,32 @@ def test_the_file_keeps_them_behind_the_hash(chromium, stored, tmp_path):
     assert wrong == []
 
 
+def test_profiles_and_comparisons_keep_theirs(signed_in, served, stored):
+    page, profile_id = signed_in.page, stored["profile_id"]
+    body = {"profile_id": profile_id, "cluster": "2x24GB"}
+    other = served.client().post("/v1/plans", json=body).json()
+    page.goto(f"{signed_in.url}/compare?id={stored['id']}&id={other['id']}")
+    page.wait_for_selector("body[data-drawn='2']")
+    page.locator("#strips canvas").last.focus()
+    page.keyboard.press("+")
+    zoomed = "document.querySelector('#strips canvas').toDataURL()"
+    page.evaluate(TWO_FRAMES)
+    seen, query = page.evaluate(zoomed), query_of(page)
+    assert set(query) == {"id", "from", "to"}
+    assert page.url.count("id=") == 2
+    page.reload()
+    page.wait_for_selector("body[data-drawn='2']")
+    page.evaluate(TWO_FRAMES)
+    assert page.evaluate(zoomed) == seen
+    page.goto(f"{signed_in.url}/profiles/{profile_id}")
+    page.locator("#layers thead button", has_text="backward").click()
+    order = sorting(page)
+    assert query_of(page) == {"sort": "backward"}
+    page.reload()
+    assert sorting(page) == order
+    assert order[0].count("ascending") == 1
+
+
 def test_the_form_of_a_new_plan_survives_too(signed_in, served):
     page = signed_in.page
     page.goto(f"{signed_in.url}/new")
