@@ -30,7 +30,7 @@ from stagewright.profiler.models.families import build_loss, build_model, traini
 
 SPECS: dict[str, ModelSpec] = {
     "mlp": MLPSpec(family="mlp", config=MLPConfig(num_layers=4, hidden_size=32)),
-    "resnet": ResNetSpec(family="resnet", config=ResNetConfig(depth=50, width=8, num_classes=10)),
+    "resnet": ResNetSpec(family="resnet", config=ResNetConfig(depth=18, width=8, num_classes=10)),
     "unet": UNetSpec(family="unet", config=UNetConfig(width=4, depth=2)),
     "gpt2": GPT2Spec(
         family="gpt2",
@@ -93,11 +93,30 @@ def unmeasured_profile(graph: Graph, case: Case, structure: str) -> Profile:
 
 
 def traced_profile(case: Case) -> Profile:
-    """What `unmeasured_profile` makes of the case's own graph."""
+    """What `unmeasured_profile` makes of the case's own graph; traced once for equal cases."""
     from stagewright.capture.capture import trace
 
-    captured = trace(case.model, case.sample, check=False)
-    return unmeasured_profile(captured.graph, case, captured.structure.to_json())
+    key = _what_is_traced(case)
+    if key not in TRACED:
+        captured = trace(case.model, case.sample, check=False)
+        TRACED[key] = unmeasured_profile(captured.graph, case, captured.structure.to_json())
+    return TRACED[key]
+
+
+TRACED: dict[tuple[object, ...], Profile] = {}
+"""Tracing takes a second or two, and some files plan one model a dozen times."""
+
+
+def _what_is_traced(case: Case) -> tuple[object, ...]:
+    """Code, settings, mode and tensors of a model, and its sample: all but the values."""
+    modules = [(type(module), module.training) for module in case.model.modules()]
+    tensors = [*case.model.named_parameters(), *case.model.named_buffers()]
+    values = case.sample.items() if isinstance(case.sample, dict) else enumerate(case.sample)
+    return (
+        case.name, repr(case.model), repr(case.spec), *modules,
+        *((name, t.shape, t.dtype, t.requires_grad, t.device) for name, t in tensors),
+        *((name, t.shape, t.dtype) for name, t in values if isinstance(t, Tensor)),
+    )  # fmt: skip
 
 
 def make_plan(
@@ -109,7 +128,7 @@ def make_plan(
     balance: list[int] | None = None,
     profile: Profile | None = None,
 ) -> Plan:
-    """A plan of near-equal layer counts, or of the given ones; tracing takes a second or two."""
+    """A plan of near-equal layer counts, or of the given ones."""
     profile = profile or traced_profile(case)
     if balance is None:
         base, extra = divmod(len(profile.layers), num_stages)

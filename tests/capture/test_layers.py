@@ -11,7 +11,7 @@ from tests.torch_models import make_case
 def test_residual_blocks_are_layers():
     case = make_case("resnet")
     names = [layer.name for layer in capture(case.model, case.sample).layers]
-    blocks = [f"layer{g + 1}.{i}" for g, count in enumerate((3, 4, 6, 3)) for i in range(count)]
+    blocks = [f"layer{g + 1}.{i}" for g, count in enumerate((2, 2, 2, 2)) for i in range(count)]
     assert names == ["conv1", "bn1", "relu", "maxpool", *blocks, "avgpool", "fc"]
 
 
