@@ -128,7 +128,7 @@ class TestContract:
         statement = plan_summaries(HERE, "").order_by(PLANS.c.position.desc()).limit(51)
         with store.documents._database.read() as connection:
             if connection.dialect.name != "sqlite":
-                return  # that one looks at how many there are
+                pytest.skip("that one looks at how many there are before it chooses")
             text = statement.compile(connection, compile_kwargs={"literal_binds": True})
             steps = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}").all()
         assert not any("TEMP B-TREE" in step[-1] for step in steps)
