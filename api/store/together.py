@@ -104,37 +104,40 @@ class _Batch:
     @contextmanager
     def part(self) -> Iterator[Connection]:
         """One of them; if it raises, the ones before stay."""
-        if self._num_parts == 0:
-            try:
+        try:
+            if self._num_parts == 0:
                 yield self._connection
-            except BaseException:
-                self._is_lost = True
-                raise
-        else:
-            with self._connection.begin_nested():
-                yield self._connection
+            else:
+                with self._connection.begin_nested():
+                    yield self._connection
+        except BaseException:
+            self._is_lost = self._num_parts == 0 or self._was_taken_back()
+            raise
         self._num_parts += 1
+
+    def _was_taken_back(self) -> bool:
+        """Whether SQLite rolled all back by itself, as it does where the disk is full."""
+        driver = self._connection.connection.driver_connection
+        return driver is None or not driver.in_transaction
 
     def end(self) -> None:
         """Commit what there is; whoever waits is told."""
         try:
             with self._connection:  # closing it rolls back what is not committed
-                if not self._is_lost:
-                    self._commit()
+                self._commit()
         except Exception as error:  # noqa: BLE001 - raised by all who wait
             self._error = error
         self._ended.set()
 
     def _commit(self) -> None:
-        driver = self._connection.connection.driver_connection
-        assert driver is not None, "a connection in use has its driver's"
-        # SQLite takes all back by itself if the disk is full; a commit would then do nothing.
-        if not driver.in_transaction:
+        if self._num_parts == 0:
+            return
+        if self._is_lost or self._was_taken_back():  # a commit would do nothing, and not say so
             raise Waited("it was rolled back with another write that failed")
         try:
             self._connection.commit()
         except Exception:
-            driver.rollback()
+            self._connection.connection.rollback()
             raise
 
     def wait(self) -> None:

@@ -159,10 +159,11 @@ def test_what_sqlite_takes_back_by_itself_is_told_to_all(board: Board) -> None:
         connection.exec_driver_sql("ROLLBACK")
         raise ZeroDivisionError
 
-    errors = board.written([insert(1), taken_back])
+    errors = board.written([insert(1), taken_back, insert(2)])
     assert isinstance(errors[0], StoreUnavailable)
     assert isinstance(errors[1], StoreUnavailable)
     assert "rolled back" in str(errors[1])
     assert errors[2] is not None
-    assert board.numbers() == []
+    assert errors[3] is None, "the one behind has a transaction of its own"
+    assert board.numbers() == [2]
     assert board.written([insert(3)]) == [None, None]
