@@ -98,7 +98,7 @@ class Heavy:
         return self._done
 
     def _ask(self, stop: threading.Event) -> None:
-        every = itertools.cycle((self._search, self._timeline, self._trace, self._upload))
+        every = itertools.cycle((self._upload, self._timeline, self._trace, self._search))
         while not stop.is_set():
             work = next(every)
             try:

@@ -96,12 +96,12 @@ def test_every_limit_is_one():
 HEAVY = uneven_profile(3).content_id()
 ACTIONS = [{}] * heavy.DRAWN_ACTIONS
 HEAVY_RIGHT = {
-    "POST /v1/plans": {"id": HEAVY, "status": "planned"},
+    "POST /v1/profiles": {"id": HEAVY},
     f"GET /v1/plans/{HEAVY}/timeline": {"events": ACTIONS},
     f"GET /v1/plans/{HEAVY}/export?format=chrome_trace": {"traceEvents": ACTIONS},
-    "POST /v1/profiles": {"id": HEAVY},
+    "POST /v1/plans": {"id": HEAVY, "status": "planned"},
 }
-HEAVY_WRONG = ({"status": "infeasible"}, {"events": ACTIONS[1:]}, {"traceEvents": []}, {"id": ""})
+HEAVY_WRONG = ({"id": ""}, {"events": ACTIONS[1:]}, {"traceEvents": []}, {"status": "infeasible"})
 
 
 @pytest.mark.parametrize("num_right", range(5))

@@ -56,7 +56,7 @@ def test_a_request_is_one_line_with_route_and_ids(client, logged):
     told = {name: line[name] for name in ("event", "level", "method", "route", "path", "status")}
     assert told == {
         "event": "request", "level": "info", "method": "GET", "route": "/v1/plans/{plan_id}",
-        "path": "/v1/plans/plan_1", "status": 404,
+        "path": "/v1/plans/plan_1", "status": 422,
     }  # fmt: skip
     assert line["project_id"] == DEFAULT_PROJECT
     assert line["response_bytes"] == len(answer.content)

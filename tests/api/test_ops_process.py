@@ -50,7 +50,7 @@ def test_the_first_signal_drains_and_the_second_ends(tmp_path):
             url = announced["url"]
             assert announced["token"] is None
             assert status(url, "/readyz") == 200
-            assert status(url, f"/v1/plans?token={TOKEN}", TOKEN) == 200
+            assert status(url, f"/v1/plans?token={TOKEN}", TOKEN) == 422, "no such parameter"
             process.send_signal(signal.SIGTERM)
             end = time.monotonic() + 20
             while status(url, "/readyz") == 200:
