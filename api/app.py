@@ -17,6 +17,7 @@ from .allowed_methods import documented_paths
 from .auth.gate import Gate
 from .auth.identify import Identification, TokenReader
 from .auth.signing_keys import SigningKeys
+from .auth.trail import Trail
 from .compression import Compression
 from .confined.measure import prove
 from .draining import Drain, DrainGate
@@ -135,6 +136,7 @@ def create_app(
     identification = Identification(settings.token, kept, _token_reader(settings, kept))
 
     sessions = Sessions()
+    trail = Trail(kept)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -165,7 +167,7 @@ def create_app(
             Middleware(HostCheck, allowed=settings.allowed_hosts),
             Middleware(OriginCheck),
             Middleware(Front, sessions=sessions),
-            Middleware(Gate, identification=identification, store=kept),
+            Middleware(Gate, identification=identification, trail=trail),
             Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
             Middleware(Turns),
         ],
@@ -185,7 +187,7 @@ def create_app(
         what_if_routes(planning),
         catalogue_routes(settings, foreign),
         view_routes(views),
-        page_routes(planning, kept, views, sessions, identification),
+        page_routes(planning, kept, views, sessions, identification, trail),
     )
     for router in routers:
         app.include_router(router)

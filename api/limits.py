@@ -9,11 +9,14 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..core.units import format_bytes
+from .auth.scopes import is_open
 from .problems import Problem
 
 MAX_DISCARDED_BYTES = 64 * 2**20
 """How much more of a body than is accepted is still read, so that its sender hears the answer."""
 
+MAX_OPEN_BYTES = 8 * 2**10
+"""Of a body that anybody may send: a form with a token in it."""
 
 BODY_WITHIN_S = 120.0
 """16 MiB over a line of a megabit a second take about that."""
@@ -31,7 +34,7 @@ class BodyLimit:
 
     Args:
         app: The application behind.
-        max_bytes: The longest body accepted.
+        max_bytes: The longest body accepted; where everybody is let in, `MAX_OPEN_BYTES`.
         max_discarded_bytes: What is read beyond that before the refusal, at most.
         within_s: Longest a body may take to arrive.
     """
@@ -54,25 +57,29 @@ class BodyLimit:
             return
         headers = Headers(scope=scope)
         announced = _announced_bytes(headers)
-        too_long = announced > self._max_bytes
+        max_bytes = self._longest(scope)
+        too_long = announced > max_bytes
         asks_first = headers.get("expect", "").lower() == "100-continue"
         if too_long and (asks_first or announced > self._max_read_bytes):
-            await self._refuse(scope, receive, send)
+            await _refuse(max_bytes, scope, receive, send)
             return
         try:
             async with asyncio.timeout(self._within_s):
-                body = await self._read(receive, too_long=too_long)
+                body = await self._read(receive, max_bytes, too_long=too_long)
         except TimeoutError:
             await self._too_slow().response()(scope, receive, send)
             return
         except ClientDisconnect:
             return
         if body is None:
-            await self._refuse(scope, receive, send)
+            await _refuse(max_bytes, scope, receive, send)
         else:
             await self._app(scope, _replay(body, receive), send)
 
-    async def _read(self, receive: Receive, *, too_long: bool) -> bytes | None:
+    def _longest(self, scope: Scope) -> int:
+        return min(self._max_bytes, MAX_OPEN_BYTES) if is_open(scope["path"]) else self._max_bytes
+
+    async def _read(self, receive: Receive, max_bytes: int, *, too_long: bool) -> bytes | None:
         """The whole body; `None` if it is too long.
 
         Raises:
@@ -86,7 +93,7 @@ class BodyLimit:
             piece = message.get("body", b"")
             num_read += len(piece)
             more = message.get("more_body", False)
-            if too_long or num_read > self._max_bytes:
+            if too_long or num_read > max_bytes:
                 too_long = True
                 body.clear()
             else:
@@ -101,15 +108,15 @@ class BodyLimit:
             headers={"Connection": "close"},
         )
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        problem = Problem(
-            413,
-            "body-too-large",
-            f"a request body may have at most {format_bytes(self._max_bytes)} "
-            f"({self._max_bytes} bytes)",
-            headers={"Connection": "close"},
-        )
-        await problem.response()(scope, receive, send)
+
+async def _refuse(max_bytes: int, scope: Scope, receive: Receive, send: Send) -> None:
+    problem = Problem(
+        413,
+        "body-too-large",
+        f"a request body may have at most {format_bytes(max_bytes)} ({max_bytes} bytes)",
+        headers={"Connection": "close"},
+    )
+    await problem.response()(scope, receive, send)
 
 
 def _announced_bytes(headers: Headers) -> int:

@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...core.errors import StagewrightError
 from ..problems import Problem, from_error
-from ..store.contract import Store
 from ..telemetry.context import add
 from .caller import Caller
 from .identify import Identification
@@ -32,7 +31,7 @@ class Gate:
     Args:
         app: The application behind.
         identification: Who is who.
-        store: Has the audit log.
+        trail: Writes the audit log.
         now: A clock that never goes back, in seconds.
     """
 
@@ -40,13 +39,13 @@ class Gate:
         self,
         app: ASGIApp,
         identification: Identification,
-        store: Store,
+        trail: Trail,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
         self._identification = identification
         self._rates = Rates(now)
-        self._trail = Trail(store, now)
+        self._trail = trail
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or _is_open(scope):

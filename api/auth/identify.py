@@ -86,8 +86,9 @@ class Identification:
         elif self._tokens is not None and _JWT.fullmatch(text):
             try:
                 return await run_in_threadpool(self._tokens.caller, text)
-            except Problem:
-                self._guesses.failed(scope)
+            except Problem as problem:
+                if problem.document.status == 401:  # else the provider is away, or it is signed
+                    self._guesses.failed(scope)
                 raise
         if wait_s:
             raise too_many(wait_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Callable
 
 from starlette.concurrency import run_in_threadpool
@@ -37,7 +38,7 @@ class Trail:
         now: A clock that never goes back, in seconds.
     """
 
-    def __init__(self, store: Store, now: Callable[[], float]) -> None:
+    def __init__(self, store: Store, now: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self._denials = Rates(now)
         self._num_unwritten = 0
@@ -57,6 +58,10 @@ class Trail:
             await send(message)
 
         return watched
+
+    async def signed_in(self, scope: Scope, caller: Caller) -> None:
+        """Note that somebody gave a right token for a session."""
+        await self._write(_event(scope, "ok", caller))
 
     async def denied(self, scope: Scope, caller: Caller | None, kind: str) -> None:
         """Note that a request was refused: as many a minute as `DENIALS_PER_MINUTE`."""

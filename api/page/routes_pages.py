@@ -18,6 +18,7 @@ from ...view.profile_view import quality_of
 from ...view.reproduce import ask_again
 from ..auth.caller import Caller, CallerOfRequest
 from ..auth.identify import Identification
+from ..auth.trail import Trail
 from ..paging import Cursor, Search, cursor_checked
 from ..services import Planning
 from ..store.contract import Store
@@ -47,10 +48,11 @@ def page_routes(
     views: Views,
     sessions: Sessions,
     identification: Identification,
+    trail: Trail,
 ) -> APIRouter:
     """Every page."""
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
-    router.include_router(signing_routes(sessions, identification))
+    router.include_router(signing_routes(sessions, identification, trail))
 
     @router.get("/")
     def home() -> Response:

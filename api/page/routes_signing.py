@@ -11,13 +11,19 @@ from starlette.responses import HTMLResponse, RedirectResponse
 
 from ..auth.identify import Identification
 from ..auth.scopes import is_page
+from ..auth.trail import Trail
 from ..problems import Problem
 from .front import origin_missing
 from .sessions import LIFETIME_S, Sessions, cookie_name, cookie_of
 from .templates import render
 
+MAX_FIELDS = 8
 
-def signing_routes(sessions: Sessions, identification: Identification) -> APIRouter:
+REFUSED = (401, 403)
+"""What the audit log is told of, here as at the gate."""
+
+
+def signing_routes(sessions: Sessions, identification: Identification, trail: Trail) -> APIRouter:
     """The form, what it sends, and the way out."""
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
@@ -29,20 +35,23 @@ def signing_routes(sessions: Sessions, identification: Identification) -> APIRou
     async def sign_in(request: Request) -> Response:
         if "origin" not in request.headers:
             raise origin_missing()
-        sent = parse_qs((await request.body()).decode("utf-8", "replace"))
+        sent = _form(await request.body())
         token = (sent.get("token") or [""])[0].strip()
         wanted = _own_path((sent.get("next") or ["/plans"])[0])
         try:
             raw = [(b"authorization", f"Bearer {token}".encode())]
             stranger = {**request.scope, "state": {}}  # whoever is signed in guesses like others
-            await identification.caller(Headers(raw=raw), stranger)
+            caller = await identification.caller(Headers(raw=raw), stranger)
         except Problem as problem:
+            if problem.document.status in REFUSED:
+                await trail.denied(request.scope, None, problem.kind)
             wrong = problem.document.detail if token else "Paste the token first."
             html = render("sign-in.html", here=None, next=wanted, wrong=wrong)
             response = HTMLResponse(html, problem.document.status)
             if wait := (problem.headers or {}).get("Retry-After"):
                 response.headers["Retry-After"] = wait
             return response
+        await trail.signed_in(request.scope, caller)
         sessions.close(_session(request))
         signed_in = RedirectResponse(wanted, 303)
         _set(signed_in, request, sessions.open(token), LIFETIME_S)
@@ -56,6 +65,20 @@ def signing_routes(sessions: Sessions, identification: Identification) -> APIRou
         return response
 
     return router
+
+
+def _form(body: bytes) -> dict[str, list[str]]:
+    """What the form sends; `BodyLimit` has seen that it is short.
+
+    Raises:
+        Problem: 422: it has more fields than the form.
+    """
+    try:
+        return parse_qs(body.decode("utf-8", "replace"), max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise Problem(
+            422, "invalid-input", "a form for signing in has the fields 'token' and 'next' alone"
+        ) from None
 
 
 def _session(request: Request) -> str:

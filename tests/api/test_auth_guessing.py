@@ -12,6 +12,8 @@ from stagewright.api.auth.caller import OPERATOR
 from stagewright.api.auth.gate import Gate
 from stagewright.api.auth.guessing import SECONDS_EACH, WRONG_AT_ONCE, Guesses
 from stagewright.api.auth.identify import Identification, unauthorized
+from stagewright.api.auth.trail import Trail
+from stagewright.api.problems import Problem
 from stagewright.api.settings import IN_MEMORY, Settings
 from stagewright.api.store.records import DEFAULT_PROJECT
 from stagewright.api.store.sql_store import SqlStore
@@ -38,10 +40,15 @@ def store():
     opened.close()
 
 
+AWAY = {"signed.but.away": 503, "signed.for.nothing": 403}
+
+
 class Provider:
-    """Signs one token."""
+    """Signs one token, and two that open nothing for other reasons."""
 
     def caller(self, token):
+        if token in AWAY:
+            raise Problem(AWAY[token], "away", "not because of the token")
         if token != "signed.by.provider":
             raise unauthorized("not signed")
         return OPERATOR
@@ -51,7 +58,7 @@ class Provider:
 def at(clock, store):
     """Clients of one gate, each at an address."""
     who = Identification(TOKEN, store, Provider(), Guesses(clock))
-    gate = Gate(PlainTextResponse("in"), who, store, clock)
+    gate = Gate(PlainTextResponse("in"), who, Trail(store, clock), clock)
     return lambda address: TestClient(gate, base_url="http://localhost", client=(address, 1))
 
 
@@ -106,6 +113,14 @@ def test_what_looks_like_a_providers_token_counts_too_and_right_ones_open(at):
     assert set(found) == {401}
     assert status(client) == 429
     assert status(client, "signed.by.provider") == 200
+
+
+@pytest.mark.parametrize("token", AWAY)
+def test_a_provider_that_does_not_answer_makes_nobody_a_guesser(at, token):
+    client = at("10.0.0.1")
+    found = [status(client, token) for _ in range(2 * WRONG_AT_ONCE)]
+    assert set(found) == {AWAY[token]}
+    assert status(client) == 200
 
 
 def test_no_token_is_no_guess(at):
@@ -164,6 +179,18 @@ def test_signing_in_is_guessing_too_but_who_is_signed_in_stays(browsers, store):
     assert sign_in(browsers("10.0.0.2"), TOKEN).status_code == 303
     key = store.keys.create(DEFAULT_PROJECT, name="n", scopes=("read",)).secret
     assert sign_in(outside, key).status_code == 303
+
+
+def test_signing_in_is_in_the_audit_log_and_so_is_what_was_refused(browsers, store):
+    browser = browsers("10.0.0.9")
+    key = store.keys.create(DEFAULT_PROJECT, name="n", scopes=("read",))
+    for token in ("wrong-1", key.secret):
+        sign_in(browser, token)
+    last, first = store.audit.entries(limit=2).items
+    assert {last.action, first.action} == {"POST /sign-in"}
+    assert (first.outcome, first.key_id, first.address) == ("unauthorized", None, "10.0.0.9")
+    assert (last.outcome, last.key_id, last.project_id) == ("ok", key.key.id, DEFAULT_PROJECT)
+    assert first.request_id
 
 
 def test_whoever_is_signed_in_with_a_key_does_not_guess_the_servers_token(browsers, store):

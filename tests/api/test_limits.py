@@ -56,7 +56,7 @@ def test_a_long_stream_is_cut_off_whatever_its_header_says(headers):
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "headers": headers}
+    scope = {"type": "http", "path": "/v1/plans", "headers": headers}
     asyncio.run(BodyLimit(inner, 95, max_discarded_bytes=40)(scope, receive, send))
     assert len(taken) == 14, "95 bytes are accepted and 40 more are thrown away"
     assert sent[0]["status"] == 413
@@ -76,7 +76,7 @@ def test_a_body_that_is_too_long_is_read_to_its_end_before_the_refusal():
 
     for headers in ([], [(b"content-length", b"120")]):
         pieces[:] = [b"x" * 10] * 12
-        scope = {"type": "http", "headers": headers}
+        scope = {"type": "http", "path": "/v1/plans", "headers": headers}
         asyncio.run(BodyLimit(inner, 95, max_discarded_bytes=40)(scope, receive, send))
     assert [message["status"] for message in sent[::2]] == [413, 413]
     assert inner.bodies == []
@@ -97,7 +97,7 @@ def test_an_honest_header_is_refused_before_a_byte_is_read(headers):
         sent.append(message)
 
     limit = BodyLimit(Inner(), 95, max_discarded_bytes=40)
-    asyncio.run(limit({"type": "http", "headers": headers}, receive, send))
+    asyncio.run(limit({"type": "http", "path": "/v1/plans", "headers": headers}, receive, send))
     assert sent[0]["status"] == 413
 
 
@@ -107,7 +107,9 @@ def test_pieces_arrive_as_one_body():
     async def receive():
         return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
 
-    asyncio.run(BodyLimit(inner, 95)({"type": "http", "headers": []}, receive, None))
+    asyncio.run(
+        BodyLimit(inner, 95)({"type": "http", "path": "/v1/plans", "headers": []}, receive, None)
+    )
     assert inner.bodies == [b"one two three"]
 
 
@@ -117,5 +119,7 @@ def test_a_client_that_leaves_is_let_go():
     async def receive():
         return {"type": "http.disconnect"}
 
-    asyncio.run(BodyLimit(inner, 95)({"type": "http", "headers": []}, receive, None))
+    asyncio.run(
+        BodyLimit(inner, 95)({"type": "http", "path": "/v1/plans", "headers": []}, receive, None)
+    )
     assert inner.bodies == []

@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
 from stagewright.api.examples import example_profile
+from stagewright.api.limits import MAX_OPEN_BYTES
 from stagewright.api.page.sessions import LIFETIME_S, MAX_SESSIONS, Sessions
 from stagewright.api.page.templates import assets
 from stagewright.api.settings import IN_MEMORY, Settings
@@ -59,6 +60,16 @@ def test_a_wrong_token_is_told_so_and_opens_nothing(browser, token):
     assert "Set-Cookie" not in answer.headers
     assert 'role="alert"' in answer.text
     assert browser.get("/plans", headers=HTML).headers["Location"] == "/sign-in?next=%2Fplans"
+
+
+def test_what_a_stranger_sends_is_short_or_not_read(browser):
+    rest = len("token=&next=%2Fplans")
+    for length, status in ((MAX_OPEN_BYTES - rest, 401), (MAX_OPEN_BYTES - rest + 1, 413)):
+        assert sign_in(browser, "x" * length, next="/plans").status_code == status
+    many = browser.post("/sign-in", content="a=b&" * 9, headers=OWN)
+    assert many.status_code == 422
+    assert "'token' and 'next'" in many.json()["detail"]
+    assert browser.post("/sign-out", content="x" * 9000, headers=OWN).status_code == 413
 
 
 def test_nobody_comes_from_elsewhere(browser):
