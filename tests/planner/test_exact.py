@@ -1,6 +1,5 @@
 """The planner against brute force over every plan there is, on small problems."""
 
-import importlib
 import math
 from collections import Counter
 from functools import cache
@@ -14,7 +13,6 @@ from stagewright.core.plan import PlanOptions
 from stagewright.planner import search
 from stagewright.planner.classes import devices_of
 from stagewright.planner.validate import split_of, validate
-from stagewright.schedules import jit
 from tests.builders import chain_profile
 
 from .instances import (
@@ -43,13 +41,6 @@ MAKERS = (
 )
 
 OBJECTIVES = ["step_time", "throughput", "latency", "memory", "devices"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compiled():
-    """Machine code from the first plan on, where there is numba: thousands of plans are made."""
-    if jit.available():
-        importlib.import_module("numba")
 
 
 def problem(seed, **asked):

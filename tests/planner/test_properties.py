@@ -1,6 +1,5 @@
 """What holds of every plan, on random problems larger than brute force can take."""
 
-import importlib
 import math
 import random
 from dataclasses import replace
@@ -19,19 +18,11 @@ from stagewright.planner.from_balance import plan_from_balance
 from stagewright.planner.heuristics import pipedream_plan, torchgpipe_balance
 from stagewright.planner.plan import Planner, plan
 from stagewright.planner.validate import validate
-from stagewright.schedules import jit
 from tests.builders import random_profile
 
 from .instances import Instance, instance
 
 ROUNDING = 1 + 1e-10
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compiled():
-    """Machine code from the first plan on, where there is numba: hundreds of plans are made."""
-    if jit.available():
-        importlib.import_module("numba")
 
 
 def larger(seed, **asked):
