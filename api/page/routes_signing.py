@@ -27,9 +27,13 @@ def signing_routes(sessions: Sessions, identification: Identification, trail: Tr
     """The form, what it sends, and the way out."""
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
+    def form(request: Request, wanted: str, wrong: str = "") -> str:
+        session = "none" if sessions.token(_session(request)) is None else "open"
+        return render("sign-in.html", here=None, next=wanted, wrong=wrong, session=session)
+
     @router.get("/sign-in")
-    def ask_token(next: Annotated[str, Query(max_length=2000)] = "/plans") -> str:
-        return render("sign-in.html", here=None, next=_own_path(next), wrong="")
+    def ask_token(request: Request, next: Annotated[str, Query(max_length=2000)] = "/plans") -> str:
+        return form(request, _own_path(next))
 
     @router.post("/sign-in")
     async def sign_in(request: Request) -> Response:
@@ -46,8 +50,7 @@ def signing_routes(sessions: Sessions, identification: Identification, trail: Tr
             if problem.document.status in REFUSED:
                 await trail.denied(request.scope, None, problem.kind)
             wrong = problem.document.detail if token else "Paste the token first."
-            html = render("sign-in.html", here=None, next=wanted, wrong=wrong)
-            response = HTMLResponse(html, problem.document.status)
+            response = HTMLResponse(form(request, wanted, wrong), problem.document.status)
             if wait := (problem.headers or {}).get("Retry-After"):
                 response.headers["Retry-After"] = wait
             return response

@@ -327,6 +327,30 @@ def test_the_printed_address_signs_in_where_the_form_is_open_already(chromium, s
     context.close()
 
 
+def test_an_address_signs_nobody_out_of_their_project_unasked(chromium, served):
+    """Somebody else's key in a link, e.g. of a mail: what is stored next would be theirs."""
+    context = chromium.new_context()
+    page = context.new_page()
+    page.goto(f"{served.url}/sign-in#token={TOKEN}")
+    page.wait_for_url("**/plans")
+    (before,) = context.cookies()
+    page.goto("data:text/html,<title>elsewhere</title>")
+    page.evaluate(f"location.href = '{served.url}/sign-in#token={TOKEN}'")
+    expect(page.get_by_role("alert")).to_contain_text("You are signed in already")
+    stay = page.get_by_role("link", name="Stay signed in as before")
+    expect(stay).to_be_focused()
+    assert TOKEN not in page.url
+    stay.click()
+    page.wait_for_url("**/plans")
+    assert context.cookies()[0]["value"] == before["value"]
+    page.goto(f"{served.url}/sign-in#token={TOKEN}")
+    page.get_by_role("alert").wait_for()
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url("**/plans")
+    assert context.cookies()[0]["value"] != before["value"]
+    context.close()
+
+
 def test_a_files_request_can_be_pasted(signed_in, plan_id, served, tmp_path):
     page, client = signed_in.page, served.client()
     profile_id = client.get(f"/v1/plans/{plan_id}").json()["profile_id"]
