@@ -1,0 +1,112 @@
+"""The planner's loops are compiled by a process of their own, and nobody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stagewright.api import compiler as compiler_module
+from stagewright.api.compiler import Compiler
+from stagewright.api.solving import Solver
+from stagewright.planner import compiling
+
+WITHIN_S = 30
+
+
+def has_numba() -> bool:
+    """Run in a planning process: whether small problems are planned by compiled loops there."""
+    return "numba" in sys.modules
+
+
+def until(happens: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + WITHIN_S
+    while not happens():
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "is_done", lambda: False)
+
+
+def command(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    monkeypatch.setattr(compiler_module, "COMMAND", (sys.executable, "-c", program))
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_plans_are_found_in_plain_python_until_it_is_done(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Cause: the first plan after an installation waited half a minute for the compiler."""
+    pytest.importorskip("numba")
+    end = tmp_path / "end"
+    program = f"import os, time\nwhile not os.path.exists({str(end)!r}): time.sleep(0.01)"
+    command(monkeypatch, program)
+    solver = Solver(1)
+
+    async def main() -> None:
+        assert not await solver.run(has_numba)
+        end.touch()
+        end_s = time.monotonic() + WITHIN_S
+        while not await solver.run(has_numba):
+            assert time.monotonic() < end_s
+            await asyncio.sleep(0.05)
+
+    try:
+        asyncio.run(main())
+    finally:
+        solver.close()
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_one_that_fails_is_told_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    command(monkeypatch, "raise SystemExit(3)")
+    with caplog.at_level(logging.WARNING):
+        compiler = Compiler()
+        until(compiler.done.is_set)
+    assert "could not be compiled" in caplog.text
+    compiler.close()
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_it_ends_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    command(monkeypatch, "import time; time.sleep(600)")
+    compiler = Compiler()
+    assert not compiler.done.is_set()
+    compiler.close()
+    until(compiler.done.is_set)
+
+
+def test_what_is_compiled_is_remembered_until_the_sources_change(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("numba")
+    source = tmp_path / "kernel.py"
+    source.write_text("")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kept"))
+    monkeypatch.setattr(compiling, "SOURCES", (source,))
+    planned = []
+    monkeypatch.setattr(compiling, "plan", lambda *asked: planned.append(asked))
+    assert not compiling.is_done()
+    compiling.compile_all()
+    assert len(planned) == len(compiling.ASKED)
+    assert compiling.is_done()
+    assert Compiler().done.is_set(), "nothing is started"
+    source.write_text("changed")
+    assert not compiling.is_done()
+
+
+def test_the_example_can_be_planned_every_way_that_is_asked() -> None:
+    profile = compiling.example()
+    cluster = compiling.Cluster.uniform(compiling.DEVICES, memory_bytes=compiling.MEMORY_BYTES)
+    for options in compiling.ASKED:
+        assert sum(compiling.plan(profile, cluster, options).balance) == compiling.LAYERS
