@@ -30,7 +30,7 @@ from .field_errors import FieldError, clip, field_errors
 from .jobs.workers import WorkersUnavailable
 from .known_fields import nearest_fields
 from .measuring import MeasuringUnavailable
-from .solving import SolverEnded
+from .planning_process import SolverEnded
 from .store.errors import AnswerPending, KeyReused, NotFound, StoreUnavailable, TooManyJobs
 from .telemetry.context import request_id
 

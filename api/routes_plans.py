@@ -37,6 +37,7 @@ from .examples import plan_examples
 from .jobs.outcome import as_problem, from_json
 from .jobs.service import JobService
 from .json_body import StrictRoute
+from .leaving import while_connected
 from .openapi import PROBLEM_RESPONSE
 from .paging import Cursor, Limit, Search, cursor_checked
 from .prefer import APPLIED, Prefer, wait_of
@@ -90,9 +91,11 @@ def plan_routes(
         wait_s, applied = wait_of(prefer, measure_deadline_s)
 
         async def make() -> Response:
-            answer = await planning.create_plan(
+            search = planning.create_plan(
                 caller, body, jobs.measured_before, fresh=is_fresh(request)
             )
+            is_kept = idempotency_key is not None  # whoever asks again with it finds the answer
+            answer = await (search if is_kept else while_connected(request.receive, search))
             if isinstance(answer, Answered):
                 return plan_response(answer.plan_id, answer.text, answer.reused)
             job = await jobs.submit_plan(caller, body, answer, submit_key=await submit_key(request))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import multiprocessing.synchronize
 import os
 import resource
 import signal
@@ -11,17 +12,18 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import lru_cache
 from multiprocessing.reduction import ForkingPickler
 from typing import ParamSpec, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from ..core.errors import InvalidInput, StagewrightError
+from ..core.errors import InvalidInput
 from ..core.profile import Profile
 from ..schedules import jit
+from .compiler import Compiler
+from .planning_process import PlanningProcess, SolverEnded
 from .telemetry.tracing import span
 
 P = ParamSpec("P")
@@ -47,10 +49,6 @@ def _unobserved(work: str, duration_s: float) -> None:
     """Nobody wants to know."""
 
 
-class SolverEnded(StagewrightError):
-    """A planning process was ended from outside, most likely for want of memory."""
-
-
 class Solver:
     """Runs work that keeps a processor busy, away from the event loop.
 
@@ -68,37 +66,36 @@ class Solver:
         self._observe = observe
         self.num_waiting = 0
         self.num_running = 0
-        self._pool: ProcessPoolExecutor | None = None
+        self._all = [PlanningProcess(self._start) for _ in range(processes)]
+        self._idle = list(self._all)
+        self._compiler: Compiler | None = None
         self._turns = asyncio.Semaphore(processes or MAX_IN_THREADS)
 
     async def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """What a function returns; in a process, it and all it takes and gives is pickled.
 
+        Cancelling it ends its process.
+
         Raises:
             InvalidInput: It needed more memory than a process gets.
-            SolverEnded: Its process ended.
+            SolverEnded: Its process ended; no other call's did.
             Exception: Whatever the function raises.
         """
         async with self._turn(getattr(work, "__name__", "other")):
             if not self._processes:
                 return await run_in_threadpool(work, *args, **kwargs)
-            pool = self._running()
+            process = self._idle.pop()
             try:
-                return await asyncio.wrap_future(pool.submit(work, *args, **kwargs))
-            except BrokenProcessPool:
-                if self._pool is pool:
-                    self._pool = None
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise SolverEnded(
-                    "the process that planned was ended, most likely for want of memory; ask for "
-                    "fewer micro-batches or stages, or ask again later"
-                ) from None
+                return await process.run(work, *args, **kwargs)
             except MemoryError:
                 raise InvalidInput(
                     f"planning needs more than the {MAX_BYTES // 2**30} GiB this server gives it; "
                     "ask for fewer micro-batches or stages, or plan with the library",
                     field="/options",
                 ) from None
+            finally:
+                # The next call takes the last: not one that has to start, if it can be helped.
+                self._idle.insert(len(self._idle) if process.is_started else 0, process)
 
     @asynccontextmanager
     async def _turn(self, name: str) -> AsyncIterator[None]:
@@ -124,45 +121,29 @@ class Solver:
         Raises:
             SolverEnded: No process starts.
         """
-        if not self._processes:
-            return
-        if self._pool is not None and not _is_whole(self._pool):
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = None
         try:
-            self._running()
+            for process in self._idle[-1:]:
+                process.prepare()
         except OSError as error:
             raise SolverEnded(f"no planning process starts: {error}") from None
 
     def close(self) -> None:
         """End the processes, whatever they are at."""
-        if self._pool is None:
-            return
-        running = list((self._pool._processes or {}).values())
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._pool = None
-        for process in running:
-            with suppress(ProcessLookupError):
-                process.kill()
-        for process in running:
-            process.join()
+        if self._compiler is not None:
+            self._compiler.close()
+        for ended in [process.end() for process in self._all]:
+            for process in ended:
+                process.join()
 
-    def _running(self) -> ProcessPoolExecutor:
-        if self._pool is None:
-            self._pool = ProcessPoolExecutor(
-                self._processes,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=_prepare,
-                initargs=(os.getpid(),),
-            )
-        return self._pool
-
-
-def _is_whole(pool: ProcessPoolExecutor) -> bool:
-    """Whether it takes work; it gives up for good when a process of it ends."""
-    return not pool._broken and all(
-        process.is_alive() for process in (pool._processes or {}).values()
-    )
+    def _start(self) -> ProcessPoolExecutor:
+        if self._compiler is None:
+            self._compiler = Compiler()
+        return ProcessPoolExecutor(
+            1,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_prepare,
+            initargs=(os.getpid(), self._compiler.done),
+        )
 
 
 def _reduced(profile: Profile) -> tuple[Callable[[str], Profile], tuple[str]]:
@@ -178,11 +159,11 @@ def _read_profile(text: str) -> Profile:
 ForkingPickler.register(Profile, _reduced)
 
 
-def _prepare(parent: int) -> None:
+def _prepare(parent: int, compiled: multiprocessing.synchronize.Event) -> None:
     """Limit this process, and have it end with the server, however that ends.
 
-    numba is loaded whatever is asked first: it takes a second, and from then on a plan of twenty
-    layers takes 15 ms instead of 80.
+    numba is loaded whatever is asked first, once it has nothing to compile: it takes a second, and
+    from then on a plan of twenty layers takes 15 ms instead of 80.
     """
     os.nice(NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -195,5 +176,12 @@ def _prepare(parent: int) -> None:
             time.sleep(PARENT_CHECKED_S)
         os._exit(1)
 
+    def load() -> None:
+        compiled.wait()
+        jit.prepare(jit.LARGE_STEPS)
+
     threading.Thread(target=watch, daemon=True).start()
-    jit.prepare(jit.LARGE_STEPS)
+    if compiled.is_set():
+        load()
+    else:
+        threading.Thread(target=load, daemon=True).start()

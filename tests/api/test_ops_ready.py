@@ -72,7 +72,7 @@ def test_a_dead_planning_process_is_replaced_and_none_at_all_is_not_ready(monkey
     solver = Solver(1)
     try:
         pid = client.portal.call(solver.run, os.getpid)
-        process = solver._pool._processes[pid]
+        process = solver._all[0].prepare()._processes[pid]
         os.kill(pid, signal.SIGKILL)
         process.join(20)
         solver.check()

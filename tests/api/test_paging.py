@@ -9,7 +9,8 @@ import time
 import pytest
 
 from stagewright.api import solving
-from stagewright.api.solving import Solver, SolverEnded
+from stagewright.api.planning_process import SolverEnded
+from stagewright.api.solving import Solver
 from stagewright.core.errors import InvalidInput
 
 

@@ -20,7 +20,7 @@ export class Search {
       location.assign(placeOf(response));
     } catch (error) {
       const isLate = (error.document?.type ?? "").endsWith("deadline-exceeded");
-      if (error.name === "AbortError") say("The search was stopped; nothing is kept.");
+      if (error.name === "AbortError") say("The search was stopped. Unless it had just ended, no plan is kept.");
       else say(isLate ? `${error.message} Ask for fewer micro-batches, or plan with the library, which searches for as long as you allow.` : error.message, true);
     } finally {
       this.show(false);
