@@ -9,6 +9,8 @@ from typing import Any
 from .. import __version__
 from ..core.document import json_digest
 from ..core.options import EstimateRequest, MeasureRequest
+from ..core.service.plans import PlanRecord
+from ..planner.cut_short import was_cut_short
 from ..schedules.jit import available
 from .requests import PlanRequest
 
@@ -25,6 +27,11 @@ def plan_digest(request: PlanRequest, deadline_s: float) -> str:
         if document is not None:  # as if it had been stored first
             asked[f"{name}_id"] = document.content_id()
     return _digest({"plan": asked, "deadline_s": deadline_s, "compiled": available()})
+
+
+def is_final(record: PlanRecord) -> bool:
+    """Whether it answers the same request for good: more time would find nothing better."""
+    return record.plan is None or not was_cut_short(record.plan)
 
 
 def estimate_digest(request: EstimateRequest) -> str:

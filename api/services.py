@@ -18,7 +18,7 @@ from ..core.profile import Profile
 from ..core.service.plans import PlanRecord, StoredPlan, infeasible_answer
 from ..planner.plan import plan
 from .auth.caller import Caller
-from .digests import estimate_digest, plan_digest
+from .digests import estimate_digest, is_final, plan_digest
 from .effort import check_effort
 from .field_errors import FieldError
 from .models.buildable import check_buildable
@@ -325,7 +325,8 @@ class Planning:
         return Answered(found, self._store.documents.plan_json(project, found), "plan")
 
     def _keep(self, project: str, digest: str, record: PlanRecord, reused: Reused) -> Answered:
-        stored = self._store.documents.put_plan(project, record, request_digest=digest)
+        known_by = digest if is_final(record) else None
+        stored = self._store.documents.put_plan(project, record, request_digest=known_by)
         return Answered(stored.id, stored.model_dump_json(), reused)
 
     async def _profiles(

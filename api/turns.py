@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .auth.scopes import is_open
 
@@ -12,8 +13,7 @@ AT_ONCE = 16
 """As many as there are threads for the database."""
 
 TURN_S = 0.25
-"""Longest a request keeps others waiting: one that searches, measures or streams goes on without
-a turn."""
+"""Longest a request keeps others waiting: one that searches or measures goes on without a turn."""
 
 
 class Turns:
@@ -40,8 +40,14 @@ class Turns:
             return
         await self._free.acquire()
         turn = _Turn(self._free, self._turn_s)
+
+        async def watched(message: Message) -> None:
+            if message["type"] == "http.response.start" and _is_stream(message):
+                turn.end()  # it lasts as long as its reader wants
+            await send(message)
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, watched)
         finally:
             turn.end()
 
@@ -58,3 +64,8 @@ class _Turn:
             self._free.release()
             self._free = None
             self._overdue.cancel()
+
+
+def _is_stream(message: Message) -> bool:
+    kind = Headers(raw=message.get("headers", [])).get("content-type", "")
+    return kind.startswith("text/event-stream")

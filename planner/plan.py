@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -16,6 +17,7 @@ from ..core.profile import Profile
 from .arguments import cluster_of, deadline_of, options_of, profiles_of
 from .build import build_plan
 from .cost import Tables, tables
+from .cut_short import marked
 from .microbatches import plan_batch
 from .request import Progress, Request
 from .solve import solve
@@ -47,7 +49,7 @@ def plan(
         options: What is asked for; the defaults of `PlanOptions` if not given.
         num_microbatches: Replaces the options' number. Together with a ``batch_size`` it says the
             size of micro-batches: then it has to divide the batch.
-        deadline_s: Stop then with the best plan so far and its gap.
+        deadline_s: Stop then with the best plan so far and its gap; a note says so.
         progress: Called with every better plan or bound found; neither ever gets worse. With a
             ``batch_size`` values are for a whole step.
 
@@ -101,12 +103,13 @@ class Planner:
         """See `plan`."""
         cluster = cluster_of(cluster)
         options = _options(options, num_microbatches)
-        deadline = deadline_of(deadline_s)
+        began, deadline = time.monotonic(), deadline_of(deadline_s)
         if progress is not None and not callable(progress):
             raise InvalidInput(f"progress is {progress!r}; give a function of one argument")
         attempt = partial(self._plan, size=_size_asked(options))
         try:
-            return attempt(cluster, options, deadline, progress and _Improving(progress))
+            found = attempt(cluster, options, deadline, progress and _Improving(progress))
+            return marked(found, options.gap, began, deadline)
         except Infeasible as error:
             raise with_ways_out(error, self.profile, cluster, options, attempt, deadline) from None
 

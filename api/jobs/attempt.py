@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from ...core.errors import DeadlineExceeded
 from ...core.profile import Profile
 from ...core.service.plans import PlanRecord
+from ..digests import is_final
 from ..store.contract import Store
 from ..store.errors import StoreUnavailable
 from ..store.job_records import FinalState, Job
@@ -293,8 +294,9 @@ class Attempt:
         self._tell(ended)
         if profile is not None:
             await self._remember("profile", self._work.measure_digest, profile.content_id())
-        if plan is not None and self._work.plan_digest is not None and ended.result_id is not None:
-            await self._remember("plan", self._work.plan_digest, ended.result_id)
+        digest = self._work.plan_digest
+        if plan is not None and is_final(plan) and digest and ended.result_id is not None:
+            await self._remember("plan", digest, ended.result_id)
         self._changed(self.job.id)
 
     def _tell(self, job: Job) -> None:

@@ -9,11 +9,13 @@ import threading
 
 import pytest
 
+from stagewright.api import services
 from stagewright.api.examples import measure_example
 from stagewright.core.cluster import Cluster
 from stagewright.core.errors import DeadlineExceeded, Infeasible
 from stagewright.core.plan import Plan, PlanOptions
 from stagewright.core.profile import Profile
+from stagewright.planner.cut_short import NOTE
 from stagewright.planner.plan import plan as make_plan
 
 
@@ -290,3 +292,25 @@ def test_a_way_out_can_be_asked_for_as_it_stands(client, profile):
     for way_out in ways_out:
         again = client.post("/v1/plans", json={**request, "options": way_out["options"]})
         assert again.json()["status"] == "planned", way_out
+
+
+def test_a_plan_cut_short_by_its_deadline_is_searched_for_again(client, profile, monkeypatch):
+    """Cause: the first plan on a busy machine was answered for good, a better one never found."""
+    request = {"profile": profile, "cluster": "2x80GB"}
+    found = []
+
+    def hurried(*args, **kwargs):
+        found.append(make_plan(*args, **kwargs))
+        if len(found) > 1:
+            return found[-1]
+        return found[-1].model_copy(update={"notes": (*found[-1].notes, NOTE)})
+
+    monkeypatch.setattr(services, "plan", hurried)
+    first = client.post("/v1/plans", json=request)
+    assert first.json()["plan"]["notes"][-1] == NOTE
+    second = client.post("/v1/plans", json=request)
+    assert NOTE not in second.json()["plan"]["notes"]
+    assert second.json()["id"] != first.json()["id"]
+    third = client.post("/v1/plans", json=request)
+    assert (third.headers["Stagewright-Reused"], third.json()) == ("plan", second.json())
+    assert len(found) == 2

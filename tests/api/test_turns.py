@@ -85,6 +85,36 @@ def test_what_takes_long_lets_others_pass_and_counts_once() -> None:
     asyncio.run(main())
 
 
+def test_a_stream_gives_its_turn_up_when_it_begins() -> None:
+    """Cause: two hundred idle streams opened at once kept a request waiting for four seconds."""
+
+    async def main() -> None:
+        opened, sent = asyncio.Event(), []
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["name"] == "stream":
+                headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                opened.set()
+                await asyncio.Event().wait()
+
+        async def send(message: Message) -> None:
+            sent.append(message["type"])
+
+        async def receive() -> Message:
+            raise AssertionError("the body was read before")
+
+        turns = Turns(app, at_once=1, turn_s=60)
+        scope = {"type": "http", "path": "/v1/jobs/job_1/events", "name": "stream"}
+        stream = asyncio.create_task(turns(scope, receive, send))
+        await asyncio.wait_for(opened.wait(), 10)
+        await asyncio.wait_for(ask(turns, "short"), 10)
+        assert sent == ["http.response.start"]
+        stream.cancel()
+
+    asyncio.run(main())
+
+
 def test_a_failure_ends_its_turn_and_probes_need_none() -> None:
     async def main() -> None:
         async def steps(name: str) -> None:
