@@ -98,7 +98,9 @@ def _joined(run: Sequence[ModuleNode], classes: Sequence[str]) -> ModuleNode:
         return replace(first, children=children)
     parts = zip(*(node.children for node in run), strict=True)
     joined = [ModuleNode(part[0].name, _layers(part), _below(part)) for part in parts]
-    return ModuleNode(_names(run), _layers(run), _folded(joined, classes), len(run))
+    return ModuleNode(
+        first_to_last(first.name, run[-1].name), _layers(run), _folded(joined, classes), len(run)
+    )
 
 
 def _below(nodes: Sequence[ModuleNode]) -> tuple[ModuleNode, ...]:
@@ -111,9 +113,8 @@ def _layers(nodes: Sequence[ModuleNode]) -> tuple[int, ...]:
     return tuple(index for node in nodes for index in node.layers)
 
 
-def _names(run: Sequence[ModuleNode]) -> str:
-    """First and last name, what they begin with once: ``layers.0..11``."""
-    first, last = run[0].name, run[-1].name
+def first_to_last(first: str, last: str) -> str:
+    """Two names as those of a run, what they begin with once: ``layers.0..11``."""
     start = first.rpartition(".")[0]
     if start and last.startswith(f"{start}."):
         return f"{first}..{last[len(start) + 1 :]}"

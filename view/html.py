@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from ..core.document import Record
 from ..core.text_table import printable
-from ..core.units import count, format_bytes, format_time
+from ..core.units import count, format_bytes, format_rate, format_time
 from .plan_view import PlanView
 
 HERE = Path(__file__).parent
@@ -39,11 +39,12 @@ def environment(*folders: Path) -> Environment:
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_shown,
+        auto_reload=False,  # an upgrade under a running server changes no page
         trim_blocks=True,
         lstrip_blocks=True,
     )
     made.filters.update(time=format_time, bytes=format_bytes, percent=percent, data=data)
-    made.filters.update(lines=lines)
+    made.filters.update(lines=lines, rate=format_rate)
     made.globals.update(count=count)
     return made
 

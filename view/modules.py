@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, takewhile
 
+from ..core.module_tree import first_to_last
+
 MAX_PARTS = 14
 """Of one box; more are put together into boxes of neighbours."""
 
@@ -82,7 +84,8 @@ class ModuleParts:
                 yield run[0]
                 continue
             count = sum(part.count for part in run)
-            yield Part(_names(run), run[0].first, count, grouped(run), len(run))
+            name = first_to_last(run[0].name, run[-1].name)
+            yield Part(name, run[0].first, count, grouped(run), len(run))
 
     def _content(self, part: Part, depth: int) -> tuple[object, ...]:
         """Names and cost classes of all layers in it; where one is not known, only itself."""
@@ -119,15 +122,6 @@ def _shared(paths: Sequence[Path]) -> Path:
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(least, most, strict=False))
     )
     return least[:length]
-
-
-def _names(run: Sequence[Part]) -> str:
-    """First and last name, what they begin with once: ``layers.0..11``."""
-    first, last = run[0].name, run[-1].name
-    start = first.rpartition(".")[0]
-    if start and last.startswith(f"{start}."):
-        return f"{first}..{last[len(start) + 1 :]}"
-    return f"{first}..{last}"
 
 
 def opened(parts: Sequence[Part], most: int) -> set[Part]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from typing import Any
 
@@ -72,7 +73,14 @@ def _quoted(word: str) -> str:
     if word.isprintable():
         return shlex.quote(word)
     plain = word.replace("\\", "\\\\").replace("'", "\\'")
-    return f"$'{printable(plain)}'"
+    escaped = re.sub(r"[\x80-\xff]", _four_digits, plain)
+    return f"$'{printable(escaped)}'"
+
+
+def _four_digits(found: re.Match[str]) -> str:
+    """Two digits are a byte for bash, which is the character only below U+0080."""
+    character = found[0]
+    return character if character.isprintable() else f"\\u{ord(character):04x}"
 
 
 def changed(options: PlanOptions) -> dict[str, Any]:

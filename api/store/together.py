@@ -95,7 +95,7 @@ class _Batch:
         self._num_parts = 0
         self._is_lost = False
         self._ended = Event()
-        self._error: Exception | None = None
+        self._error: Exception | None = Waited("the thread that committed was ended")
 
     @property
     def takes_more(self) -> bool:
@@ -125,9 +125,11 @@ class _Batch:
         try:
             with self._connection:  # closing it rolls back what is not committed
                 self._commit()
+            self._error = None
         except Exception as error:  # noqa: BLE001 - raised by all who wait
             self._error = error
-        self._ended.set()
+        finally:
+            self._ended.set()
 
     def _commit(self) -> None:
         if self._num_parts == 0:

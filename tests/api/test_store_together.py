@@ -14,7 +14,7 @@ from sqlalchemy import Connection, event, text
 
 from stagewright.api.store.database import Database
 from stagewright.api.store.errors import StoreUnavailable
-from stagewright.api.store.together import MOST_TOGETHER
+from stagewright.api.store.together import MOST_TOGETHER, Waited, _Batch
 
 PATIENCE_S = 20
 
@@ -167,3 +167,21 @@ def test_what_sqlite_takes_back_by_itself_is_told_to_all(board: Board) -> None:
     assert errors[3] is None, "the one behind has a transaction of its own"
     assert board.numbers() == [2]
     assert board.written([insert(3)]) == [None, None]
+
+
+def test_who_waits_is_told_where_the_committing_thread_is_ended() -> None:
+    class Ended(Connection):
+        def __init__(self) -> None:
+            pass
+
+        def __enter__(self) -> Ended:
+            raise SystemExit
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    batch = _Batch(Ended())
+    with pytest.raises(SystemExit):
+        batch.end()
+    with ThreadPoolExecutor(1) as threads, pytest.raises(Waited):
+        threads.submit(batch.wait).result(PATIENCE_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -13,6 +14,7 @@ from stagewright.api.page import templates
 from stagewright.api.page.words import model_words, short
 from stagewright.api.settings import IN_MEMORY, LOOPBACK_NAMES, Settings
 from stagewright.core.service.documents import ProfileSummary
+from stagewright.view.html import environment
 
 TOKEN = "a-token-for-pages"
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -141,6 +143,17 @@ def test_everything_is_read_when_the_server_starts():
         assert [one.cache_info().currsize for one in read] == [1, 1]
         loaded = {name for _, name in templates._environment().cache}
         assert set(templates._environment().list_templates()) <= loaded
+
+
+def test_a_template_that_changes_under_a_running_server_is_not_read_again(tmp_path):
+    """Cause: while a template was being edited, /sign-in of an older server was a 500."""
+    template = tmp_path / "page.html"
+    template.write_text("as it was")
+    running = environment(tmp_path)
+    assert running.get_template("page.html").render() == "as it was"
+    template.write_text("{{ new }}")
+    os.utime(template, (0, 0))
+    assert running.get_template("page.html").render() == "as it was"
 
 
 def test_a_model_is_named_by_its_family_and_sizes():

@@ -88,6 +88,7 @@ def test_the_header_has_the_numbers_of_a_comparison():
     (compared,) = compare((stored,)).plans
     header = plan_view(made, profile, CLUSTER).header
     assert header.step_time_s == compared.step_time_s
+    assert header.num_samples == 2 * 6
     assert header.samples_per_s == compared.samples_per_s == 2 * 6 / made.step_time_s
     assert header.bubble_fraction == compared.bubble_fraction
     assert header.peak_memory_bytes == compared.peak_memory_bytes
@@ -183,7 +184,7 @@ def test_assumptions_are_said_once():
 
 
 def test_a_command_with_any_name_is_seen_whole_and_means_that_name():
-    name = "it's\n\\ a \u202ename\x1b1"
+    name = "it's\n\\ a \u202ename\x1b1 caf\u00e9\u00a0\u00ad0\x80\x9f\U000e0001"
     made = planned().model_copy(update={"options": PlanOptions(no_cut_after=(name,))})
     shell = plan_view(made).reproduce.shell
     assert shell.isprintable()
