@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 
 def format_bytes(size_bytes: float) -> str:
     """For example ``1.5 MiB``."""
@@ -20,6 +22,11 @@ def format_time(time_s: float) -> str:
         if abs(value) >= 1 or unit == "us":
             break
     return f"{value:.3g} {unit}" if abs(value) < 1000 else f"{value:.0f} {unit}"
+
+
+def format_rate(rate: float) -> str:
+    """Four digits, as people write numbers: ``12.35``, ``64,980``."""
+    return f"{Decimal(f'{rate:.4g}'):,f}"
 
 
 def count(number: int, noun: str) -> str:

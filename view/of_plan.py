@@ -98,6 +98,7 @@ def layout_of(plan: Plan) -> Layout:
 
 def _header(plan: Plan, searched: bool) -> Header:
     device, peak_bytes, limit_bytes = _fullest(plan)
+    size = plan.microbatch_size
     equal = plan.baseline("equal_layers")
     equal_s = None if equal is None else equal.step_time_s
     return Header(
@@ -107,6 +108,7 @@ def _header(plan: Plan, searched: bool) -> Header:
         num_stages=plan.num_stages,
         num_devices=len(plan.memory_by_device()),
         num_microbatches=plan.num_microbatches,
+        num_samples=size and size * plan.num_microbatches,
         step_time_s=plan.step_time_s,
         samples_per_s=plan.samples_per_s,
         bubble_fraction=plan.bubble_fraction,

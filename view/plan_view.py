@@ -18,6 +18,7 @@ class Header(Record):
 
     Attributes:
         num_devices: That hold a stage.
+        num_samples: Of a step; `None` where the size of micro-batches is not known.
         samples_per_s: `None` where the size of micro-batches is not known.
         peak_memory_bytes: Of the device nearest to its limit, or without limits, of the fullest.
         peak_memory_limit_bytes: What that device allows; `None` for no limit.
@@ -34,6 +35,7 @@ class Header(Record):
     num_stages: int
     num_devices: int
     num_microbatches: int
+    num_samples: int | None
     step_time_s: float
     samples_per_s: float | None
     bubble_fraction: float

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stagewright.core.units import count, format_bytes, format_time
+from stagewright.core.units import count, format_bytes, format_rate, format_time
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,22 @@ def test_bytes(size_bytes, text):
 )
 def test_times(time_s, text):
     assert format_time(time_s) == text
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [
+        (0.0, "0"),
+        (0.00001234, "0.00001234"),
+        (12.345678, "12.35"),
+        (999.96, "1,000"),
+        (64_983.2, "64,980"),
+        (1e5, "100,000"),
+        (1.5e9, "1,500,000,000"),
+    ],
+)
+def test_rates_are_never_in_scientific_notation(rate, text):
+    assert format_rate(rate) == text
 
 
 @pytest.mark.parametrize(

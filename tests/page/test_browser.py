@@ -17,7 +17,7 @@ from stagewright.core.profile import Profile
 from stagewright.core.profile_diff import diff
 from stagewright.core.schedule import Work
 from stagewright.core.timeline import Timeline
-from stagewright.core.units import format_bytes, format_time
+from stagewright.core.units import format_bytes, format_rate, format_time
 from stagewright.runtime.compare import compare
 from stagewright.view.html import percent
 from tests.page.conftest import TOKEN
@@ -167,6 +167,10 @@ def test_a_cut_is_moved_and_a_slider_too_by_keyboard_alone(plan_page, plan_id, s
     options = {**priced["plan"]["options"], "num_microbatches": count + 1}
     body = {"plan_id": plan_id, "balance": moved, "options": options}
     assert_equals_api(page, client.post("/v1/simulations", json=body).json()["plan"])
+    size = page.locator('[data-form="samples"], [data-form="micro-batches"]')
+    words = [text.replace("was ", "") for text in size.all_text_contents()]
+    now, before = (int(text.split()[0]) for text in words)
+    assert now * count == before * (count + 1)  # a longer step is of more, and says so
     page.get_by_role("button", name="Back to the stored plan").click()
     assert "?" not in page.url
     assert page.locator('[data-ghost="header.step_time_s"]').text_content() == ""
@@ -457,15 +461,18 @@ def test_sizes_and_times_are_written_as_in_python(plan_page):
     ]
     sizes = [0, 1, 1023, 1024, 1536, 10 * 2**20 + 52429, 2**30, 5 * 2**40, 0.5 + 2**20]
     shares = [0, 0.00049, 0.0005, 0.0015, 0.125, 0.99951, 1, 12.345]
-    script = """async ([values, sizes, shares]) => {
+    rates = [0.00001234, 0.5, 12.345678, 999.96, 1234.5, 64_983.2, 1e5, 1.5e9]
+    script = """async ([values, sizes, shares, rates]) => {
         const format = await import("/static/format.js");
-        return [values.map(format.time), sizes.map(format.bytes), shares.map(format.percent)];
+        return [values.map(format.time), sizes.map(format.bytes), shares.map(format.percent),
+            rates.map(format.rate)];
     }"""
-    found = plan_page.evaluate(script, [values, sizes, shares])
+    found = plan_page.evaluate(script, [values, sizes, shares, rates])
     assert found == [
         [*map(format_time, values)],
         [*map(format_bytes, sizes)],
         [*map(percent, shares)],
+        [*map(format_rate, rates)],
     ]
 
 

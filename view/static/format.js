@@ -69,6 +69,9 @@ export function bytes(size) {
   return `${fixed(value, unit === "B" ? 0 : 1)} ${unit}`;
 }
 
+/** Four digits, as people write numbers: 64,980 and not 6.498e+04. */
+export const rate = (value) => Number(general(value, 4)).toLocaleString("en", { maximumFractionDigits: 20 });
+
 export const percent = (share) => `${fixed(share * 100, 1)} %`;
 
 /** The same with line ends, control and bidirectional characters escaped; core/text_table.py's printable. */
@@ -91,6 +94,8 @@ export function shown(value, form) {
   if (form === "percent") return percent(value);
   if (form === "gain") return percent(Math.abs(value));
   if (form === "versus") return value <= -0.0005 ? "Slower" : "Faster";
-  if (form === "rate") return general(value, 4);
+  if (form === "samples") return `${value} sample${value === 1 ? "" : "s"}`;
+  if (form === "micro-batches") return `${value} micro-batch${value === 1 ? "" : "es"}`;
+  if (form === "rate") return rate(value);
   return visible(String(value));
 }

@@ -35,7 +35,7 @@ function layerColumns(known) {
   return [
     ...first, column("type", "type", visible), column("forward", "forward", time), column("backward", "backward", time),
     column("weights", "parameters", bytes), column("saved", "saved", bytes),
-    { key: "cut", title: "a cut behind it sends", value: (row) => (row.reason ? -1 : row.cut),
+    { key: "cut", title: "a cut behind it sends, both ways", value: (row) => (row.reason ? -1 : row.cut),
       text: (row) => (row.reason ? `none: ${visible(row.reason)}` : bytes(row.cut)) },
   ];
 }
