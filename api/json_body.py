@@ -19,7 +19,7 @@ from pydantic_core import from_json
 from starlette.concurrency import run_in_threadpool
 
 from .converted import converted
-from .large_bodies import LARGE_BYTES, in_slices
+from .large_bodies import LARGE_BYTES, WrongItems, in_slices
 from .problems import Problem, from_validation
 
 
@@ -34,25 +34,29 @@ class StrictRequest(Request):
 
     async def json(self) -> Any:
         body = await self.body()
-        if len(body) < LARGE_BYTES:
-            found = _read(body)
-            return found if self.wanted is None else _checked(self.wanted, found)
-        return await run_in_threadpool(self._large, body)
+        if len(body) >= LARGE_BYTES:
+            return await run_in_threadpool(self._large, body)
+        found = _read(body)
+        if self.wanted is None:
+            return found
+        try:
+            return _checked(self.wanted, found)
+        except ValidationError:
+            return found  # FastAPI says why it does not fit
 
     def _large(self, body: bytes) -> Any:
         """As `json`; what does not fit is refused here, where no other request has to wait."""
         found = _read(body)
         if self.wanted is None:
             return found
-        value = _checked(self.wanted, found, in_slices(self.wanted._type, found))
-        if value is found:
-            try:
-                self.wanted.validate_python(found)
-            except ValidationError as error:
-                items = [{**item, "loc": ("body", *item["loc"])} for item in error.errors()]
-                wrong = RequestValidationError(items, body=found)
-                raise from_validation(wrong, self) from None
-        return value
+        try:
+            return _checked(self.wanted, found, in_slices(self.wanted._type, found))
+        except WrongItems as error:
+            wrong = error.errors
+        except ValidationError as error:
+            wrong = error.errors(include_input=False)
+        items = [{**item, "loc": ("body", *item["loc"])} for item in wrong]
+        raise from_validation(RequestValidationError(items, body=found), self)
 
 
 class StrictRoute(APIRoute):
@@ -87,7 +91,7 @@ def _read(body: bytes) -> Any:
 
 
 def _checked(wanted: TypeAdapter[Any], found: Any, half_read: Any = None) -> Any:
-    """The body as what it has to fit; as it came if it does not, for FastAPI to say why.
+    """The body as what it has to fit.
 
     A whole number may be written 8.0, which JSON Schema takes for the same.
 
@@ -97,12 +101,10 @@ def _checked(wanted: TypeAdapter[Any], found: Any, half_read: Any = None) -> Any
         half_read: The same, with parts of it validated.
 
     Raises:
+        ValidationError: It does not fit.
         Problem: 422: it fits only because pydantic took ``true`` or a text for a number.
     """
-    try:
-        value = wanted.validate_python(found if half_read is None else half_read)
-    except ValidationError:
-        return found
+    value = wanted.validate_python(found if half_read is None else half_read)
     places = converted(value, found)
     if not places:
         return value

@@ -12,6 +12,7 @@ from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 LARGE_BYTES = 256 * 2**10
 """What is shorter is validated in a few milliseconds, less than a thread costs under load."""
@@ -20,12 +21,28 @@ SLICE = 200
 """Items at a time; a layer takes some 30 microseconds."""
 
 
-def in_slices(kind: Any, found: Any) -> Any:
+class WrongItems(ValueError):
+    """Items of a list do not fit; what comes after them has not been read.
+
+    Args:
+        errors: As pydantic's, each with its whole place.
+    """
+
+    def __init__(self, errors: list[ErrorDetails]) -> None:
+        super().__init__(f"{len(errors)} errors")
+        self.errors = errors
+
+
+def in_slices(kind: Any, found: Any, place: tuple[str, ...] = ()) -> Any:
     """What fits ``kind`` as well, the items of its long lists validated; anything else as it is.
 
     Args:
         kind: A model, or what holds one.
         found: JSON as read; not changed.
+        place: Of it in the body.
+
+    Raises:
+        WrongItems: A list has items that do not fit.
     """
     model = _model_of(kind)
     if model is None or not isinstance(found, dict):
@@ -35,23 +52,32 @@ def in_slices(kind: Any, found: Any) -> Any:
         key = field.alias or name
         inner = found.get(key)
         if isinstance(inner, list) and len(inner) > SLICE:
-            changed[key] = _items(_item_of(field.annotation), inner)
+            changed[key] = _items(_item_of(field.annotation), inner, (*place, key))
         elif isinstance(inner, dict):
-            changed[key] = in_slices(field.annotation, inner)
+            changed[key] = in_slices(field.annotation, inner, (*place, key))
     return {**found, **changed}
 
 
-def _items(kind: type[BaseModel] | None, found: list[Any]) -> list[Any]:
-    """Items of a list, validated; as they are if one does not fit, for the whole to say where."""
+def _items(kind: type[BaseModel] | None, found: list[Any], place: tuple[str, ...]) -> list[Any]:
+    """Items of a list, validated; as they are if they are no models."""
     if kind is None:
         return found
     validate = _reader(kind)
     items: list[Any] = []
-    try:
-        for start in range(0, len(found), SLICE):
+    for start in range(0, len(found), SLICE):
+        try:
             items += validate(found[start : start + SLICE])
-    except ValidationError:
-        return found
+        except ValidationError as error:
+            raise WrongItems(_placed(error, place, start)) from None
+    return items
+
+
+def _placed(error: ValidationError, place: tuple[str, ...], start: int) -> list[ErrorDetails]:
+    """Errors of a slice with their places in the body."""
+    items = error.errors(include_input=False)
+    for item in items:
+        index, *inner = item["loc"]
+        item["loc"] = (*place, start + int(index), *inner)
     return items
 
 
