@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+from multiprocessing import active_children
 
 import httpx2
 import pytest
@@ -72,7 +73,7 @@ def test_a_dead_planning_process_is_replaced_and_none_at_all_is_not_ready(monkey
     solver = Solver(1)
     try:
         pid = client.portal.call(solver.run, os.getpid)
-        process = solver._all[0].prepare()._processes[pid]
+        (process,) = (child for child in active_children() if child.pid == pid)
         os.kill(pid, signal.SIGKILL)
         process.join(20)
         solver.check()
