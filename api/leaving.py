@@ -14,7 +14,7 @@ from .problems import Problem
 R = TypeVar("R")
 
 CLIENT_CLOSED_REQUEST = 499
-"""For logs and metrics, as nginx has it; nobody is there to read it."""
+"""For the log, as nginx has it; nobody is there to read it."""
 
 
 async def while_connected(receive: Receive, work: Awaitable[R]) -> R:

@@ -51,6 +51,7 @@ class Identification:
         guesses: Guesses | None = None,
     ) -> None:
         self._token = None if token is None else token.encode("ascii")
+        self._looks_signed = token is not None and _JWT.fullmatch(token) is not None
         self._store = store
         self._tokens = tokens
         self._guesses = Guesses() if guesses is None else guesses
@@ -87,7 +88,8 @@ class Identification:
             try:
                 return await run_in_threadpool(self._tokens.caller, text)
             except Problem as problem:
-                if problem.document.status == 401:  # else the provider is away, or it is signed
+                is_wrong = problem.document.status == 401  # else it is signed, or not looked at
+                if is_wrong or self._looks_signed:
                     self._guesses.failed(scope)
                 raise
         if wait_s:

@@ -123,6 +123,13 @@ def test_a_provider_that_does_not_answer_makes_nobody_a_guesser(at, token):
     assert status(client) == 200
 
 
+def test_a_servers_token_of_that_form_is_not_guessed_while_the_provider_is_away(clock, store):
+    who = Identification("three.short.words", store, Provider(), Guesses(clock))
+    client = TestClient(Gate(PlainTextResponse("in"), who, Trail(store, clock), clock))
+    found = [status(client, "signed.but.away") for _ in range(WRONG_AT_ONCE)]
+    assert (set(found), status(client, "three.short.words")) == ({503}, 401)
+
+
 def test_no_token_is_no_guess(at):
     client = at("10.0.0.1")
     assert {client.get("/v1/plans").status_code for _ in range(2 * WRONG_AT_ONCE)} == {401}
