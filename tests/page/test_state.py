@@ -156,6 +156,27 @@ def test_profiles_and_comparisons_keep_theirs(signed_in, served, stored):
     page.reload()
     assert sorting(page) == order
     assert order[0].count("ascending") == 1
+    page.goto(f"{signed_in.url}/profiles/{profile_id}?sort=nonsense")
+    expect(page.locator("#message")).to_have_text(
+        "sort=nonsense is not possible here; the order of layer is shown."
+    )
+    page.goto(f"{signed_in.url}/compare?id={stored['id']}&id={other['id']}&from=9&to=2")
+    expect(page.locator("#message")).to_have_text(
+        "from=9&to=2 is not possible here; the whole step is shown."
+    )
+
+
+def test_devices_are_looked_up_when_they_are_written(signed_in):
+    page, asked = signed_in.page, []
+    page.goto(f"{signed_in.url}/new")
+    page.wait_for_selector("body[data-ready]")
+    page.get_by_text("Links, memory and speed").click()
+    expect(page.get_by_label("memory, GiB")).to_be_visible()
+    page.on("request", lambda one: "/v1/clusters" in one.url and asked.append(one.url))
+    page.locator("#cluster").fill("")
+    page.locator("#cluster").press_sequentially("2x40GiB")
+    expect(page.get_by_label("memory, GiB")).to_have_value("40")
+    assert {url.rpartition("=")[2] for url in asked} == {"2x40GiB"}
 
 
 def test_the_form_of_a_new_plan_survives_too(signed_in, served):
@@ -259,7 +280,7 @@ def test_an_answer_that_says_no_is_one_sentence(opened, stored, signed_in):
 def test_going_back_while_a_change_is_priced_leaves_no_ghost(opened):
     page = opened()
     with page.expect_request("**/v1/views") as asked:
-        page.route("**/v1/views", lambda route: (page.wait_for_timeout(200), route.continue_()))
+        page.route("**/v1/views", lambda route: (page.wait_for_timeout(600), route.continue_()))
         page.locator("#m").focus()
         page.keyboard.press("ArrowRight")
         page.get_by_role("button", name="Back to the stored plan").click()
@@ -269,6 +290,33 @@ def test_going_back_while_a_change_is_priced_leaves_no_ghost(opened):
     assert query_of(page) == {}
     assert page.locator('[data-ghost="header.step_time_s"]').text_content() == ""
     assert page.get_by_text("the stored plan", exact=True).count() == 0
+    assert page.locator("#message").text_content() == ""  # "Pricing …" came 0.3 s after the key
+
+
+def test_going_back_before_the_first_answer_keeps_the_zoom(opened, signed_in, stored):
+    page = signed_in.page
+    step_s = stored["plan"]["step_time_s"]
+    page.route("**/v1/views", lambda route: (page.wait_for_timeout(200), route.continue_()))
+    page.goto(f"{signed_in.url}/plans/{stored['id']}?m=9&from=0&to={step_s / 2}")
+    page.get_by_role("button", name="Back to the stored plan").click()
+    page.wait_for_selector("body:not([aria-busy])")
+    page.unroute_all(behavior="wait")
+    assert page.get_by_role("button", name="Show the whole step").is_visible()
+    before = float(query_of(page)["to"])
+    page.locator("#gantt canvas").focus()
+    page.keyboard.press("+")
+    assert float(query_of(page)["to"]) < before
+
+
+def test_what_a_schedule_moved_is_said_once(opened):
+    page = opened()
+    message = page.locator("#message")
+    page.locator("#schedule").select_option("interleaved_1f1b")
+    expect(message).to_contain_text("6 are shown")
+    page.wait_for_selector("body:not([aria-busy])")
+    page.locator("#bars .cut").last.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(message).not_to_contain_text("are shown")
 
 
 def test_a_search_shows_its_time_and_can_be_stopped(opened, signed_in):

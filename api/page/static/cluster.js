@@ -1,9 +1,13 @@
 // The devices of a request: shorthand, or what it stands for with numbers of one's own.
 import { ask } from "./api.js";
-import { make } from "./dom.js";
+import { make, settled } from "./dom.js";
 import { put, textOf } from "./fields.js";
 
 const GIB = 2 ** 30;
+const REST_MS = 400; // while somebody is typing
+
+/** Whether these are counts alone, to be followed by what is counted. */
+export const isUnfinished = (devices) => /^(\d+x)*\d*$/.test(devices);
 
 /** At most six digits of a number, as people read it. */
 const brief = (value) => Number(value.toPrecision(6));
@@ -61,10 +65,12 @@ export class ClusterEditor {
     this.place = place;
     this.edited = null;
     this.edits = {};
+    const rested = settled(REST_MS, () => this.open());
     text.addEventListener("input", () => {
       this.edited = null;
       this.edits = {};
-      this.open();
+      this.place.inert = true; // its fields are of what was there before
+      rested();
     });
     place.addEventListener("input", ({ target }) => { this.edits[target.dataset.edit] = textOf(target); });
     place.closest("details").addEventListener("toggle", () => this.open());
@@ -90,6 +96,11 @@ export class ClusterEditor {
   async open() {
     if (!this.place.closest("details").open || this.edited) return;
     const wanted = this.text.value.trim();
+    this.place.inert = false;
+    if (isUnfinished(wanted)) {
+      this.place.replaceChildren(make("p", { class: "hint" }, "Devices are written like 4x24GB."));
+      return;
+    }
     try {
       const [cluster] = await ask(`/v1/clusters?devices=${encodeURIComponent(wanted)}`);
       if (wanted !== this.text.value.trim() || this.edited) return;

@@ -1,6 +1,6 @@
 // Several plans' steps on one time axis.
 import { Address } from "./address.js";
-import { ask } from "./api.js";
+import { ask, say } from "./api.js";
 import { make } from "./dom.js";
 import { Axis } from "./chart.js";
 import { Gantt } from "./gantt.js";
@@ -20,7 +20,9 @@ const axis = new Axis(Math.max(...views.map((view) => view.header.step_time_s), 
 const charts = views.map((view, index) => new Gantt(drawn[index][0], view, axis));
 const draw = () => charts.forEach((chart) => chart.draw());
 axis.onchange(draw);
-if (charts.length) axis.keep(new Address());
+const address = new Address();
+if (charts.length) axis.keep(address);
+say(address.refused.join(" "));
 addEventListener("resize", draw);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 document.body.dataset.drawn = String(charts.length);

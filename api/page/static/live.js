@@ -64,13 +64,16 @@ async function once(step, signal) {
   const body = { plan_id: request.plan_id, options: controls.options(), layers: false, step };
   if (isMoved()) body.balance = balance;
   if (controls.factor !== 1) body.cluster = controls.cluster();
-  const slow = setTimeout(() => say(step && isLarge ? "Drawing the step …" : "Pricing …"), SLOW_MS);
+  const slow = setTimeout(() => {
+    if (isChanged()) say(step && isLarge ? "Drawing the step …" : "Pricing …");
+  }, SLOW_MS);
   try {
     const [found] = await ask("/v1/views", { method: "POST", body, signal });
-    if (!isChanged()) return false;
+    if (!isChanged()) return false; // the stored plan is shown again
     const [text, isBad] = show(found);
     zoom();
     say(text || address.refused.join(" "), isBad);
+    if (!text) controls.moved = []; // told
     return found.status === "simulated";
   } catch (error) {
     if (error.name !== "AbortError") say(error.message, true);
@@ -111,8 +114,9 @@ function changed() {
   calm.abort();
   if (isChanged()) price();
   else {
-    say("");
     page.show(page.stored);
+    zoom();
+    say(address.refused.join(" "));
   }
   toAddress();
 }

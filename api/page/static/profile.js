@@ -1,5 +1,5 @@
 // What each layer of a profile costs.
-import { data } from "./api.js";
+import { data, say } from "./api.js";
 import { Address } from "./address.js";
 import { Bars } from "./bars.js";
 import { bytes, percent, time, visible } from "./format.js";
@@ -34,5 +34,6 @@ function showChanges(changes) {
     { key: "both", title: "both", value: (row) => changes.relative[row] ?? Infinity, text: change },
   ], changes.names.map((name, row) => row), address, "diff");
 }
+say(address.refused.join(" "));
 addEventListener("resize", () => bars.draw());
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => bars.draw());
