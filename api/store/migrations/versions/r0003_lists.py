@@ -10,7 +10,9 @@ from alembic import op
 revision = "0003"
 down_revision = "0002"
 
-ROWS_AT_ONCE = 100
+ROWS_AT_ONCE = 5
+"""A profile of 10,000 layers has up to 15 MB."""
+
 MAX_NUMBER = 2**63 - 1
 
 
