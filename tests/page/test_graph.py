@@ -185,15 +185,17 @@ def test_of_many_layers_only_what_is_opened_is_laid_out(chromium, tmp_path):
         seen.observe(graph, { childList: true, subtree: true });
         const closed = [...graph.querySelectorAll(".box[aria-expanded=false] > .head")];
         return closed.slice(0, 20).map((head) => {
+            const before = graph.querySelectorAll(".box").length;
             head.click();
+            const more = graph.querySelectorAll(".box").length - before;
             const records = seen.takeRecords();
             const isLines = ({ target }) => target.classList.contains("edges");
             const added = records.flatMap((one) => (isLines(one) ? [] : [...one.addedNodes]));
             const boxes = added.flatMap((one) => [...one.querySelectorAll(".box")]);
-            return [boxes.length, records.filter(isLines).length];
+            return [boxes.length, more, records.filter(isLines).length];
         });
     }""")
     assert len(made) == 20
-    assert all(1 < parts <= MAX_PARTS for parts, _ in made)  # what was there stays
-    assert {drawings for _, drawings in made} == {1}
+    assert all(1 < boxes == more <= MAX_PARTS for boxes, more, _ in made)  # what was there stays
+    assert {drawings for *_, drawings in made} == {1}
     page.close()
