@@ -3,17 +3,21 @@ import { put, textOf } from "./fields.js";
 
 /** Parameters and the fields that they are of, in an order in which they can be filled. */
 const FIELDS = {
-  source: "source", family: "family", preset: "preset", costs: "costs", profile_id: "profile-id", devices: "cluster",
+  source: "source", family: "family", preset: "preset", costs: "costs", size: "size", length: "length", as: "as",
+  profile_id: "profile-id", devices: "cluster",
   m: "microbatches", schedule: "schedule", objective: "objective", recompute: "recompute", replicas: "replicas",
 };
 const CONFIG = "config.";
 const CLUSTER = "cluster.";
 
+/** What a field says before anybody has touched it. */
+const usualOf = (input) => ([...input.options ?? []].find((option) => option.defaultSelected) ?? input.options?.[0])?.value ?? input.defaultValue ?? "";
+
 export class FormAddress {
   /** follow: by parameter, what shows the fields that depend on it. */
   constructor(address, find, follow, cluster) {
     Object.assign(this, { address, find, follow, cluster });
-    this.usual = Object.fromEntries(Object.entries(FIELDS).map(([name, id]) => [name, textOf(find(id))]));
+    this.usual = Object.fromEntries(Object.entries(FIELDS).map(([name, id]) => [name, usualOf(find(id))]));
     this.isReading = false;
   }
 

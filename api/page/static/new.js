@@ -2,14 +2,22 @@
 import { Address } from "./address.js";
 import { ask, placeOf, say } from "./api.js";
 import { ClusterEditor } from "./cluster.js";
-import { make } from "./dom.js";
+import { make, settled } from "./dom.js";
+import { Elapsed } from "./elapsed.js";
+import { clearMarks, mark, markProblem } from "./field-errors.js";
 import { textOf } from "./fields.js";
 import { FormAddress } from "./form-address.js";
+import { hasLength, sampleOf, usualLength } from "./sample.js";
+import { wordsOf } from "./search.js";
+import { takenFor } from "./taken.js";
+
+const READ_MS = 300;
 
 const find = (id) => document.getElementById(id);
-const [families, capabilities] = await Promise.all([
+const [families, capabilities, catalogue] = await Promise.all([
   ask("/v1/model-families").then(([found]) => found.model_families),
   ask("/v1/capabilities").then(([found]) => found),
+  ask("/v1/accelerators").then(([found]) => found.accelerators),
 ]).catch((error) => {
   say(`${error.message} Load this page again.`, true);
   find("submit").disabled = true;
@@ -18,12 +26,15 @@ const [families, capabilities] = await Promise.all([
 let upload = null;
 let uploadName = "";
 
-const fill = (select, entries) => select.replaceChildren(...entries.map(([value, words]) => make("option", { value }, words)));
+/** Fills a list; the usual entry is the first, or the one named. */
+const fill = (select, entries, usual = entries[0][0]) => {
+  select.replaceChildren(...entries.map(([value, words]) => make("option", { value, selected: value === usual ? "" : null }, words)));
+  select.value = usual;
+};
 fill(find("family"), families.map((family) => [family.family, family.family]));
-fill(find("schedule"), capabilities.schedules.map((name) => [name, name]));
-fill(find("objective"), capabilities.objectives.map((name) => [name, name]));
-find("schedule").value = "1f1b";
-find("objective").value = "step_time";
+fill(find("schedule"), capabilities.schedules.map((name) => [name, name]), "1f1b");
+fill(find("objective"), capabilities.objectives.map((name) => [name, name]), "step_time");
+fill(find("as"), [["", "what their name or memory says"], ...catalogue.map((one) => [one.name, one.full_name])]);
 
 const family = () => families.find((one) => one.family === find("family").value);
 
@@ -71,10 +82,7 @@ function showFamily() {
   showConfig({});
 }
 
-function showPreset() {
-  const preset = family().published.find((entry) => entry.name === find("preset").value);
-  showConfig(preset ? preset.model.config : {});
-}
+const showPreset = () => showConfig(preset()?.model.config ?? {});
 
 function config() {
   const found = {};
@@ -91,28 +99,43 @@ function config() {
   return found;
 }
 
+const isFamily = () => find("source").value === "family";
+const isEstimated = () => (isFamily() ? find("costs").value === "estimate" : find("source").value === "file" && !upload?.profile);
+const estimate = () => (find("as").value ? { device: find("as").value } : {});
+
 function source() {
   const kind = find("source").value;
   if (kind === "profile_id") return { profile_id: find("profile-id").value.trim() };
-  if (kind === "file") return upload ?? {};
+  if (kind === "file") return { ...upload, ...(isEstimated() && find("as").value ? { estimate: estimate() } : {}) };
   const model = { family: find("family").value };
   const chosen = config();
   if (Object.keys(chosen).length) model.config = chosen;
-  if (find("costs").value === "measure") return { model, sample: family().default_sample };
-  const preset = family().published.find((entry) => entry.name === find("preset").value);
-  const sample = preset ? sampleOf(preset) : null;
-  return { model, ...(sample ? { sample } : {}), estimate: {} };
+  if (!isEstimated()) return { model, sample: sample() };
+  return { model, ...(isUsualSample() ? {} : { sample: sample() }), estimate: estimate() };
 }
 
-/** The family's usual sample at the length a published model was made for, of its vocabulary. */
-function sampleOf(preset) {
-  if (!preset.sequence_length) return null;
-  const high = preset.model.config.vocab_size;
-  const fitted = (tensor) => (tensor && tensor.shape.length === 2
-    ? { ...tensor, shape: [tensor.shape[0], preset.sequence_length], ...(high && tensor.high ? { high } : {}) } : tensor);
+const preset = () => family().published.find((entry) => entry.name === find("preset").value);
+
+/** The configuration with what it does not say, as the family has it. */
+function wholeConfig() {
+  const { properties = {} } = family().config_schema;
+  return { ...Object.fromEntries(Object.entries(properties).map(([name, one]) => [name, one.default])), ...config() };
+}
+
+const isUsualSample = () => Number(find("size").value) === 1 && !find("length").value && !preset()?.sequence_length;
+
+function sample() {
   const usual = family().default_sample;
-  const inputs = Object.fromEntries(Object.entries(usual.inputs).map(([name, tensor]) => [name, fitted(tensor)]));
-  return { ...usual, inputs, target: fitted(usual.target) };
+  const whole = wholeConfig();
+  const length = find("length").value ? Number(find("length").value) : usualLength(usual, whole, preset()?.sequence_length);
+  return sampleOf(usual, whole, Number(find("size").value), length);
+}
+
+function showSample() {
+  const usual = family().default_sample;
+  find("of-length").hidden = !hasLength(usual);
+  if (!hasLength(usual)) find("length").value = "";
+  find("length").placeholder = usualLength(usual, wholeConfig(), preset()?.sequence_length) ?? "";
 }
 
 function body() {
@@ -134,8 +157,10 @@ function tell() {
   find("of-family").hidden = kind !== "family";
   find("of-file").hidden = kind !== "file";
   find("of-id").hidden = kind !== "profile_id";
+  find("of-as").hidden = !isEstimated();
   let sent;
   try {
+    showSample();
     sent = body();
   } catch {
     return; // a field is being typed
@@ -173,22 +198,53 @@ async function take(file) {
   kept.write(upload?.graph_id ?? null);
 }
 
+/** What estimates take the devices for, below their field; gives what cannot be told. */
+async function tellTaken() {
+  const place = find("taken");
+  place.textContent = "";
+  if (!isEstimated() || find("as").value) return [];
+  const wanted = find("cluster").value;
+  try {
+    const found = cluster.edited ?? (await ask(`/v1/clusters?devices=${encodeURIComponent(wanted.trim())}`))[0];
+    if (wanted !== find("cluster").value) return [];
+    const { words, unknown } = takenFor(catalogue, found.devices);
+    const what = unknown.map((kind) => `“${kind}”`).join(", ");
+    place.textContent = unknown.length ? `The catalogue does not say what ${what} can do: choose what to take the devices for.` : words;
+    return unknown;
+  } catch {
+    return []; // planning says what is wrong with them
+  }
+}
+
+/** What is missing before the service is asked: fields, and what to do. */
+async function missing(sent) {
+  if (find("source").value === "file" && !upload) return [[find("file"), "Choose a file first."]];
+  if (sent.profile_id === "") return [[find("profile-id"), "Choose a profile: its id is on the page of profiles."]];
+  if ((await tellTaken()).length) return [[find("as"), find("taken").textContent]];
+  return [];
+}
+
+const elapsed = new Elapsed(find("submit"), find("stop"), find("timer"));
 find("new").addEventListener("submit", async (event) => {
   event.preventDefault();
-  const button = find("submit");
-  button.disabled = true;
+  clearMarks();
+  const signal = elapsed.start();
   say("Planning …");
   try {
     const sent = body();
-    if (find("source").value === "file" && !upload) throw new Error("Choose a file first.");
-    if (sent.profile_id === "") throw new Error("Choose a profile: its id is on the page of profiles.");
+    const lacks = await missing(sent);
+    if (lacks.length) {
+      mark(lacks);
+      return;
+    }
     const headers = sent.model && !sent.estimate ? { Prefer: "respond-async" } : {}; // measured: watch the job
-    const [, response] = await ask("/v1/plans", { method: "POST", body: sent, headers });
+    const [, response] = await ask("/v1/plans", { method: "POST", body: sent, headers, signal });
     location.assign(placeOf(response));
   } catch (error) {
-    const fields = (error.document?.errors ?? []).map((one) => `${one.pointer ?? one.parameter}: ${one.detail}`);
-    say(fields.length > 1 ? fields.join("; ") : error.message, true);
-    button.disabled = false;
+    if (error.document?.errors?.length || error.message.includes("--estimate-for")) markProblem(error);
+    else say(...wordsOf(error));
+  } finally {
+    elapsed.end();
   }
 });
 find("family").addEventListener("input", showFamily);
@@ -203,15 +259,20 @@ addEventListener("drop", (event) => {
 const cluster = new ClusterEditor(find("cluster"), find("cluster-editor"));
 const address = new Address();
 const kept = new FormAddress(address, find, { family: showFamily, preset: showPreset }, cluster);
+const soon = settled(READ_MS, tellTaken);
 find("new").addEventListener("input", () => {
+  clearMarks();
   tell();
+  soon();
   kept.write(upload?.graph_id ?? null);
 });
 
 showFamily();
 if (address.get("graph_id")) upload = { graph_id: address.get("graph_id") };
 await kept.read();
+kept.write(upload?.graph_id ?? null); // what was chosen before this program had come
 const isLost = find("source").value === "file" && !upload;
 say([...address.refused, isLost ? "Choose the file again: browsers do not keep files." : ""].join(" ").trim());
 tell();
+tellTaken();
 document.body.dataset.ready = "yes";
