@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
 from urllib.parse import parse_qs, urlsplit
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, RedirectResponse
 
@@ -18,6 +17,9 @@ from .sessions import LIFETIME_S, Sessions, cookie_name, cookie_of
 from .templates import render
 
 MAX_FIELDS = 8
+
+MAX_NEXT_CHARACTERS = 2000
+"""The form, which has it in it, is a short one."""
 
 REFUSED = (401, 403)
 """What the audit log is told of, here as at the gate."""
@@ -32,7 +34,7 @@ def signing_routes(sessions: Sessions, identification: Identification, trail: Tr
         return render("sign-in.html", here=None, next=wanted, wrong=wrong, session=session)
 
     @router.get("/sign-in")
-    def ask_token(request: Request, next: Annotated[str, Query(max_length=2000)] = "/plans") -> str:
+    def ask_token(request: Request, next: str = "/plans") -> str:
         return form(request, _own_path(next))
 
     @router.post("/sign-in")
@@ -103,10 +105,14 @@ def _set(response: Response, request: Request, value: str, lifetime_s: int) -> N
 
 
 def _own_path(wanted: str) -> str:
-    """A page of ours to go on to; anything else is the list of plans."""
+    """A page of ours to go on to, as it is by itself if the address is long; else all plans."""
     try:
         parts = urlsplit(wanted)
     except ValueError:
         return "/plans"
     ours = not parts.scheme and not parts.netloc and is_page(parts.path) and "\\" not in wanted
-    return wanted if ours and wanted.startswith("/") and not wanted.startswith("//") else "/plans"
+    if not ours or not wanted.startswith("/") or wanted.startswith("//"):
+        return "/plans"
+    if len(wanted) > MAX_NEXT_CHARACTERS:
+        return parts.path if len(parts.path) <= MAX_NEXT_CHARACTERS else "/plans"
+    return wanted

@@ -160,6 +160,16 @@ def test_signing_in_leads_to_a_page_of_ours(browser, wanted):
     assert sign_in(browser, next="/plans/plan_1?m=3").headers["Location"] == "/plans/plan_1?m=3"
 
 
+def test_a_long_address_leads_to_its_page_without_what_is_set_there(browser):
+    """Cause: who opened an address of more than 2,000 characters got an error, no form."""
+    asked = browser.get("/new?devices=" + "4" * 2500, headers=HTML).headers["Location"]
+    form = browser.get(asked, headers=HTML)
+    assert form.status_code == 200
+    assert 'value="/new"' in form.text
+    assert "4444" not in form.text
+    assert sign_in(browser, next="/plans/" + "x" * 2500).headers["Location"] == "/plans"
+
+
 def test_pages_have_a_policy_and_are_not_kept(browser):
     sign_in(browser)
     for path, status in (
