@@ -225,7 +225,7 @@ class Planning:
             Problem: 422: no plan was found in the time that the request itself allows.
         """
         try:
-            return await self._solver.run(decide, profiles, cluster, request.options, deadline_s)
+            return await self._solver.search(decide, profiles, cluster, request.options, deadline_s)
         except DeadlineExceeded as error:
             if request.deadline_s is None:
                 raise

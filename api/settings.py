@@ -82,7 +82,8 @@ class Settings(Record):
     plan_processes: int = Field(
         2,
         ge=0,
-        description="Processes that search for plans; 0 takes threads of the server's own.",
+        description="Processes that search for plans, and one more for what is short; 0 takes "
+        "threads of the server's own.",
     )
     log_format: Literal["auto", "json", "console"] = Field(
         "auto",

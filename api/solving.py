@@ -52,8 +52,12 @@ def _unobserved(work: str, duration_s: float) -> None:
 class Solver:
     """Runs work that keeps a processor busy, away from the event loop.
 
+    Searches may take as long as they are allowed. Whatever is short never waits behind them: it
+    has a process more than they have.
+
     Args:
-        processes: How many; with 0, a few threads of the server's own process instead.
+        processes: How many for searches; with 0, a few threads of the server's own process
+            instead.
         observe: Told the name of every function that was run, and how many seconds it took.
 
     Attributes:
@@ -66,10 +70,21 @@ class Solver:
         self._observe = observe
         self.num_waiting = 0
         self.num_running = 0
-        self._all = [PlanningProcess(self._start) for _ in range(processes)]
+        number = processes + 1 if processes else 0
+        self._all = [PlanningProcess(self._start) for _ in range(number)]
         self._idle = list(self._all)
         self._compiler: Compiler | None = None
-        self._turns = asyncio.Semaphore(processes or MAX_IN_THREADS)
+        self._is_closed = False
+        self._turns = asyncio.Semaphore(number or MAX_IN_THREADS)
+        self._searches = asyncio.Semaphore(processes or MAX_IN_THREADS - 1)
+
+    async def search(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """As `run`, of what may take long."""
+        await self._acquire(self._searches)
+        try:
+            return await self.run(work, *args, **kwargs)
+        finally:
+            self._searches.release()
 
     async def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """What a function returns; in a process, it and all it takes and gives is pickled.
@@ -100,11 +115,7 @@ class Solver:
     @asynccontextmanager
     async def _turn(self, name: str) -> AsyncIterator[None]:
         """One of the processes is this call's, and its time is noted."""
-        self.num_waiting += 1
-        try:
-            await self._turns.acquire()
-        finally:
-            self.num_waiting -= 1
+        await self._acquire(self._turns)
         self.num_running += 1
         started = time.perf_counter()
         try:
@@ -114,6 +125,13 @@ class Solver:
             self._observe(name, time.perf_counter() - started)
             self.num_running -= 1
             self._turns.release()
+
+    async def _acquire(self, turns: asyncio.Semaphore) -> None:
+        self.num_waiting += 1
+        try:
+            await turns.acquire()
+        finally:
+            self.num_waiting -= 1
 
     def check(self) -> None:
         """Return if the next call will find a process; ended ones are replaced first.
@@ -128,7 +146,8 @@ class Solver:
             raise SolverEnded(f"no planning process starts: {error}") from None
 
     def close(self) -> None:
-        """End the processes, whatever they are at."""
+        """End the processes, whatever they are at; none starts any more."""
+        self._is_closed = True
         if self._compiler is not None:
             self._compiler.close()
         for ended in [process.end() for process in self._all]:
@@ -136,6 +155,8 @@ class Solver:
                 process.join()
 
     def _start(self) -> ProcessPoolExecutor:
+        if self._is_closed:
+            raise SolverEnded("this server is stopping; ask again")
         if self._compiler is None:
             self._compiler = Compiler()
         return ProcessPoolExecutor(

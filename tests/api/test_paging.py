@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -149,6 +150,30 @@ def test_a_process_that_ends_is_replaced(make_client):
     with pytest.raises(InvalidInput, match="GiB this server gives it"):
         client.portal.call(solver.run, bytearray, 2 * solving.MAX_BYTES)
     solver.close()
+
+
+def test_short_work_does_not_wait_for_searches(make_client):
+    """Cause: two searches kept every what-if waiting to their end."""
+    client = make_client()
+    solver = Solver(1)
+
+    def endless() -> None:
+        with suppress(SolverEnded):
+            client.portal.call(solver.search, time.sleep, 600)
+
+    searches = [threading.Thread(target=endless) for _ in range(2)]
+    for search in searches:
+        search.start()
+    end = time.monotonic() + 30
+    while (solver.num_running, solver.num_waiting) != (1, 1):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert client.portal.call(solver.run, os.getpid) != os.getpid()
+    assert (solver.num_running, solver.num_waiting) == (1, 1)
+    solver.close()
+    for search in searches:
+        search.join(30)
+        assert not search.is_alive(), "a closed one starts nothing more"
 
 
 def _spin(seconds: float) -> None:
