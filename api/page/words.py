@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...core.service.documents import PlanSummary, ProfileSummary
 from ...core.units import count
+from ..jobs.work import Work
 
 UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k"))
 """As models are named: 70 B parameters are 70 billion."""
@@ -21,6 +22,19 @@ def model_words(summary: PlanSummary | ProfileSummary) -> str:
     if summary.num_parameters is not None:
         words.append(f"{short(summary.num_parameters)} parameters")
     return ", ".join(words)
+
+
+def job_words(work: Work) -> str:
+    """What a job does: ``Measure gpt2 and plan it``."""
+    measure = work.measure
+    if measure.graph is not None:
+        name = measure.graph.model or "a captured model"
+    elif measure.factory is not None:
+        name = measure.factory.name
+    else:
+        name = "a model of code" if measure.model is None else measure.model.family
+    short_name = name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"
+    return f"Measure {short_name}" + (" and plan it" if work.plan is not None else "")
 
 
 def short(number: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 from urllib.parse import parse_qs, urlsplit
 
@@ -236,6 +237,13 @@ def test_a_measurement_is_watched_until_its_plan_can_be_opened(signed_in, served
     expect(events.last).to_have_text("succeeded", timeout=60_000)
     assert events.all_text_contents()[:2] == ["queued", "started"]
     assert "progress" in events.all_text_contents()
+    family = page.get_by_role("heading", level=1).text_content().split()[1]
+    assert family in [
+        one["family"] for one in served.client().get("/v1/model-families").json()["model_families"]
+    ]
+    told = page.locator("#events").inner_text()
+    assert "measuring" in told
+    assert not re.search(r"\.\d{6}|\+00:00|attempt|\bstep\b|\bdone\b|\btotal\b", told)
     page.get_by_role("link", name="Open the plan").click()
     page.wait_for_selector(".cut")
     stored = served.client().get(f"/v1/plans/{page.url.rpartition('/')[2]}").json()

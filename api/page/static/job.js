@@ -1,6 +1,7 @@
 // One job as it goes on, told by the server's events.
 import { ask, say } from "./api.js";
 import { make } from "./dom.js";
+import { visible } from "./format.js";
 
 const id = document.body.dataset.job;
 const path = `/v1/jobs/${encodeURIComponent(id)}`;
@@ -8,21 +9,33 @@ const find = (name) => document.getElementById(name);
 const KINDS = ["queued", "started", "progress", "requeued", "succeeded", "failed", "cancelled"];
 const ENDED = new Set(["succeeded", "failed", "cancelled"]);
 
-function describe(kind, found) {
-  const words = Object.entries(found ?? {}).filter(([, value]) => value !== null && typeof value !== "object")
-    .map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`);
-  return words.join(", ");
+const SAID = new Set(["at", "attempt", "step", "done", "total", "layer"]);
+const STEPS = {
+  measuring: ({ layer, done }) => `measuring ${layer}, ${done} times a layer so far`,
+  planning: () => "searching for the plan",
+};
+/** The share that is done never falls, though more is measured where times vary. */
+let share = 0;
+
+/** What happened, in words; what this page has no words for is told as it is. */
+function describe(found) {
+  const words = found.step ? [STEPS[found.step]?.(found) ?? found.step] : [];
+  if (found.attempt > 1) words.push(`attempt ${found.attempt}`);
+  const others = Object.entries(found).filter(([name, value]) => !SAID.has(name) && value !== null && typeof value !== "object");
+  return visible([...words, ...others.map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`)].join(", "));
 }
+
+/** A moment, as whoever reads it writes it. */
+const moment = (text) => (text ? new Date(text).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" }) : "");
 
 async function show() {
   const [job] = await ask(path);
-  find("title").textContent = job.kind === "profile" ? "Measure a model" : "Plan a model";
   find("badges").replaceChildren(make("span", { class: `badge ${job.state}` }, job.state));
   const progress = find("progress");
   progress.hidden = job.state !== "running";
   if (job.progress?.total) {
-    progress.max = job.progress.total;
-    progress.value = job.progress.done ?? 0;
+    share = Math.max(share, (job.progress.done ?? 0) / job.progress.total);
+    progress.value = share;
   }
   if (job.problem) say(job.problem.detail, true);
   else say(job.message ?? { queued: "Waiting for a worker.", running: "Running.", succeeded: "Done.", cancelled: "Cancelled." }[job.state] ?? "");
@@ -51,7 +64,9 @@ function watch() {
   };
   for (const kind of KINDS) {
     events.addEventListener(kind, (event) => {
-      find("events").append(make("tr", {}, make("th", { scope: "row" }, kind), make("td", { class: "wrap" }, describe(kind, JSON.parse(event.data)))));
+      const found = JSON.parse(event.data);
+      find("events").append(make("tr", {}, make("th", { scope: "row" }, kind), make("td", {}, moment(found.at)),
+        make("td", { class: "wrap" }, describe(found))));
       if (ENDED.has(kind)) events.close();
       show().catch((error) => say(error.message, true));
     });
