@@ -73,12 +73,19 @@ def record(pipeline: DistributedPipeline) -> Iterator[Trace]:
 
         with record(pipeline) as trace:
             pipeline.step(batch, target=target)
-        timeline = trace.timeline()
-        Path("step.json").write_text(timeline.to_json())
+        trace.timeline().write("step.json")
 
     On GPUs every action is waited for, so that its end is known; a recorded step is a little
     slower than others for that.
+
+    Raises:
+        InvalidInput: It is a pipeline within one process, whose stages do not run side by side.
     """
+    if not hasattr(pipeline, "observe"):
+        raise InvalidInput(
+            f"a {type(pipeline).__name__} cannot be recorded: only stages in processes of their "
+            "own run side by side; make a DistributedPipeline under torchrun"
+        )
     found = Trace(pipeline)
     pipeline.observe(found.note)
     try:

@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from stagewright.core.errors import InvalidInput
 from stagewright.runtime.distributed import DistributedPipeline
+from stagewright.runtime.pipeline import Pipeline
 from stagewright.runtime.trace import last_run, record
 from tests.torch_models import make_batch, make_case, make_plan
 
@@ -43,3 +44,11 @@ def test_the_last_whole_run_is_found():
     assert last_run("abcabd", "abc") == 0
     assert last_run("ab", "abc") is None
     assert last_run("", "a") is None
+
+
+def test_a_pipeline_in_one_process_is_refused():
+    """Cause: an AttributeError, at the end of the step."""
+    case = make_case("mlp")
+    pipeline = Pipeline(case.model, make_plan(case, 1, num_microbatches=2))
+    with pytest.raises(InvalidInput, match="a Pipeline cannot be recorded"), record(pipeline):
+        pass

@@ -48,7 +48,8 @@ export function compared(view, timeline) {
 /** Whether a file's JSON is a step of a plan like this one; says why not. */
 function refusal(view, timeline) {
   if (timeline?.schema_version !== "stagewright.timeline/1") {
-    return "This is no timeline. Write one with stagewright.record(...).write(\"step.json\").";
+    return "This is no recorded step. Write one with trace.timeline().write(\"step.json\") after " +
+      "'with stagewright.record(pipeline) as trace:'.";
   }
   const stages = new Set(timeline.events.map((event) => event.stage)).size;
   const batches = new Set(timeline.events.map((event) => event.microbatch)).size;
