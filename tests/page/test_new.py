@@ -79,6 +79,10 @@ def test_what_devices_are_taken_for_is_said_or_asked(signed_in):
     expect(page.locator("#taken")).to_have_text(
         f"24GB: taken for {first.name}, though it may be {' or '.join(one.name for one in others)}."
     )
+    page.locator("#cluster").fill("4x0GB")
+    page.get_by_role("button", name="Plan", exact=True).click()
+    expect(page.locator("#message.bad")).to_contain_text("Devices: with 0 bytes they hold")
+    expect(page.locator("#cluster")).to_be_focused()
     page.locator("#cluster").fill("2x8GB")
     page.get_by_role("button", name="Plan", exact=True).click()
     field = page.locator("#as")

@@ -1,7 +1,7 @@
 // A planning request out of a form; the same request as curl and Python is always in sight.
 import { Address } from "./address.js";
 import { ask, placeOf, say } from "./api.js";
-import { ClusterEditor } from "./cluster.js";
+import { ClusterEditor, isUnfinished } from "./cluster.js";
 import { make, settled } from "./dom.js";
 import { Elapsed } from "./elapsed.js";
 import { clearMarks, mark, markProblem } from "./field-errors.js";
@@ -202,8 +202,8 @@ async function take(file) {
 async function tellTaken() {
   const place = find("taken");
   place.textContent = "";
-  if (!isEstimated() || find("as").value) return [];
   const wanted = find("cluster").value;
+  if (!isEstimated() || find("as").value || isUnfinished(wanted.trim())) return [];
   try {
     const found = cluster.edited ?? (await ask(`/v1/clusters?devices=${encodeURIComponent(wanted.trim())}`))[0];
     if (wanted !== find("cluster").value) return [];
@@ -220,8 +220,12 @@ async function tellTaken() {
 async function missing(sent) {
   if (find("source").value === "file" && !upload) return [[find("file"), "Choose a file first."]];
   if (sent.profile_id === "") return [[find("profile-id"), "Choose a profile: its id is on the page of profiles."]];
-  if ((await tellTaken()).length) return [[find("as"), find("taken").textContent]];
-  return [];
+  const unknown = await tellTaken();
+  if (!unknown.length) return [];
+  const why = find("taken").textContent;
+  find("taken").textContent = ""; // it is said in red now
+  if (unknown.some((kind) => /^0+(\.0+)?[A-Z]/i.test(kind))) return [[find("cluster"), "with 0 bytes they hold nothing: say what memory they have, such as 4x24GB."]];
+  return [[find("as"), why]];
 }
 
 const elapsed = new Elapsed(find("submit"), find("stop"), find("timer"));
