@@ -173,8 +173,9 @@ def test_devices_are_looked_up_when_they_are_written(signed_in):
     page.get_by_text("Links, memory and speed").click()
     expect(page.get_by_label("memory, GiB")).to_be_visible()
     page.on("request", lambda one: "/v1/clusters" in one.url and asked.append(one.url))
-    page.locator("#cluster").fill("")
-    page.locator("#cluster").press_sequentially("2x40GiB")
+    page.locator("#cluster").fill("2x")
+    expect(page.get_by_text("Devices are written like 4x24GB.")).to_be_visible()
+    page.locator("#cluster").press_sequentially("40GiB")
     expect(page.get_by_label("memory, GiB")).to_have_value("40")
     assert {url.rpartition("=")[2] for url in asked} == {"2x40GiB"}
 
