@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import zlib
 
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .auth.scopes import OPEN_FILES, is_page
+from .threads import in_busy_thread
 
 MIN_BYTES = 4096
 """Below that an answer fits into three packets anyway."""
@@ -107,7 +107,7 @@ def _can_be_packed(headers: Headers) -> bool:
 async def _packed(body: bytes) -> bytes:
     if len(body) < IN_THREAD_BYTES:
         return _gzip(body)
-    return await run_in_threadpool(_gzip, body)
+    return await in_busy_thread(_gzip, body)
 
 
 def _gzip(body: bytes) -> bytes:

@@ -16,11 +16,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
-from starlette.concurrency import run_in_threadpool
 
 from .converted import converted
 from .large_bodies import LARGE_BYTES, WrongItems, in_slices
 from .problems import Problem, from_validation
+from .threads import in_busy_thread
 
 
 class StrictRequest(Request):
@@ -35,7 +35,7 @@ class StrictRequest(Request):
     async def json(self) -> Any:
         body = await self.body()
         if len(body) >= LARGE_BYTES:
-            return await run_in_threadpool(self._large, body)
+            return await in_busy_thread(self._large, body)
         found = _read(body)
         if self.wanted is None:
             return found

@@ -31,6 +31,7 @@ from .solving import Solver
 from .store.contract import Store
 from .store.errors import NotFound
 from .store.records import Stored
+from .threads import in_busy_thread
 from .what_if import (
     Comparison,
     ComparisonRequest,
@@ -177,7 +178,7 @@ class Planning:
         num_layers = sum(len(profile.layers) for profile in given)
         if request.graph is None and num_layers < MANY_LAYERS:
             return work(*args, **kwargs)
-        return await run_in_threadpool(work, *args, **kwargs)
+        return await in_busy_thread(work, *args, **kwargs)
 
     def check_measurement(self, caller: Caller, measure: MeasureRequest) -> None:
         """Refuse what may not be measured here, or not by this caller.

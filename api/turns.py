@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .auth.scopes import is_open
 
 AT_ONCE = 16
-"""As many as there are threads for the database."""
+"""Four times as many as there are threads for the database: some search, some write."""
 
 TURN_S = 0.25
 """Longest a request keeps others waiting: one that searches or measures goes on without a turn."""

@@ -4,8 +4,9 @@
     python benchmarks/load.py --requests 2000 --clients 50 --database sqlite --json
 
 The server is a process as ``stagewright serve`` starts it; the clients are two more, on the same
-machine. Each client sends its next request when it has its answer. Every answer is compared with
-what it has to be (`loading/mix.py`), and afterwards every plan that was answered 201 is read again.
+machine. Each client sends its next request half a second after it has its answer, and in a second
+run at once. Every answer is compared with what it has to be (`loading/mix.py`), and afterwards
+every plan that was answered 201 is read again.
 
 requests_per_s    answered, over the whole run
 p50_s, p99_s      from sending to the last byte, all kinds of requests together
@@ -45,6 +46,7 @@ from benchmarks.loading.heavy import Heavy, post  # noqa: E402
 from benchmarks.loading.page import page  # noqa: E402
 from benchmarks.loading.server import Server, cpu_s, served  # noqa: E402
 from benchmarks.marks import write_between_marks  # noqa: E402
+from stagewright.planner import compiling  # noqa: E402
 from tests.api.postgres_server import postgres_server, why_not  # noqa: E402
 
 PROFILES = sorted((ROOT / "benchmarks" / "profiles").glob("*.json"))
@@ -74,6 +76,8 @@ class Result:
     plans: int = 0
     wrong: int = 0
     unread: int = 0
+    unpaused_per_s: float = 0.0
+    unpaused_p99_s: float = 0.0
     light_p99_s: float = 0.0
     heavy_p99_s: float = 0.0
     heavy_plans: int = 0
@@ -120,6 +124,7 @@ def main() -> int:
 def measure(database: str, options: argparse.Namespace) -> Result:
     """Both measurements on one server."""
     result = Result(database, options.clients, options.requests, options.pause_s)
+    subprocess.run([sys.executable, "-m", compiling.__name__], check=True)  # once, and not beside
     with tempfile.TemporaryDirectory(prefix="stagewright-load-") as name, ExitStack() as stack:
         folder = Path(name)
         address, database_pid = stack.enter_context(_database(database, folder))
@@ -137,6 +142,8 @@ def measure(database: str, options: argparse.Namespace) -> Result:
         )
         after = _used(server, database_pid)
         _summarise(result, told, [end - begin for begin, end in zip(before, after, strict=True)])
+        if options.pause_s and options.unpaused_requests:
+            _without_pauses(result, server, profiles, options)
         if options.light_requests:
             _beside_heavy(result, server, profiles, options.light_requests)
         if "Traceback" in server.log.read_text():
@@ -224,6 +231,29 @@ def _summarise(result: Result, told: list[Told], used_s: list[float]) -> None:
     result.client_cpu_share = clients_s / (clients_s + sum(used_s))
 
 
+def _without_pauses(
+    result: Result,
+    server: Server,
+    profiles: list[list[tuple[str, int]]],
+    options: argparse.Namespace,
+) -> None:
+    """Every client waits for an answer all the time."""
+    told = _clients(
+        server,
+        profiles,
+        clients=options.clients // PROCESSES,
+        requests=options.unpaused_requests // PROCESSES,
+        first_number=50_000,
+    )
+    every = [each for one in told for kind in one.latencies_s.values() for each in kind]
+    took_s = max(one.end for one in told) - min(one.begin for one in told)
+    result.unpaused_per_s, result.unpaused_p99_s = len(every) / took_s, _late(every)
+    result.plans += sum(one.made for one in told)
+    result.wrong += sum(one.num_wrong for one in told)
+    result.unread += sum(one.unread for one in told)
+    result.told += [line for one in told for line in one.wrong]
+
+
 def _beside_heavy(
     result: Result, server: Server, profiles: list[list[tuple[str, int]]], requests: int
 ) -> None:
@@ -272,7 +302,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument(
-        "--pause-s", type=float, default=0.0, help="of a client, before its next request"
+        "--pause-s", type=float, default=0.5, help="of a client, before its next request"
+    )
+    parser.add_argument(
+        "--unpaused-requests", type=int, default=4_000, help="without pauses; 0 leaves them out"
     )
     parser.add_argument("--light-requests", type=int, default=2_000, help="0 leaves them out")
     parser.add_argument("--database", action="append", choices=DATABASES, help="all by default")

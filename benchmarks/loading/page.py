@@ -33,6 +33,11 @@ def _whole(results: Sequence[Result]) -> list[str]:
         ("database", lambda r: f"{r.database_cpu_ms:.2f} ms" if r.database_cpu_ms else "in server"),
         ("clients' share of all processor time", lambda r: f"{100 * r.client_cpu_share:.0f} %"),
     ]
+    if any(result.unpaused_per_s for result in results):
+        rows += [
+            ("without pauses: requests a second", lambda r: f"{r.unpaused_per_s:.0f}"),
+            ("without pauses: 99th percentile", lambda r: _ms(r.unpaused_p99_s)),
+        ]
     if any(result.light_ratio for result in results):
         rows += [
             ("gets and lists alone, 99th percentile", lambda r: _ms(r.light_p99_s)),
