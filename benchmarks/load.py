@@ -4,8 +4,8 @@
     python benchmarks/load.py --requests 2000 --clients 50 --database sqlite --json
 
 The server is a process as ``stagewright serve`` starts it; the clients are two more, on the same
-machine. Each client sends its next request half a second after it has its answer, and in a second
-run at once. Every answer is compared with what it has to be (`loading/mix.py`), and afterwards
+machine. Each client sends its next request 1.25 s after it has its answer, and in a second run at
+once. Every answer is compared with what it has to be (`loading/mix.py`), and afterwards
 every plan that was answered 201 is read again.
 
 requests_per_s    answered, over the whole run
@@ -15,9 +15,9 @@ server_cpu_ms     processor time of the server's process for each request; does 
 planning_cpu_ms   of the processes that search for plans
 database_cpu_ms   of PostgreSQL's processes
 client_cpu_share  of the processor time all of these took
-light_ratio       99th percentile of gets and lists beside heavy requests, one after the other, over
-                  the same without: a plan of 1,000 layers on 512 devices searched for, a timeline
-                  and a trace of 32,768 actions, a profile of 4 MB
+light_ratio       99th percentile of gets and lists while a plan of 1,000 layers on 512 devices is
+                  searched for, again and again, over the same without
+mixed_p99_s       the same beside uploads of 4 MB, timelines, traces and searches
 
 Exit code 1 if anything was lost or wrong, or a limit is missed.
 """
@@ -32,7 +32,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -55,6 +55,7 @@ PROCESSES = 2
 LEAST_PER_S, MOST_P99_S, MOST_RATIO = 100.0, 1.0, 5.0
 WARM_UP = 40
 LIGHT_CLIENTS, LIGHT_PAUSE_S = 20, 0.2
+PAUSE_S = 1.25
 
 
 @dataclass
@@ -80,7 +81,8 @@ class Result:
     unpaused_p99_s: float = 0.0
     light_p99_s: float = 0.0
     heavy_p99_s: float = 0.0
-    heavy_plans: int = 0
+    mixed_p99_s: float = 0.0
+    heavy_requests: int = 0
     light_ratio: float = 0.0
     kinds: dict[str, tuple[int, float, float]] = field(default_factory=dict)
     told: list[str] = field(default_factory=list)
@@ -264,15 +266,19 @@ def _beside_heavy(
         "pause_s": LIGHT_PAUSE_S,
         "light": True,
     }
-    for first_number, key in ((100_000, "light_p99_s"), (200_000, "heavy_p99_s")):
-        heavy = Heavy(server) if key == "heavy_p99_s" else None
-        stop = threading.Event()
+    heavies: dict[str, Callable[[], Heavy | None]] = {
+        "light_p99_s": lambda: None,
+        "heavy_p99_s": lambda: Heavy(server, searches_only=True),
+        "mixed_p99_s": lambda: Heavy(server),
+    }
+    for number, (key, make) in enumerate(heavies.items(), 1):
+        heavy, stop = make(), threading.Event()
         if heavy is not None:
             heavy.start(stop)
-        told = _clients(server, profiles, first_number=first_number, **task)
+        told = _clients(server, profiles, first_number=100_000 * number, **task)
         stop.set()
         if heavy is not None:
-            result.heavy_plans = heavy.end()
+            result.heavy_requests += heavy.end()
             result.wrong += heavy.num_wrong
             result.told += heavy.wrong
         result.wrong += sum(one.num_wrong for one in told)
@@ -302,7 +308,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument(
-        "--pause-s", type=float, default=0.5, help="of a client, before its next request"
+        "--pause-s", type=float, default=PAUSE_S, help="of a client, before its next request"
     )
     parser.add_argument(
         "--unpaused-requests", type=int, default=4_000, help="without pauses; 0 leaves them out"

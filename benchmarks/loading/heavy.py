@@ -73,7 +73,8 @@ class Heavy:
         wrong: What they were answered instead.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, *, searches_only: bool = False) -> None:
+        self._searches_only = searches_only
         self._server, self._token = server, server.tokens[0]
         profile = uneven_profile(LAYERS).model_dump(mode="json")
         stored = post(server, self._token, "/v1/profiles", profile)
@@ -98,7 +99,8 @@ class Heavy:
         return self._done
 
     def _ask(self, stop: threading.Event) -> None:
-        every = itertools.cycle((self._upload, self._timeline, self._trace, self._search))
+        mixed = (self._upload, self._timeline, self._trace, self._search)
+        every = itertools.cycle((self._search,) if self._searches_only else mixed)
         while not stop.is_set():
             work = next(every)
             try:
