@@ -19,7 +19,6 @@ from ...view.reproduce import ask_again
 from ..auth.caller import Caller, CallerOfRequest
 from ..auth.identify import Identification
 from ..auth.trail import Trail
-from ..jobs.work import work_of
 from ..paging import Cursor, Search, cursor_checked
 from ..services import Planning
 from ..store.contract import Store
@@ -150,8 +149,8 @@ def page_routes(
     @router.get("/jobs/{job_id}")
     def job(job_id: str, caller: CallerOfRequest) -> str:
         store.jobs.get(caller.project_id, job_id)  # there is one, in this project
-        work = work_of(store.jobs.request_json(job_id))
-        return render("job.html", here="jobs", job_id=job_id, words=job_words(work))
+        request_json = store.jobs.request_json(job_id)
+        return render("job.html", here="jobs", job_id=job_id, words=job_words(request_json))
 
     return router
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pydantic import ValidationError
+
 from ...core.service.documents import PlanSummary, ProfileSummary
 from ...core.units import count
-from ..jobs.work import Work
+from ..jobs.work import work_of
 
 UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k"))
 """As models are named: 70 B parameters are 70 billion."""
@@ -24,8 +26,12 @@ def model_words(summary: PlanSummary | ProfileSummary) -> str:
     return ", ".join(words)
 
 
-def job_words(work: Work) -> str:
-    """What a job does: ``Measure gpt2 and plan it``."""
+def job_words(request_json: str) -> str:
+    """What a job does: ``Measure gpt2 and plan it``; of another release's, that it is a job."""
+    try:
+        work = work_of(request_json)
+    except ValidationError:
+        return "A job"
     measure = work.measure
     if measure.graph is not None:
         name = measure.graph.model or "a captured model"
