@@ -17,6 +17,12 @@ def repository() -> Path:
     return REPOSITORY
 
 
+@pytest.fixture(autouse=True)
+def as_wide_as_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several workers find the width of a terminal in their environment; tables would fit it."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is marked ``gpu`` where there is none; imports torch only if there is such."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
