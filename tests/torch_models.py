@@ -108,12 +108,13 @@ TRACED: dict[tuple[object, ...], Profile] = {}
 
 
 def _what_is_traced(case: Case) -> tuple[object, ...]:
-    """Code, settings, mode and tensors of a model, and its sample: all but the values."""
+    """Code, settings, modes and tensors of a model, and its sample: all but the values."""
     modules = [(type(module), module.training) for module in case.model.modules()]
     tensors = [*case.model.named_parameters(), *case.model.named_buffers()]
     values = case.sample.items() if isinstance(case.sample, dict) else enumerate(case.sample)
+    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
     return (
-        case.name, repr(case.model), repr(case.spec), *modules,
+        case.name, repr(case.model), repr(case.spec), autocast, *modules,
         *((name, t.shape, t.dtype, t.requires_grad, t.device) for name, t in tensors),
         *((name, t.shape, t.dtype) for name, t in values if isinstance(t, Tensor)),
     )  # fmt: skip
