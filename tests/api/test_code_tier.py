@@ -169,7 +169,8 @@ def test_a_sandbox_that_cannot_be_made_proves_nothing(monkeypatch):
     assert {*try_to_escape(broken)} >= {"network", "secrets", "forking", "outliving"}
 
 
-def test_every_probe_fails_to_get_out(cell):
+def test_every_probe_fails_to_get_out(cell, monkeypatch):
+    monkeypatch.setattr(self_test, "PROBED_WITHIN_S", 120.0)  # others keep this machine busy
     assert try_to_escape(cell) == {}
 
 
