@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from ..core.errors import InvalidInput, Refused
-from .serve import serve
+from .server import serve
 from .store.errors import StoreUnavailable
 
 

@@ -13,61 +13,61 @@ from starlette.middleware import Middleware
 
 from .. import __version__
 from ..core.errors import InvalidInput
-from .allowed_methods import documented_paths
-from .auth.gate import Gate
-from .auth.identify import Identification, TokenReader
-from .auth.signing_keys import SigningKeys
-from .auth.trail import Trail
-from .compression import Compression
-from .confined.measure import prove
-from .draining import Drain, DrainGate
-from .framing import FramingCheck
-from .hosts import HostCheck
+from .auth.audit import Trail
+from .auth.authenticate import Identification, TokenReader
+from .auth.jwks import SigningKeys
+from .auth.middleware import Gate
+from .http.allowed_methods import documented_paths
+from .http.problems import install_problems
+from .http.query_parameters import refuse_unknown_parameters
+from .http.threads import FOR_DATABASE
 from .jobs.attempt import Rules
-from .jobs.board import Board
-from .jobs.chosen import is_local, setup_of, workers_of
-from .jobs.estimating import EstimatingWorkers
-from .jobs.place import place_of
+from .jobs.backends import is_local, setup_of, workers_of
+from .jobs.estimates import EstimatingWorkers
+from .jobs.notifications import Board
+from .jobs.place_tomerge import place_of
 from .jobs.runner import Runner
 from .jobs.service import JobService, Offer
 from .jobs.workers import Workers
-from .known_parameters import refuse_unknown_parameters
-from .limits import BodyLimit
-from .models.estimating import Estimator
-from .models.foreign import ForeignModels
-from .models.programs import ProgramReader
+from .middleware.access_log import Requests
+from .middleware.allowed_hosts import HostCheck
+from .middleware.body_limit import BodyLimit
+from .middleware.compression import Compression
+from .middleware.concurrency_limit import Turns
+from .middleware.graceful_shutdown import Drain, DrainGate
+from .middleware.request_framing import FramingCheck
+from .middleware.same_origin import OriginCheck
+from .model_sources.custom_code import ForeignModels
+from .model_sources.estimator import Estimator
+from .model_sources.measure import prove
+from .model_sources.pt2_reader import ProgramReader
 from .openapi import describe
-from .origins import OriginCheck
-from .page.front import Front
-from .page.pages import Pages
+from .page.plan_views import Views
 from .page.routes_pages import page_routes
 from .page.routes_views import view_routes
+from .page.security_headers import Pages
+from .page.session_middleware import Front
 from .page.sessions import Sessions
 from .page.templates import error_page, load
-from .page.views import Views
-from .problems import install_problems
-from .routes_audit import audit_routes
-from .routes_catalogue import catalogue_routes
-from .routes_graphs import graph_routes
-from .routes_health import health_routes
-from .routes_jobs import job_routes
-from .routes_keys import key_routes
-from .routes_metrics import metrics_routes
-from .routes_plans import plan_routes
-from .routes_profiles import profile_routes
-from .routes_what_if import what_if_routes
-from .services import Planning
-from .settings import Settings
-from .solving import Solver
-from .store.contract import Store
+from .planning.service import Planning
+from .planning.solver_pool import Solver
+from .routes.audit import audit_routes
+from .routes.catalogue import catalogue_routes
+from .routes.graphs import graph_routes
+from .routes.health import health_routes
+from .routes.jobs import job_routes
+from .routes.keys import key_routes
+from .routes.metrics import watch
+from .routes.plans import plan_routes
+from .routes.profiles import profile_routes
+from .routes.routes_metrics_tomerge import metrics_routes
+from .routes.what_if import what_if_routes
+from .settings.settings import Settings
+from .store.base import Store
 from .store.records import Retention
 from .store.sql_store import SqlStore
 from .telemetry.metrics import Metrics
-from .telemetry.requests import Requests
 from .telemetry.tracing import fastapi_options
-from .telemetry.watched import watch
-from .threads import FOR_DATABASE
-from .turns import Turns
 
 
 def create_app(

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from .auth.scopes import OPEN_PATHS
-from .problems import MEDIA_TYPE, ProblemDocument
+from .http.problems import MEDIA_TYPE, ProblemDocument
 
 REF = "#/components/schemas/{model}"
 

@@ -29,12 +29,12 @@ sys.path.insert(0, str(REPOSITORY))
 from benchmarks.allocations import Allocations  # noqa: E402
 from benchmarks.memory_models import MODELS, Subject  # noqa: E402
 from benchmarks.stage_runs import ModelRun, Place, StageRun, places  # noqa: E402
-from stagewright.core.cluster import Cluster  # noqa: E402
-from stagewright.core.options import ProfilingOptions  # noqa: E402
-from stagewright.core.plan import PlanOptions  # noqa: E402
-from stagewright.core.schedule import TrainingSchedule  # noqa: E402
-from stagewright.planner.from_balance import plan_from_balance  # noqa: E402
-from stagewright.planner.recount import saved_bytes  # noqa: E402
+from stagewright.core.cluster.cluster import Cluster  # noqa: E402
+from stagewright.core.plan.plan import PlanOptions  # noqa: E402
+from stagewright.core.plan.schedule import TrainingSchedule  # noqa: E402
+from stagewright.core.requests.requests import ProfilingOptions  # noqa: E402
+from stagewright.planner.price_split import plan_from_balance  # noqa: E402
+from stagewright.planner.validation.reference_cost import saved_bytes  # noqa: E402
 from stagewright.profiler.measure.profile import profile  # noqa: E402
 
 LIMITS = {"interval": 0.03, "whole": 0.01, "median_peak": 0.05}

@@ -18,7 +18,7 @@ autograd functions that keep tensors by name and by attribute, tied weights.
 Measured is what torch's allocator handed out: on the CPU every call it records for the profiler, \
 on CUDA `torch.cuda.memory_allocated` and `max_memory_allocated`. No hook of autograd takes part. \
 The table itself is not made by hooks either: each layer is run once, everything is let go but its \
-graph, and what then disappears with the graph was kept by it (`profiler/layers/storages.py`).
+graph, and what then disappears with the graph was kept by it (`profiler/layers/saved_storages.py`).
 
 ## What autograd keeps
 
@@ -79,7 +79,7 @@ since it works on copies; another computes on the buffer itself. Up to {most_twi
 layer's backward needs it, later layers have let go of theirs.
 - On CUDA sizes in the table are rounded up to blocks of 512 bytes as the caching allocator does; \
 the segments it reserves from the device (2 MiB, 20 MiB, multiples of 2 MiB) are not part of \
-`memory_allocated` (`profiler/machine/cuda_blocks.py`).
+`memory_allocated` (`profiler/machine/out_of_memory.py`).
 - Optimizer state is 8 bytes an element for Adam, two fp32 moments, and 4 for momentum. That is \
 what `torch.optim` keeps for fp32 parameters (and 4 bytes a parameter tensor for the step count); \
 for parameters in bf16 it keeps half, unless it is given fp32 copies of them.

@@ -19,7 +19,7 @@ from typing import Any
 
 from torchgpipe.balance.blockpartition import solve
 
-from stagewright.planner.balance import balance
+from stagewright.planner.heuristics.chain_partition import balance
 
 BRUTE_FORCE_SPLITS = 3_000
 """Vectors with at most this many splits are checked against all of them."""

@@ -18,15 +18,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from stagewright.core.cluster import Cluster
-from stagewright.core.graph import MODEL_INPUT, Boundary, Edge, Layer, Parameter
-from stagewright.core.plan import Plan, PlanOptions
-from stagewright.core.profile import LayerProfile, Profile, SavedStorage, Timing
-from stagewright.core.tensors import TensorSpec
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.graph.graph import MODEL_INPUT, Boundary, Edge, Layer, Parameter
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.core.profile.profile import LayerProfile, Profile, SavedStorage, Timing
 from stagewright.formats.pipedream_graph import read_pipedream_graph, to_profile
-from stagewright.planner.branches import Branches
+from stagewright.planner.dag.layer_graph import Branches
 from stagewright.planner.plan import plan
-from stagewright.planner.validate import validate
+from stagewright.planner.validation.validate import validate
 
 Pairs = list[tuple[int, int]]
 

@@ -10,9 +10,9 @@ from conformance_models import ROWS, Model
 from conformance_reference import BY_NAME, STEPS, StepState, batch_of, state_of
 
 from stagewright.capture.capture import trace
-from stagewright.core.cluster import Cluster
-from stagewright.core.plan import Plan, PlanOptions
-from stagewright.core.profile import LayerProfile, Profile, Timing
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.core.profile.profile import LayerProfile, Profile, Timing
 from stagewright.planner.plan import plan
 from stagewright.runtime.distributed import DistributedPipeline
 

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stagewright.core.cluster import Cluster, Device, LinkLevel
-from stagewright.core.plan import Plan, PlanOptions
-from stagewright.core.profile import Profile
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
+from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.core.profile.profile import Profile
 from stagewright.planner.plan import plan
-from stagewright.planner.validate import validate
+from stagewright.planner.validation.validate import validate
 
 PROFILE = Path(__file__).parent / "profiles" / "unet.json"
 SCHEDULES = ("gpipe", "1f1b", "zero_bubble")

@@ -27,25 +27,25 @@ import torch.multiprocessing
 from marks import write_between_marks
 from torch import Tensor, nn
 
-from stagewright.core.cluster import Cluster
-from stagewright.core.graph import Boundary, Layer
-from stagewright.core.plan import Plan, PlanOptions
-from stagewright.core.profile import LayerProfile, Profile, Timing
-from stagewright.core.schedule import Schedule
-from stagewright.core.tensors import TensorSpec
-from stagewright.planner.from_balance import plan_from_balance
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.graph.graph import Boundary, Layer
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.core.plan.schedule import Schedule
+from stagewright.core.profile.profile import LayerProfile, Profile, Timing
 from stagewright.planner.plan import plan
-from stagewright.planner.simulate import StageTimes, simulate
-from stagewright.profiler.links.local import free_port
-from stagewright.runtime.executor import Executor
-from stagewright.runtime.groups import Groups
-from stagewright.runtime.hops import Hop, Hops
-from stagewright.runtime.lanes import lanes_of
-from stagewright.runtime.messages import Connections, connected
-from stagewright.runtime.stage_run import StageRun
-from stagewright.runtime.strategies.replication import Replication
-from stagewright.schedules.named import make_schedule
-from stagewright.schedules.of_plan import schedule_of
+from stagewright.planner.price_split import plan_from_balance
+from stagewright.planner.simulator.simulate import StageTimes, simulate
+from stagewright.profiler.links.launch_local import free_port
+from stagewright.runtime.engine.executor import Executor
+from stagewright.runtime.engine.lanes_tomerge import lanes_of
+from stagewright.runtime.engine.p2p import Connections, connected
+from stagewright.runtime.engine.stage import StageRun
+from stagewright.runtime.partition.routes import Hop, Hops
+from stagewright.runtime.ranks.process_groups import Groups
+from stagewright.runtime.replicas.replication import Replication
+from stagewright.schedules.make_schedule import make_schedule
+from stagewright.schedules.plan_schedule import schedule_of
 
 ALLOWED = 0.05
 WIDTH = 8

@@ -2,8 +2,9 @@
 
 Every model is estimated without its own profile: uncalibrated, and calibrated by the profiles of
 all the others. ``--measure`` profiles the models here first (minutes); ``--pipedream FOLDER`` adds
-the GPU; ``--write`` writes `docs/estimates.md` and the figures in `profiler/estimates/errors.py`;
-``--large`` plans Llama 70B on 64 devices and says what that took.
+the GPU; ``--write`` writes `docs/estimates.md` and the figures in
+`profiler/estimates/error_band.py`; ``--large`` plans Llama 70B on 64 devices and says what that
+took.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from types import SimpleNamespace
 from estimate_pipedream import pipedream_cases
 from estimate_report import report
 
-from stagewright.core.accelerators import Precision
-from stagewright.core.default_samples import default_sample
-from stagewright.core.families import (
+from stagewright.core.cluster.accelerators import Precision
+from stagewright.core.models.families import (
     GPT2Config,
     GPT2Spec,
     MLPConfig,
@@ -36,12 +36,13 @@ from stagewright.core.families import (
     UNetConfig,
     UNetSpec,
 )
-from stagewright.core.options import ProfilingOptions
-from stagewright.core.profile import Profile
-from stagewright.core.transformer_families import LlamaConfig, LlamaSpec, ViTConfig, ViTSpec
+from stagewright.core.models.transformer_families import LlamaConfig, LlamaSpec, ViTConfig, ViTSpec
+from stagewright.core.profile.profile import Profile
+from stagewright.core.requests.default_samples import default_sample
+from stagewright.core.requests.requests import ProfilingOptions
 from stagewright.profiler.estimates.calibration import Observation, calibrated, observation
 from stagewright.profiler.estimates.estimate import profile_work, target
-from stagewright.profiler.estimates.times import CostTable, Rates, default_rates
+from stagewright.profiler.estimates.roofline import CostTable, Rates, default_rates
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGE_S, LARGE_BYTES = 60.0, 2 * 2**30

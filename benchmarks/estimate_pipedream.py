@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from stagewright.profiler.estimates.calibration import Observation
 from stagewright.profiler.estimates.flops import Cost
-from stagewright.profiler.estimates.work import recorded
+from stagewright.profiler.estimates.layer_costs import recorded
 
 NAMES = ("alexnet", "vgg16", "squeezenet1_0", "resnet50")
 """Chains and sums of modules with images as input; the others have inputs of several kinds."""

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from stagewright.core.accelerators import CATALOGUE, Accelerator
+from stagewright.core.cluster.accelerators import CATALOGUE, Accelerator
 from stagewright.profiler.estimates.flops import OPERATION_CLASSES
-from stagewright.profiler.estimates.times import (
+from stagewright.profiler.estimates.roofline import (
     CPU_EFFICIENCY,
     CPU_OVERHEAD_S,
     CPU_TRAFFIC,
@@ -88,7 +88,7 @@ def report(cpu: Sequence[Row], gpu: Sequence[Row], machine: str) -> str:
             "",
             _efficiencies(),
             "",
-            "The reason for each stands beside it in `profiler/estimates/times.py`.",
+            "The reason for each stands beside it in `profiler/estimates/roofline.py`.",
             "",
             "## The catalogue",
             "",

@@ -20,16 +20,20 @@ from pathlib import Path
 
 from marks import write_between_marks
 
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import Infeasible
-from stagewright.core.options import ProfilingOptions
-from stagewright.core.plan import Plan, PlanOptions
-from stagewright.core.profile import Profile
+from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.core.profile.profile import Profile
+from stagewright.core.requests.requests import ProfilingOptions
 from stagewright.core.units import format_bytes, format_time
-from stagewright.planner.cost import legal_positions
-from stagewright.planner.from_balance import plan_from_balance
-from stagewright.planner.heuristics import equal_layers, pipedream_plan, torchgpipe_balance
+from stagewright.planner.cost.chain import legal_positions
+from stagewright.planner.heuristics.published_rules import (
+    equal_layers,
+    pipedream_plan,
+    torchgpipe_balance,
+)
 from stagewright.planner.plan import plan
+from stagewright.planner.price_split import plan_from_balance
 
 MODELS = {
     "gpt2": "GPT-2 small",

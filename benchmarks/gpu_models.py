@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stagewright.core.families import ResNetConfig
+from stagewright.core.models.families import ResNetConfig
 from stagewright.profiler.models.resnet import ResNet
 
 

@@ -26,10 +26,10 @@ sys.path.insert(0, str(REPOSITORY))
 from benchmarks.activation_memory import measured_peak  # noqa: E402
 from benchmarks.gpu_models import MODELS, Studied  # noqa: E402
 from benchmarks.stage_runs import ModelRun, Place, StageRun, places  # noqa: E402
-from stagewright.core.cluster import Cluster  # noqa: E402
-from stagewright.core.options import ProfilingOptions  # noqa: E402
-from stagewright.core.plan import Plan, PlanOptions  # noqa: E402
-from stagewright.core.profile import Profile, Timing  # noqa: E402
+from stagewright.core.cluster.cluster import Cluster  # noqa: E402
+from stagewright.core.plan.plan import Plan, PlanOptions  # noqa: E402
+from stagewright.core.profile.profile import Profile, Timing  # noqa: E402
+from stagewright.core.requests.requests import ProfilingOptions  # noqa: E402
 from stagewright.planner.plan import plan as make_plan  # noqa: E402
 from stagewright.profiler.machine.allocator import keep_freed_memory  # noqa: E402
 from stagewright.profiler.machine.clock import Clock  # noqa: E402

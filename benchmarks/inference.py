@@ -25,13 +25,13 @@ from torch import nn
 
 from stagewright import DistributedInferencePipeline, InferencePipeline
 from stagewright.capture.capture import trace
-from stagewright.core.cluster import Cluster
-from stagewright.core.plan import Plan, PlanOptions
-from stagewright.core.profile import LayerProfile, Profile, Timing
-from stagewright.planner.from_balance import plan_from_balance
-from stagewright.planner.simulate import StageTimes, simulate
-from stagewright.profiler.links.local import free_port
-from stagewright.schedules.named import make_schedule
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.core.profile.profile import LayerProfile, Profile, Timing
+from stagewright.planner.price_split import plan_from_balance
+from stagewright.planner.simulator.simulate import StageTimes, simulate
+from stagewright.profiler.links.launch_local import free_port
+from stagewright.schedules.make_schedule import make_schedule
 
 ALLOWED = 0.05
 WIDTH = 8

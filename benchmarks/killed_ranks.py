@@ -16,12 +16,12 @@ from torch.nn.functional import cross_entropy
 
 from examples.elastic import batch_of, build_model, make_batch, make_optimizer
 from stagewright.capture.capture import trace
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import StagewrightError
-from stagewright.core.plan import Plan, PlanOptions
-from stagewright.core.profile import LayerProfile, Profile, Timing
+from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.core.profile.profile import LayerProfile, Profile, Timing
 from stagewright.planner.plan import plan as make_plan
-from stagewright.profiler.links.local import free_port
+from stagewright.profiler.links.launch_local import free_port
 from stagewright.runtime.checkpoint.load import load_checkpoint
 from stagewright.runtime.checkpoint.save import save_checkpoint
 from stagewright.runtime.distributed import DistributedPipeline

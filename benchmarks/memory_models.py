@@ -17,7 +17,7 @@ from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from stagewright.core.families import GPT2Config, GPT2Spec, ResNetConfig, UNetConfig
+from stagewright.core.models.families import GPT2Config, GPT2Spec, ResNetConfig, UNetConfig
 from stagewright.profiler.models.families import build_model, class_loss
 from stagewright.profiler.models.resnet import ResNet
 from stagewright.profiler.models.unet import UNet

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stagewright.core.families import (
+from stagewright.core.models.families import (
     GPT2Config,
     GPT2Spec,
     ModelSpec,

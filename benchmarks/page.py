@@ -16,9 +16,9 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from stagewright.core.graph import Boundary, Layer
-from stagewright.core.profile import LayerProfile, Profile, Timing
-from stagewright.core.tensors import TensorSpec
+from stagewright.core.graph.graph import Boundary, Layer
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.profile.profile import LayerProfile, Profile, Timing
 
 LIMITS_S = {"first paint": 1.0, "what if": 0.2, "open": 3.0}
 REPEATS = 9

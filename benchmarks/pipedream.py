@@ -45,19 +45,15 @@ from pipedream_own import solve_own
 from pipedream_results import COLUMNS, Column, Result, Settings
 
 from stagewright.core.errors import InvalidInput, StagewrightError
-from stagewright.formats.pipedream_graph import (
-    PipeDreamGraph,
-    read_pipedream_graph,
-    to_cost_graph,
-)
-from stagewright.planner.pipedream import (
+from stagewright.formats.pipedream_graph import PipeDreamGraph, read_pipedream_graph, to_cost_graph
+from stagewright.planner.pipedream.objective import (
     PipeDreamStage,
     pipedream_levels,
     pipedream_value,
     split_states,
 )
-from stagewright.planner.pipedream_states import graph_states
-from stagewright.schedules.jit import available
+from stagewright.planner.pipedream.states import graph_states
+from stagewright.schedules.numba_jit import available
 
 
 def solve_pipedream(

@@ -13,7 +13,7 @@ from typing import Literal
 from pipedream_price import pipedreams_plan
 from pipedream_results import Column, Own, PipeDreamsPlan, Result, Settings
 
-from stagewright.core.plan import Plan, PlanOptions
+from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.formats.pipedream_graph import PipeDreamGraph, to_profile
 from stagewright.planner.plan import plan
 

@@ -19,14 +19,14 @@ from collections.abc import Sequence
 
 from pipedream_results import Column, PipeDreamsPlan, Placement, Settings
 
-from stagewright.core.cluster import LinkLevel
+from stagewright.core.cluster.cluster import LinkLevel
 from stagewright.core.errors import Infeasible, InvalidInput
-from stagewright.core.plan import Plan, PlanOptions
-from stagewright.core.profile import Profile
-from stagewright.planner.from_balance import plan_from_balance
-from stagewright.planner.pipedream import PipeDreamStage, pipedream_chain
-from stagewright.planner.simulate import step_time
-from stagewright.planner.stage_times import StageTimes
+from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.core.profile.profile import Profile
+from stagewright.planner.pipedream.objective import PipeDreamStage, pipedream_chain
+from stagewright.planner.price_split import plan_from_balance
+from stagewright.planner.simulator.durations import StageTimes
+from stagewright.planner.simulator.simulate import step_time
 
 
 def pipedreams_plan(

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from stagewright.core.cluster import Cluster, Device, LinkLevel
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 
 Placement = Literal["as planned", "copies", "moved", "one level"]
 """Of PipeDream's stages on our cluster (see `pipedream_price.py`)."""

@@ -27,15 +27,15 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from stagewright.core.cluster import Cluster, LinkLevel
+from stagewright.core.cluster.cluster import Cluster, LinkLevel
 from stagewright.core.errors import Infeasible, InvalidInput, StagewrightError
-from stagewright.core.graph import Boundary, Layer, Parameter
-from stagewright.core.plan import Plan, PlanOptions
-from stagewright.core.profile import LayerProfile, Profile, SavedStorage, Timing
-from stagewright.core.tensors import TensorSpec
+from stagewright.core.graph.graph import Boundary, Layer, Parameter
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.core.profile.profile import LayerProfile, Profile, SavedStorage, Timing
 from stagewright.planner.plan import Planner
-from stagewright.planner.request import Progress
-from stagewright.schedules.jit import available
+from stagewright.planner.problem.problem import Progress
+from stagewright.schedules.numba_jit import available
 
 Number = TypeVar("Number", int, float)
 

@@ -26,18 +26,18 @@ from torch import Tensor, nn
 
 from stagewright.balance import balance_profile
 from stagewright.capture.capture import trace
-from stagewright.core.families import (
+from stagewright.core.models.families import (
     GPT2Config,
     GPT2Spec,
     ModelSpec,
     ResNetConfig,
     ResNetSpec,
 )
-from stagewright.core.options import ProfilingOptions
-from stagewright.core.profile import Profile
+from stagewright.core.profile.profile import Profile
+from stagewright.core.requests.requests import ProfilingOptions
 from stagewright.core.units import format_time
-from stagewright.planner.balance import balance
-from stagewright.profiler.layers.runs import layer_runs
+from stagewright.planner.heuristics.chain_partition import balance
+from stagewright.profiler.layers.layer_run import layer_runs
 from stagewright.profiler.machine.allocator import keep_freed_memory
 from stagewright.profiler.measure.profile import TimedProfile, Wanted, timed_profile
 from stagewright.profiler.models.families import build_loss, build_model

@@ -25,12 +25,12 @@ import torch.distributed as dist
 from torch import nn
 
 import stagewright
-from stagewright.core.cluster import Cluster
-from stagewright.core.plan import Plan, PlanOptions
-from stagewright.planner.from_balance import plan_from_balance
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.planner.price_split import plan_from_balance
 from stagewright.runtime.distributed import DistributedPipeline
-from stagewright.runtime.strategies.choice import Strategy
-from stagewright.runtime.strategies.sharded import FullyShard
+from stagewright.runtime.replicas.sharded import FullyShard
+from stagewright.runtime.replicas.strategy import Strategy
 
 WIDTH, LAYERS, STEPS = 2048, 8, 3
 STRATEGIES: dict[str, Strategy] = {

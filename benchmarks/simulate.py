@@ -17,9 +17,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from stagewright.core.schedule import ScheduleName
-from stagewright.planner.simulate import StageTimes, step_time
-from stagewright.schedules import jit
+from stagewright.core.plan.schedule import ScheduleName
+from stagewright.planner.simulator.simulate import StageTimes, step_time
+from stagewright.schedules import numba_jit as jit
 
 LIMIT_MS = 5.0
 LIMITED = (64, 512)

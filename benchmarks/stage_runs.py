@@ -18,9 +18,9 @@ from torch.utils.checkpoint import checkpoint
 from stagewright.capture.capture import trace
 from stagewright.capture.captured import Captured
 from stagewright.capture.sample import CallStructure, read_sample
-from stagewright.core.plan import Plan
-from stagewright.core.profile import Profile
-from stagewright.runtime.boundary import enter, enter_copy, leave
+from stagewright.core.plan.plan import Plan
+from stagewright.core.profile.profile import Profile
+from stagewright.runtime.partition.boundary import enter, enter_copy, leave
 
 LossFunction = Callable[[Any, Tensor], Tensor]
 

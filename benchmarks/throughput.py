@@ -32,18 +32,24 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from stagewright.capture.capture import trace
-from stagewright.core.cluster import Cluster
-from stagewright.core.families import GPT2Config, GPT2Spec, ModelSpec, ResNetConfig, ResNetSpec
-from stagewright.core.plan import Plan, PlanOptions
-from stagewright.core.profile import LayerProfile, Profile, Timing
-from stagewright.core.tensors import TensorSpec
-from stagewright.planner.from_balance import plan_from_balance
-from stagewright.profiler.links.local import free_port
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.models.families import (
+    GPT2Config,
+    GPT2Spec,
+    ModelSpec,
+    ResNetConfig,
+    ResNetSpec,
+)
+from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.core.profile.profile import LayerProfile, Profile, Timing
+from stagewright.planner.price_split import plan_from_balance
+from stagewright.profiler.links.launch_local import free_port
 from stagewright.profiler.machine.allocator import keep_freed_memory
 from stagewright.profiler.models.families import build_loss, build_model, training_batch
-from stagewright.runtime.cut import cut_for_plan
 from stagewright.runtime.distributed import DistributedPipeline
-from stagewright.runtime.last_stage import LastStage, LossFunction
+from stagewright.runtime.engine.batch_io import LastStage, LossFunction
+from stagewright.runtime.partition.cut import cut_for_plan
 
 ALLOWED = 0.98
 RANKS = 2

@@ -14,18 +14,18 @@ import torch
 from torch import nn
 
 from ..core.errors import CaptureError, StagewrightError
-from ..core.graph import Boundary, Graph
+from ..core.graph.graph import Boundary, Graph
 from .captured import Captured
-from .evaluation import fits
-from .frontier import mode_suspects, trace_around
-from .gate import Expected, compare_pieces, eager_steps, follows_mode, observe
-from .plain_reasons import plainest
-from .recipe import Recipe
+from .equivalence.check import Expected, compare_pieces, eager_steps, follows_mode, observe
+from .equivalence.evaluation_graph import fits
+from .observation.preserve import preserved
+from .plain_reasons_tomerge import plainest
+from .program.segment import Segment
+from .recipe_tomerge import Recipe
 from .sample import check_module, read_sample, sample_ranges
-from .segment import Segment
-from .state import preserved
-from .subject import Subject
-from .tracers import Mode, Tracer, tracers_for, with_layers
+from .tracers.frontier import mode_suspects, trace_around
+from .tracers.registry import Mode, Tracer, tracers_for, with_layers
+from .tracers.target import Subject
 
 WAYS_OUT = (
     "Ways out: make the module to blame a child of an nn.Sequential (children are called whole, "

@@ -10,15 +10,15 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from ..core.errors import CaptureError
-from ..core.graph import Graph
-from .cuts import Cut
-from .document import graph_document
-from .layers import Layers, functions_kept
-from .nested import put
-from .program import Program
+from ..core.graph.graph import Graph
+from .observation.nested_values import put
+from .program.cuts import Cut
+from .program.layers import Layers, functions_kept
+from .program.program import Program
+from .program.segment import Segment, make_segment, mutates_inputs
 from .report import CaptureReport, capture_report
 from .sample import CallStructure
-from .segment import Segment, make_segment, mutates_inputs
+from .serialize.graph_document import graph_document
 
 
 @dataclass

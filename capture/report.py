@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from ..core.document import Record
-from ..core.graph import CaptureMode, Graph
-from ..core.graph_table import why_not_rebuildable
+from ..core.graph.graph import CaptureMode, Graph
+from ..core.graph.table import why_not_rebuildable
 from ..core.text_table import text_table
-from .plain_reasons import plain_reason
+from .plain_reasons_tomerge import plain_reason
 
 
 class CapturedLayer(Record):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import InvalidInput
-from ..core.tensors import DType, TensorSpec
+from ..core.graph.tensors import DType, TensorSpec
 
 ACCEPTED = "a tensor, a tuple of tensors (positional), or a dict of tensors (keywords)"
 

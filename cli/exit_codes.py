@@ -32,8 +32,8 @@ from ..core.errors import (
     StagewrightError,
 )
 from ..profiler.machine.out_of_memory import is_out_of_memory
-from .extras import missing_extra
-from .flag_spelling import in_flags
+from .support.flag_names import in_flags
+from .support.optional_dependencies import missing_extra
 
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
 """What typer raises for a wrong option or argument; it has no public name for it."""

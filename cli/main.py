@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from .. import __version__
 from .exit_codes import ExitCode, exit_code, report
-from .grouped import GroupedCommand
+from .grouped_tomerge import GroupedCommand
 
 COMMANDS = (
     "doctor",
@@ -40,7 +40,7 @@ COMMANDS = (
     "checkpoint",
     "demo",
 )
-"""Each names a module of this folder whose function ``command`` is the command.
+"""Each names a module of `commands` whose function ``command`` is the command.
 
 Every command module is imported on every start, also for ``--help``: what costs time (torch,
 pydantic, rich) is imported inside the functions.
@@ -84,7 +84,7 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_options)
     for name in COMMANDS:
-        module = importlib.import_module(f".{name}", __package__)
+        module = importlib.import_module(f".commands.{name}", __package__)
         app.command(name, cls=GroupedCommand)(module.command)
     return app
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
+from .sans_io import Call, Failure, Reply
 from .settings import Settings
-from .steps import Call, Failure, Reply
 
 try:
     import httpx2 as httpx2

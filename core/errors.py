@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .cluster import Cluster
-    from .plan import PlanOptions
+    from .cluster.cluster import Cluster
+    from .plan.plan import PlanOptions
 
 
 class StagewrightError(Exception):

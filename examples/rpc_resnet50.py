@@ -25,8 +25,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import stagewright
-from stagewright.core.families import ResNetConfig, ResNetSpec
-from stagewright.core.options import ProfilingOptions
+from stagewright.core.models.families import ResNetConfig, ResNetSpec
+from stagewright.core.requests.requests import ProfilingOptions
 from stagewright.profiler.models.families import build_model
 from stagewright.runtime.rpc import RpcPipeline, controller, serve
 

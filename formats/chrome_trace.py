@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from ..core.schedule import Work
-from ..core.timeline import HeldMemory, Timeline, TimelineEvent
+from ..core.plan.schedule import Work
+from ..core.plan.timeline import HeldMemory, Timeline, TimelineEvent
 
 RANKS, MESSAGES = 0, 1
 """Process ids: computation has one track a rank, communication may overlap and stands apart. A

@@ -17,11 +17,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from ..core.errors import InvalidInput
-from ..core.graph import Boundary, Edge, Layer, Parameter
-from ..core.profile import LayerProfile, Profile, Provenance, SavedStorage, Timing
-from ..core.tensors import TensorSpec
-from ..planner.downsets import Dag
-from ..planner.pipedream_states import CostGraph
+from ..core.graph.graph import Boundary, Edge, Layer, Parameter
+from ..core.graph.tensors import TensorSpec
+from ..core.profile.profile import LayerProfile, Profile, Provenance, SavedStorage, Timing
+from ..planner.dag.downsets import Dag
+from ..planner.pipedream.states import CostGraph
 
 SEPARATOR = " -- "
 MS_PER_S = 1000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 
-from ..core.graph import Boundary
-from ..core.profile import LayerProfile, Profile, Timing
+from ..core.graph.graph import Boundary
+from ..core.profile.profile import LayerProfile, Profile, Timing
 
 Cell = str | int | float | bool | None
 

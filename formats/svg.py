@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from html import escape
 
-from ..core.plan import Plan
-from ..core.schedule import Work
+from ..core.plan.plan import Plan
+from ..core.plan.schedule import Work
+from ..core.plan.timeline import Timeline, TimelineEvent
 from ..core.text_table import printable
-from ..core.timeline import Timeline, TimelineEvent
 from ..core.units import format_time
 from ..schedules.layout import Layout, make_layout
 

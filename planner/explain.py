@@ -8,21 +8,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.cluster import Cluster
+from ..core.cluster.cluster import Cluster
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput, PlanMismatch
-from ..core.explanation import Alternative, Bound, Explanation, Shares
-from ..core.plan import Plan, PlanOptions
-from ..core.profile import Profile
+from ..core.plan.explanation import Alternative, Bound, Explanation, Shares
+from ..core.plan.plan import Plan, PlanOptions
+from ..core.profile.profile import Profile
 from ..core.units import count, format_time
-from .arguments import cluster_of, deadline_of, plan_of, profile_of
-from .comparisons import comparisons
+from .heuristics.comparisons import comparisons
 from .plan import Planner
-from .scaled import as_planned
-from .search import ROUNDING
-from .simulate import StageTimes, step_time
-from .timeline import skip_times
-from .validate import validate
-from .ways_out import with_devices
+from .problem.arguments import cluster_of, deadline_of, plan_of, profile_of
+from .problem.scaled_tomerge import as_planned
+from .remedies import with_devices
+from .search.branch_and_bound import ROUNDING
+from .simulator.plan_timeline import skip_times
+from .simulator.simulate import StageTimes, step_time
+from .validation.validate import validate
 
 NOTICEABLE = 0.01
 """Savings of memory below this share of the step do not make memory what binds."""

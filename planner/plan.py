@@ -9,19 +9,19 @@ from functools import partial
 
 from pydantic import ValidationError
 
-from ..core.cluster import Cluster
+from ..core.cluster.cluster import Cluster
 from ..core.document import invalid_input
 from ..core.errors import Infeasible, InvalidInput
-from ..core.plan import Plan, PlanOptions
-from ..core.profile import Profile
-from .arguments import cluster_of, deadline_of, options_of, profiles_of
-from .build import build_plan
-from .cost import Tables, tables
-from .cut_short import marked
-from .microbatches import plan_batch
-from .request import Progress, Request
-from .solve import solve
-from .ways_out import with_ways_out
+from ..core.plan.plan import Plan, PlanOptions
+from ..core.profile.profile import Profile
+from .assemble import build_plan
+from .cost.chain import Tables, tables
+from .cut_short_tomerge import marked
+from .microbatch_size import plan_batch
+from .problem.arguments import cluster_of, deadline_of, options_of, profiles_of
+from .problem.problem import Progress, Request
+from .remedies import with_ways_out
+from .solvers.solve import solve
 
 
 def plan(

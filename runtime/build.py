@@ -13,17 +13,17 @@ from torch import nn
 
 from ..capture.capture import default_device
 from ..core.errors import InvalidInput
-from ..core.plan import Plan
-from .batch_statistics import BatchStatistics
-from .casting import casting
+from ..core.plan.plan import Plan
+from .batchnorm.running_statistics import BatchStatistics
 from .distributed import DistributedPipeline
-from .last_stage import LossFunction
-from .loss_scale import LossScale
-from .materialise.memory import materialise_whole
-from .materialise.weights import Weights
-from .materialise.without_data import check_weights
+from .engine.batch_io import LossFunction
+from .engine.casting_tomerge import casting
+from .meta_init.materialise import materialise_whole
+from .meta_init.meta_checks import check_weights
+from .meta_init.weights import Weights
 from .pipeline import Pipeline
-from .strategies.choice import Strategy
+from .replicas.grad_scaler import LossScale
+from .replicas.strategy import Strategy
 from .training import Training
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..core.errors import InvalidInput
-from ..core.plan import Plan
-from ..core.profile import LayerProfile, Profile, Timing
-from ..core.schedule import Work
+from ..core.plan.plan import Plan
+from ..core.plan.schedule import Work
+from ..core.plan.timeline import Timeline, TimelineEvent
+from ..core.profile.profile import LayerProfile, Profile, Timing
 from ..core.text_table import text_table
-from ..core.timeline import Timeline, TimelineEvent
 from ..core.units import format_time
 
 BACKWARD_PARTS = (Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT, Work.RECOMPUTE)

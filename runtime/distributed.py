@@ -13,32 +13,34 @@ from torch.optim import Optimizer
 
 from ..capture.sample import check_module
 from ..core.errors import InvalidInput
-from ..core.graph import Graph
-from ..core.plan import Plan
-from ..core.schedule import Schedule
-from ..schedules.of_plan import schedule_of
-from .assemble import own_executor, share
-from .batch_statistics import BatchStatistics
-from .casting import casting
-from .clipping import clipping_factor, global_norm, scale_gradients
-from .cut import cut_for_plan
-from .engine_choice import Engine, check_engine
-from .executor import Executor, Observer
-from .first_stage import FirstStage
-from .held import held
-from .last_stage import LastStage, LossFunction
-from .materialise.memory import materialise
-from .materialise.weights import Weights
-from .materialise.without_data import check_weights
-from .member import Member
-from .padding import check_evaluates, cut_off, filled, num_samples, parts
-from .process_group import check_world, device_for
-from .process_group import init_process_group as init_process_group  # where it used to be
-from .runnable import check_runnable, check_schedule
-from .strategies.choice import Strategy, choose
-from .synchronised import check_no_sync_batch_norm
-from .targets import split_target
-from .torch_engine import TorchEngine
+from ..core.graph.graph import Graph
+from ..core.plan.plan import Plan
+from ..core.plan.schedule import Schedule
+from ..schedules.plan_schedule import schedule_of
+from .batchnorm.running_statistics import BatchStatistics
+from .engine.assemble import own_executor, share
+from .engine.batch_io import LastStage, LossFunction
+from .engine.casting_tomerge import casting
+from .engine.executor import Executor, Observer
+from .engine.first_stage_tomerge import FirstStage
+from .engine.padding import check_evaluates, cut_off, filled, num_samples, parts
+from .engine.targets_tomerge import split_target
+from .engine.torch_engine import TorchEngine
+from .engine_choice_tomerge import Engine, check_engine
+from .meta_init.materialise import materialise
+from .meta_init.meta_checks import check_weights
+from .meta_init.weights import Weights
+from .partition.cut import cut_for_plan
+from .partition.rank_module import held
+from .ranks.member import Member
+from .ranks.process_group_tomerge import check_world, device_for
+from .ranks.process_group_tomerge import (
+    init_process_group as init_process_group,  # where it used to be
+)
+from .replicas.clip_grad import clipping_factor, global_norm, scale_gradients
+from .replicas.strategy import Strategy, choose
+from .replicas.sync_batchnorm import check_no_sync_batch_norm
+from .supported_plans import check_runnable, check_schedule
 
 
 class DistributedPipeline(Member):

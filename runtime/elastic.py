@@ -21,10 +21,10 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ..core.errors import Infeasible, InvalidInput, RankFailed, StagewrightError
-from ..core.plan import Plan
-from ..schedules.of_plan import schedule_of
-from .groups import timeout_of
-from .process_group import DEFAULT_TIMEOUT_S, init_process_group
+from ..core.plan.plan import Plan
+from ..schedules.plan_schedule import schedule_of
+from .ranks.process_group_tomerge import DEFAULT_TIMEOUT_S, init_process_group
+from .ranks.process_groups import timeout_of
 
 PREFIX = "stagewright-elastic"
 FINISHED = f"{PREFIX}/finished"

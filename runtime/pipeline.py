@@ -10,20 +10,20 @@ from typing import Any, Literal, Self, get_args
 import torch
 from torch import Tensor, nn
 
+from ..capture.program.segment import Segment
 from ..capture.sample import check_module
-from ..capture.segment import Segment
 from ..core.errors import InvalidInput
-from ..core.plan import Plan
-from .batch_statistics import BatchStatistics, checked_policy
-from .cut import CutModel, cut_for_plan
-from .keyed_dropout import keyed_dropout as keyed
-from .local.flags import is_checkpointing, is_recomputing
-from .local.places import CopyStreams, full_device
+from ..core.plan.plan import Plan
+from .batchnorm.deferred import batch_norms, deferred_statistics
+from .batchnorm.norms_as_operations_tomerge import check_statistics_in_reach
+from .batchnorm.running_statistics import BatchStatistics, checked_policy
+from .engine.keyed_dropout import keyed_dropout as keyed
+from .engine.microbatch import join_outputs, split_batch
+from .local.checkpoint_state import is_checkpointing, is_recomputing
 from .local.run import LocalStage, run_stages
-from .local.statistics import batch_norms, deferred_statistics
-from .microbatch import join_outputs, split_batch
-from .norms_as_operations import check_statistics_in_reach
-from .runnable import check_runnable
+from .local.streams import CopyStreams, full_device
+from .partition.cut import CutModel, cut_for_plan
+from .supported_plans import check_runnable
 
 CheckpointMode = Literal["always", "except_last", "never"]
 """Which micro-batches keep their inputs alone and are computed again in the backward."""

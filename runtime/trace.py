@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from ..core.errors import InvalidInput
-from ..core.schedule import Action
-from ..core.timeline import Timeline, TimelineEvent
+from ..core.plan.schedule import Action
+from ..core.plan.timeline import Timeline, TimelineEvent
 
 if TYPE_CHECKING:
     from .distributed import DistributedPipeline

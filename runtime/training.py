@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core.errors import InvalidInput
-from .clipping import clipping_factor
 from .distributed import DistributedPipeline
-from .last_stage import LossFunction
-from .loss_scale import LossScale
-from .one_process import OneProcess
+from .engine.batch_io import LossFunction
+from .one_process_tomerge import OneProcess
 from .pipeline import Pipeline
+from .replicas.clip_grad import clipping_factor
+from .replicas.grad_scaler import LossScale
 
 
 class Training:

@@ -13,21 +13,21 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..capture.capture import default_device
-from ..capture.difference import relative_difference
+from ..capture.equivalence.difference_tomerge import relative_difference
+from ..capture.observation.preserve import preserved
 from ..capture.sample import CallStructure
-from ..capture.state import preserved
 from ..core.errors import PlanMismatch, StagewrightError
-from ..core.plan import Plan
-from ..schedules.of_plan import schedule_of
-from .cut import cut_for_plan
-from .first_stage import FirstStage
-from .last_stage import LastStage, one_number
-from .recompute import RandomState
-from .rehearsal import Rehearsal
-from .runnable import check_runnable
-from .strategies.choice import choose
-from .synchronised import check_no_sync_batch_norm
-from .targets import split_target
+from ..core.plan.plan import Plan
+from ..schedules.plan_schedule import schedule_of
+from .engine.batch_io import LastStage, one_number
+from .engine.emulated_ranks import Rehearsal
+from .engine.first_stage_tomerge import FirstStage
+from .engine.targets_tomerge import split_target
+from .partition.cut import cut_for_plan
+from .recompute_tomerge import RandomState
+from .replicas.strategy import choose
+from .replicas.sync_batchnorm import check_no_sync_batch_norm
+from .supported_plans import check_runnable
 
 LossFunction = Callable[[Any, Any], Tensor]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from ..core.errors import InvalidInput
-from ..core.schedule import ScheduleName, TrainingSchedule
+from ..core.plan.schedule import ScheduleName, TrainingSchedule
 
 ONE_STAGE_A_RANK = ("gpipe", "1f1b", "zero_bubble", "forward_only")
 SEVERAL_STAGES = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..core.errors import InvalidInput
-from ..core.schedule import Action, Schedule, Work
+from ..core.plan.schedule import Action, Schedule, Work
 
 Key = tuple[int, Work, int]
 """Stage, work and micro-batch."""

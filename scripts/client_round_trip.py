@@ -19,12 +19,12 @@ from pydantic import TypeAdapter
 import stagewright
 from stagewright import AsyncClient, Client, Plan, PlanOptions
 from stagewright.capture.capture import capture
-from stagewright.cli.demo_requests import MODELS
-from stagewright.cli.service import Service, running_service
-from stagewright.core.cluster import Cluster
-from stagewright.core.families import ModelSpec
-from stagewright.core.sample import Sample
-from stagewright.profiler.estimates.cluster import (
+from stagewright.cli.commands.demo_requests_tomerge import MODELS
+from stagewright.cli.support.local_service import Service, running_service
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.graph.sample import Sample
+from stagewright.core.models.families import ModelSpec
+from stagewright.profiler.estimates.for_cluster import (
     estimate_for_cluster,
     estimate_graph_for_cluster,
 )

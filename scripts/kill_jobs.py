@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.chaos.clients import FINAL, Gone, Reader, accepted, ask
 from scripts.chaos.victims import Database, KilledPostgres, Server
-from stagewright.api.examples import example_profile
+from stagewright.api.http.examples import example_profile
 from stagewright.api.store.database import Database as Connections
 from stagewright.api.store.integrity import find_faults
 from stagewright.api.store.records import DEFAULT_PROJECT

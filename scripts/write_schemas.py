@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.document import Document
-from stagewright.core.graph import Graph
-from stagewright.core.plan import Plan
-from stagewright.core.profile import Profile
-from stagewright.core.schedule import Schedule
-from stagewright.core.timeline import Timeline
+from stagewright.core.graph.graph import Graph
+from stagewright.core.plan.plan import Plan
+from stagewright.core.plan.schedule import Schedule
+from stagewright.core.plan.timeline import Timeline
+from stagewright.core.profile.profile import Profile
 
 DOCUMENTS: dict[str, type[Document]] = {
     "cluster": Cluster,

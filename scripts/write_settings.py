@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from stagewright.api.setting_names import SettingName, setting_names
+from stagewright.api.settings.names import SettingName, setting_names
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operations.md"
 HEAD = "| setting | default | meaning |\n|---|---|---|\n"

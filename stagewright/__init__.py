@@ -13,21 +13,21 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .balance import balance_by_size as balance_by_size
     from .balance import balance_by_time as balance_by_time
-    from .client.awaiting import AsyncClient as AsyncClient
-    from .client.blocking import Client as Client
-    from .core.cluster import Cluster as Cluster
+    from .client.async_client import AsyncClient as AsyncClient
+    from .client.sync_client import Client as Client
+    from .core.cluster.cluster import Cluster as Cluster
     from .core.errors import StagewrightError as StagewrightError
-    from .core.graph import Graph as Graph
-    from .core.plan import Plan as Plan
-    from .core.plan import PlanOptions as PlanOptions
-    from .core.profile import Profile as Profile
-    from .core.profile_forward import for_inference as for_inference
-    from .core.schedule import Schedule as Schedule
-    from .core.timeline import Timeline as Timeline
+    from .core.graph.graph import Graph as Graph
+    from .core.plan.plan import Plan as Plan
+    from .core.plan.plan import PlanOptions as PlanOptions
+    from .core.plan.schedule import Schedule as Schedule
+    from .core.plan.timeline import Timeline as Timeline
+    from .core.profile.forward_only import for_inference as for_inference
+    from .core.profile.profile import Profile as Profile
     from .planner.explain import explain as explain
     from .planner.plan import Planner as Planner
     from .planner.plan import plan as plan
-    from .planner.validate import validate as validate
+    from .planner.validation.validate import validate as validate
     from .profiler.estimates.estimate import estimate as estimate
     from .profiler.measure.profile import profile as profile
     from .runtime.build import build as build
@@ -37,39 +37,39 @@ if TYPE_CHECKING:
     from .runtime.compare import compare as compare
     from .runtime.compare import corrected as corrected
     from .runtime.distributed import DistributedPipeline as DistributedPipeline
-    from .runtime.inference.pipeline import InferencePipeline as InferencePipeline
-    from .runtime.inference.processes import (
+    from .runtime.inference.distributed import (
         DistributedInferencePipeline as DistributedInferencePipeline,
     )
-    from .runtime.loss_scale import LossScale as LossScale
-    from .runtime.materialise.weights import Weights as Weights
+    from .runtime.inference.pipeline import InferencePipeline as InferencePipeline
+    from .runtime.meta_init.weights import Weights as Weights
     from .runtime.pipeline import Pipeline as Pipeline
-    from .runtime.process_group import init_process_group as init_process_group
-    from .runtime.strategies.sharded import FullyShard as FullyShard
+    from .runtime.ranks.process_group_tomerge import init_process_group as init_process_group
+    from .runtime.replicas.grad_scaler import LossScale as LossScale
+    from .runtime.replicas.sharded import FullyShard as FullyShard
     from .runtime.trace import record as record
     from .runtime.training import Training as Training
     from .runtime.verify import verify as verify
 
 _HOME = {
-    "AsyncClient": "client.awaiting",
-    "Client": "client.blocking",
-    "Cluster": "core.cluster",
-    "DistributedInferencePipeline": "runtime.inference.processes",
+    "AsyncClient": "client.async_client",
+    "Client": "client.sync_client",
+    "Cluster": "core.cluster.cluster",
+    "DistributedInferencePipeline": "runtime.inference.distributed",
     "DistributedPipeline": "runtime.distributed",
-    "FullyShard": "runtime.strategies.sharded",
-    "Graph": "core.graph",
+    "FullyShard": "runtime.replicas.sharded",
+    "Graph": "core.graph.graph",
     "InferencePipeline": "runtime.inference.pipeline",
-    "LossScale": "runtime.loss_scale",
+    "LossScale": "runtime.replicas.grad_scaler",
     "Pipeline": "runtime.pipeline",
-    "Plan": "core.plan",
-    "PlanOptions": "core.plan",
+    "Plan": "core.plan.plan",
+    "PlanOptions": "core.plan.plan",
     "Planner": "planner.plan",
-    "Profile": "core.profile",
-    "Schedule": "core.schedule",
+    "Profile": "core.profile.profile",
+    "Schedule": "core.plan.schedule",
     "StagewrightError": "core.errors",
-    "Timeline": "core.timeline",
+    "Timeline": "core.plan.timeline",
     "Training": "runtime.training",
-    "Weights": "runtime.materialise.weights",
+    "Weights": "runtime.meta_init.weights",
     "balance_by_size": "balance",
     "balance_by_time": "balance",
     "build": "runtime.build",
@@ -77,15 +77,15 @@ _HOME = {
     "corrected": "runtime.compare",
     "estimate": "profiler.estimates.estimate",
     "explain": "planner.explain",
-    "for_inference": "core.profile_forward",
-    "init_process_group": "runtime.process_group",
+    "for_inference": "core.profile.forward_only",
+    "init_process_group": "runtime.ranks.process_group_tomerge",
     "latest_step": "runtime.checkpoint.load",
     "load_checkpoint": "runtime.checkpoint.load",
     "plan": "planner.plan",
     "profile": "profiler.measure.profile",
     "record": "runtime.trace",
     "save_checkpoint": "runtime.checkpoint.save",
-    "validate": "planner.validate",
+    "validate": "planner.validation.validate",
     "verify": "runtime.verify",
 }
 

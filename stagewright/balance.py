@@ -7,9 +7,9 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from .core.errors import InvalidInput
-from .core.options import ProfilingOptions
-from .core.profile import Profile
-from .planner.balance import balance
+from .core.profile.profile import Profile
+from .core.requests.requests import ProfilingOptions
+from .planner.heuristics.chain_partition import balance
 
 if TYPE_CHECKING:
     import torch

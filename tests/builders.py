@@ -5,10 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from stagewright.core.cluster import Cluster, Device, LinkLevel
-from stagewright.core.graph import Boundary, Layer, Parameter
-from stagewright.core.profile import LayerProfile, LossProfile, Profile, SavedStorage, Timing
-from stagewright.core.tensors import TensorSpec
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
+from stagewright.core.graph.graph import Boundary, Layer, Parameter
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.profile.profile import (
+    LayerProfile,
+    LossProfile,
+    Profile,
+    SavedStorage,
+    Timing,
+)
 
 
 def boundary(

@@ -13,9 +13,9 @@ import uvicorn
 from starlette.concurrency import run_in_threadpool
 
 from stagewright.api.app import create_app
-from stagewright.api.models.estimating import Estimator
-from stagewright.api.settings import IN_MEMORY, Settings
-from stagewright.core.options import Estimated, EstimateRequest
+from stagewright.api.model_sources.estimator import Estimator
+from stagewright.api.settings.settings import IN_MEMORY, Settings
+from stagewright.core.requests.requests import Estimated, EstimateRequest
 
 TOKEN = "a-token-for-tests"
 
@@ -52,6 +52,6 @@ def live_service(**settings: Any) -> Iterator[str]:
 
 
 async def _estimate(self: Estimator, request: EstimateRequest) -> Estimated:
-    from stagewright.profiler.estimates.child import estimate
+    from stagewright.profiler.estimates.worker import estimate
 
     return await run_in_threadpool(estimate, request)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stagewright.core.families import ResNetConfig, ResNetSpec
+from stagewright.core.models.families import ResNetConfig, ResNetSpec
 from stagewright.profiler.models.families import build_model
 from tests.torch_models import make_case
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stagewright.core.cluster import Cluster
-from stagewright.core.families import (
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.graph.graph import Graph
+from stagewright.core.models.families import (
     GPT2Config,
     GPT2Spec,
     MLPConfig,
@@ -22,10 +23,9 @@ from stagewright.core.families import (
     UNetConfig,
     UNetSpec,
 )
-from stagewright.core.graph import Graph
-from stagewright.core.plan import Plan, PlanOptions
-from stagewright.core.profile import LayerProfile, Profile, Timing
-from stagewright.planner.from_balance import plan_from_balance
+from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.core.profile.profile import LayerProfile, Profile, Timing
+from stagewright.planner.price_split import plan_from_balance
 from stagewright.profiler.models.families import build_loss, build_model, training_batch
 
 SPECS: dict[str, ModelSpec] = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..core.plan import Plan
-from ..core.schedule import Work
-from ..planner.step_rows import StepRows
+from ..core.plan.plan import Plan
+from ..core.plan.schedule import Work
+from ..planner.simulator.rows import StepRows
 from ..schedules.layout import Layout
 from .plan_view import Boxes, Lane
 

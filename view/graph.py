@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..core.graph import MODEL_INPUT
-from ..core.plan import Plan
-from ..core.profile import Profile
-from .held import Held
-from .modules import ModuleParts, Part, opened
+from ..core.graph.graph import MODEL_INPUT
+from ..core.plan.plan import Plan
+from ..core.profile.profile import Profile
+from .layer_memory import Held
+from .module_parts import ModuleParts, Part, opened
 from .plan_view import GraphView
 
 MAX_BOXES = 14

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..core.plan import Plan
-from ..core.profile import Profile
-from .held import Held
+from ..core.plan.plan import Plan
+from ..core.profile.profile import Profile
+from .layer_memory import Held
 from .plan_view import LayerColumns
 
 

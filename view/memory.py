@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from ..core.plan import Plan, Stage
-from ..planner.step_rows import HeldRow, StepRows
+from ..core.plan.plan import Plan, Stage
+from ..planner.simulator.rows import HeldRow, StepRows
 from ..schedules.layout import Layout
 from .gantt import device_of, stages_of
 from .plan_view import MemoryCurve

@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 from html import escape
 
-from ..core.plan import Plan
-from ..core.plan_table import plan_columns, summary_lines
+from ..core.plan.plan import Plan
+from ..core.plan.table import plan_columns, summary_lines
 from ..core.text_table import printable
 from ..formats.svg import timeline_svg
-from ..planner.timeline import plan_timeline
+from ..planner.simulator.plan_timeline import plan_timeline
 
 MAX_BOXES = 6000
 """A picture of more would weigh megabytes in the notebook."""

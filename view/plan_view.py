@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Literal
 
 from ..core.document import Record
-from ..core.plan import Baseline, MemoryUse, Proof
-from ..core.profile import Provenance
+from ..core.plan.plan import Baseline, MemoryUse, Proof
+from ..core.profile.profile import Provenance
 
 
 class Header(Record):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..core.document import Record
-from ..core.profile import Profile
-from ..core.profile_diff import LayerChange, ProfileDiff
-from ..core.profile_table import quality_lines
+from ..core.profile.diff import LayerChange, ProfileDiff
+from ..core.profile.profile import Profile
+from ..core.profile.table import quality_lines
 from ..core.units import count
 
 NOISY = 0.25

@@ -7,8 +7,8 @@ import re
 import shlex
 from typing import Any
 
-from ..core.cluster import Cluster
-from ..core.plan import Plan, PlanOptions
+from ..core.cluster.cluster import Cluster
+from ..core.plan.plan import Plan, PlanOptions
 from ..core.text_table import printable
 from .plan_view import Reproduce
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import jwt
 
-from ..problems import Problem
-from ..store.contract import Store
+from ..http.problems import Problem
+from ..settings.oidc import OidcSettings
+from ..store.base import Store
 from ..store.errors import NotFound
-from .caller import Caller
-from .identify import unauthorized
-from .oidc_settings import OidcSettings
+from .authenticate import unauthorized
+from .jwks import SigningKeys
+from .principal import Caller
 from .scopes import SCOPES
-from .signing_keys import SigningKeys
 
 LEEWAY_S = 30
 """How far the provider's clock may be from ours."""

@@ -14,19 +14,19 @@ from typing import ParamSpec, TypeVar
 from starlette.concurrency import run_in_threadpool
 
 from ...core.errors import DeadlineExceeded
-from ...core.profile import Profile
+from ...core.profile.profile import Profile
 from ...core.service.plans import PlanRecord
-from ..digests import is_final
-from ..store.contract import Store
+from ..planning.cache_keys import is_final
+from ..store.base import Store
 from ..store.errors import StoreUnavailable
-from ..store.job_records import FinalState, Job
+from ..store.job_records_tomerge import FinalState, Job
 from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import span
+from .async_workers import Reaching
+from .job_spec import Work
+from .messages import Alive, Failed, Lost, Measured, Progressed, Started, Task, Told
 from .outcome import as_data, as_json, new_problem, printable, problem_of, problem_of_worker
-from .planning import Plans
-from .reaching import Reaching
-from .tasks import Alive, Failed, Lost, Measured, Progressed, Started, Task, Told
-from .work import Work
+from .planning_tomerge import Plans
 
 _log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from .dask_task import from_event, run_task
-from .scheduler import Scheduler
-from .tasks import Lost, Outcome, Task, Told
+from .dask_scheduler import Scheduler
+from .dask_task_tomerge import from_event, run_task
+from .messages import Lost, Outcome, Task, Told
 from .workers import WorkersUnavailable
 
 CONNECT_TIMEOUT = "10s"

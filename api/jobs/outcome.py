@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...core.errors import StagewrightError
-from ..field_errors import clip
-from ..problems import (
+from ..http.field_errors import clip
+from ..http.problems import (
     MAX_DETAIL_CHARACTERS,
     TYPE_PREFIX,
     Problem,
@@ -17,8 +17,8 @@ from ..problems import (
     from_error,
     internal_problem,
 )
-from .measuring import error_of
-from .tasks import Failed
+from .measurements import error_of
+from .messages import Failed
 
 _log = logging.getLogger(__name__)
 

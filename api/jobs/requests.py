@@ -8,12 +8,12 @@ from pydantic import Field, model_validator
 
 from ...core.document import Record
 from ...core.errors import InvalidInput
-from ...core.families import ModelSpec
-from ...core.graph import Graph
-from ...core.options import FactoryCall, ModelCode, ProfilingOptions
-from ...core.sample import Sample
-from ..models.limits import check_graph, check_rebuilt
-from ..requests import check_sample_size, inside
+from ...core.graph.graph import Graph
+from ...core.graph.sample import Sample
+from ...core.models.families import ModelSpec
+from ...core.requests.requests import FactoryCall, ModelCode, ProfilingOptions
+from ..model_sources.graph_limits import check_graph, check_rebuilt
+from ..planning.requests import check_sample_size, inside
 
 SOURCES = ("model", "graph", "graph_id", "factory", "code")
 

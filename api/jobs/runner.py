@@ -13,20 +13,20 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from ..store.contract import Store
+from ..store.base import Store
 from ..store.errors import StoreUnavailable
-from ..store.job_records import Job
+from ..store.job_records_tomerge import Job
 from ..store.records import Retention
 from ..store.sql_store import utc_now
-from ..telemetry.context import bind
+from ..telemetry.log_context import bind
 from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import span
+from .async_workers import AGAIN_S, Reaching
 from .attempt import GIVE_BACK_S, Attempt, Rules, give_up_or_requeue, insist, is_late, late_problem
-from .board import Board
+from .job_spec import Work, work_of
+from .notifications import Board
 from .outcome import as_json, new_problem
-from .planning import Plans
-from .reaching import AGAIN_S, Reaching
-from .work import Work, work_of
+from .planning_tomerge import Plans
 from .workers import Workers, WorkersUnavailable
 
 SWEEP_S = 5.0

@@ -13,24 +13,24 @@ from typing import Any, Literal
 
 from starlette.concurrency import run_in_threadpool
 
-from ...core.cluster import Cluster
-from ...core.options import MeasureRequest, ProfilingOptions
+from ...core.cluster.cluster import Cluster
+from ...core.requests.requests import MeasureRequest, ProfilingOptions
 from ...core.service.jobs import JobResult, JobView
-from ..auth.caller import Caller
-from ..digests import measure_digest
-from ..measuring import MeasuringUnavailable
-from ..requests import PlanRequest
-from ..services import Planning, Unmeasured, pointing_at
-from ..store.contract import Store
-from ..store.job_records import Job, JobRequest, JobState
+from ..auth.principal import Caller
+from ..errors import MeasuringUnavailable
+from ..planning.cache_keys import measure_digest
+from ..planning.requests import PlanRequest
+from ..planning.service import Planning, Unmeasured, pointing_at
+from ..store.base import Store
+from ..store.job_records_tomerge import Job, JobRequest, JobState
 from ..store.records import Page
 from ..store.sql_store import utc_now
-from ..submitting import submit
-from .board import Board
+from .job_spec import Work, needs_of
+from .notifications import Board
 from .outcome import from_json
 from .requests import ProfileJobRequest
 from .runner import Runner
-from .work import Work, needs_of
+from .submitting_tomerge import submit
 
 Kind = Literal["plan", "profile"]
 

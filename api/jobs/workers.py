@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from ...core.errors import StagewrightError
-from .tasks import Task, Told
+from .messages import Task, Told
 
 
 class WorkersUnavailable(StagewrightError):

@@ -10,27 +10,27 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from ...core.errors import InvalidInput
-from ...core.profile_diff import diff
+from ...core.profile.diff import diff
 from ...core.service.documents import ProfileSummary
 from ...core.service.plans import StoredPlan
 from ...view.layers import profile_layers
 from ...view.profile_view import quality_of
 from ...view.reproduce import ask_again
-from ..auth.caller import Caller, CallerOfRequest
-from ..auth.identify import Identification
-from ..auth.trail import Trail
-from ..paging import Cursor, Search, cursor_checked
-from ..services import Planning
-from ..store.contract import Store
+from ..auth.audit import Trail
+from ..auth.authenticate import Identification
+from ..auth.principal import Caller, CallerOfRequest
+from ..http.pagination import Cursor, Search, cursor_checked
+from ..planning.service import Planning
+from ..planning.what_if import ComparisonRequest
+from ..store.base import Store
 from ..store.errors import NotFound
-from ..what_if import ComparisonRequest
-from .drawings import place_of_step
-from .pages import SECURITY
-from .routes_signing import signing_routes
+from .display_names import job_words
+from .drawings_tomerge import place_of_step
+from .plan_views import Views
+from .routes_sign_in import signing_routes
+from .security_headers import SECURITY
 from .sessions import Sessions
 from .templates import assets, render
-from .views import Views
-from .words import job_words
 
 MAX_COMPARED = 8
 MAX_PROFILES = 500

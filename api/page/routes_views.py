@@ -7,12 +7,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Request, Response
 
 from ...view.plan_view import PlanView
-from ..answers import TAGGED, IfNoneMatch, of_release, tagged
-from ..auth.caller import CallerOfRequest
-from ..json_body import StrictRoute
+from ..auth.principal import CallerOfRequest
+from ..http.strict_json import StrictRoute
 from ..openapi import PROBLEM_RESPONSE
-from .drawings import ViewAnswer
-from .views import ViewRequest, Views
+from ..routes.idempotency import TAGGED, IfNoneMatch, of_release, tagged
+from .drawings_tomerge import ViewAnswer
+from .plan_views import ViewRequest, Views
 
 
 def view_routes(views: Views) -> APIRouter:

@@ -12,7 +12,7 @@ from jinja2 import Environment
 
 from ...view.html import STATIC, environment
 from ...view.profile_view import changes_of
-from .words import model_words
+from .display_names import model_words
 
 HERE = Path(__file__).parent
 MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Row, insert, select
 
 from .database import Database
-from .paging import page
+from .pagination import page
 from .records import AuditEntry, AuditEvent, Page
 from .tables import AUDIT
 

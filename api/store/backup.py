@@ -26,9 +26,9 @@ from sqlalchemy import Connection, DateTime, MetaData, Table, delete, func, inse
 from ...core.errors import InvalidInput
 from .database import Database
 from .errors import StoreUnavailable
+from .migrate import VERSION_TABLE, check_revision, upgrade
 from .records import DEFAULT_PROJECT
 from .tables import REVISION
-from .upgrade import VERSION_TABLE, check_revision, upgrade
 
 FORMAT = "stagewright.backup/1"
 ROWS_AT_ONCE = 50

@@ -16,9 +16,9 @@ from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from sqlalchemy.pool import QueuePool
 
 from ...core.errors import InvalidInput
-from ..settings import IN_MEMORY
+from ..settings.settings import IN_MEMORY
 from .errors import StoreUnavailable
-from .together import Waited, WritesTogether
+from .group_commit import Waited, WritesTogether
 
 BUSY_TIMEOUT_MS = 10_000
 """How long a write to SQLite waits for another process's write."""

@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, Table, select
 
-from ...core.cluster_table import devices_line
+from ...core.cluster.table import devices_line
 from ...core.document import Record
-from ...core.graph import Graph
-from ...core.profile import Profile
+from ...core.graph.graph import Graph
+from ...core.profile.profile import Profile
 from ...core.service.documents import (
     GraphSummary,
     PlanSummary,
@@ -18,12 +18,12 @@ from ...core.service.documents import (
     StoredProfile,
 )
 from ...core.service.plans import PlanRecord, StoredPlan
-from .answers import remember
 from .database import Database
 from .errors import NotFound
-from .lately import Lately
-from .paging import page
-from .plan_lists import as_summary, plan_summaries
+from .idempotency import remember
+from .lru_cache import Lately
+from .pagination import page
+from .plan_lists_tomerge import as_summary, plan_summaries
 from .records import Page, Stored
 from .tables import GRAPHS, PLANS, PROFILES
 

@@ -9,9 +9,9 @@ from sqlalchemy import Connection, Table, func, select
 
 from ...core.document import json_digest
 from .database import Database
-from .job_records import UNFINISHED
+from .job_records_tomerge import UNFINISHED
+from .migrate import check_revision
 from .tables import GRAPHS, JOB_EVENTS, JOBS, PLANS, PROFILES
-from .upgrade import check_revision
 
 ROWS_AT_ONCE = 50
 

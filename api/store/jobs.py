@@ -7,13 +7,13 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
 
-from ...core.graph import Graph
-from ...core.profile import Profile
+from ...core.graph.graph import Graph
+from ...core.profile.profile import Profile
 from ...core.service.plans import PlanRecord
 from .database import Database, new_id
 from .documents import SqlDocuments
 from .errors import NotFound, TooManyJobs
-from .job_records import (
+from .job_records_tomerge import (
     MAX_PROGRESS_EVENTS,
     UNFINISHED,
     FinalState,
@@ -22,8 +22,8 @@ from .job_records import (
     JobRequest,
     JobState,
 )
-from .job_rows import SEEN, add_event, advance, as_job, job_of, note_life, running
-from .paging import page
+from .job_rows_tomerge import SEEN, add_event, advance, as_job, job_of, note_life, running
+from .pagination import page
 from .records import Page
 from .tables import JOB_EVENTS, JOBS, PROJECTS
 

@@ -11,7 +11,7 @@ from ...core.document import Record
 from ...core.service.keys import ApiKey as ApiKey
 from ...core.service.keys import NewApiKey as NewApiKey
 from ...core.service.keys import Quotas as Quotas
-from ...core.service.stored import Stored as Stored
+from ...core.service.stored_tomerge import Stored as Stored
 
 DEFAULT_PROJECT = "project_default"
 """The project of everything made without a key of another one. It always exists."""

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from .answers import SqlIdempotency, SqlReuse
 from .audit import SqlAudit
 from .database import Database
 from .documents import SqlDocuments
+from .idempotency import SqlIdempotency, SqlReuse
 from .jobs import SqlJobs
+from .migrate import check_revision, upgrade
 from .projects import SqlKeys, SqlProjects
 from .records import Retention
 from .retention import expire
-from .upgrade import check_revision, upgrade
 
 
 def utc_now() -> datetime:

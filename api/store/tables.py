@@ -18,7 +18,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.schema import SchemaItem
 
-from .columns import NAMING, Instant, Words, position
+from .column_types import NAMING, Instant, Words, position
 
 REVISION = "0004"
 """The migration that makes these tables; the database's must be the same."""

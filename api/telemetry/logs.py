@@ -14,7 +14,7 @@ from typing import Any, Literal, TextIO
 import structlog
 from structlog.types import Processor
 
-from .scrubbing import Scrubber
+from .redaction import Scrubber
 from .tracing import trace_ids
 
 LogFormat = Literal["auto", "json", "console"]

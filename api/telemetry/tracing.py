@@ -91,7 +91,7 @@ def fastapi_options() -> dict[str, Any]:
 
     Releases that make no spans themselves take no notice.
     """
-    from .requests import PROBES
+    from ..middleware.access_log import PROBES
 
     return {
         "telemetry": {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ...core.cluster import Cluster
+from ...core.cluster.cluster import Cluster
 from ...core.service.catalogue import AcceleratorList, Capabilities, ModelFamily, ModelFamilyList
-from ..calls import get
-from ..retrying import exchange
-from ..steps import Steps
+from ..request_builders import get
+from ..retry import exchange
+from ..sans_io import Steps
 
 
 def capabilities() -> Steps[Capabilities]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from ...core.graph import Graph
-from ...core.profile import Profile
+from ...core.graph.graph import Graph
+from ...core.profile.profile import Profile
 from ...core.service.documents import GraphList, ProfileList, StoredGraph, StoredProfile
-from ...core.service.stored import Stored
-from ..calls import create, get, plain, upload
-from ..retrying import exchange
-from ..sources import ModelLike, Upload, read_pt2, source_of
-from ..steps import Steps
+from ...core.service.stored_tomerge import Stored
+from ..model_sources import ModelLike, Upload, read_pt2, source_of
+from ..request_builders import create, get, plain, upload
+from ..retry import exchange
+from ..sans_io import Steps
 
 
 def model_fields(model: ModelLike, sample: Any) -> Steps[dict[str, Any]]:

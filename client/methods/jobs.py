@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...core.options import ProfilingOptions
+from ...core.requests.requests import ProfilingOptions
 from ...core.service.jobs import JobList, JobState, JobView
-from ..calls import create, get, given
-from ..following import Stream, each, following
-from ..problems import error_of_job
+from ..errors import error_of_job
+from ..job_events import Stream, each, following
+from ..model_sources import ModelLike
 from ..progress import Progress, watched
-from ..retrying import exchange
-from ..sources import ModelLike
-from ..steps import Call, Steps
+from ..request_builders import create, get, given
+from ..retry import exchange
+from ..sans_io import Call, Steps
 from .documents import model_fields
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from ...core.service.keys import ApiKey, KeyList, NewApiKey, Quotas
-from ..calls import get, given, json_bytes
-from ..retrying import exchange
-from ..steps import Call, Steps
+from ..request_builders import get, given, json_bytes
+from ..retry import exchange
+from ..sans_io import Call, Steps
 
 
 def keys() -> Steps[KeyList]:

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from ...core.cluster import Cluster
-from ...core.options import EstimateOptions, ProfilingOptions
-from ...core.plan import PlanOptions
-from ...core.schedule import Schedule
+from ...core.cluster.cluster import Cluster
+from ...core.plan.plan import PlanOptions
+from ...core.plan.schedule import Schedule
+from ...core.plan.timeline import Timeline
+from ...core.requests.requests import EstimateOptions, ProfilingOptions
 from ...core.service.documents import PlanList
 from ...core.service.jobs import JobView
 from ...core.service.plans import StoredPlan
 from ...core.service.what_if import Comparison, Simulation
-from ...core.timeline import Timeline
-from ..answers import PlanAnswer
-from ..calls import ask, create, get, given
+from ..model_sources import ModelLike
 from ..progress import Progress
-from ..retrying import exchange
-from ..sources import ModelLike
-from ..steps import Reply, Steps
+from ..request_builders import ask, create, get, given
+from ..retry import exchange
+from ..sans_io import Reply, Steps
+from .answers_tomerge import PlanAnswer
 from .documents import model_fields
 from .jobs import wait
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from ..accelerators import Accelerator
+from ..cluster.accelerators import Accelerator
 from ..document import Record
-from ..families import ModelSpec
-from ..sample import Sample
+from ..graph.sample import Sample
+from ..models.families import ModelSpec
 
 CodeOf = Literal["nobody", "this release's own families", "the administrator's", "the sender's"]
 """Whose code runs."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ..document import Record
-from ..graph import Graph
-from ..profile import Profile
+from ..graph.graph import Graph
+from ..profile.profile import Profile
 from .plans import Status
-from .stored import Stored
+from .stored_tomerge import Stored
 
 
 class StoredProfile(Stored):

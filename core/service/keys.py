@@ -7,7 +7,7 @@ from datetime import datetime
 from pydantic import Field
 
 from ..document import Record
-from .stored import Stored
+from .stored_tomerge import Stored
 
 
 class Quotas(Record):

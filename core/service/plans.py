@@ -7,11 +7,11 @@ from typing import Literal, Self
 
 from pydantic import model_validator
 
-from ..cluster import Cluster
+from ..cluster.cluster import Cluster
 from ..document import Record, content_digest
 from ..errors import Infeasible
-from ..plan import Plan, PlanOptions
-from .stored import Stored
+from ..plan.plan import Plan, PlanOptions
+from .stored_tomerge import Stored
 
 Status = Literal["planned", "infeasible"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from ..document import Record
-from ..plan import Plan
-from ..timeline import Timeline
+from ..plan.plan import Plan
+from ..plan.timeline import Timeline
 from .plans import InfeasibleAnswer
 
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.profile import Profile
+from ...core.profile.profile import Profile
 from .flops import Cost
-from .times import RATES, CostTable, Rates
-from .work import ModelWork
+from .layer_costs import ModelWork
+from .roofline import RATES, CostTable, Rates
 
 PULL = 0.01
 """Weight of a factor e on an efficiency, against the same factor on a whole model's time."""

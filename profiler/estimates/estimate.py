@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...capture.sample import CallStructure
-from ...core.accelerators import (
+from ...core.cluster.accelerators import (
     Accelerator,
     Precision,
     accelerator,
@@ -20,21 +20,21 @@ from ...core.accelerators import (
     check_precision,
     default_precision,
 )
-from ...core.default_samples import default_sample
 from ...core.errors import InvalidInput
-from ...core.families import ModelSpec
-from ...core.graph import Graph, Layer
-from ...core.profile import LayerProfile, LossProfile, Profile, Provenance, Timing
-from ...core.sample import Sample
-from ..layers.loss import LossFunction
+from ...core.graph.graph import Graph, Layer
+from ...core.graph.sample import Sample
+from ...core.models.families import ModelSpec
+from ...core.profile.profile import LayerProfile, LossProfile, Profile, Provenance, Timing
+from ...core.requests.default_samples import default_sample
+from ..layers.loss_layer import LossFunction
 from ..models.families import build_loss, build_model
 from .calibration import Observation, calibrated, observation
-from .copies import META, on_meta, without_values
-from .errors import error_band, error_note
-from .refusal import measured_instead
-from .settings import TENSORS, check_settings, floating_dtype
-from .times import CostTable, Rates, default_rates
-from .work import LayerWork, ModelWork, model_work
+from .error_band import error_band, error_note
+from .layer_costs import LayerWork, ModelWork, model_work
+from .meta_copies import META, on_meta, without_values
+from .refusal_tomerge import measured_instead
+from .roofline import CostTable, Rates, default_rates
+from .settings_match import TENSORS, check_settings, floating_dtype
 
 DTYPES: dict[Precision, torch.dtype] = {
     precision: getattr(torch, name) for precision, name in TENSORS.items()

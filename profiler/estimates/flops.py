@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from ...capture.program import storage_key, tensors_of
+from ...capture.program.program import storage_key, tensors_of
 
 aten = torch.ops.aten
 

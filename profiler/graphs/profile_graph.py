@@ -8,31 +8,31 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from ...capture.program import value_of
-from ...capture.state import random_state_kept
+from ...capture.observation.preserve import random_state_kept
+from ...capture.program.program import value_of
 from ...core.errors import MeasurementError
-from ...core.graph import Graph
-from ...core.options import ProfilingOptions
-from ...core.profile import LayerProfile, Profile
+from ...core.graph.graph import Graph
+from ...core.profile.profile import LayerProfile, Profile
 from ...core.progress import Progress
+from ...core.requests.requests import ProfilingOptions
 from ...core.units import format_bytes
-from ..layers.blame import need
 from ..layers.cost_classes import cost_classes, members_of
+from ..layers.error_attribution import need
 from ..layers.first_run import waiting_gradients
+from ..layers.layer_run import LayerRun, layer_runs
 from ..layers.precision import as_in_training
-from ..layers.runs import LayerRun, layer_runs
 from ..machine.clock import timing
-from ..machine.devices import check_device
+from ..machine.contention import busy_neighbours
+from ..machine.device_check import check_device
 from ..machine.host_memory import free_memory_bytes
-from ..machine.neighbours import busy_neighbours
 from ..machine.provenance import provenance
 from ..machine.threads import threads
 from ..machine.throttling import watched_clocks
-from .captured import Rebuilt, rebuild_captured
-from .inputs import MAX_HELD_BYTES, BoundaryValues
-from .kept import kept_bytes, sharing, storage_table
-from .layer_at_hand import MeasuredLayer, measure_layer
-from .needs import fixed_bytes, least_bytes
+from .boundary_inputs import MAX_HELD_BYTES, BoundaryValues
+from .measure_layer import MeasuredLayer, measure_layer
+from .memory_needed import fixed_bytes, least_bytes
+from .rebuilt_capture import Rebuilt, rebuild_captured
+from .saved_storages import kept_bytes, sharing, storage_table
 
 NOTE = (
     "measured without the model's code, one layer at a time on made-up values; "

@@ -18,9 +18,9 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import parametrize
 
 from ...capture.captured import Captured
-from ...capture.cuts import differentiable_nodes
-from ...capture.program import Program, value_of
-from .runs import LayerRun
+from ...capture.program.cuts import differentiable_nodes
+from ...capture.program.program import Program, value_of
+from .layer_run import LayerRun
 
 SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 

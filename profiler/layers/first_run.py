@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from ...capture.program import tensors_of
-from ...core.profile import SavedStorage
-from .blame import blamed
+from ...capture.program.program import tensors_of
+from ...core.profile.profile import SavedStorage
+from .error_attribution import blamed
+from .layer_run import LayerRun
 from .memory_run import memory_run
-from .runs import LayerRun
-from .storages import Storage, StorageTable
+from .saved_storages import Storage, StorageTable
 
 
 @dataclass(frozen=True)

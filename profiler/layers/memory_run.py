@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...capture.program import tensors_of
-from .memory import PeakMemory
-from .runs import LayerRun, Values, detached, mapped
-from .storages import GraphWatch, Storage, StorageTable
+from ...capture.program.program import tensors_of
+from .layer_run import LayerRun, Values, detached, mapped
+from .peak_memory import PeakMemory
+from .saved_storages import GraphWatch, Storage, StorageTable
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 
 from ...core.errors import InvalidInput
-from ...core.options import ProfilingOptions
+from ...core.requests.requests import ProfilingOptions
 
 Context = Callable[[], AbstractContextManager[object]]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from ...core.cluster import Cluster, LinkLevel
+from ...core.cluster.cluster import Cluster, LinkLevel
 from ...core.errors import MeasurementError
 from .records import LevelFit, LevelTimes, LinkTime
 

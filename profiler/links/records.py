@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ...core.cluster import Cluster, LinkLevel
+from ...core.cluster.cluster import Cluster, LinkLevel
 from ...core.document import Record
 
 

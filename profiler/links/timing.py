@@ -9,7 +9,7 @@ from statistics import median
 
 import torch.distributed as dist
 
-from .group import RankGroup
+from .rank_group import RankGroup
 
 SMALLEST_BYTES = 2**10
 STEP = 4

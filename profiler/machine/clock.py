@@ -8,7 +8,7 @@ from statistics import quantiles
 
 import torch
 
-from ...core.profile import Timing
+from ...core.profile.profile import Timing
 
 SLEEP_CYCLES_PER_S = 2.0e9
 """Clock cycles in a second of `Clock.head_start`; a slower GPU merely sleeps longer."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from ...core.options import ProfilingOptions
-from ...core.profile import Clocks, Provenance, Tf32
+from ...core.profile.profile import Clocks, Provenance, Tf32
+from ...core.requests.requests import ProfilingOptions
 
 
 def provenance(

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ...core.profile import Clocks
+from ...core.profile.profile import Clocks
 
 REASONS = {
     "nvmlClocksThrottleReasonSwPowerCap": "power cap",

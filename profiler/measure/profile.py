@@ -10,29 +10,29 @@ from torch import Tensor, nn
 
 from ...capture.capture import default_device
 from ...capture.captured import Captured
+from ...capture.observation.preserve import preserved
 from ...capture.sample import read_sample
-from ...capture.state import preserved
 from ...core.errors import InvalidInput
-from ...core.families import ModelSpec
-from ...core.options import ProfilingOptions
-from ...core.profile import Profile
+from ...core.models.families import ModelSpec
+from ...core.profile.profile import Profile
 from ...core.progress import Progress
+from ...core.requests.requests import ProfilingOptions
 from ..layers.cost_classes import cost_classes, members_of
+from ..layers.finite_check import notes_on_numbers
 from ..layers.first_run import first_run
-from ..layers.loss import Loss, LossFunction
-from ..layers.numbers import notes_on_numbers
+from ..layers.layer_run import layer_runs
+from ..layers.loss_layer import Loss, LossFunction
 from ..layers.precision import Context, as_in_training, forward_context
-from ..layers.runs import layer_runs
-from ..layers.traced import make_gradients, traced
+from ..layers.trace_model import make_gradients, traced
 from ..machine.clock import Clock
-from ..machine.neighbours import busy_neighbours
+from ..machine.contention import busy_neighbours
 from ..machine.provenance import provenance
 from ..machine.threads import threads
 from ..machine.throttling import watched_clocks
-from .compiling import NOTE, compile_layers
-from .document import Measured, profile_document
-from .measuring import Measuring
-from .passes import Passes, Samples
+from .compile_layers import NOTE, compile_layers
+from .session import Measuring
+from .timed_passes import Passes, Samples
+from .to_profile import Measured, profile_document
 from .whole_model import WholeModel, eager_call
 
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...capture.captured import Captured
-from ..layers.blame import blamed
-from ..layers.loss import Loss
-from ..layers.runs import LayerRun, backward_pairs
+from ..layers.error_attribution import blamed
+from ..layers.layer_run import LayerRun, backward_pairs
+from ..layers.loss_layer import Loss
 from ..machine.clock import Clock
 
 

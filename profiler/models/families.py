@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...core.families import GPT2Spec, MLPConfig, MLPSpec, ModelSpec, ResNetSpec, UNetSpec
-from ...core.sample import Sample, SampleTensor
-from ...core.tensors import TensorSpec
-from ...core.transformer_families import (
+from ...core.graph.sample import Sample, SampleTensor
+from ...core.graph.tensors import TensorSpec
+from ...core.models.families import GPT2Spec, MLPConfig, MLPSpec, ModelSpec, ResNetSpec, UNetSpec
+from ...core.models.transformer_families import (
     BertSpec,
     LlamaSpec,
     MixtralSpec,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ...core.families import ResNetConfig
+from ...core.models.families import ResNetConfig
 
 BLOCKS = {
     18: (2, 2, 2, 2),

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from ...core.errors import InvalidInput
-from ...core.families import GPT2Spec
-from ...core.transformer_families import (
+from ...core.models.families import GPT2Spec
+from ...core.models.transformer_families import (
     BertSpec,
     LlamaConfig,
     LlamaSpec,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ...core.families import UNetConfig
+from ...core.models.families import UNetConfig
 
 
 class DoubleConv(nn.Module):

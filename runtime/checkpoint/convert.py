@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ...core.errors import InvalidInput
-from .folder import find
-from .ranks import Ranks
-from .reader import read_tensors
-from .record import Checkpoint, SavedOptimizer, model_key, slot_key
-from .tensors import torch_dtype
+from ..checkpoint_files.manifest import Checkpoint, SavedOptimizer, model_key, slot_key
+from ..checkpoint_files.rank_agreement import Ranks
+from ..checkpoint_files.safe_reader import read_tensors
+from ..checkpoint_files.step_folder import find
+from ..checkpoint_files.tensors import torch_dtype
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
 

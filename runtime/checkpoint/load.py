@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...core.errors import InvalidInput
+from ..checkpoint_files.manifest import RECORD, Checkpoint, model_key, random_key
+from ..checkpoint_files.safe_reader import read_tensors
+from ..checkpoint_files.step_folder import check, find, saved_steps
 from ..distributed import DistributedPipeline
 from ..pipeline import Pipeline
-from .folder import check, find, saved_steps
-from .match import Match, compare, match
-from .optimizer import check_optimizer, fill_optimizer, room_for
-from .random_state import random_room, restore
-from .reader import read_tensors
-from .record import RECORD, Checkpoint, model_key, random_key
+from ..random_state import random_room, restore
+from .compatibility import Match, compare, match
+from .optimizer_state import check_optimizer, fill_optimizer, room_for
 from .target import Target, target_of
 
 

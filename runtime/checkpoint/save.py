@@ -20,17 +20,17 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
 from ...core.errors import InvalidInput
-from ...core.plan import Plan
+from ...core.plan.plan import Plan
+from ..checkpoint_files.checksums import Sums, sums_of_writer
+from ..checkpoint_files.manifest import Checkpoint, SavedOptimizer, SavedTensor, model_key
+from ..checkpoint_files.quiet_tomerge import quiet
+from ..checkpoint_files.rank_agreement import Ranks, plain_errors
+from ..checkpoint_files.step_folder import abandon, begin, keep_newest, locked, publish
+from ..checkpoint_files.tensors import as_json, describe
 from ..distributed import DistributedPipeline
-from .folder import abandon, begin, keep_newest, locked, publish
-from .optimizer import OptimizerPart, merge_optimizers, read_optimizer
-from .quiet import quiet
-from .random_state import Generators, random_tensors
-from .ranks import Ranks, plain_errors
-from .record import Checkpoint, SavedOptimizer, SavedTensor, model_key
-from .sums import Sums, sums_of_writer
+from ..random_state import Generators, random_tensors
+from .optimizer_state import OptimizerPart, merge_optimizers, read_optimizer
 from .target import Target, target_of
-from .tensors import as_json, describe
 
 
 def save_checkpoint(

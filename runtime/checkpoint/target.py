@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...core.errors import InvalidInput
+from ..checkpoint_files.rank_agreement import Ranks
 from ..distributed import DistributedPipeline
 from ..pipeline import Pipeline
-from .ranks import Ranks
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 """What ``torch.compile`` and activation checkpointing put into the names of what they wrap."""

@@ -11,16 +11,16 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from ...capture.program.segment import Segment
 from ...capture.sample import check_module
-from ...capture.segment import Segment
 from ...core.errors import InvalidInput
-from ...core.plan import Plan
-from ..cut import cut_for_plan
-from ..runnable import check_runnable
-from .piece import Inbox, Piece
-from .placement import placed, seats_for
+from ...core.plan.plan import Plan
+from ..partition.cut import cut_for_plan
+from ..supported_plans import check_runnable
+from .microbatch import Inbox, Piece
+from .placement_tomerge import placed, seats_for
 from .requests import Requests
-from .worker import StageWork, Worker
+from .stage_worker import StageWork, Worker
 
 
 class InferencePipeline:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from ...core.errors import InvalidInput
-from ...core.plan import Plan
-from ..cut import CutModel
-from .batches import Split, Splitter, call_of
-from .piece import Inbox, Piece, Values
-from .seat import current_streams, keep_for, submitted
-from .worker import Worker
+from ...core.plan.plan import Plan
+from ..partition.cut import CutModel
+from .batching import Split, Splitter, call_of
+from .microbatch import Inbox, Piece, Values
+from .stage_device import current_streams, keep_for, submitted
+from .stage_worker import Worker
 
 
 @dataclass

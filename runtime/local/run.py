@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .checkpointing import checkpoint, recompute_before
-from .clock import clock_order
-from .order import fork, join
-from .places import Place
-from .surroundings import Surroundings
-from .travel import arrive, cross, leave
-from .workers import Workers
+from .checkpoint import checkpoint, recompute_before
+from .clock_tomerge import clock_order
+from .copy import arrive, cross, leave
+from .dependency import fork, join
+from .streams import Place
+from .thread_modes import Surroundings
+from .worker import Workers
 
 Values = tuple[Any, ...]
 

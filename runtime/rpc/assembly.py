@@ -10,12 +10,12 @@ from typing import Any
 import torch.distributed.rpc as rpc
 
 from ...capture.sample import CallStructure
-from ...core.plan import Plan
-from ..cut import TiedGroup
-from .build import Built, Order, OutputForm, Source, build
+from ...core.plan.plan import Plan
+from ..partition.cut import TiedGroup
 from .calls import answer, send
-from .roll import RollCall
+from .liveness import RollCall
 from .stage import StageServer
+from .stage_builder import Built, Order, OutputForm, Source, build
 
 
 @dataclass(frozen=True)

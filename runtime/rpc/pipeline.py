@@ -18,17 +18,17 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from ...core.errors import InvalidInput, RankFailed
-from ...core.plan import Plan
-from ..microbatch import join_outputs, split_batch
-from .anchor import anchor
+from ...core.plan.plan import Plan
+from ..engine.microbatch import join_outputs, split_batch
+from .anchor_tomerge import anchor
 from .assembly import assemble
-from .build import Source
 from .calls import answer, send
-from .fitting import check_places, with_split
-from .inbox import Inbox
-from .roll import RollCall
+from .fitting_tomerge import check_places, with_split
+from .liveness import RollCall
+from .results import Inbox
 from .session import DEFAULT_TIMEOUT_S
 from .stage import Route, StageServer, Task, forward, on_stage
+from .stage_builder import Source
 
 if TYPE_CHECKING:
     from torch.distributed.optim import DistributedOptimizer

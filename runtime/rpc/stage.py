@@ -11,13 +11,13 @@ import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from torch import Tensor, nn
 
-from ...capture.segment import Segment
+from ...capture.program.segment import Segment
 from ...core.errors import InvalidInput
-from .anchor import anchor_one
+from .anchor_tomerge import anchor_one
 from .calls import Failure, send
-from .inbox import Inbox, deliver, report
-from .loans import Loans
-from .turns import Abandoned, Turns
+from .loans_tomerge import Loans
+from .results import Inbox, deliver, report
+from .turns_tomerge import Abandoned, Turns
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import urllib.request
 from http.client import HTTPException
 from typing import Any
 
-from stagewright.api.examples import measure_example
+from stagewright.api.http.examples import measure_example
 from stagewright.core.service.plans import StoredPlan
 
 from .server import TOKEN

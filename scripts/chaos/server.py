@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from stagewright.api.serve import run
-from stagewright.api.settings import Settings
+from stagewright.api.server import run
+from stagewright.api.settings.settings import Settings
 
 TOKEN = "token-of-this-run"
 STAND_IN = Path(__file__).with_name("stand_in.py")

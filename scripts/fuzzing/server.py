@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stagewright.api.auth import guessing
-from stagewright.api.examples import example_profile
-from stagewright.api.serve import run
-from stagewright.api.settings import Settings
+from stagewright.api.auth import login_throttle as guessing
+from stagewright.api.http.examples import example_profile
+from stagewright.api.server import run
+from stagewright.api.settings.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = Path(__file__).with_name("stand_in.py")

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from stagewright.api.examples import example_graph, example_profile
+from stagewright.api.http.examples import example_graph, example_profile
 
 from .attack import ARCHIVE, JSON, REFUSED, Attack, Target, posting
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator
 
-from stagewright.api.examples import example_graph, example_profile
+from stagewright.api.http.examples import example_graph, example_profile
 
 from .attack import Attack, Reply, Target
 

@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stagewright.api.confined.processes import descendants, memory_bytes
-from stagewright.api.serve import run
-from stagewright.api.settings import Settings
+from stagewright.api.sandbox.process_tree import descendants, memory_bytes
+from stagewright.api.server import run
+from stagewright.api.settings.settings import Settings
 from stagewright.api.store.sql_store import SqlStore
 
 from .attack import Target

@@ -14,7 +14,7 @@ A script written for torchgpipe changes its imports::
 from __future__ import annotations
 
 from .. import __version__ as __version__
-from ..runtime.local.flags import is_checkpointing, is_recomputing
+from ..runtime.local.checkpoint_state import is_checkpointing, is_recomputing
 from .gpipe import GPipe
 
 __all__ = ["GPipe", "is_checkpointing", "is_recomputing"]

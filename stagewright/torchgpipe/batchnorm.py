@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..runtime.local.flags import is_recomputing
+from ..runtime.local.checkpoint_state import is_recomputing
 
 __all__ = ["DeferredBatchNorm"]
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ..runtime.local.flags import is_checkpointing, is_recomputing
+from ..runtime.local.checkpoint_state import is_checkpointing, is_recomputing
 
 __all__ = ["is_checkpointing", "is_recomputing"]

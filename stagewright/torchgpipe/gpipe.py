@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import InvalidInput
-from ..runtime.local.places import CopyStreams, Place
 from ..runtime.local.run import LocalStage, run_stages
+from ..runtime.local.streams import CopyStreams, Place
 from .batchnorm import DeferredBatchNorm, whole_batches
 from .microbatch import TensorOrTensors, check, gather, scatter
 from .partition import Form, PartitionRun

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from stagewright.api.services import decide
+from stagewright.api.planning.service import decide
 
 DURATION_S = 2.0
 

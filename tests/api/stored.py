@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stagewright.core.cluster import Cluster
-from stagewright.core.graph import Graph, Layer
-from stagewright.core.plan import Plan, PlanOptions
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.graph.graph import Graph, Layer
+from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.core.service.plans import InfeasibleAnswer, PlanRecord
 
 

@@ -7,14 +7,14 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
-from stagewright.api.auth import guessing
-from stagewright.api.auth.caller import OPERATOR
-from stagewright.api.auth.gate import Gate
-from stagewright.api.auth.guessing import SECONDS_EACH, WRONG_AT_ONCE, Guesses
-from stagewright.api.auth.identify import Identification, unauthorized
-from stagewright.api.auth.trail import Trail
-from stagewright.api.problems import Problem
-from stagewright.api.settings import IN_MEMORY, Settings
+from stagewright.api.auth import login_throttle as guessing
+from stagewright.api.auth.audit import Trail
+from stagewright.api.auth.authenticate import Identification, unauthorized
+from stagewright.api.auth.login_throttle import SECONDS_EACH, WRONG_AT_ONCE, Guesses
+from stagewright.api.auth.middleware import Gate
+from stagewright.api.auth.principal import OPERATOR
+from stagewright.api.http.problems import Problem
+from stagewright.api.settings.settings import IN_MEMORY, Settings
 from stagewright.api.store.records import DEFAULT_PROJECT
 from stagewright.api.store.sql_store import SqlStore
 

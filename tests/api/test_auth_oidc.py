@@ -8,12 +8,12 @@ import json
 import jwt
 import pytest
 
-from stagewright.api.auth import signing_keys
+from stagewright.api.auth import jwks as signing_keys
+from stagewright.api.auth.jwks import SigningKeys, fetch_directly, parse
 from stagewright.api.auth.oidc import OidcTokens
-from stagewright.api.auth.oidc_settings import OidcSettings
-from stagewright.api.auth.signing_keys import SigningKeys, fetch_directly, parse
-from stagewright.api.problems import Problem
-from stagewright.api.settings import IN_MEMORY
+from stagewright.api.http.problems import Problem
+from stagewright.api.settings.oidc import OidcSettings
+from stagewright.api.settings.settings import IN_MEMORY
 from stagewright.api.store.sql_store import SqlStore
 from tests.api.identity_provider import AUDIENCE, ISSUER, identity_provider
 

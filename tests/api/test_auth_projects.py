@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import stagewright.api
-from stagewright.api.auth.identify import as_caller
+from stagewright.api.auth.authenticate import as_caller
 from stagewright.api.auth.scopes import AUDIT, KEYS, SCOPES, is_below, is_open, needed_scope
-from stagewright.api.settings import IN_MEMORY
+from stagewright.api.jobs.submitting_tomerge import submit
+from stagewright.api.settings.settings import IN_MEMORY
 from stagewright.api.store.errors import NotFound, TooManyJobs
-from stagewright.api.store.job_records import JobRequest
+from stagewright.api.store.job_records_tomerge import JobRequest
 from stagewright.api.store.records import Quotas
 from stagewright.api.store.sql_store import SqlStore
-from stagewright.api.submitting import submit
 from tests.api.app_routes import routes
 from tests.api.stored import a_graph
 
@@ -257,7 +257,7 @@ def test_scopes_by_method_and_path(method, path, scope):
 
 
 def test_measuring_needs_its_scope_whatever_the_path(holder, kept):
-    from stagewright.api.examples import measure_example
+    from stagewright.api.http.examples import measure_example
 
     answer = holder("read", "plan").post("/v1/plans", json=measure_example())
     assert answer.status_code == 403

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from stagewright.api.auth import rates
-from stagewright.api.auth.rates import Rates
-from stagewright.api.auth.trail import named
+from stagewright.api.auth import rate_limit as rates
+from stagewright.api.auth.audit import named
+from stagewright.api.auth.rate_limit import Rates
 
 
 class Clock:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.api import serve as serving
+from stagewright.api import server as serving
 from stagewright.api.auth.scopes import MEANING
-from stagewright.api.serve import announce, serve
-from stagewright.api.setting_names import setting_names
-from stagewright.api.settings import Settings
+from stagewright.api.server import announce, serve
+from stagewright.api.settings.names import setting_names
+from stagewright.api.settings.settings import Settings
 from stagewright.api.store.sql_store import SqlStore
 from stagewright.core.errors import InvalidInput, Refused
 

@@ -14,21 +14,22 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.api.auth.caller import Caller
-from stagewright.api.confined import measure, self_test
-from stagewright.api.confined.cgroups import find_cgroups
-from stagewright.api.confined.limits import Limits
-from stagewright.api.confined.measure import MeasuringSetup, measure_confined
-from stagewright.api.confined.run import run_confined
-from stagewright.api.confined.sandbox import Sandbox, find_sandbox
-from stagewright.api.confined.self_test import Cell, proven_cell, try_to_escape
-from stagewright.api.models.foreign import ForeignModels
-from stagewright.api.problems import Problem
-from stagewright.api.serve import serve
+from stagewright.api.auth.principal import Caller
+from stagewright.api.http.problems import Problem
+from stagewright.api.model_sources import measure
+from stagewright.api.model_sources.custom_code import ForeignModels
+from stagewright.api.model_sources.measure import MeasuringSetup, measure_confined
+from stagewright.api.sandbox import self_test
+from stagewright.api.sandbox.bubblewrap import Sandbox, find_sandbox
+from stagewright.api.sandbox.cgroups import find_cgroups
+from stagewright.api.sandbox.child import run_confined
+from stagewright.api.sandbox.limits import Limits
+from stagewright.api.sandbox.self_test import Cell, proven_cell, try_to_escape
+from stagewright.api.server import serve
 from stagewright.core.errors import InvalidInput, MeasurementError, OutOfMemory, Refused
-from stagewright.core.options import MeasureRequest
-from stagewright.profiler.child import measure_here
-from stagewright.profiler.foreign_child import measure_foreign
+from stagewright.core.requests.requests import MeasureRequest
+from stagewright.profiler.measure_worker import measure_here
+from stagewright.profiler.untrusted_worker import measure_foreign
 
 CODE = """
 import torch
@@ -190,7 +191,7 @@ def test_memory_that_no_process_maps_is_found(cell):
 
 
 def test_what_outlives_its_parent_is_found(monkeypatch):
-    monkeypatch.setattr("stagewright.api.confined.run.end_all", lambda pid: os.kill(pid, 9))
+    monkeypatch.setattr("stagewright.api.sandbox.child.end_all", lambda pid: os.kill(pid, 9))
     monkeypatch.setattr(self_test, "GONE_WITHIN_S", 0.2)
     found = self_test._left_behind(Cell(None, None), f"a-test-of-{os.getpid()}")
     assert found == ["left a process running"]

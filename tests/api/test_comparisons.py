@@ -7,11 +7,11 @@ from typing import get_args
 
 import pytest
 
-from stagewright.api.models.buildable import OWN_FAMILIES
-from stagewright.api.routes_catalogue import _families
-from stagewright.core.accelerators import CATALOGUE
-from stagewright.core.cluster import Cluster
-from stagewright.core.families import ModelSpec
+from stagewright.api.model_sources.families import OWN_FAMILIES
+from stagewright.api.routes.catalogue import _families
+from stagewright.core.cluster.accelerators import CATALOGUE
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.models.families import ModelSpec
 
 
 @pytest.fixture

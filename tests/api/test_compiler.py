@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.api import compiler as compiler_module
-from stagewright.api.compiler import Compiler
-from stagewright.api.solving import Solver
-from stagewright.planner import compiling
+from stagewright.api.planning import kernel_compiler as compiler_module
+from stagewright.api.planning.kernel_compiler import Compiler
+from stagewright.api.planning.solver_pool import Solver
+from stagewright.planner import numba_cache as compiling
 
 WITHIN_S = 30
 

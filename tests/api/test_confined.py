@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.api.confined.limits import Limits, default_memory_bytes
-from stagewright.api.confined.run import run_confined, run_confined_async
-from stagewright.api.confined.sandbox import Sandbox, find_sandbox
+from stagewright.api.sandbox.bubblewrap import Sandbox, find_sandbox
+from stagewright.api.sandbox.child import run_confined, run_confined_async
+from stagewright.api.sandbox.limits import Limits, default_memory_bytes
 from stagewright.core.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -137,7 +137,7 @@ def test_it_ends_with_its_parent(tmp_path):
     program = leaves_behind(tmp_path / "pids")
     parent = (
         "import sys\n"
-        "from stagewright.api.confined.run import Limits, run_confined\n"
+        "from stagewright.api.sandbox.child import Limits, run_confined\n"
         f"command = [sys.executable, '-I', '-S', '-c', {program!r}]\n"
         "run_confined(command, b'', Limits(2**30, 60.0))"
     )

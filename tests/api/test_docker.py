@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.api.serve import TOKEN_VARIABLE
+from stagewright.api.server import TOKEN_VARIABLE
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from stagewright.api import effort
-from stagewright.api.effort import check_effort
-from stagewright.core.cluster import Cluster, Device, LinkLevel
+from stagewright.api.planning import admission as effort
+from stagewright.api.planning.admission import check_effort
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import InvalidInput
-from stagewright.core.plan import PlanOptions
-from stagewright.core.tensors import TensorSpec
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.plan.plan import PlanOptions
 from tests.builders import chain_profile
 
 LAYERS = chain_profile([1.0] * 64)

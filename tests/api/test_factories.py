@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.api.confined import measure
-from stagewright.api.confined.factories import read_factories
-from stagewright.api.confined.measure import MeasuringSetup, measure_confined
-from stagewright.api.settings import Settings
+from stagewright.api.model_sources import measure
+from stagewright.api.model_sources.factories import read_factories
+from stagewright.api.model_sources.measure import MeasuringSetup, measure_confined
+from stagewright.api.settings.settings import Settings
 from stagewright.core.errors import InvalidInput, MeasurementError
-from stagewright.core.options import FactoryCall, MeasureRequest
-from stagewright.core.profile import Profile
-from stagewright.profiler.foreign_child import measure_foreign
+from stagewright.core.profile.profile import Profile
+from stagewright.core.requests.requests import FactoryCall, MeasureRequest
+from stagewright.profiler.untrusted_worker import measure_foreign
 
 CORP = """
 from torch import nn

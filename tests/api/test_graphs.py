@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.api.examples import example_graph
-from stagewright.core.cluster import Cluster
-from stagewright.core.graph import Graph
-from stagewright.core.options import EstimateOptions, EstimateRequest
-from stagewright.core.plan import Plan
+from stagewright.api.http.examples import example_graph
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.graph.graph import Graph
+from stagewright.core.plan.plan import Plan
+from stagewright.core.requests.requests import EstimateOptions, EstimateRequest
 from stagewright.planner.plan import plan as make_plan
-from stagewright.profiler.estimates.child import estimate
+from stagewright.profiler.estimates.worker import estimate
 
 
 @pytest.fixture

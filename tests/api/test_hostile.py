@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stagewright.api.examples import example_profile, measure_example
+from stagewright.api.http.examples import example_profile, measure_example
 
 DEEP = 200_000
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from stagewright.api.examples import measure_example
-from stagewright.core.profile import Profile
+from stagewright.api.http.examples import measure_example
+from stagewright.core.profile.profile import Profile
 from tests.api.job_children import failing, measuring, sleeping
 
 JOB = {name: value for name, value in measure_example().items() if name != "cluster"}
@@ -247,7 +247,7 @@ def test_what_makes_no_sense_together_is_refused(serving, change, pointer):
 
 
 def test_jobs_of_another_project_are_not_there(make_client, token):
-    from stagewright.api.store.job_records import JobRequest
+    from stagewright.api.store.job_records_tomerge import JobRequest
     from stagewright.api.store.sql_store import SqlStore
 
     store = SqlStore(":memory:")
@@ -262,7 +262,7 @@ def test_jobs_of_another_project_are_not_there(make_client, token):
 
 def test_a_stream_ends_when_its_key_is_revoked(serving, monkeypatch):
     """Cause: it went on for as long as the job did."""
-    from stagewright.api import routes_jobs
+    from stagewright.api.routes import jobs as routes_jobs
     from stagewright.api.store.sql_store import SqlStore
 
     monkeypatch.setattr(routes_jobs, "CHECKED_S", 0.0)
@@ -290,7 +290,7 @@ def test_a_stream_ends_when_its_key_is_revoked(serving, monkeypatch):
 
 
 def test_an_idempotency_key_stays_taken_while_its_answer_takes_long(serving, profile, monkeypatch):
-    monkeypatch.setattr("stagewright.api.answers.LEASE_S", 0.3)
+    monkeypatch.setattr("stagewright.api.routes.idempotency.LEASE_S", 0.3)
     client = serving(measuring(profile, seconds=1.5))
     answers: list[Any] = []
     first = threading.Thread(

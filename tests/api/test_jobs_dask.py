@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from stagewright.api.confined.measure import MeasuringSetup
-from stagewright.api.examples import example_profile, measure_example
+from stagewright.api.http.examples import example_profile, measure_example
+from stagewright.api.jobs.dask_scheduler import EmbeddedScheduler, RemoteScheduler, check_address
 from stagewright.api.jobs.dask_workers import DaskWorkers
-from stagewright.api.jobs.scheduler import EmbeddedScheduler, RemoteScheduler, check_address
-from stagewright.api.jobs.tasks import CPU, Lost, Measured, Progressed, Started, Task, Told
-from stagewright.api.jobs.tls import TlsFiles
+from stagewright.api.jobs.messages import CPU, Lost, Measured, Progressed, Started, Task, Told
 from stagewright.api.jobs.workers import WorkersUnavailable
+from stagewright.api.model_sources.measure import MeasuringSetup
+from stagewright.api.settings.tls_tomerge import TlsFiles
 from stagewright.core.errors import InvalidInput, Refused
 from tests.api.job_children import measuring, sleeping
 

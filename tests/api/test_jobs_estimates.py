@@ -11,12 +11,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
-from stagewright.api.confined.run import run_confined
-from stagewright.api.examples import example_graph, measure_example
-from stagewright.api.jobs.tasks import Lost, Started
-from stagewright.api.jobs.threads import ThreadWorkers
+from stagewright.api.http.examples import example_graph, measure_example
+from stagewright.api.jobs.messages import Lost, Started
+from stagewright.api.jobs.thread_workers import ThreadWorkers
 from stagewright.api.jobs.workers import WorkersUnavailable
-from stagewright.api.settings import IN_MEMORY, Settings
+from stagewright.api.sandbox.child import run_confined
+from stagewright.api.settings.settings import IN_MEMORY, Settings
 from tests.api.job_children import failing
 
 SCHEDULER = "tcp://127.0.0.1:8786"
@@ -89,7 +89,7 @@ def test_a_worker_estimates_for_a_server_without_torch(fleet_client: Callable[..
 def test_what_the_workers_child_says_is_told(fleet_client, child, monkeypatch):
     program = child(failing("InvalidInput", "no such kind", field="/estimate/device"))
     monkeypatch.setattr(
-        "stagewright.api.models.estimating.run_confined",
+        "stagewright.api.model_sources.estimator.run_confined",
         lambda command, *args, **kwargs: run_confined(program, *args, **kwargs),
     )
     answer = fleet_client(Fleet(cpu=1)).post("/v1/plans", json=BODY)

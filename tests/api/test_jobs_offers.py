@@ -6,17 +6,17 @@ import re
 
 import pytest
 
-from stagewright.api.jobs import offers as offers_module
-from stagewright.api.jobs.fleet_worker import work
-from stagewright.api.jobs.measuring import own_setup
-from stagewright.api.jobs.offers import kind_of_device, own_offers, parsed_offers
+from stagewright.api.jobs import worker_resources as offers_module
+from stagewright.api.jobs.job_spec import needs_of
+from stagewright.api.jobs.measurements import own_setup
 from stagewright.api.jobs.requests import ProfileJobRequest
-from stagewright.api.jobs.work import needs_of
-from stagewright.api.prefer import SLACK_S, wait_of
-from stagewright.api.settings import Settings
-from stagewright.core.cluster import Cluster
+from stagewright.api.jobs.worker_process import work
+from stagewright.api.jobs.worker_resources import kind_of_device, own_offers, parsed_offers
+from stagewright.api.routes.preferences import SLACK_S, wait_of
+from stagewright.api.settings.settings import Settings
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
-from stagewright.core.options import MeasureRequest
+from stagewright.core.requests.requests import MeasureRequest
 
 REQUEST = {
     "model": {"family": "mlp"},

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from stagewright.api.examples import measure_example
+from stagewright.api.http.examples import measure_example
+from stagewright.api.jobs import async_workers as reaching_module
 from stagewright.api.jobs import attempt as attempt_module
-from stagewright.api.jobs import reaching as reaching_module
 from stagewright.api.jobs import runner as runner_module
 from stagewright.api.jobs.attempt import Rules
-from stagewright.api.jobs.board import Board
-from stagewright.api.jobs.runner import Runner
-from stagewright.api.jobs.tasks import (
+from stagewright.api.jobs.job_spec import Work
+from stagewright.api.jobs.messages import (
     Alive,
     Failed,
     Lost,
@@ -29,14 +28,15 @@ from stagewright.api.jobs.tasks import (
     Task,
     Told,
 )
-from stagewright.api.jobs.work import Work
+from stagewright.api.jobs.notifications import Board
+from stagewright.api.jobs.runner import Runner
 from stagewright.api.jobs.workers import WorkersUnavailable
-from stagewright.api.settings import IN_MEMORY
+from stagewright.api.settings.settings import IN_MEMORY
 from stagewright.api.store.errors import StoreUnavailable
-from stagewright.api.store.job_records import Job, JobRequest
+from stagewright.api.store.job_records_tomerge import Job, JobRequest
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.sql_store import SqlStore, utc_now
-from stagewright.core.profile import Profile
+from stagewright.core.profile.profile import Profile
 
 
 class Puppets:

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from stagewright.api import routes_keys
 from stagewright.api.auth.scopes import SCOPES
-from stagewright.api.settings import IN_MEMORY
+from stagewright.api.routes import keys as routes_keys
+from stagewright.api.settings.settings import IN_MEMORY
 from stagewright.api.store.records import Quotas
 from stagewright.api.store.sql_store import SqlStore
 

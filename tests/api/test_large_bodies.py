@@ -9,12 +9,12 @@ import threading
 import pytest
 from pydantic import TypeAdapter
 
-from stagewright.api import large_bodies
-from stagewright.api.json_body import StrictRequest
-from stagewright.api.large_bodies import LARGE_BYTES, SLICE, in_slices
-from stagewright.api.problems import Problem
-from stagewright.api.requests import PlanRequest
-from stagewright.core.profile import LayerProfile, Profile
+from stagewright.api.http import large_bodies
+from stagewright.api.http.large_bodies import LARGE_BYTES, SLICE, in_slices
+from stagewright.api.http.problems import Problem
+from stagewright.api.http.strict_json import StrictRequest
+from stagewright.api.planning.requests import PlanRequest
+from stagewright.core.profile.profile import LayerProfile, Profile
 
 NUM_LAYERS = 1000
 

@@ -11,10 +11,10 @@ from multiprocessing import active_children
 
 import pytest
 
-from stagewright.api.leaving import while_connected
-from stagewright.api.planning_process import SolverEnded
-from stagewright.api.problems import Problem
-from stagewright.api.solving import Solver
+from stagewright.api.http.disconnect import while_connected
+from stagewright.api.http.problems import Problem
+from stagewright.api.planning.solver_pool import Solver
+from stagewright.api.planning.solver_process import SolverEnded
 from tests.api.late_search import DURATION_S, late, ready
 
 pytestmark = pytest.mark.timeout(60)
@@ -89,7 +89,7 @@ def request_body(profile):
 @pytest.fixture
 def ask_and_leave(make_client, request_body, monkeypatch):
     """Sends a request for a plan, leaves once it is searched for, and gives what was answered."""
-    monkeypatch.setattr("stagewright.api.services.decide", late)
+    monkeypatch.setattr("stagewright.api.planning.service.decide", late)
     client, body = make_client(plan_processes=1), json.dumps(request_body).encode()
 
     def is_searched_for():

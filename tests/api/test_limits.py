@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from stagewright.api.limits import BodyLimit
-from stagewright.api.settings import Settings
+from stagewright.api.middleware.body_limit import BodyLimit
+from stagewright.api.settings.settings import Settings
 
 JSON = {"Content-Type": "application/json"}
 

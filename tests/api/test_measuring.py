@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.api.confined.measure import MeasuringSetup
-from stagewright.api.examples import measure_example
-from stagewright.api.jobs.measuring import error_of
-from stagewright.api.jobs.measuring import measure as measure_for_job
-from stagewright.api.jobs.tasks import CPU, Failed, Lost, Measured, Progressed, Task
-from stagewright.api.jobs.threads import ThreadWorkers
+from stagewright.api.http.examples import measure_example
+from stagewright.api.jobs.measurements import error_of
+from stagewright.api.jobs.measurements import measure as measure_for_job
+from stagewright.api.jobs.messages import CPU, Failed, Lost, Measured, Progressed, Task
+from stagewright.api.jobs.thread_workers import ThreadWorkers
+from stagewright.api.model_sources.measure import MeasuringSetup
 from stagewright.core.errors import (
     CaptureError,
     DeadlineExceeded,
@@ -26,8 +26,8 @@ from stagewright.core.errors import (
     MeasurementError,
     OutOfMemory,
 )
-from stagewright.core.options import MeasureRequest
-from stagewright.core.profile import Profile
+from stagewright.core.profile.profile import Profile
+from stagewright.core.requests.requests import MeasureRequest
 
 NOISE = "import json, os, subprocess, sys, time; sys.stderr.write('[W] noise of torch\\n')\n"
 

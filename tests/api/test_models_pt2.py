@@ -16,17 +16,17 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.api.confined.limits import Limits
-from stagewright.api.models import archive as archives
-from stagewright.api.models import programs
-from stagewright.api.models.archive import program_json
-from stagewright.api.models.exported_graph import read_pt2
+from stagewright.api.model_sources import pt2_archive as archives
+from stagewright.api.model_sources import pt2_reader as programs
+from stagewright.api.model_sources.pt2_archive import program_json
+from stagewright.api.model_sources.pt2_graph import read_pt2
+from stagewright.api.sandbox.limits import Limits
 from stagewright.capture.capture import trace
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
-from stagewright.core.graph import Graph
-from stagewright.core.options import EstimateRequest
-from stagewright.profiler.estimates.child import estimate
+from stagewright.core.graph.graph import Graph
+from stagewright.core.requests.requests import EstimateRequest
+from stagewright.profiler.estimates.worker import estimate
 
 
 class Block(nn.Module):

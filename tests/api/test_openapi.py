@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stagewright.api.examples import plan_examples, profile_examples
+from stagewright.api.http.examples import plan_examples, profile_examples
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import yaml
 from typer.main import get_command
 
 from stagewright.api.auth.scopes import OPEN_PATHS
-from stagewright.api.configuration import configure
-from stagewright.api.setting_names import setting_names
-from stagewright.api.settings import Settings
+from stagewright.api.settings.load import configure
+from stagewright.api.settings.names import setting_names
+from stagewright.api.settings.settings import Settings
 from stagewright.cli.main import build_app
 from tests.api.app_routes import routes
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from stagewright.api.examples import measure_example
-from stagewright.api.telemetry import context
+from stagewright.api.http.examples import measure_example
+from stagewright.api.telemetry import log_context as context
 from tests.api.job_children import failing, measuring
 from tests.api.test_ops_metrics import samples
 from tests.api.test_ops_traces import spans  # noqa: F401 - a fixture

@@ -9,12 +9,12 @@ import warnings
 
 import pytest
 
-from stagewright.api.settings import IN_MEMORY
+from stagewright.api.settings.settings import IN_MEMORY
 from stagewright.api.store.records import DEFAULT_PROJECT
 from stagewright.api.store.sql_store import SqlStore
-from stagewright.api.telemetry.context import accepted_request_id, bind
+from stagewright.api.telemetry.log_context import accepted_request_id, bind
 from stagewright.api.telemetry.logs import configure_logging
-from stagewright.api.telemetry.scrubbing import Scrubber
+from stagewright.api.telemetry.redaction import Scrubber
 
 TOKEN_OF_SERVER = "a-token-for-tests"
 

@@ -12,9 +12,9 @@ import httpx2
 import pytest
 
 from stagewright.api.app import create_app
-from stagewright.api.draining import RETRY_AFTER_S, Drain
-from stagewright.api.settings import IN_MEMORY, Settings
-from stagewright.api.solving import Solver
+from stagewright.api.middleware.graceful_shutdown import RETRY_AFTER_S, Drain
+from stagewright.api.planning.solver_pool import Solver
+from stagewright.api.settings.settings import IN_MEMORY, Settings
 from stagewright.api.store.errors import StoreUnavailable
 from stagewright.api.store.sql_store import SqlStore
 from tests.api.conftest import TOKEN
@@ -84,7 +84,7 @@ def test_a_dead_planning_process_is_replaced_and_none_at_all_is_not_ready(monkey
     def fails(*arguments, **options):
         raise OSError("no more processes")
 
-    monkeypatch.setattr("stagewright.api.solving.ProcessPoolExecutor", fails)
+    monkeypatch.setattr("stagewright.api.planning.solver_pool.ProcessPoolExecutor", fails)
     assert client.get("/readyz").json()["not_ready"] == ["solver"]
 
 
@@ -213,7 +213,7 @@ def test_a_database_that_hangs_is_not_ready_and_holds_nobody_up(make_client, mon
         def check(self):
             hanging.wait(20)
 
-    monkeypatch.setattr("stagewright.api.routes_health.CHECK_S", 0.02)
+    monkeypatch.setattr("stagewright.api.routes.health.CHECK_S", 0.02)
     client = make_client(store=Hangs(IN_MEMORY), authorized=False)
     try:
         for _ in range(6):

@@ -11,10 +11,10 @@ from importlib.util import module_from_spec, spec_from_file_location
 
 import pytest
 
-from stagewright.api.configuration import Origin, configure
-from stagewright.api.setting_names import setting_names
-from stagewright.api.setting_types import without_passwords
-from stagewright.api.settings import Settings
+from stagewright.api.settings.load import Origin, configure
+from stagewright.api.settings.names import setting_names
+from stagewright.api.settings.settings import Settings
+from stagewright.api.settings.types import without_passwords
 from stagewright.core.errors import InvalidInput
 
 OIDC = {

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import pytest
 
-from stagewright.api import solving
-from stagewright.api.planning_process import SolverEnded
-from stagewright.api.solving import Solver
+from stagewright.api.planning import solver_pool as solving
+from stagewright.api.planning.solver_pool import Solver
+from stagewright.api.planning.solver_process import SolverEnded
 from stagewright.core.errors import InvalidInput
 
 
@@ -74,8 +74,8 @@ def test_what_is_held_already_is_not_sent_again(client, request_body):
 def test_a_key_gets_the_first_answer_again(client, request_body, monkeypatch):
     headers = {"Idempotency-Key": "one"}
     first = client.post("/v1/plans", json=request_body, headers=headers)
-    monkeypatch.setattr("stagewright.api.services.decide", None)
-    monkeypatch.setattr("stagewright.api.digests.__version__", "another")
+    monkeypatch.setattr("stagewright.api.planning.service.decide", None)
+    monkeypatch.setattr("stagewright.api.planning.cache_keys.__version__", "another")
     second = client.post("/v1/plans", json=request_body, headers=headers)
     assert (second.status_code, second.content) == (first.status_code, first.content)
     assert second.headers["Location"] == first.headers["Location"]
@@ -92,7 +92,7 @@ def test_a_key_of_a_request_that_failed_can_be_used_again(client, request_body, 
 
     headers = {"Idempotency-Key": "two"}
     with monkeypatch.context() as patched:
-        patched.setattr("stagewright.api.services.plan", fails)
+        patched.setattr("stagewright.api.planning.service.plan", fails)
         assert client.post("/v1/plans", json=request_body, headers=headers).status_code == 422
     assert client.post("/v1/plans", json=request_body, headers=headers).status_code == 201
 
@@ -109,7 +109,7 @@ def test_the_same_is_not_planned_twice_and_the_answer_says_so(client, request_bo
     first = client.post("/v1/plans", json=request_body)
     assert "Stagewright-Reused" not in first.headers
     with monkeypatch.context() as patched:
-        patched.setattr("stagewright.api.services.plan", None)
+        patched.setattr("stagewright.api.planning.service.plan", None)
         second = client.post("/v1/plans", json=request_body)
         assert second.json() == first.json()
         assert second.headers["Stagewright-Reused"] == "plan"
@@ -121,7 +121,7 @@ def test_the_same_is_not_planned_twice_and_the_answer_says_so(client, request_bo
 
 def test_another_release_plans_again(client, request_body, monkeypatch):
     client.post("/v1/plans", json=request_body)
-    monkeypatch.setattr("stagewright.api.digests.__version__", "another")
+    monkeypatch.setattr("stagewright.api.planning.cache_keys.__version__", "another")
     second = client.post("/v1/plans", json=request_body)
     assert "Stagewright-Reused" not in second.headers
 

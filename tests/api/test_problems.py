@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stagewright.api.examples import measure_example
+from stagewright.api.http.examples import measure_example
 from stagewright.api.store.errors import StoreUnavailable
 from stagewright.api.store.sql_store import SqlStore
 
@@ -126,10 +126,12 @@ def test_what_the_planner_refuses_is_a_problem(client, profile):
 
 
 def test_planning_for_minutes_is_refused_beforehand(client, profile, monkeypatch):
-    monkeypatch.setattr("stagewright.api.effort.available", lambda: True)
+    monkeypatch.setattr("stagewright.api.planning.admission.available", lambda: True)
     options = {"num_microbatches": 2**20}
     request = {"profile": profile, "cluster": "5xcpu", "options": options}
-    monkeypatch.setattr("stagewright.api.services.plan", lambda *_, **__: 1 / 0)  # "planned"
+    monkeypatch.setattr(
+        "stagewright.api.planning.service.plan", lambda *_, **__: 1 / 0
+    )  # "planned"
     problem(client.post("/v1/plans", json=request), 500)
     profile["layers"].append({**profile["layers"][-1], "layer": {"name": "blocks.4"}})
     profile["boundaries"].append({**profile["boundaries"][-1], "after": 3})
@@ -221,7 +223,7 @@ def test_a_bug_is_a_problem_that_tells_nothing(client, profile, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("secret")
 
-    monkeypatch.setattr("stagewright.api.services.plan", broken)
+    monkeypatch.setattr("stagewright.api.planning.service.plan", broken)
     response = client.post("/v1/plans", json={"profile": profile, "cluster": "2xcpu"})
     problem(response, 500)
     assert "secret" not in response.text

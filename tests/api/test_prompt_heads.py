@@ -8,8 +8,8 @@ import contextlib
 import pytest
 import uvicorn
 
-from stagewright.api import prompt_heads
-from stagewright.api.prompt_heads import PromptHeads
+from stagewright.api.middleware import header_timeout as prompt_heads
+from stagewright.api.middleware.header_timeout import PromptHeads
 
 GIVEN_S = 0.3
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"

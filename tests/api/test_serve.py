@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from stagewright.api.examples import measure_example
-from stagewright.api.serve import is_loopback, serve
+from stagewright.api.http.examples import measure_example
+from stagewright.api.server import is_loopback, serve
 from stagewright.core.errors import InvalidInput, Refused
 
 MODULE = ("-m", "stagewright.api")
@@ -235,7 +235,7 @@ def test_loopback_is_told_from_the_rest(host, expected):
 
 def test_the_server_imports_no_torch():
     program = (
-        "import sys; import stagewright.api.serve, stagewright.api.__main__; "
+        "import sys; import stagewright.api.server, stagewright.api.__main__; "
         "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

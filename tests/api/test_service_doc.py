@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.api.examples import example_profile
+from stagewright.api.http.examples import example_profile
 from tests.api.job_children import measuring
 from tests.live_service import TOKEN, live_service
 

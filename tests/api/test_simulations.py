@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stagewright.core.cluster import Cluster
-from stagewright.core.plan import Plan, PlanOptions
-from stagewright.core.profile import Profile
-from stagewright.planner.from_balance import plan_from_balance
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.core.profile.profile import Profile
+from stagewright.planner.price_split import plan_from_balance
 from tests.builders import random_profile
 from tests.planner.branching import two_towers
 
@@ -81,7 +81,7 @@ def test_that_a_split_does_not_fit_is_an_answer(client, planned):
     ],
 )
 def test_the_field_at_fault_is_named(client, profile, change, pointer, words, monkeypatch):
-    monkeypatch.setattr("stagewright.api.effort.MAX_SIMULATION", 2**19)
+    monkeypatch.setattr("stagewright.api.planning.admission.MAX_SIMULATION", 2**19)
     request = {"profile": profile, "balance": [2, 2], "cluster": "2xcpu", **change}
     response = client.post("/v1/simulations", json=request)
     assert response.status_code == 422, response.text
@@ -114,7 +114,7 @@ def test_an_infeasible_request_has_no_schedule_and_says_so(client, profile):
 
 
 def test_what_nobody_could_look_at_is_not_written_out(client, planned, monkeypatch):
-    monkeypatch.setattr("stagewright.api.drawing.MAX_ACTIONS", 10)
+    monkeypatch.setattr("stagewright.api.planning.exports.MAX_ACTIONS", 10)
     for what in ("schedule", "timeline", "export?format=svg"):
         response = client.get(f"/v1/plans/{planned['id']}/{what}")
         assert response.status_code == 422

@@ -12,14 +12,14 @@ import pytest
 from stagewright.api.store import database as database_module
 from stagewright.api.store.database import database_url
 from stagewright.api.store.errors import NotFound, StoreUnavailable
-from stagewright.api.store.plan_lists import plan_summaries
+from stagewright.api.store.plan_lists_tomerge import plan_summaries
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.sql_store import SqlStore
 from stagewright.api.store.tables import PLANS
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
-from stagewright.core.plan import Plan
-from stagewright.core.profile import Profile
+from stagewright.core.plan.plan import Plan
+from stagewright.core.profile.profile import Profile
 from stagewright.core.service.plans import PlanRecord
 from stagewright.planner.plan import plan
 from tests.api.stored import a_graph, infeasible, planned

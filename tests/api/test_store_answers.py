@@ -11,7 +11,7 @@ from stagewright.api.store.errors import AnswerPending, KeyReused, NotFound
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.records import Answer, AuditEvent, Quotas
 from stagewright.core.errors import InvalidInput
-from stagewright.core.profile import Profile
+from stagewright.core.profile.profile import Profile
 from tests.api.stored import infeasible
 from tests.api.test_store_jobs import side_by_side
 

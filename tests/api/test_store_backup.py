@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.api.examples import example_profile
+from stagewright.api.http.examples import example_profile
 from stagewright.api.store import backup as backup_module
 from stagewright.api.store.backup import backup, restore
 from stagewright.api.store.database import Database
 from stagewright.api.store.integrity import find_faults
-from stagewright.api.store.job_records import JobRequest
+from stagewright.api.store.job_records_tomerge import JobRequest
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.records import Answer, AuditEvent
 from stagewright.api.store.sql_store import SqlStore, utc_now
 from stagewright.api.store.tables import METADATA
 from stagewright.core.errors import InvalidInput
-from stagewright.core.profile import Profile
+from stagewright.core.profile.profile import Profile
 from tests.api.stored import a_graph, infeasible
 
 PROFILE = Profile.model_validate(example_profile())

@@ -10,10 +10,10 @@ import pytest
 
 from stagewright.api.store import retention as retention_module
 from stagewright.api.store.errors import NotFound
-from stagewright.api.store.job_records import JobRequest
+from stagewright.api.store.job_records_tomerge import JobRequest
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.records import Answer, AuditEvent, Retention
-from stagewright.core.profile import Profile
+from stagewright.core.profile.profile import Profile
 from tests.api.stored import a_graph, infeasible
 
 NOTHING = Retention(jobs_days=None, audit_days=None, plans_days=None)

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, event, text
 
 from stagewright.api.store.database import Database
 from stagewright.api.store.errors import StoreUnavailable
-from stagewright.api.store.together import MOST_TOGETHER, Waited, _Batch
+from stagewright.api.store.group_commit import MOST_TOGETHER, Waited, _Batch
 
 PATIENCE_S = 20
 

@@ -15,17 +15,17 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import inspect
 
-from stagewright.api.examples import example_profile
-from stagewright.api.settings import IN_MEMORY
+from stagewright.api.http.examples import example_profile
+from stagewright.api.settings.settings import IN_MEMORY
 from stagewright.api.store.database import Database
 from stagewright.api.store.errors import NotFound
+from stagewright.api.store.migrate import known_revisions, upgrade
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.sql_store import SqlStore, utc_now
 from stagewright.api.store.tables import METADATA, PLANS, PROFILES, REVISION
-from stagewright.api.store.upgrade import known_revisions, upgrade
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
-from stagewright.core.profile import Profile
+from stagewright.core.profile.profile import Profile
 from tests.api.stored import infeasible
 
 OLD_TABLES = """

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Message, Receive, Scope, Send
 
-from stagewright.api.turns import Turns
+from stagewright.api.middleware.concurrency_limit import Turns
 
 STEPS = 8
 

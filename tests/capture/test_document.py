@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from stagewright.capture.capture import trace
-from stagewright.capture.leaf_modules import construct, leaf_module
-from stagewright.capture.literals import NotData
-from stagewright.core.graph import Graph, LeafModule
-from stagewright.core.operations import MODULES
+from stagewright.capture.serialize.leaf_modules import construct, leaf_module
+from stagewright.capture.serialize.literals import NotData
+from stagewright.core.graph.allowed_ops import MODULES
+from stagewright.core.graph.graph import Graph, LeafModule
 from tests.portable_models import MODELS, awkward, bert, gpt2, inception, lstm
 
 

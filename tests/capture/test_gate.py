@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.capture.gate import compare_pieces, eager_steps
+from stagewright.capture.equivalence.check import compare_pieces, eager_steps
+from stagewright.capture.equivalence.input_variations import variations
 from stagewright.capture.sample import read_sample
-from stagewright.capture.variation import variations
 from stagewright.core.errors import CaptureError
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from stagewright.capture.capture import trace
-from stagewright.capture.kept import generator_state
-from stagewright.capture.state import preserved
+from stagewright.capture.observation.preserve import preserved
+from stagewright.capture.observation.python_state import generator_state
 from stagewright.core.errors import CaptureError
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from stagewright.capture.capture import trace
-from stagewright.capture.state import preserved, random_state
+from stagewright.capture.observation.preserve import preserved, random_state
 from stagewright.core.errors import CaptureError
 from tests.capture.awkward import (
     CheckpointedReentrant,

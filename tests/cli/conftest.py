@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from stagewright.cli.main import main
-from stagewright.core.cluster import Cluster
-from stagewright.core.graph import Boundary, Layer, Parameter
-from stagewright.core.profile import LayerProfile, Profile, Timing
-from stagewright.core.tensors import TensorSpec
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.graph.graph import Boundary, Layer, Parameter
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.profile.profile import LayerProfile, Profile, Timing
 
 MIB = 2**20
 

@@ -5,9 +5,10 @@ import sys
 import pytest
 import torch
 
-from stagewright.cli import launch, train_worker
-from stagewright.cli.account import Account
 from stagewright.cli.exit_codes import ExitCode, exit_code
+from stagewright.cli.support import launch_ranks as launch
+from stagewright.cli.support import train_worker
+from stagewright.cli.support.rank_error import Account
 from stagewright.core.errors import CaptureError, PlanMismatch, RankFailed
 from tests.torch_models import make_case, make_plan
 

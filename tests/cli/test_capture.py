@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from stagewright.cli.main import main
-from stagewright.core.graph import Graph
+from stagewright.core.graph.graph import Graph
 
 THEIRS = """
 import random

@@ -62,7 +62,7 @@ def test_what_is_no_setting_is_a_mistake(run, monkeypatch):
 
 
 def test_the_flags_of_serve_show_the_defaults_there_are(run):
-    from stagewright.api.settings import Settings
+    from stagewright.api.settings.settings import Settings
 
     words = " ".join(run("serve", "--help").stdout.split())
     for name in ("host", "port", "database"):
@@ -96,7 +96,7 @@ def test_commands_take_the_settings_file_as_the_server_does(run, tmp_path):
 
 
 def test_what_cannot_be_had_is_told_beside_its_setting(run, monkeypatch, tmp_path):
-    from stagewright.api.configuration import configure
+    from stagewright.api.settings.load import configure
     from stagewright.core.errors import InvalidInput
 
     (tmp_path / "s.toml").write_text('token_file = "/nowhere/token"\ngrace_s = 30')

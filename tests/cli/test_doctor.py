@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from stagewright.cli.doctor import Report, describe, examine
-from stagewright.cli.doctor_devices import CudaDevice, TorchReport, parse_query
-from stagewright.cli.extras import EXTRAS
+from stagewright.cli.commands.doctor import Report, describe, examine
+from stagewright.cli.support.gpu_report import CudaDevice, TorchReport, parse_query
+from stagewright.cli.support.optional_dependencies import EXTRAS
 from stagewright.core.errors import RankFailed
 
 BARE = Report(
@@ -39,7 +39,7 @@ def test_text_goes_on_with_the_next_command(run):
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("stagewright.cli.doctor.missing_packages", lambda _: ("torch",))
+    monkeypatch.setattr("stagewright.cli.commands.doctor.missing_packages", lambda _: ("torch",))
     assert examine().torch is None
     text = describe(BARE)
     assert "planning works, measuring and running do not" in text
@@ -63,7 +63,7 @@ def test_a_torch_that_does_not_import_is_told_apart(monkeypatch):
     def fail(_: str) -> None:
         raise OSError("libcudart.so.13: cannot open shared object file")
 
-    monkeypatch.setattr("stagewright.cli.doctor_devices.importlib.import_module", fail)
+    monkeypatch.setattr("stagewright.cli.support.gpu_report.importlib.import_module", fail)
     torch = examine().torch
     assert torch is not None
     assert "libcudart.so.13" in torch.error
@@ -104,7 +104,7 @@ def test_what_the_driver_says_goes_to_its_device_and_gaps_are_left_out():
 @pytest.mark.distributed
 @pytest.mark.timeout(240)
 def test_links_are_on_the_same_screen(run, monkeypatch):
-    monkeypatch.setattr("stagewright.cli.doctor.LINKS_BUDGET_S", 0.5)
+    monkeypatch.setattr("stagewright.cli.commands.doctor.LINKS_BUDGET_S", 0.5)
     ran = run("doctor", "--links")
     assert ran.code == 0
     lines = ran.stdout.splitlines()
@@ -118,7 +118,7 @@ def test_links_that_cannot_be_measured_leave_the_rest(run, monkeypatch):
     def fail(*_: object) -> None:
         raise RankFailed("rank 1 stopped answering")
 
-    monkeypatch.setattr("stagewright.profiler.links.local.measure_links_here", fail)
+    monkeypatch.setattr("stagewright.profiler.links.launch_local.measure_links_here", fail)
     ran = run("doctor", "--links", "--json")
     assert (ran.code, ran.stderr) == (0, "")
     report = json.loads(ran.stdout)

@@ -4,10 +4,10 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from stagewright.cli import capture, estimate
-from stagewright.core.families import ModelSpec
-from stagewright.core.plan import Plan
-from stagewright.core.profile import Profile
+from stagewright.cli.commands import capture, estimate
+from stagewright.core.models.families import ModelSpec
+from stagewright.core.plan.plan import Plan
+from stagewright.core.profile.profile import Profile
 
 
 def test_profile_is_written_and_labelled(run):

@@ -4,8 +4,8 @@ import shlex
 
 import pytest
 
-from stagewright.core.explanation import Explanation
-from stagewright.core.plan import Plan
+from stagewright.core.plan.explanation import Explanation
+from stagewright.core.plan.plan import Plan
 from stagewright.planner.explain import explain
 
 

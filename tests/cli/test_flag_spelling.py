@@ -2,8 +2,8 @@
 
 import pytest
 
-from stagewright.cli.flag_spelling import FLAGS, flags_of, in_flags, plan_text
-from stagewright.core.plan import Pin, Plan, PlanOptions
+from stagewright.cli.support.flag_names import FLAGS, flags_of, in_flags, plan_text
+from stagewright.core.plan.plan import Pin, Plan, PlanOptions
 from stagewright.planner.plan import plan
 from tests.builders import chain_profile
 

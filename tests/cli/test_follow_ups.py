@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.cli.follow_ups import command_line, devices_like, planning, without
+from stagewright.cli.support.next_steps import command_line, devices_like, planning, without
 from tests.builders import chain_profile
 from tests.core.affine import affine_profile
 

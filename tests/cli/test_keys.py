@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stagewright.api.auth.identify import as_caller
+from stagewright.api.auth.authenticate import as_caller
 from stagewright.api.store.records import DEFAULT_PROJECT, Quotas
 from stagewright.api.store.sql_store import SqlStore
 

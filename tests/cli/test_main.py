@@ -33,4 +33,4 @@ def test_commands_are_the_registry():
     assert isinstance(app, typer.Typer)
     assert [command.name for command in app.registered_commands] == list(COMMANDS)
     for name in COMMANDS:
-        assert importlib.import_module(f"stagewright.cli.{name}").command.__doc__
+        assert importlib.import_module(f"stagewright.cli.commands.{name}").command.__doc__

@@ -4,16 +4,11 @@ import json
 
 import pytest
 
-from stagewright.cli.measure_request import (
-    family_request,
-    parse_tensor,
-    read_request,
-    with_options,
-)
+from stagewright.cli.options.measure import family_request, parse_tensor, read_request, with_options
 from stagewright.core.errors import InvalidInput
-from stagewright.core.families import GPT2Config, GPT2Spec
-from stagewright.core.options import MeasureRequest, ProfilingOptions
-from stagewright.core.sample import Sample, SampleTensor
+from stagewright.core.graph.sample import Sample, SampleTensor
+from stagewright.core.models.families import GPT2Config, GPT2Spec
+from stagewright.core.requests.requests import MeasureRequest, ProfilingOptions
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from typing import get_args
 
 import pytest
 
-from stagewright.cli.plan import command
-from stagewright.cli.plan_options import number_or_any
+from stagewright.cli.commands.plan import command
+from stagewright.cli.options.plan_options_tomerge import number_or_any
 from stagewright.core.errors import DeadlineExceeded
-from stagewright.core.plan import Objective, Pin, Plan, PlanOptions
-from stagewright.core.schedule import TrainingSchedule
+from stagewright.core.plan.plan import Objective, Pin, Plan, PlanOptions
+from stagewright.core.plan.schedule import TrainingSchedule
 
 
 def test_table_on_stdout_and_the_way_on_on_stderr(run, profile_file):

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from stagewright.core.profile import Profile
+from stagewright.core.profile.profile import Profile
 
 THEIRS = """
 import torch

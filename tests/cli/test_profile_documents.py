@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from stagewright.cli.diff_table import bar
-from stagewright.core.profile import Profile
-from stagewright.core.profile_diff import ProfileDiff, diff
-from stagewright.core.profile_merge import merge
+from stagewright.cli.commands.diff_table_tomerge import bar
+from stagewright.core.profile.diff import ProfileDiff, diff
+from stagewright.core.profile.merge import merge
+from stagewright.core.profile.profile import Profile
 from tests.core.affine import affine_profile
 
 

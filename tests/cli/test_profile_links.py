@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from stagewright.core.cluster import Cluster
-from stagewright.profiler.links.local import free_port
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.profiler.links.launch_local import free_port
 
 QUICK = ("--device", "cpu", "--budget", "0.5")
 LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_PORT")

@@ -4,8 +4,8 @@ import io
 import sys
 import time
 
-from stagewright.cli import progress
-from stagewright.planner.request import Progress
+from stagewright.cli.support import progress
+from stagewright.planner.problem.problem import Progress
 
 
 class Terminal(io.StringIO):

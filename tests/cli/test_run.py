@@ -5,14 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from stagewright.cli import demo_requests, launch
-from stagewright.cli.comparison import Comparison
+from stagewright.cli.commands import demo_requests_tomerge as demo_requests
 from stagewright.cli.main import main
-from stagewright.core.cluster import Cluster
+from stagewright.cli.support import launch_ranks as launch
+from stagewright.cli.support.run_report import Comparison
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import PlanMismatch
-from stagewright.core.plan import Plan, PlanOptions
+from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.planner.plan import plan
-from stagewright.profiler.links import local
+from stagewright.profiler.links import launch_local as local
 from tests.torch_models import make_case, make_plan, traced_profile
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.cli.jobs import what
-from stagewright.core.plan import Plan
+from stagewright.cli.commands.jobs import what
+from stagewright.core.plan.plan import Plan
 from stagewright.core.service.jobs import JobView
 from tests.live_service import TOKEN, live_service
 

@@ -5,11 +5,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from stagewright.core.cluster import Cluster, Device, LinkLevel
-from stagewright.core.graph import Boundary, Graph, Layer, Operation, Parameter
-from stagewright.core.plan import Plan
-from stagewright.core.profile import Profile
-from stagewright.core.tensors import TensorSpec
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
+from stagewright.core.graph.graph import Boundary, Graph, Layer, Operation, Parameter
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.plan.plan import Plan
+from stagewright.core.profile.profile import Profile
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stagewright.cli.main import main
-from stagewright.runtime import boundary
+from stagewright.runtime.partition import boundary
 from tests.torch_models import make_case, make_plan
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stagewright.client.problems import error_of
-from stagewright.client.steps import Reply
+from stagewright.client.errors import error_of
+from stagewright.client.sans_io import Reply
 from stagewright.core.errors import (
     CaptureError,
     InvalidInput,

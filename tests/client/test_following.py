@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from stagewright.client.event_stream import EventParser
-from stagewright.client.following import following
+from stagewright.client.job_events import following
 from stagewright.client.methods.jobs import wait
 from stagewright.client.progress import words
-from stagewright.client.steps import Failure
+from stagewright.client.sans_io import Failure
+from stagewright.client.sse import EventParser
 from stagewright.core.errors import (
     Cancelled,
     DeadlineExceeded,

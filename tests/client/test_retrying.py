@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from stagewright.client.calls import ask, create, get
-from stagewright.client.retrying import exchange
-from stagewright.client.steps import Call, Failure
+from stagewright.client.request_builders import ask, create, get
+from stagewright.client.retry import exchange
+from stagewright.client.sans_io import Call, Failure
 from stagewright.core.errors import DeadlineExceeded, Refused, StagewrightError, Unreachable
 from tests.client.world import World, problem, reply
 

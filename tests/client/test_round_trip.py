@@ -12,12 +12,12 @@ import torch
 import stagewright
 from stagewright import AsyncClient, Client, Graph, Plan, PlanOptions, Profile
 from stagewright.capture.capture import capture
-from stagewright.cli.model_names import named_model
-from stagewright.client.sources import read_pt2, source_of
-from stagewright.core.cluster import Cluster
-from stagewright.core.families import ModelSpec, ResNetConfig, ResNetSpec
-from stagewright.core.sample import Sample, SampleTensor
-from stagewright.profiler.estimates.cluster import (
+from stagewright.cli.options.model_names_tomerge import named_model
+from stagewright.client.model_sources import read_pt2, source_of
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.graph.sample import Sample, SampleTensor
+from stagewright.core.models.families import ModelSpec, ResNetConfig, ResNetSpec
+from stagewright.profiler.estimates.for_cluster import (
     estimate_for_cluster,
     estimate_graph_for_cluster,
 )

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from stagewright import Client
+from stagewright.client.model_sources import Upload, read_pt2, source_of
 from stagewright.client.settings import Settings
-from stagewright.client.sources import Upload, read_pt2, source_of
 from stagewright.core.errors import CaptureError, InvalidInput
-from stagewright.core.options import FactoryCall
+from stagewright.core.requests.requests import FactoryCall
 
 ENVIRONMENT = {"STAGEWRIGHT_SERVER": "https://planner.example.com/a/", "STAGEWRIGHT_TOKEN": "t1"}
 

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from stagewright.client.patience import Patience
-from stagewright.client.steps import AskPatience, Call, Hear, Listen, Reply, Send, Sleep
+from stagewright.client.patience_tomerge import Patience
+from stagewright.client.sans_io import AskPatience, Call, Hear, Listen, Reply, Send, Sleep
 from stagewright.core.service.jobs import JobEvent
 from stagewright.core.service.problems import TYPE_PREFIX
 

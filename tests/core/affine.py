@@ -1,7 +1,8 @@
 """Profiles whose times and bytes are known lines in the number of samples."""
 
-from stagewright.core.graph import Boundary, Edge, Layer, Parameter
-from stagewright.core.profile import (
+from stagewright.core.graph.graph import Boundary, Edge, Layer, Parameter
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.profile.profile import (
     LayerProfile,
     LossProfile,
     Profile,
@@ -10,7 +11,6 @@ from stagewright.core.profile import (
     SavedStorage,
     Timing,
 )
-from stagewright.core.tensors import TensorSpec
 
 LAYERS = 4
 CPU = Provenance(device="cpu", device_name="Fast CPU", torch_version="2.13.0", num_threads=2)

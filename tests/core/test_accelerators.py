@@ -2,7 +2,7 @@
 
 import pytest
 
-from stagewright.core.accelerators import (
+from stagewright.core.cluster.accelerators import (
     CATALOGUE,
     accelerator,
     by_driver_name,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from stagewright.core.assumptions import assumptions
-from stagewright.core.cluster import Cluster, Device, LinkLevel
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
+from stagewright.core.plan.assumptions import assumptions
 from stagewright.planner.plan import plan
 from tests.builders import chain_profile
 from tests.core.affine import affine_profile

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stagewright.core.cluster import Cluster, Device, LinkLevel
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import InvalidInput
 from tests.builders import two_level_cluster
 

@@ -7,8 +7,8 @@ from operator import attrgetter
 
 import pytest
 
-from stagewright.core.cluster import Cluster
-from stagewright.core.cluster_shorthand import BETWEEN_NODES, INSIDE_NODE
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.cluster.shorthand import BETWEEN_NODES, INSIDE_NODE
 from stagewright.core.errors import InvalidInput
 
 

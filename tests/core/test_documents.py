@@ -6,14 +6,14 @@ import math
 
 import pytest
 
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput, StagewrightError
-from stagewright.core.graph import Edge, Graph
-from stagewright.core.profile import Profile
-from stagewright.core.schedule import Schedule
+from stagewright.core.graph.graph import Edge, Graph
+from stagewright.core.plan.schedule import Schedule
+from stagewright.core.profile.profile import Profile
 from stagewright.planner.plan import plan
-from stagewright.planner.timeline import plan_timeline
-from stagewright.schedules.named import make_schedule
+from stagewright.planner.simulator.plan_timeline import plan_timeline
+from stagewright.schedules.make_schedule import make_schedule
 from tests.builders import random_profile, two_level_cluster
 
 PROFILE = random_profile(7, 6)

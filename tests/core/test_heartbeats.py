@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from stagewright.core.heartbeats import Heartbeats
+from stagewright.core.rank_heartbeats import Heartbeats
 
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr("stagewright.core.heartbeats.INTERVAL_S", 0.05)
-    monkeypatch.setattr("stagewright.core.heartbeats.SILENCE_S", 1.0)
+    monkeypatch.setattr("stagewright.core.rank_heartbeats.INTERVAL_S", 0.05)
+    monkeypatch.setattr("stagewright.core.rank_heartbeats.SILENCE_S", 1.0)
 
 
 class MetStore:
@@ -75,7 +75,7 @@ def test_a_store_that_leaves_without_a_word_is_its_hosts_doing():
 
 
 def test_the_first_to_fail_leaves_as_soon_as_all_have_heard(monkeypatch):
-    monkeypatch.setattr("stagewright.core.heartbeats.HEARING_S", 1e6)
+    monkeypatch.setattr("stagewright.core.rank_heartbeats.HEARING_S", 1e6)
     store = MetStore()
     ranks = [Heartbeats(store, rank, 4) for rank in range(4)]
     ranks[3].close()

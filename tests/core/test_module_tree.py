@@ -1,6 +1,6 @@
 """Layers folded by module."""
 
-from stagewright.core.module_tree import OWN, module_tree
+from stagewright.core.graph.module_tree import OWN, module_tree
 
 
 def drawn(nodes, level=0):

@@ -2,10 +2,10 @@
 
 import pytest
 
-from stagewright.core.cluster import Cluster
-from stagewright.core.cluster_shorthand import parse
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.cluster.named_devices_tomerge import parse_devices
+from stagewright.core.cluster.shorthand import parse
 from stagewright.core.errors import InvalidInput
-from stagewright.core.named_devices import parse_devices
 from stagewright.planner.plan import plan
 from tests.core.affine import affine_profile
 

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from stagewright.core.cluster import Cluster
-from stagewright.core.plan import PlanOptions
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.units import format_time
-from stagewright.planner.from_balance import plan_from_balance
 from stagewright.planner.plan import plan as make_plan
+from stagewright.planner.price_split import plan_from_balance
 from tests.builders import chain_profile, random_profile
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from stagewright.core.cluster import Cluster
-from stagewright.core.graph import Graph, Layer, NotRebuildable
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.graph.graph import Graph, Layer, NotRebuildable
 from tests.core.affine import affine_profile
 
 GRAPH = Graph(

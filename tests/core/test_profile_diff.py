@@ -3,8 +3,8 @@
 import pytest
 
 from stagewright.core.errors import InvalidInput
-from stagewright.core.profile import LossProfile, Timing
-from stagewright.core.profile_diff import diff, time_change
+from stagewright.core.profile.diff import diff, time_change
+from stagewright.core.profile.profile import LossProfile, Timing
 from tests.builders import chain_profile
 from tests.core.affine import affine_profile
 

@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 
 from stagewright import for_inference, plan
-from stagewright.core.plan import PlanOptions
+from stagewright.core.plan.plan import PlanOptions
 from tests.builders import chain_profile, random_profile
 
 

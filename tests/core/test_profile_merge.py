@@ -4,13 +4,13 @@ from itertools import combinations
 
 import pytest
 
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
-from stagewright.core.plan import PlanOptions
-from stagewright.core.profile import Profile, Timing
-from stagewright.core.profile_merge import merge
-from stagewright.core.profile_pool import pooled, pooled_timing
-from stagewright.core.tensors import TensorSpec
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.core.profile.merge import merge
+from stagewright.core.profile.pool import pooled, pooled_timing
+from stagewright.core.profile.profile import Profile, Timing
 from stagewright.planner.plan import plan
 from tests.core.affine import LAYERS, affine_profile
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from stagewright.core.graph import Boundary, Layer, Parameter
-from stagewright.core.profile import (
+from stagewright.core.graph.graph import Boundary, Layer, Parameter
+from stagewright.core.profile.profile import (
     Clocks,
     LayerProfile,
     Profile,
@@ -11,8 +11,8 @@ from stagewright.core.profile import (
     SavedStorage,
     Timing,
 )
-from stagewright.core.profile_rows import CostSums
-from stagewright.core.profile_table import profile_table
+from stagewright.core.profile.table import profile_table
+from stagewright.core.profile.totals import CostSums
 
 NAMES = ("embed", "body.0", "body.1", "body.2", "head")
 CLASSES = ("e", "b", "b", "b", "h")

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from stagewright.core import rebuildable
 from stagewright.core.errors import InvalidInput
-from stagewright.core.graph import Graph
+from stagewright.core.graph import rebuildable
+from stagewright.core.graph.graph import Graph
 
 TENSOR = {"shape": [2, 4], "dtype": "float32"}
 OUT = [{"name": "relu", **TENSOR}]

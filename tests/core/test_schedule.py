@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stagewright.core.errors import InvalidInput
-from stagewright.core.schedule import Schedule
+from stagewright.core.plan.schedule import Schedule
 
 
 def schedule(stage_ranks, ranks):

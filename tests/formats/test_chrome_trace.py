@@ -3,12 +3,12 @@
 import json
 from itertools import pairwise
 
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.formats.chrome_trace import chrome_trace
 from stagewright.planner.plan import plan
-from stagewright.planner.simulate import StageTimes, simulate
-from stagewright.planner.timeline import plan_timeline
-from stagewright.schedules.named import make_schedule
+from stagewright.planner.simulator.plan_timeline import plan_timeline
+from stagewright.planner.simulator.simulate import StageTimes, simulate
+from stagewright.schedules.make_schedule import make_schedule
 from tests.builders import chain_profile, random_profile
 
 

@@ -12,7 +12,7 @@ from stagewright.formats.pipedream_graph import (
     to_profile,
     without_inputs_and_unused,
 )
-from stagewright.planner.pipedream import pipedream_split, pipedream_value
+from stagewright.planner.pipedream.objective import pipedream_split, pipedream_value
 
 
 def node(number, what="ReLU(inplace)", forward=1.0, backward=2.0, activation="8.000", weights=0.0):

@@ -3,8 +3,8 @@
 import csv
 import io
 
-from stagewright.core.graph import Layer
-from stagewright.core.profile import LayerProfile, Profile, Timing
+from stagewright.core.graph.graph import Layer
+from stagewright.core.profile.profile import LayerProfile, Profile, Timing
 from stagewright.formats.profile_csv import profile_csv, profile_rows
 from tests.builders import random_profile
 from tests.core.affine import affine_profile

@@ -4,14 +4,14 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from stagewright.core.cluster import Cluster
-from stagewright.core.graph import Parameter
-from stagewright.core.plan import PlanOptions
-from stagewright.core.schedule import Work
-from stagewright.core.timeline import Timeline
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.graph.graph import Parameter
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.core.plan.schedule import Work
+from stagewright.core.plan.timeline import Timeline
 from stagewright.formats.svg import CHART_WIDTH, LABEL_WIDTH, MARGIN, timeline_svg
 from stagewright.planner.plan import plan
-from stagewright.planner.timeline import plan_timeline
+from stagewright.planner.simulator.plan_timeline import plan_timeline
 from tests.builders import chain_profile, random_profile
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.gpu_models import MODELS
 from benchmarks.gpu_report import MODEL_NAMES, faults, medians, missing, page, verdict
-from stagewright.core.profile import Profile
+from stagewright.core.profile.profile import Profile
 
 
 @pytest.fixture(scope="module")

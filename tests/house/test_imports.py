@@ -7,7 +7,7 @@ import sys
 import pytest
 
 TORCHLESS = ("core", "planner", "formats", "view", "client", "api", "cli")
-PROGRAMS = ("stagewright.cli.train_worker",)
+PROGRAMS = ("stagewright.cli.support.train_worker",)
 """Started in processes of their own, and imported by nothing."""
 
 

@@ -122,8 +122,8 @@ def test_wheel_imports_from_where_it_is_unpacked(built, tmp_path):
     code = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import stagewright.core.plan, stagewright.cli.main
-for module in (stagewright, stagewright.core.plan, stagewright.cli.main):
+import stagewright.core.plan.plan, stagewright.cli.main
+for module in (stagewright, stagewright.core.plan.plan, stagewright.cli.main):
     assert module.__file__.startswith(sys.argv[1]), module.__file__
 raise SystemExit(stagewright.cli.main.main(["--version"]))
 """

@@ -12,11 +12,11 @@ from urllib.request import Request
 import pytest
 
 from stagewright.cli.main import main
-from stagewright.cli.service import Service, running_service
-from stagewright.core.cluster import Cluster
-from stagewright.core.plan import Plan
-from stagewright.core.profile import Profile
-from stagewright.planner.validate import validate
+from stagewright.cli.support.local_service import Service, running_service
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import Plan
+from stagewright.core.profile.profile import Profile
+from stagewright.planner.validation.validate import validate
 
 ELSEWHERE = ("stagewright serve", "stagewright demo", "stagewright run")
 """Commands of the README that have tests of their own."""

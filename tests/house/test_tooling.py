@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from stagewright.cli.extras import EXTRAS
 from stagewright.cli.main import COMMANDS
+from stagewright.cli.support.optional_dependencies import EXTRAS
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stagewright.core.graph import Boundary, Layer
-from stagewright.core.profile import LayerProfile, Profile, Timing
-from stagewright.core.tensors import TensorSpec
+from stagewright.core.graph.graph import Boundary, Layer
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.profile.profile import LayerProfile, Profile, Timing
 
 HIDDEN = TensorSpec(name="hidden", shape=(8, 256), dtype="float32", requires_grad=True)
 

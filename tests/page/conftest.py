@@ -17,8 +17,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
-from stagewright.api.examples import example_profile
-from stagewright.api.settings import IN_MEMORY, Settings
+from stagewright.api.http.examples import example_profile
+from stagewright.api.settings.settings import IN_MEMORY, Settings
 from tests.api.job_children import measuring
 
 TOKEN = "a-token-for-pages"

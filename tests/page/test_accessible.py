@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from stagewright.api.examples import example_profile
+from stagewright.api.http.examples import example_profile
 from tests.page.blocks import blocks
 
 HOSTILE = "<img src=x onerror=alert(1)>\u202e" + 200 * "W" + ".{}"

@@ -11,13 +11,13 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from playwright.sync_api import expect
 
-from stagewright.api.examples import example_profile
-from stagewright.api.page import drawings
-from stagewright.core.plan import Plan
-from stagewright.core.profile import Profile
-from stagewright.core.profile_diff import diff
-from stagewright.core.schedule import Work
-from stagewright.core.timeline import Timeline
+from stagewright.api.http.examples import example_profile
+from stagewright.api.page import drawings_tomerge as drawings
+from stagewright.core.plan.plan import Plan
+from stagewright.core.plan.schedule import Work
+from stagewright.core.plan.timeline import Timeline
+from stagewright.core.profile.diff import diff
+from stagewright.core.profile.profile import Profile
 from stagewright.core.units import format_bytes, format_rate, format_time
 from stagewright.runtime.compare import compare
 from stagewright.view.html import percent
@@ -427,8 +427,8 @@ def test_plans_are_compared_on_one_axis(signed_in, plan_id, served):
 
 
 def test_the_file_shows_the_same_without_a_server(chromium, tmp_path, plan_id, served):
+    from stagewright.view.build_plan_view import plan_view
     from stagewright.view.html import plan_page as write
-    from stagewright.view.of_plan import plan_view
 
     client = served.client()
     stored = client.get(f"/v1/plans/{plan_id}").json()

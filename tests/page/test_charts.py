@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from stagewright.core.cluster import Cluster
-from stagewright.core.plan import PlanOptions
-from stagewright.planner.from_balance import plan_from_balance
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner.price_split import plan_from_balance
+from stagewright.view.build_plan_view import plan_view
 from stagewright.view.html import plan_page
-from stagewright.view.of_plan import plan_view
 from tests.builders import chain_profile
 
 pytestmark = pytest.mark.timeout(120)

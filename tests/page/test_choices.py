@@ -6,9 +6,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
-from stagewright.api.page.choices import choices_of
-from stagewright.api.settings import IN_MEMORY, Settings
-from stagewright.api.what_if import PricedSplit, price
+from stagewright.api.page.slider_choices import choices_of
+from stagewright.api.planning.what_if import PricedSplit, price
+from stagewright.api.settings.settings import IN_MEMORY, Settings
 from stagewright.core.errors import InvalidInput
 from stagewright.core.service.plans import StoredPlan
 from tests.page.blocks import blocks
@@ -79,8 +79,8 @@ def is_priced(split):
 
 def test_no_more_is_offered_than_the_server_simulates(client, monkeypatch):
     stored = planned(client, 12, "4x24GB", num_stages=4)
-    monkeypatch.setattr("stagewright.api.effort.MAX_SIMULATION", 4 * 40)
-    monkeypatch.setattr("stagewright.api.effort.MAX_SIMULATION_PLAIN", 4 * 40)
+    monkeypatch.setattr("stagewright.api.planning.admission.MAX_SIMULATION", 4 * 40)
+    monkeypatch.setattr("stagewright.api.planning.admission.MAX_SIMULATION_PLAIN", 4 * 40)
     choice = choices_of(stored.plan, blocks(12), stored.cluster)["1f1b"]
     body = {"plan_id": stored.id}
     found = [

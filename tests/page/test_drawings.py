@@ -8,15 +8,15 @@ import pytest
 from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
-from stagewright.api.examples import example_profile
-from stagewright.api.page import views
-from stagewright.api.page.drawings import drawing
-from stagewright.api.settings import IN_MEMORY, Settings
-from stagewright.core.plan import Plan
-from stagewright.core.profile import Profile
+from stagewright.api.http.examples import example_profile
+from stagewright.api.page import plan_views as views
+from stagewright.api.page.drawings_tomerge import drawing
+from stagewright.api.settings.settings import IN_MEMORY, Settings
+from stagewright.core.plan.plan import Plan
+from stagewright.core.profile.profile import Profile
 from stagewright.core.service.plans import StoredPlan
-from stagewright.planner.timeline import plan_rows, plan_timeline
-from stagewright.view.of_plan import NOT_SEARCHED, plan_view
+from stagewright.planner.simulator.plan_timeline import plan_rows, plan_timeline
+from stagewright.view.build_plan_view import NOT_SEARCHED, plan_view
 
 TOKEN = "a-token-for-drawings"
 

@@ -8,13 +8,13 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from stagewright.core.cluster import Cluster
-from stagewright.core.plan import PlanOptions
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.units import format_bytes, format_time
-from stagewright.planner.from_balance import plan_from_balance
+from stagewright.planner.price_split import plan_from_balance
+from stagewright.view.build_plan_view import plan_view
 from stagewright.view.html import plan_page
-from stagewright.view.modules import MAX_PARTS
-from stagewright.view.of_plan import plan_view
+from stagewright.view.module_parts import MAX_PARTS
 from tests.builders import chain_profile
 
 pytestmark = pytest.mark.timeout(120)

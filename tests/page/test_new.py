@@ -7,10 +7,10 @@ from typing import get_args
 
 from playwright.sync_api import expect
 
-from stagewright.core.accelerators import CATALOGUE, with_memory
-from stagewright.core.cluster import Cluster
-from stagewright.core.default_samples import default_sample
-from stagewright.core.families import ModelSpec
+from stagewright.core.cluster.accelerators import CATALOGUE, with_memory
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.models.families import ModelSpec
+from stagewright.core.requests.default_samples import default_sample
 
 SPECS = [kind(family=get_args(kind.model_fields["family"].annotation)[0])
          for kind in get_args(get_args(ModelSpec)[0])]  # fmt: skip

@@ -9,10 +9,10 @@ import pytest
 from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
-from stagewright.api.examples import example_profile
+from stagewright.api.http.examples import example_profile
 from stagewright.api.page import templates
-from stagewright.api.page.words import model_words, short
-from stagewright.api.settings import IN_MEMORY, LOOPBACK_NAMES, Settings
+from stagewright.api.page.display_names import model_words, short
+from stagewright.api.settings.settings import IN_MEMORY, LOOPBACK_NAMES, Settings
 from stagewright.core.service.documents import ProfileSummary
 from stagewright.view.html import environment
 

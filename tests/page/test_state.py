@@ -7,10 +7,10 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 from playwright.sync_api import expect
 
-from stagewright.core.plan import Plan
+from stagewright.core.plan.plan import Plan
 from stagewright.core.units import format_time
+from stagewright.view.build_plan_view import plan_view
 from stagewright.view.html import plan_page as write
-from stagewright.view.of_plan import plan_view
 from tests.page.blocks import blocks
 
 pytestmark = pytest.mark.timeout(120)

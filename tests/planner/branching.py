@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from itertools import permutations
 
-from stagewright.core.graph import MODEL_INPUT, Boundary, Edge
-from stagewright.core.profile import Profile
-from stagewright.core.tensors import TensorSpec
-from stagewright.planner.recount_order import in_order
+from stagewright.core.graph.graph import MODEL_INPUT, Boundary, Edge
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.profile.profile import Profile
+from stagewright.planner.dag.reorder import in_order
 from tests.builders import chain_profile, random_profile
 
 from .instances import Instance, bound_memory, draw_cluster, draw_options

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import importlib
 
-from stagewright.core.cluster import Cluster
-from stagewright.core.plan import PlanOptions
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.plan import plan
-from stagewright.schedules import jit
+from stagewright.schedules import numba_jit as jit
 from tests.builders import random_profile
 
 ASKED = (

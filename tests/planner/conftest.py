@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from stagewright.schedules import jit
+from stagewright.schedules import numba_jit as jit
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,7 +1,7 @@
 """Timelines as tables: one row a rank, one column a unit of time."""
 
-from stagewright.core.schedule import Work
-from stagewright.core.timeline import Timeline
+from stagewright.core.plan.schedule import Work
+from stagewright.core.plan.timeline import Timeline
 
 
 def drawn(timeline: Timeline, *, stages: bool = False) -> list[str]:

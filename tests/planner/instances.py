@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from stagewright.core.cluster import Cluster, Device, LinkLevel
-from stagewright.core.plan import Pin, PlanOptions
-from stagewright.core.profile import Profile
-from stagewright.planner.build import build_plan
-from stagewright.planner.cost import tables
-from stagewright.planner.request import Request
-from stagewright.planner.solve import solve
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
+from stagewright.core.plan.plan import Pin, PlanOptions
+from stagewright.core.profile.profile import Profile
+from stagewright.planner.assemble import build_plan
+from stagewright.planner.cost.chain import tables
+from stagewright.planner.problem.problem import Request
+from stagewright.planner.solvers.solve import solve
 from tests.builders import random_profile
 
 from .oracle import least

@@ -15,9 +15,9 @@ from functools import cached_property, lru_cache
 from itertools import combinations
 from typing import NamedTuple
 
-from stagewright.planner import recount
-from stagewright.planner.recount import Split
-from stagewright.planner.recount_places import Place, level_between
+from stagewright.planner.validation import reference_cost as recount
+from stagewright.planner.validation.reference_cost import Split
+from stagewright.planner.validation.reference_placement import Place, level_between
 
 
 class Choice(NamedTuple):

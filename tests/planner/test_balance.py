@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagewright.core.cluster import Cluster, Device, LinkLevel
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import Infeasible, InvalidInput
-from stagewright.core.plan import PlanOptions
-from stagewright.planner.balance import balance
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner.heuristics.chain_partition import balance
 from stagewright.planner.plan import plan
-from stagewright.planner.validate import validate
+from stagewright.planner.validation.validate import validate
 from tests.builders import chain_profile
 
 COSTS = st.lists(

@@ -6,14 +6,14 @@ import random
 import numpy as np
 import pytest
 
-from stagewright.core.cluster import Cluster
-from stagewright.core.plan import PlanOptions
-from stagewright.planner import request as request_module
-from stagewright.planner.band import band
-from stagewright.planner.classes import devices_of
-from stagewright.planner.cost import legal_positions, tables
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner.cost.banded_chain import band
+from stagewright.planner.cost.chain import legal_positions, tables
+from stagewright.planner.cost.device_classes import devices_of
 from stagewright.planner.plan import plan
-from stagewright.planner.validate import validate
+from stagewright.planner.problem import problem as request_module
+from stagewright.planner.validation.validate import validate
 from tests.builders import random_profile
 
 OPTIONS = PlanOptions(num_microbatches=8, max_replicas=None, recompute="auto")
@@ -80,5 +80,5 @@ def test_no_band_without_limits_or_when_it_would_be_too_wide(monkeypatch):
     assert band(profile, positions, free, OPTIONS) is None
     roomy = devices_of(Cluster.uniform(2, memory_bytes=10**9), OPTIONS)
     assert band(profile, positions, roomy, OPTIONS) is not None
-    monkeypatch.setattr("stagewright.planner.band.MAX_STAGES", 3)
+    monkeypatch.setattr("stagewright.planner.cost.banded_chain.MAX_STAGES", 3)
     assert band(profile, positions, roomy, OPTIONS) is None

@@ -2,12 +2,12 @@
 
 import pytest
 
-from stagewright.core.cluster import Cluster
-from stagewright.core.plan import PlanOptions
-from stagewright.planner.from_balance import plan_from_balance
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.plan import plan
-from stagewright.planner.solve import solve
-from stagewright.planner.validate import validate
+from stagewright.planner.price_split import plan_from_balance
+from stagewright.planner.solvers.solve import solve
+from stagewright.planner.validation.validate import validate
 from tests.builders import (
     boundary,
     chain_profile,

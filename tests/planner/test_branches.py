@@ -5,17 +5,17 @@ import math
 import numpy as np
 import pytest
 
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import Infeasible, InvalidInput
-from stagewright.core.plan import PlanOptions
-from stagewright.planner import branches as branches_module
-from stagewright.planner.branches import Branches, strong_components
-from stagewright.planner.build import build_plan
-from stagewright.planner.cost import tables
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner.assemble import build_plan
+from stagewright.planner.cost.chain import tables
+from stagewright.planner.dag import layer_graph as branches_module
+from stagewright.planner.dag.layer_graph import Branches, strong_components
 from stagewright.planner.plan import plan
-from stagewright.planner.request import Request
-from stagewright.planner.solve import solve
-from stagewright.planner.validate import validate
+from stagewright.planner.problem.problem import Request
+from stagewright.planner.solvers.solve import solve
+from stagewright.planner.validation.validate import validate
 from tests.builders import chain_profile
 
 from .branching import (

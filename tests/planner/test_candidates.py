@@ -3,13 +3,13 @@
 import random
 from dataclasses import replace
 
-from stagewright.core.cluster import Cluster
-from stagewright.core.plan import PlanOptions
-from stagewright.planner.assignment import placed
-from stagewright.planner.candidates import reshaped
-from stagewright.planner.cost import tables
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner.cost.assignment import placed
+from stagewright.planner.cost.chain import tables
+from stagewright.planner.heuristics.candidates import reshaped
 from stagewright.planner.plan import plan
-from stagewright.planner.request import Request
+from stagewright.planner.problem.problem import Request
 from tests.builders import chain_profile, random_profile
 
 

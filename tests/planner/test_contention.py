@@ -6,8 +6,8 @@ from itertools import islice
 
 import pytest
 
-from stagewright.planner.simulate import StageTimes, simulate, step_time
-from stagewright.schedules.named import make_schedule
+from stagewright.planner.simulator.simulate import StageTimes, simulate, step_time
+from stagewright.schedules.make_schedule import make_schedule
 
 from .drawing import drawn
 from .instances import wide_instance

@@ -2,16 +2,16 @@
 
 import pytest
 
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
-from stagewright.core.graph import Parameter
-from stagewright.core.plan import PlanOptions
-from stagewright.core.profile import LossProfile, SavedStorage, Timing
-from stagewright.planner.assignment import in_device_order
-from stagewright.planner.classes import devices_of
-from stagewright.planner.cost import parameters_of, tables
+from stagewright.core.graph.graph import Parameter
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.core.profile.profile import LossProfile, SavedStorage, Timing
+from stagewright.planner.cost.assignment import in_device_order
+from stagewright.planner.cost.chain import parameters_of, tables
+from stagewright.planner.cost.device_classes import devices_of
+from stagewright.planner.cost.plan_cost import Pricer
 from stagewright.planner.plan import plan
-from stagewright.planner.price import Pricer
 from tests.builders import boundary, chain_profile, random_profile
 
 OPTIONS = PlanOptions(num_microbatches=3, optimizer="adam")

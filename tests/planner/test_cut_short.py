@@ -8,8 +8,8 @@ import time
 import pytest
 
 from stagewright import Cluster, PlanOptions, plan
-from stagewright.core.plan import Plan
-from stagewright.planner.cut_short import NOTE, marked, was_cut_short
+from stagewright.core.plan.plan import Plan
+from stagewright.planner.cut_short_tomerge import NOTE, marked, was_cut_short
 from tests.builders import chain_profile
 
 NOW_S = 1000.0

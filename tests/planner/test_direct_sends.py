@@ -6,17 +6,17 @@ from itertools import pairwise
 
 import pytest
 
-from stagewright.core.cluster import Cluster, Device, LinkLevel
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import InvalidInput, PlanMismatch
-from stagewright.core.plan import DirectSend, PlanOptions
-from stagewright.planner.from_balance import plan_from_balance
+from stagewright.core.plan.plan import DirectSend, PlanOptions
+from stagewright.planner.cost.skip_connections import skips_of, values_of
 from stagewright.planner.plan import plan
-from stagewright.planner.simulate import StageTimes, simulate, step_time
-from stagewright.planner.skips import skips_of, values_of
-from stagewright.planner.stage_times import SkipTimes
-from stagewright.planner.timeline import plan_timeline
-from stagewright.planner.validate import validate
-from stagewright.schedules.named import make_schedule
+from stagewright.planner.price_split import plan_from_balance
+from stagewright.planner.simulator.durations import SkipTimes
+from stagewright.planner.simulator.plan_timeline import plan_timeline
+from stagewright.planner.simulator.simulate import StageTimes, simulate, step_time
+from stagewright.planner.validation.validate import validate
+from stagewright.schedules.make_schedule import make_schedule
 
 from .branching import random_branches, unet
 from .drawing import drawn

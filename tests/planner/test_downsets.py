@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from stagewright.core.errors import InvalidInput
-from stagewright.planner import downsets
-from stagewright.planner.downsets import (
+from stagewright.planner.dag import downsets
+from stagewright.planner.dag.downsets import (
     Dag,
     as_rows,
     as_set,

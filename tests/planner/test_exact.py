@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pytest
 
-from stagewright.core.cluster import Cluster, LinkLevel
+from stagewright.core.cluster.cluster import Cluster, LinkLevel
 from stagewright.core.errors import Infeasible, InvalidInput
-from stagewright.core.plan import PlanOptions
-from stagewright.planner import search
-from stagewright.planner.classes import devices_of
-from stagewright.planner.validate import split_of, validate
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner.cost.device_classes import devices_of
+from stagewright.planner.search import branch_and_bound as search
+from stagewright.planner.validation.validate import split_of, validate
 from tests.builders import chain_profile
 
 from .instances import (

@@ -3,17 +3,17 @@
 import pytest
 
 import stagewright
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import Infeasible, InvalidInput
-from stagewright.core.explanation import Explanation
-from stagewright.core.plan import PlanOptions
-from stagewright.core.tensors import TensorSpec
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.plan.explanation import Explanation
+from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.explain import explain
-from stagewright.planner.from_balance import plan_from_balance
-from stagewright.planner.heuristics import equal_layers
+from stagewright.planner.heuristics.published_rules import equal_layers
 from stagewright.planner.plan import plan
-from stagewright.planner.timeline import plan_timeline
-from stagewright.planner.ways_out import with_devices
+from stagewright.planner.price_split import plan_from_balance
+from stagewright.planner.remedies import with_devices
+from stagewright.planner.simulator.plan_timeline import plan_timeline
 from tests.builders import chain_profile, random_cluster, random_profile
 
 EXACT = {"latency_s": 0.0, "bandwidth_bytes_per_s": 1e12}

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
-from stagewright.core.plan import PlanOptions
-from stagewright.planner.from_balance import plan_from_balance
-from stagewright.planner.heuristics import (
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner.heuristics.published_rules import (
     MAX_PIPEDREAM_DEVICES,
     MAX_PIPEDREAM_SIZE,
     equal_layers,
@@ -20,9 +19,10 @@ from stagewright.planner.heuristics import (
     pipedream_plan,
     torchgpipe_balance,
 )
-from stagewright.planner.pipedream import pipedream_chain
+from stagewright.planner.pipedream.objective import pipedream_chain
 from stagewright.planner.plan import plan
-from stagewright.planner.validate import validate
+from stagewright.planner.price_split import plan_from_balance
+from stagewright.planner.validation.validate import validate
 from tests.builders import chain_profile
 
 

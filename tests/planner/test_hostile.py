@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from stagewright.core.cluster import Cluster, Device, LinkLevel
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import DeadlineExceeded, Infeasible, InvalidInput
-from stagewright.core.graph import Edge
-from stagewright.core.plan import Pin, PlanOptions
-from stagewright.core.profile import Profile
-from stagewright.planner.from_balance import plan_from_balance
+from stagewright.core.graph.graph import Edge
+from stagewright.core.plan.plan import Pin, PlanOptions
+from stagewright.core.profile.profile import Profile
 from stagewright.planner.plan import plan
-from stagewright.planner.validate import validate
+from stagewright.planner.price_split import plan_from_balance
+from stagewright.planner.validation.validate import validate
 from tests.builders import chain_profile, random_profile
 
 pytestmark = pytest.mark.timeout(200)

@@ -4,12 +4,12 @@ import time
 
 import pytest
 
-from stagewright.core.cluster import Cluster, Device, LinkLevel
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import Infeasible
-from stagewright.core.plan import PlanOptions
-from stagewright.planner import ways_out
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner import remedies as ways_out
 from stagewright.planner.plan import plan
-from stagewright.planner.ways_out import with_devices
+from stagewright.planner.remedies import with_devices
 from tests.builders import chain_profile, random_profile
 
 from .instances import instance

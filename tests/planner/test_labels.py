@@ -8,14 +8,16 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from stagewright.core.cluster import Cluster, Device, LinkLevel
-from stagewright.core.plan import Pin, PlanOptions
-from stagewright.planner import labels_numpy
-from stagewright.planner.assignment import Assignment, moved_forward
-from stagewright.planner.classes import devices_of
-from stagewright.planner.constraints import allowed_positions, parts
-from stagewright.planner.cost import tables
-from stagewright.planner.labels import (
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
+from stagewright.core.plan.plan import Pin, PlanOptions
+from stagewright.planner.cost.assignment import Assignment, moved_forward
+from stagewright.planner.cost.chain import tables
+from stagewright.planner.cost.device_classes import devices_of
+from stagewright.planner.problem.constraints import allowed_positions, parts
+from stagewright.planner.search import label_setting_numpy as labels_numpy
+from stagewright.planner.search.arcs import Space
+from stagewright.planner.search.branch_and_bound import largest_metrics
+from stagewright.planner.search.label_setting import (
     LabelStore,
     Limits,
     Machine,
@@ -25,8 +27,6 @@ from stagewright.planner.labels import (
     restricted,
     search,
 )
-from stagewright.planner.moves import Space
-from stagewright.planner.search import largest_metrics
 from tests.builders import random_cluster, random_profile
 
 from .instances import PATTERNS, draw_levels
@@ -123,7 +123,7 @@ def limits_of(seed):
 @pytest.mark.parametrize("measure", MEASURES)
 def test_compiled_and_plain_make_the_same_labels(measure):
     pytest.importorskip("numba")
-    from stagewright.planner import labels_kernel
+    from stagewright.planner.search import label_kernel as labels_kernel
 
     sizes = []
     for seed in range(120):

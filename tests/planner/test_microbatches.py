@@ -6,15 +6,15 @@ from fractions import Fraction
 
 import pytest
 
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import Infeasible, InvalidInput, PlanMismatch
-from stagewright.core.plan import PlanOptions
-from stagewright.core.profile import Profile
-from stagewright.core.tensors import TensorSpec
-from stagewright.planner.microbatches import MAX_MICROBATCHES, MAX_SIZES, sizes_to_try
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.core.profile.profile import Profile
+from stagewright.planner.microbatch_size import MAX_MICROBATCHES, MAX_SIZES, sizes_to_try
 from stagewright.planner.plan import plan
-from stagewright.planner.scaled import scaled
-from stagewright.planner.validate import validate
+from stagewright.planner.problem.scaled_tomerge import scaled
+from stagewright.planner.validation.validate import validate
 from tests.builders import chain_profile, random_cluster, random_profile
 
 

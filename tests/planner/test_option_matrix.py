@@ -6,13 +6,13 @@ from typing import get_args
 
 import pytest
 
-from stagewright.core.cluster import Cluster, Device, LinkLevel
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import InvalidInput
-from stagewright.core.plan import Objective, Pin, PlanOptions
-from stagewright.core.schedule import TrainingSchedule
-from stagewright.core.tensors import TensorSpec
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.plan.plan import Objective, Pin, PlanOptions
+from stagewright.core.plan.schedule import TrainingSchedule
 from stagewright.planner.plan import plan
-from stagewright.planner.validate import validate
+from stagewright.planner.validation.validate import validate
 from stagewright.schedules.layout import FOLDED, SEVERAL_STAGES
 from tests.builders import chain_profile
 

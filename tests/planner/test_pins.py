@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from stagewright.core.cluster import Cluster, Device, LinkLevel
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import Infeasible, InvalidInput
-from stagewright.core.plan import Pin, PlanOptions
-from stagewright.planner.pins import check_pins
+from stagewright.core.plan.plan import Pin, PlanOptions
 from stagewright.planner.plan import plan
+from stagewright.planner.problem.pin_conflicts import check_pins
 from tests.builders import boundary, chain_profile
 
 LAYERS = [f"layer.{index}" for index in range(4)]

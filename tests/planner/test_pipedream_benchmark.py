@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.core.plan import PlanOptions
+from stagewright.core.plan.plan import PlanOptions
 from stagewright.formats.pipedream_graph import parse_pipedream_graph, to_profile
-from stagewright.planner.from_balance import plan_from_balance
-from stagewright.planner.pipedream import PipeDreamStage
+from stagewright.planner.pipedream.objective import PipeDreamStage
+from stagewright.planner.price_split import plan_from_balance
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

@@ -5,16 +5,16 @@ import random
 
 import pytest
 
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import Infeasible, InvalidInput
-from stagewright.core.plan import Plan, PlanOptions
-from stagewright.planner.assignment import in_device_order
-from stagewright.planner.classes import devices_of
-from stagewright.planner.cost import legal_positions, tables
-from stagewright.planner.from_balance import plan_from_balance
+from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.planner.cost.assignment import in_device_order
+from stagewright.planner.cost.chain import legal_positions, tables
+from stagewright.planner.cost.device_classes import devices_of
+from stagewright.planner.cost.plan_cost import Pricer
 from stagewright.planner.plan import plan
-from stagewright.planner.price import Pricer
-from stagewright.planner.validate import validate
+from stagewright.planner.price_split import plan_from_balance
+from stagewright.planner.validation.validate import validate
 from tests.builders import boundary, chain_profile, random_cluster, random_profile
 
 from .instances import Instance

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from stagewright.schedules.jit import available
+from stagewright.schedules.numba_jit import available
 
 
 def ran(repository, *words):

@@ -7,17 +7,17 @@ from itertools import pairwise
 
 import pytest
 
-from stagewright.core.cluster import Cluster, Device, LinkLevel
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import Infeasible, InvalidInput
-from stagewright.core.plan import PlanOptions
-from stagewright.planner.assignment import counts_of
-from stagewright.planner.candidates import equal_layers, even_times
-from stagewright.planner.constraints import allowed_positions
-from stagewright.planner.cost import tables
-from stagewright.planner.from_balance import plan_from_balance
-from stagewright.planner.heuristics import pipedream_plan, torchgpipe_balance
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner.cost.assignment import counts_of
+from stagewright.planner.cost.chain import tables
+from stagewright.planner.heuristics.candidates import equal_layers, even_times
+from stagewright.planner.heuristics.published_rules import pipedream_plan, torchgpipe_balance
 from stagewright.planner.plan import Planner, plan
-from stagewright.planner.validate import validate
+from stagewright.planner.price_split import plan_from_balance
+from stagewright.planner.problem.constraints import allowed_positions
+from stagewright.planner.validation.validate import validate
 from tests.builders import random_profile
 
 from .instances import Instance, instance

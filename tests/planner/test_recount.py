@@ -4,12 +4,12 @@ from itertools import combinations, pairwise, permutations, product
 
 import pytest
 
-from stagewright.core.cluster import Cluster, Device, LinkLevel
-from stagewright.core.plan import MemoryUse, Pin, PlanOptions
-from stagewright.core.profile import LossProfile, Timing
-from stagewright.core.tensors import TensorSpec
-from stagewright.planner.recount import Split
-from stagewright.planner.recount_places import Place, level_between
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.plan.plan import MemoryUse, Pin, PlanOptions
+from stagewright.core.profile.profile import LossProfile, Timing
+from stagewright.planner.validation.reference_cost import Split
+from stagewright.planner.validation.reference_placement import Place, level_between
 from tests.builders import boundary, chain_profile, random_profile
 
 from .instances import instance, wide_instance

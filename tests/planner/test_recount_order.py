@@ -2,15 +2,15 @@
 
 import pytest
 
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput, PlanMismatch
-from stagewright.core.graph import MODEL_INPUT, Boundary, Edge, Parameter
-from stagewright.core.plan import Plan, PlanOptions
-from stagewright.core.profile import SavedStorage
-from stagewright.core.tensors import TensorSpec
-from stagewright.planner.recount import Split
-from stagewright.planner.recount_order import in_order
-from stagewright.planner.validate import validate
+from stagewright.core.graph.graph import MODEL_INPUT, Boundary, Edge, Parameter
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.core.profile.profile import SavedStorage
+from stagewright.planner.dag.reorder import in_order
+from stagewright.planner.validation.reference_cost import Split
+from stagewright.planner.validation.validate import validate
 from tests.builders import chain_profile
 
 from .written import written

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from stagewright.core.cluster import Cluster, Device, LinkLevel
-from stagewright.core.plan import Pin, PlanOptions
-from stagewright.core.profile import Profile
-from stagewright.planner import labels
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
+from stagewright.core.plan.plan import Pin, PlanOptions
+from stagewright.core.profile.profile import Profile
 from stagewright.planner.plan import plan
+from stagewright.planner.search import label_setting as labels
 from tests.builders import chain_profile
 
 from .instances import Instance
@@ -22,7 +22,7 @@ def _in_flight(count, behind):
 def test_every_number_that_leaves_fewer_in_flight_is_tried(groups):
     """Of the numbers that can be placed; at the end of a class and in front of other stages."""
     pytest.importorskip("numba")
-    from stagewright.planner.labels_kernel import _next_count, _place
+    from stagewright.planner.search.label_kernel import _next_count, _place
 
     sizes = np.array([*groups, 64])
     for total in range(3, 27):

@@ -6,23 +6,24 @@ from itertools import combinations
 
 import pytest
 
-from stagewright.core.cluster import Cluster, Device, LinkLevel
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import Infeasible, InvalidInput
-from stagewright.core.plan import Pin, PlanOptions
-from stagewright.planner import price, several
-from stagewright.planner.assignment import Assignment, placed
-from stagewright.planner.classes import devices_of
-from stagewright.planner.cost import legal_positions, tables
-from stagewright.planner.moves import SPLIT_BACKWARD
+from stagewright.core.plan.plan import Pin, PlanOptions
+from stagewright.planner.cost import plan_cost as price
+from stagewright.planner.cost.assignment import Assignment, placed
+from stagewright.planner.cost.chain import legal_positions, tables
+from stagewright.planner.cost.device_classes import devices_of
+from stagewright.planner.cost.plan_cost import Pricer
 from stagewright.planner.plan import plan
-from stagewright.planner.price import Pricer
-from stagewright.planner.race import Race
-from stagewright.planner.recount import Split
-from stagewright.planner.request import Request
-from stagewright.planner.spread import spreads
-from stagewright.planner.validate import validate
+from stagewright.planner.problem.problem import Request
+from stagewright.planner.search.arcs import SPLIT_BACKWARD
+from stagewright.planner.solvers import simulated_search as several
+from stagewright.planner.solvers.device_layouts import spreads
+from stagewright.planner.solvers.tournament import Race
+from stagewright.planner.validation.reference_cost import Split
+from stagewright.planner.validation.validate import validate
 from stagewright.schedules.layout import FOLDED
-from stagewright.schedules.named import in_flight
+from stagewright.schedules.make_schedule import in_flight
 from tests.builders import chain_profile, random_profile, two_level_cluster
 
 ONE_STAGE = ["zero_bubble"]

@@ -5,16 +5,16 @@ from itertools import chain, combinations, pairwise, permutations, product
 
 import pytest
 
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import Infeasible, InvalidInput
-from stagewright.core.plan import Pin, PlanOptions
-from stagewright.planner.classes import devices_of
-from stagewright.planner.cost import tables
-from stagewright.planner.least_step import LeastStep
+from stagewright.core.plan.plan import Pin, PlanOptions
+from stagewright.planner.cost.chain import tables
+from stagewright.planner.cost.device_classes import devices_of
 from stagewright.planner.plan import plan
-from stagewright.planner.recount import Split
-from stagewright.planner.request import Request
-from stagewright.planner.validate import validate
+from stagewright.planner.problem.problem import Request
+from stagewright.planner.solvers.simulated_bound import LeastStep
+from stagewright.planner.validation.reference_cost import Split
+from stagewright.planner.validation.validate import validate
 from stagewright.schedules.layout import FOLDED
 from tests.builders import chain_profile, random_profile
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from stagewright.core.errors import InvalidInput
-from stagewright.core.schedule import Schedule
-from stagewright.planner.play import durations, play
-from stagewright.planner.simulate import StageTimes, simulate, step_time
-from stagewright.schedules import jit
-from stagewright.schedules.named import in_flight, make_schedule
-from stagewright.schedules.order import make_order
+from stagewright.core.plan.schedule import Schedule
+from stagewright.planner.simulator.event_loop import durations, play
+from stagewright.planner.simulator.simulate import StageTimes, simulate, step_time
+from stagewright.schedules import numba_jit as jit
+from stagewright.schedules.action_order import make_order
+from stagewright.schedules.make_schedule import in_flight, make_schedule
 
 from .drawing import drawn
 from .longest_path import longest_path
@@ -120,7 +120,7 @@ def test_compiled_and_plain_give_the_same_bits(seed, monkeypatch):
 def test_nothing_small_imports_numba():
     code = """
 import sys
-from stagewright.planner.simulate import StageTimes, step_time
+from stagewright.planner.simulator.simulate import StageTimes, step_time
 step_time("1f1b", StageTimes([1] * 8, [2] * 8), 64)
 assert "numba" not in sys.modules
 """

@@ -2,8 +2,8 @@
 
 import pytest
 
-from stagewright.planner.simulate import StageTimes, simulate
-from stagewright.schedules.named import make_schedule
+from stagewright.planner.simulator.simulate import StageTimes, simulate
+from stagewright.schedules.make_schedule import make_schedule
 
 from .drawing import drawn
 

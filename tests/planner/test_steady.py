@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from stagewright.core.plan import PlanOptions
-from stagewright.planner.cost import tables
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner.cost.chain import tables
 from stagewright.planner.plan import plan
-from stagewright.planner.request import Request
-from stagewright.planner.steady import steady
+from stagewright.planner.problem.problem import Request
+from stagewright.planner.solvers.steady_tomerge import steady
 from tests.builders import random_profile
 
 from .instances import draw_cluster

@@ -1,8 +1,8 @@
 """A plan draws its own timeline."""
 
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.planner.plan import plan
-from stagewright.planner.timeline import plan_timeline
+from stagewright.planner.simulator.plan_timeline import plan_timeline
 from tests.builders import chain_profile, random_cluster, random_profile
 
 from .drawing import drawn

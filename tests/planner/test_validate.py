@@ -2,12 +2,12 @@
 
 import pytest
 
-from stagewright.core.cluster import Cluster, Device, LinkLevel
+from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import InvalidInput, PlanMismatch
-from stagewright.core.families import MLPSpec
-from stagewright.core.plan import Baseline, Pin, Plan, PlanOptions
-from stagewright.planner.recount import Split
-from stagewright.planner.validate import validate
+from stagewright.core.models.families import MLPSpec
+from stagewright.core.plan.plan import Baseline, Pin, Plan, PlanOptions
+from stagewright.planner.validation.reference_cost import Split
+from stagewright.planner.validation.validate import validate
 from stagewright.schedules.layout import FOLDED
 from tests.builders import boundary, chain_profile, random_profile
 

@@ -5,17 +5,17 @@ import random
 
 import pytest
 
-from stagewright.core.cluster import Cluster, LinkLevel
+from stagewright.core.cluster.cluster import Cluster, LinkLevel
 from stagewright.core.errors import Infeasible, PlanMismatch
-from stagewright.core.plan import PlanOptions
-from stagewright.planner import warm_up
-from stagewright.planner.assignment import placed
-from stagewright.planner.classes import devices_of
-from stagewright.planner.cost import legal_positions, tables
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner.cost.assignment import placed
+from stagewright.planner.cost.chain import legal_positions, tables
+from stagewright.planner.cost.device_classes import devices_of
+from stagewright.planner.cost.plan_cost import Pricer
 from stagewright.planner.plan import plan
-from stagewright.planner.price import Pricer
-from stagewright.planner.validate import validate
-from stagewright.schedules.depths import checked_depths, default_depths
+from stagewright.planner.solvers import warmup_depth as warm_up
+from stagewright.planner.validation.validate import validate
+from stagewright.schedules.warmup_depths import checked_depths, default_depths
 from tests.builders import chain_profile, random_cluster, random_profile
 
 from .instances import draw_cluster

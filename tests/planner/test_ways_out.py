@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import Infeasible, InvalidInput
-from stagewright.core.plan import PlanOptions
+from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.units import format_time
-from stagewright.planner import ways_out
+from stagewright.planner import remedies as ways_out
 from stagewright.planner.plan import plan
-from stagewright.planner.validate import validate
+from stagewright.planner.validation.validate import validate
 from tests.builders import chain_profile, random_profile
 
 from .instances import instance

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from stagewright.core.cluster import Cluster, LinkLevel
-from stagewright.core.plan import PlanOptions
-from stagewright.planner.assignment import placed
-from stagewright.planner.cost import tables
-from stagewright.planner.recount_places import Place
-from stagewright.planner.request import Request
-from stagewright.planner.solve import Pool
-from stagewright.planner.whole_groups import filled
+from stagewright.core.cluster.cluster import Cluster, LinkLevel
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner.cost.assignment import placed
+from stagewright.planner.cost.chain import tables
+from stagewright.planner.problem.problem import Request
+from stagewright.planner.solvers.replica_rounding import filled
+from stagewright.planner.solvers.solve import Pool
+from stagewright.planner.validation.reference_placement import Place
 from tests.builders import chain_profile, random_profile
 
 

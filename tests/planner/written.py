@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stagewright.core.plan import Plan, Proof, Stage
-from stagewright.planner.timeline import plan_timeline
+from stagewright.core.plan.plan import Plan, Proof, Stage
+from stagewright.planner.simulator.plan_timeline import plan_timeline
 
 
 def written(split, *, lower_bound=0.0):

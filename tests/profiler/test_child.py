@@ -10,13 +10,13 @@ import torch
 
 from stagewright.capture.capture import trace
 from stagewright.core.errors import InvalidInput, MeasurementError
-from stagewright.core.options import MeasureRequest, ProfilingOptions
-from stagewright.core.profile import Profile
-from stagewright.profiler import child
-from stagewright.profiler.child_process import measure_apart
-from stagewright.profiler.machine.devices import check_device
+from stagewright.core.profile.profile import Profile
+from stagewright.core.requests.requests import MeasureRequest, ProfilingOptions
+from stagewright.profiler import measure_worker as child
+from stagewright.profiler.launch_worker import measure_apart
+from stagewright.profiler.machine.device_check import check_device
 from stagewright.profiler.machine.out_of_memory import is_out_of_memory
-from stagewright.profiler.models.expected_sample import expected_inputs, expected_target
+from stagewright.profiler.models.expected_sample_tomerge import expected_inputs, expected_target
 
 REQUEST = {
     "model": {"family": "mlp", "config": {"num_layers": 2, "input_size": 8}},
@@ -30,7 +30,7 @@ REQUEST = {
 
 def run_child(request):
     return subprocess.run(
-        [sys.executable, "-m", "stagewright.profiler.child"],
+        [sys.executable, "-m", "stagewright.profiler.measure_worker"],
         input=json.dumps(request),
         capture_output=True,
         text=True,

@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
-from stagewright.core.plan import Plan, PlanOptions
-from stagewright.planner.from_balance import plan_from_balance
+from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.planner.price_split import plan_from_balance
 from stagewright.runtime.distributed import DistributedPipeline
-from stagewright.runtime.process_group import init_process_group
+from stagewright.runtime.ranks.process_group_tomerge import init_process_group
 from tests.runtime.forked import print_line, run_forked
 from tests.torch_models import SPECS, Case, traced_profile
 

@@ -18,10 +18,10 @@ from conformance_cell import NUM_MICROBATCHES, Cell
 from conformance_group import Group
 from conformance_reference import BY_NAME
 
-from stagewright.core.cluster import Cluster
-from stagewright.core.plan import Plan, PlanOptions
-from stagewright.planner.from_balance import plan_from_balance
-from stagewright.planner.validate import validate
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.planner.price_split import plan_from_balance
+from stagewright.planner.validation.validate import validate
 
 RANKS = 4
 

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from stagewright.profiler.links.local import free_port
+from stagewright.profiler.links.launch_local import free_port
 
 
 def run_worker(repository: Path, module: str, *arguments: str, timeout_s: float) -> str:

@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from stagewright.runtime.groups import Groups
+from stagewright.runtime.ranks.process_groups import Groups
 from tests.runtime.forked import print_line, run_forked
 
 

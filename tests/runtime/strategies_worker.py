@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from stagewright.core.errors import PlanMismatch
-from stagewright.core.plan import Plan
-from stagewright.core.profile import Profile
-from stagewright.core.schedule import Schedule
+from stagewright.core.plan.plan import Plan
+from stagewright.core.plan.schedule import Schedule
+from stagewright.core.profile.profile import Profile
 from stagewright.runtime.checkpoint.load import load_checkpoint
 from stagewright.runtime.checkpoint.save import save_checkpoint
 from stagewright.runtime.distributed import DistributedPipeline
-from stagewright.runtime.process_group import init_process_group
-from stagewright.runtime.recompute import RandomState
-from stagewright.runtime.strategies.choice import Strategy
-from stagewright.runtime.strategies.gradients import agree_on_gradients
-from stagewright.runtime.strategies.sharded import FullyShard
+from stagewright.runtime.ranks.process_group_tomerge import init_process_group
+from stagewright.runtime.recompute_tomerge import RandomState
+from stagewright.runtime.replicas.gradients_tomerge import agree_on_gradients
+from stagewright.runtime.replicas.sharded import FullyShard
+from stagewright.runtime.replicas.strategy import Strategy
 from tests.runtime.checkpoint.resume_worker import Tied
 from tests.runtime.checkpoint.resume_worker import loss_fn as loss_of_tied
 from tests.runtime.checkpoint.resume_worker import make_batch as tied_batch

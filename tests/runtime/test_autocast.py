@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from stagewright.capture.difference import relative_difference
-from stagewright.core.cluster import Cluster
-from stagewright.core.plan import PlanOptions
-from stagewright.planner.from_balance import plan_from_balance
+from stagewright.capture.equivalence.difference_tomerge import relative_difference
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner.price_split import plan_from_balance
 from stagewright.runtime.distributed import DistributedPipeline
 from tests.torch_models import SPECS, Case, traced_profile
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from stagewright.core.errors import InvalidInput
-from stagewright.runtime.batch_statistics import RunningStatistics
-from stagewright.runtime.in_memory import Meeting, Seat
+from stagewright.runtime.batchnorm.running_statistics import RunningStatistics
+from stagewright.runtime.engine.in_memory_tomerge import Meeting, Seat
 
 
 def normed(momentum=0.1):

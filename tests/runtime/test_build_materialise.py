@@ -9,15 +9,15 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stagewright.capture.capture import trace
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import CaptureError, InvalidInput
-from stagewright.core.plan import PlanOptions
-from stagewright.core.profile import LayerProfile, Profile, Timing
-from stagewright.planner.from_balance import plan_from_balance
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.core.profile.profile import LayerProfile, Profile, Timing
+from stagewright.planner.price_split import plan_from_balance
 from stagewright.runtime.checkpoint.save import save_checkpoint
-from stagewright.runtime.cut import cut_for_plan
-from stagewright.runtime.materialise.memory import materialise, materialise_whole
-from stagewright.runtime.materialise.weights import Weights
+from stagewright.runtime.meta_init.materialise import materialise, materialise_whole
+from stagewright.runtime.meta_init.weights import Weights
+from stagewright.runtime.partition.cut import cut_for_plan
 from tests.runtime import odd_models
 
 CPU = torch.device("cpu")
@@ -225,7 +225,7 @@ def test_a_checkpoint_of_any_form_is_read(form, real, tmp_path):
 
 
 def test_a_stage_reads_only_what_it_holds(real, tmp_path, monkeypatch):
-    from stagewright.runtime.materialise import files
+    from stagewright.runtime.meta_init import weight_files as files
 
     path, asked = write("safetensors", real, tmp_path), []
     fill = files._Safetensors.fill

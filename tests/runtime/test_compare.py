@@ -2,16 +2,16 @@
 
 import pytest
 
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
-from stagewright.core.plan import PlanOptions
-from stagewright.core.profile import Reconciliation, Timing
-from stagewright.planner.from_balance import plan_from_balance
-from stagewright.planner.simulate import simulate
-from stagewright.planner.stage_times import StageTimes
-from stagewright.planner.timeline import plan_timeline
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.core.profile.profile import Reconciliation, Timing
+from stagewright.planner.price_split import plan_from_balance
+from stagewright.planner.simulator.durations import StageTimes
+from stagewright.planner.simulator.plan_timeline import plan_timeline
+from stagewright.planner.simulator.simulate import simulate
 from stagewright.runtime.compare import compare, corrected
-from stagewright.schedules.of_plan import schedule_of
+from stagewright.schedules.plan_schedule import schedule_of
 from tests.builders import chain_profile
 
 PROFILE = chain_profile([1e-3, 2e-3, 1e-3, 3e-3], forward_bytes=4_000_000)

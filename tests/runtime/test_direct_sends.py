@@ -13,10 +13,10 @@ from torch import nn
 
 from stagewright.capture.capture import trace
 from stagewright.core.errors import PlanMismatch
-from stagewright.core.plan import DirectSend
-from stagewright.runtime.cut import cut, cut_for_plan
-from stagewright.runtime.hops import find_hops
-from stagewright.runtime.runnable import check_runnable
+from stagewright.core.plan.plan import DirectSend
+from stagewright.runtime.partition.cut import cut, cut_for_plan
+from stagewright.runtime.partition.routes import find_hops
+from stagewright.runtime.supported_plans import check_runnable
 
 from ..torch_models import make_case, make_plan
 from .odd_models import Base

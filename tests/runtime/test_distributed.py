@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from stagewright.core.plan import Plan
-from stagewright.core.timeline import Timeline
+from stagewright.core.plan.plan import Plan
+from stagewright.core.plan.timeline import Timeline
 from stagewright.runtime.compare import compare
-from stagewright.schedules.of_plan import schedule_of
+from stagewright.schedules.plan_schedule import schedule_of
 from tests.runtime.forked import run_worker
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(280)]

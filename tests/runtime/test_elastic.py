@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 from benchmarks.killed_launched import Launched, wait_until
 from benchmarks.killed_ranks import checkpoint_loads, made_up_profile
 from examples.elastic import batch_of, build_model, make_optimizer
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import Infeasible, InvalidInput, RankFailed
-from stagewright.core.plan import PlanOptions
+from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.plan import plan
 from stagewright.runtime import elastic
 

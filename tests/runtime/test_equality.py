@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.capture.difference import relative_difference
+from stagewright.capture.equivalence.difference_tomerge import relative_difference
 from stagewright.core.errors import InvalidInput, PlanMismatch
-from stagewright.runtime import boundary
+from stagewright.runtime.partition import boundary
 from stagewright.runtime.pipeline import Pipeline
 from stagewright.runtime.verify import verify
 from tests.torch_models import call, make_batch, make_case, make_plan

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from stagewright.core.errors import InvalidInput
-from stagewright.runtime.fixed_buffers import FixedBuffers
+from stagewright.runtime.batchnorm.fixed_buffers import FixedBuffers
 
 
 class Holding(nn.Module):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stagewright.runtime.gradient_sum import GradientSum, SharedWeight
-from stagewright.runtime.in_memory import Meeting, Seat
+from stagewright.runtime.engine.in_memory_tomerge import Meeting, Seat
+from stagewright.runtime.replicas.gradient_sync import GradientSum, SharedWeight
 
 RANKS = (0, 1, 2)
 

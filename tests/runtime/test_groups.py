@@ -7,8 +7,8 @@ import pytest
 import torch.distributed as dist
 
 from stagewright.core.errors import InvalidInput
-from stagewright.runtime import groups as groups_module
-from stagewright.runtime.groups import Groups, timeout_of
+from stagewright.runtime.ranks import process_groups as groups_module
+from stagewright.runtime.ranks.process_groups import Groups, timeout_of
 from tests.runtime.forked import run_worker
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from stagewright import InferencePipeline, for_inference, profile
-from stagewright.capture.difference import relative_difference
-from stagewright.core.cluster import Cluster
+from stagewright.capture.equivalence.difference_tomerge import relative_difference
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput, PlanMismatch
-from stagewright.core.plan import PlanOptions
-from stagewright.planner.from_balance import plan_from_balance
+from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.plan import plan
+from stagewright.planner.price_split import plan_from_balance
 from tests.runtime import odd_models
 from tests.runtime.test_odd_models import plan_with_every_cut
 from tests.torch_models import Case, call, make_batch, make_case, make_plan, traced_profile

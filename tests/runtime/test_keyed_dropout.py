@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from stagewright.capture.capture import trace
 from stagewright.core.errors import InvalidInput
-from stagewright.runtime.cut import cut
-from stagewright.runtime.keyed_dropout import keyed_dropout
+from stagewright.runtime.engine.keyed_dropout import keyed_dropout
+from stagewright.runtime.partition.cut import cut
 
 
 class Block(nn.Module):

@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from stagewright.core.tensors import TensorSpec
-from stagewright.runtime import lanes
-from stagewright.runtime.groups import Groups
-from stagewright.runtime.hops import Hop, Hops
-from stagewright.runtime.lanes import lanes_of
-from stagewright.runtime.messages import Connections, connected, incoming, made_by, read_by
-from stagewright.schedules.named import make_schedule
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.runtime.engine import lanes_tomerge as lanes
+from stagewright.runtime.engine.lanes_tomerge import lanes_of
+from stagewright.runtime.engine.p2p import Connections, connected, incoming, made_by, read_by
+from stagewright.runtime.partition.routes import Hop, Hops
+from stagewright.runtime.ranks.process_groups import Groups
+from stagewright.schedules.make_schedule import make_schedule
 
 SPEC = TensorSpec(name="h", shape=(1,), dtype="float32", requires_grad=True)
 CELLS = [

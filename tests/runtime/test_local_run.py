@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.runtime.local.clock import clock_order
-from stagewright.runtime.local.flags import is_checkpointing
-from stagewright.runtime.local.order import fork, join
-from stagewright.runtime.local.places import CopyStreams, Place, full_device
+from stagewright.runtime.local.checkpoint_state import is_checkpointing
+from stagewright.runtime.local.clock_tomerge import clock_order
+from stagewright.runtime.local.dependency import fork, join
 from stagewright.runtime.local.run import LocalStage, run_stages
-from stagewright.runtime.local.surroundings import Surroundings
-from stagewright.runtime.local.workers import Workers
+from stagewright.runtime.local.streams import CopyStreams, Place, full_device
+from stagewright.runtime.local.thread_modes import Surroundings
+from stagewright.runtime.local.worker import Workers
 
 
 def apart(count):

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from stagewright.core.errors import InvalidInput
-from stagewright.core.schedule import Action
-from stagewright.core.tensors import TensorSpec
-from stagewright.runtime.hops import Hop, Hops
-from stagewright.runtime.messages import Connections, Message, incoming, made_by, read_by
-from stagewright.schedules.named import make_schedule
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.plan.schedule import Action
+from stagewright.runtime.engine.p2p import Connections, Message, incoming, made_by, read_by
+from stagewright.runtime.partition.routes import Hop, Hops
+from stagewright.schedules.make_schedule import make_schedule
 
 SPECS = (
     TensorSpec(name="h", shape=(2, 3), dtype="float32", requires_grad=True),

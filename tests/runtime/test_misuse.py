@@ -7,7 +7,7 @@ from torch import nn
 
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.runtime.distributed import DistributedPipeline
-from stagewright.schedules.named import make_schedule
+from stagewright.schedules.make_schedule import make_schedule
 from tests.torch_models import Case, make_batch, make_case, make_plan
 
 pytestmark = pytest.mark.distributed

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from stagewright.capture.capture import trace
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import CaptureError, PlanMismatch
-from stagewright.core.plan import PlanOptions
-from stagewright.planner.from_balance import plan_from_balance
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.planner.price_split import plan_from_balance
 from stagewright.runtime.pipeline import Pipeline
 from stagewright.runtime.verify import verify
 from tests.runtime import odd_models
@@ -198,7 +198,7 @@ def test_outputs_that_are_no_batch_are_refused():
 
 
 def test_not_a_number_is_not_equal(monkeypatch):
-    from stagewright.runtime import boundary
+    from stagewright.runtime.partition import boundary
 
     monkeypatch.setattr(
         boundary._Enter,

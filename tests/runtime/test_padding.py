@@ -7,7 +7,7 @@ from torch import nn
 
 from stagewright.core.errors import InvalidInput
 from stagewright.runtime.distributed import DistributedPipeline
-from stagewright.runtime.padding import cut_off, filled, parts
+from stagewright.runtime.engine.padding import cut_off, filled, parts
 from stagewright.runtime.pipeline import Pipeline
 from stagewright.runtime.training import Training
 from tests.torch_models import Case, make_case, make_plan

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from stagewright.profiler.links.local import free_port
+from stagewright.profiler.links.launch_local import free_port
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(240)]
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import PlanMismatch
-from stagewright.core.plan import Plan, PlanOptions
+from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.planner.plan import plan
 from stagewright.runtime.distributed import DistributedPipeline
 from stagewright.runtime.pipeline import Pipeline
-from stagewright.runtime.runnable import check_runnable
+from stagewright.runtime.supported_plans import check_runnable
 from stagewright.runtime.verify import verify
 from tests.builders import chain_profile
 from tests.torch_models import make_batch, make_case, make_plan

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from stagewright.runtime.split_backward import SplitBackward
+from stagewright.runtime.engine.split_backward import SplitBackward
 
 
 class Tangled(nn.Module):

@@ -12,14 +12,14 @@ import torch.distributed as dist
 from torch import nn
 
 from stagewright.capture.capture import trace
-from stagewright.capture.segment import readers_of
+from stagewright.capture.program.segment import readers_of
 from stagewright.core.errors import InvalidInput, PlanMismatch
-from stagewright.core.schedule import Schedule, Work
-from stagewright.runtime.strategies.apply import apply
-from stagewright.runtime.strategies.choice import choose
-from stagewright.runtime.strategies.meetings import BACKWARDS, finishes, unequal
-from stagewright.runtime.strategies.sharded import FullyShard, ShardedStage, shardable
-from stagewright.schedules.named import make_schedule
+from stagewright.core.plan.schedule import Schedule, Work
+from stagewright.runtime.replicas.apply import apply
+from stagewright.runtime.replicas.deadlock_check import BACKWARDS, finishes, unequal
+from stagewright.runtime.replicas.sharded import FullyShard, ShardedStage, shardable
+from stagewright.runtime.replicas.strategy import choose
+from stagewright.schedules.make_schedule import make_schedule
 from tests.runtime.odd_models import DropPath
 from tests.runtime.test_strategies import EACH_WAITS
 from tests.torch_models import make_case, make_plan

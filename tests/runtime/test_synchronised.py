@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from stagewright.core.errors import InvalidInput, PlanMismatch
-from stagewright.runtime.synchronised import check_no_sync_batch_norm, check_synchronised
-from stagewright.schedules.named import make_schedule
+from stagewright.runtime.replicas.sync_batchnorm import check_no_sync_batch_norm, check_synchronised
+from stagewright.schedules.make_schedule import make_schedule
 from tests.runtime.forked import run_worker
 
 EXACT = 1e-9

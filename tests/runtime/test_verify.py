@@ -5,20 +5,20 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-from stagewright.core.cluster import Cluster
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput, PlanMismatch
-from stagewright.core.plan import Plan, PlanOptions
-from stagewright.planner.from_balance import plan_from_balance
-from stagewright.runtime import recompute
-from stagewright.runtime.cut import cut_for_plan
-from stagewright.runtime.gradient_sum import GradientSum
-from stagewright.runtime.last_stage import LastStage
+from stagewright.core.plan.plan import Plan, PlanOptions
+from stagewright.planner.price_split import plan_from_balance
+from stagewright.runtime import recompute_tomerge as recompute
+from stagewright.runtime.engine.batch_io import LastStage
+from stagewright.runtime.engine.emulated_ranks import Rehearsal
+from stagewright.runtime.engine.split_backward import SplitBackward
+from stagewright.runtime.partition.cut import cut_for_plan
 from stagewright.runtime.pipeline import Pipeline
-from stagewright.runtime.recompute import RandomState
-from stagewright.runtime.rehearsal import Rehearsal
-from stagewright.runtime.split_backward import SplitBackward
+from stagewright.runtime.recompute_tomerge import RandomState
+from stagewright.runtime.replicas.gradient_sync import GradientSum
 from stagewright.runtime.verify import verify
-from stagewright.schedules.of_plan import schedule_of
+from stagewright.schedules.plan_schedule import schedule_of
 from tests.torch_models import Case, make_batch, make_case, traced_profile
 
 EXACT = 1e-9

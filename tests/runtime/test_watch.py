@@ -9,8 +9,8 @@ import pytest
 import torch.distributed as dist
 
 from stagewright.core.errors import RankFailed
-from stagewright.profiler.links.local import free_port
-from stagewright.runtime.watch import ConnectionEnded, Watch, is_transport
+from stagewright.profiler.links.launch_local import free_port
+from stagewright.runtime.ranks.failure_detection import ConnectionEnded, Watch, is_transport
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_heartbeats_that_nobody_closed_end_before_python_is_taken_apart():
     script = f"""
 import weakref
 import torch.distributed as dist
-from stagewright.runtime.watch import Watch
+from stagewright.runtime.ranks.failure_detection import Watch
 store = dist.TCPStore("127.0.0.1", {free_port()}, is_master=True, wait_for_workers=False)
 # Finalizers run in the reverse order of their making.
 weakref.finalize(dist, lambda: print("still there:", watch._beats._thread.is_alive()))

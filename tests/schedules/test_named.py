@@ -6,9 +6,9 @@ from itertools import combinations, product
 import pytest
 
 from stagewright.core.errors import InvalidInput
-from stagewright.planner.simulate import StageTimes, simulate
-from stagewright.schedules.depths import default_depths
-from stagewright.schedules.named import in_flight, make_schedule
+from stagewright.planner.simulator.simulate import StageTimes, simulate
+from stagewright.schedules.make_schedule import in_flight, make_schedule
+from stagewright.schedules.warmup_depths import default_depths
 
 
 def orders(name, num_stages, num_microbatches):

@@ -2,11 +2,11 @@
 
 import pytest
 
-from stagewright.core.cluster import Cluster
-from stagewright.core.plan import PlanOptions
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.plan import plan
-from stagewright.schedules.named import make_schedule
-from stagewright.schedules.of_plan import schedule_of
+from stagewright.schedules.make_schedule import make_schedule
+from stagewright.schedules.plan_schedule import schedule_of
 from stagewright.schedules.validate import validate
 from tests.builders import chain_profile
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.planner.simulate import StageTimes, simulate
+from stagewright.planner.simulator.simulate import StageTimes, simulate
 from stagewright.schedules.layout import NAMES
-from stagewright.schedules.named import make_schedule
+from stagewright.schedules.make_schedule import make_schedule
 
 PAGE = Path(__file__).parents[2] / "docs" / "schedules.md"
 ROWS = [

@@ -6,9 +6,9 @@ from itertools import permutations
 import pytest
 
 from stagewright.core.errors import InvalidInput
-from stagewright.core.schedule import Schedule
-from stagewright.planner.simulate import StageTimes, simulate
-from stagewright.schedules.named import make_schedule
+from stagewright.core.plan.schedule import Schedule
+from stagewright.planner.simulator.simulate import StageTimes, simulate
+from stagewright.schedules.make_schedule import make_schedule
 from stagewright.schedules.validate import validate
 
 

@@ -9,12 +9,7 @@ import torchgpipe.balance
 from torch import nn
 
 from stagewright.torchgpipe import skip
-from stagewright.torchgpipe.balance import (
-    balance_by_size,
-    balance_by_time,
-    blockpartition,
-    profile,
-)
+from stagewright.torchgpipe.balance import balance_by_size, balance_by_time, blockpartition, profile
 
 
 class Clock:

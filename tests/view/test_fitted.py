@@ -7,10 +7,10 @@ from rich.cells import cell_len
 
 from stagewright import plan
 from stagewright.cli.main import main
-from stagewright.core.cluster import Cluster
-from stagewright.core.plan import PlanOptions
-from stagewright.core.plan_table import plan_columns
-from stagewright.view.fitted import fitted_plan
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.core.plan.table import plan_columns
+from stagewright.view.terminal_tables import fitted_plan
 from tests.builders import chain_profile
 
 LONG = "transformer." + "inner." * 40 + "end"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from stagewright import plan
-from stagewright.core.cluster import Cluster
-from stagewright.core.plan import PlanOptions
-from stagewright.view.held import Held
-from stagewright.view.of_plan import plan_view
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.view.build_plan_view import plan_view
+from stagewright.view.layer_memory import Held
 from tests.builders import chain_profile, random_profile
 
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from stagewright.view.modules import MAX_PARTS, ModuleParts, opened
+from stagewright.view.module_parts import MAX_PARTS, ModuleParts, opened
 
 
 def shown(parts, depth=0):

@@ -10,18 +10,18 @@ from typing import get_args
 import pytest
 
 from stagewright import plan
-from stagewright.api.what_if import compare
+from stagewright.api.planning.what_if import compare
 from stagewright.cli.main import main
-from stagewright.core.cluster import Cluster
-from stagewright.core.graph import Edge
-from stagewright.core.plan import PlanOptions
-from stagewright.core.schedule import TrainingSchedule
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.graph.graph import Edge
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.core.plan.schedule import TrainingSchedule
 from stagewright.core.service.plans import StoredPlan
-from stagewright.core.tensors import TensorSpec
-from stagewright.planner.from_balance import plan_from_balance
-from stagewright.planner.timeline import plan_timeline
-from stagewright.view.modules import MAX_PARTS
-from stagewright.view.of_plan import plan_view
+from stagewright.planner.price_split import plan_from_balance
+from stagewright.planner.simulator.plan_timeline import plan_timeline
+from stagewright.view.build_plan_view import plan_view
+from stagewright.view.module_parts import MAX_PARTS
 from tests.builders import chain_profile, random_profile
 
 CLUSTER = Cluster.parse("2x24GB")

@@ -1,4 +1,4 @@
-// The sample of a family at another size of micro-batches and another length, as core/default_samples.py has it.
+// The sample of a family at another size of micro-batches and another length, as core/requests/default_samples.py has it.
 
 const isTokens = (tensor) => tensor.dtype === "int64" && tensor.shape.length === 2;
 

@@ -1,4 +1,4 @@
-// What an estimate takes the devices of a cluster for, by the rules of profiler/estimates/cluster.py.
+// What an estimate takes the devices of a cluster for, by the rules of profiler/estimates/for_cluster.py.
 
 const NEAR = 0.1; // of the memory that is asked for
 

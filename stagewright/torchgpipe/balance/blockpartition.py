@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...core.errors import InvalidInput
-from ...planner.balance import balance
+from ...planner.heuristics.chain_partition import balance
 
 __all__ = ["solve"]
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.core.accelerators import accelerator
-from stagewright.core.cluster import Cluster
-from stagewright.core.default_samples import default_sample
+from stagewright.core.cluster.accelerators import accelerator
+from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
-from stagewright.core.families import (
+from stagewright.core.graph.tensors import TensorSpec
+from stagewright.core.models.families import (
     MLPConfig,
     MLPSpec,
     ResNetConfig,
@@ -18,12 +18,11 @@ from stagewright.core.families import (
     UNetConfig,
     UNetSpec,
 )
-from stagewright.core.plan import PlanOptions
-from stagewright.core.profile import Profile
-from stagewright.core.tensors import TensorSpec
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.core.profile.profile import Profile
+from stagewright.core.requests.default_samples import default_sample
 from stagewright.planner.plan import plan
 from stagewright.profiler.estimates.calibration import Observation, calibrated, observation
-from stagewright.profiler.estimates.cluster import estimate_for_cluster
 from stagewright.profiler.estimates.estimate import (
     document,
     estimate,
@@ -34,8 +33,9 @@ from stagewright.profiler.estimates.estimate import (
     target,
 )
 from stagewright.profiler.estimates.flops import Cost
-from stagewright.profiler.estimates.settings import floating_dtype
-from stagewright.profiler.estimates.times import CostTable, default_rates
+from stagewright.profiler.estimates.for_cluster import estimate_for_cluster
+from stagewright.profiler.estimates.roofline import CostTable, default_rates
+from stagewright.profiler.estimates.settings_match import floating_dtype
 
 MLP = MLPSpec(family="mlp", config=MLPConfig(hidden_size=256))
 RESNET = ResNetSpec(family="resnet", config=ResNetConfig(depth=18, width=8))

@@ -5,11 +5,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from stagewright.core.default_samples import default_sample
-from stagewright.core.families import GPT2Config, GPT2Spec
-from stagewright.core.transformer_families import LlamaConfig, LlamaSpec, MixtralConfig, MixtralSpec
+from stagewright.core.models.families import GPT2Config, GPT2Spec
+from stagewright.core.models.transformer_families import (
+    LlamaConfig,
+    LlamaSpec,
+    MixtralConfig,
+    MixtralSpec,
+)
+from stagewright.core.requests.default_samples import default_sample
 from stagewright.profiler.estimates.estimate import spec_work, target
-from stagewright.profiler.estimates.work import recorded
+from stagewright.profiler.estimates.layer_costs import recorded
 
 META = torch.device("meta")
 

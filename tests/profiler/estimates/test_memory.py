@@ -7,8 +7,7 @@ import torch
 
 from stagewright.capture.capture import trace
 from stagewright.capture.sample import read_sample
-from stagewright.core.default_samples import default_sample
-from stagewright.core.families import (
+from stagewright.core.models.families import (
     GPT2Config,
     GPT2Spec,
     MLPSpec,
@@ -18,7 +17,7 @@ from stagewright.core.families import (
     UNetConfig,
     UNetSpec,
 )
-from stagewright.core.transformer_families import (
+from stagewright.core.models.transformer_families import (
     BertConfig,
     BertSpec,
     LlamaConfig,
@@ -28,10 +27,11 @@ from stagewright.core.transformer_families import (
     ViTConfig,
     ViTSpec,
 )
+from stagewright.core.requests.default_samples import default_sample
 from stagewright.profiler.estimates.estimate import spec_work, target
 from stagewright.profiler.layers.first_run import first_run
-from stagewright.profiler.layers.loss import Loss
-from stagewright.profiler.layers.runs import layer_runs
+from stagewright.profiler.layers.layer_run import layer_runs
+from stagewright.profiler.layers.loss_layer import Loss
 from stagewright.profiler.models.families import build_loss, build_model, make_sample
 
 HEADS = {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}

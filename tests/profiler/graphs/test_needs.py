@@ -6,13 +6,13 @@ from torch import nn
 
 from stagewright.capture.capture import trace
 from stagewright.core.errors import MeasurementError
-from stagewright.core.graph import Graph
-from stagewright.core.options import ProfilingOptions
-from stagewright.profiler.graphs import inputs
+from stagewright.core.graph.graph import Graph
+from stagewright.core.requests.requests import ProfilingOptions
+from stagewright.profiler.graphs import boundary_inputs as inputs
 from stagewright.profiler.graphs import profile_graph as module
-from stagewright.profiler.graphs.captured import rebuild_captured
-from stagewright.profiler.graphs.needs import within_budget
+from stagewright.profiler.graphs.memory_needed import within_budget
 from stagewright.profiler.graphs.profile_graph import profile_graph
+from stagewright.profiler.graphs.rebuilt_capture import rebuild_captured
 
 QUICK = ProfilingOptions(budget_s=0.01, num_threads=1)
 FREE_BYTES = 100_000

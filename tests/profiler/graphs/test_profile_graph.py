@@ -9,14 +9,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stagewright.capture.capture import trace
-from stagewright.capture.program import storage_key, tensors_of
+from stagewright.capture.program.program import storage_key, tensors_of
 from stagewright.core.errors import InvalidInput, MeasurementError
-from stagewright.core.graph import Graph
-from stagewright.core.options import ProfilingOptions
-from stagewright.profiler.graphs import layer_at_hand
+from stagewright.core.graph.graph import Graph
+from stagewright.core.requests.requests import ProfilingOptions
+from stagewright.profiler.graphs import measure_layer as layer_at_hand
 from stagewright.profiler.graphs import profile_graph as module
 from stagewright.profiler.graphs.profile_graph import profile_graph
-from stagewright.profiler.layers.storages import Storage
+from stagewright.profiler.layers.saved_storages import Storage
 from stagewright.profiler.machine.clock import Clock
 from stagewright.profiler.measure.profile import profile
 from tests.portable_models import awkward, gpt2, inception, llama, lstm, nested, unet

@@ -7,11 +7,11 @@ from torch.utils import _pytree as pytree
 
 from stagewright.capture.capture import trace
 from stagewright.core.errors import InvalidInput
-from stagewright.core.graph import Graph
-from stagewright.core.operations import MODULES, OPERATORS
-from stagewright.profiler.graphs.captured import rebuild_captured
-from stagewright.profiler.graphs.rebuild import rebuild
-from stagewright.profiler.graphs.skeleton import function_of
+from stagewright.core.graph.allowed_ops import MODULES, OPERATORS
+from stagewright.core.graph.graph import Graph
+from stagewright.profiler.graphs.graph_module import function_of
+from stagewright.profiler.graphs.rebuild_tomerge import rebuild
+from stagewright.profiler.graphs.rebuilt_capture import rebuild_captured
 from tests.portable_models import MODELS, awkward, gpt2, mlp
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from stagewright.capture.capture import trace
 from stagewright.core.errors import InvalidInput
-from stagewright.core.graph import Graph
+from stagewright.core.graph.graph import Graph
 from tests.portable_models import awkward, gpt2, inception, lstm
 
 BUILDERS = (awkward, inception, lstm, gpt2)
@@ -98,9 +98,9 @@ CHILD = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
 from stagewright.core.errors import StagewrightError
-from stagewright.core.graph import Graph
-from stagewright.core.options import MeasureRequest, ProfilingOptions
-from stagewright.profiler.child import measure_here
+from stagewright.core.graph.graph import Graph
+from stagewright.core.requests.requests import MeasureRequest, ProfilingOptions
+from stagewright.profiler.measure_worker import measure_here
 
 options = ProfilingOptions(budget_s=0.001, num_threads=1)
 for line in sys.stdin:

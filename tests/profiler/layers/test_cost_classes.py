@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stagewright.capture.capture import trace
-from stagewright.core.options import ProfilingOptions
+from stagewright.core.requests.requests import ProfilingOptions
 from stagewright.profiler.layers.cost_classes import cost_classes, members_of
-from stagewright.profiler.layers.runs import layer_runs
+from stagewright.profiler.layers.layer_run import layer_runs
 from stagewright.profiler.measure.profile import profile
 from tests.torch_models import make_case
 

@@ -10,9 +10,9 @@ from benchmarks.activation_memory_page import page
 from benchmarks.allocations import Allocations
 from benchmarks.memory_models import ByAttribute, ByName, Recomputed
 from benchmarks.stage_runs import Place
-from stagewright.core.options import ProfilingOptions
-from stagewright.core.plan import OPTIMIZER_BYTES_PER_ELEMENT
-from stagewright.profiler.machine.cuda_blocks import allocated_bytes, block_bytes
+from stagewright.core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT
+from stagewright.core.requests.requests import ProfilingOptions
+from stagewright.profiler.machine.cuda_blocks_tomerge import allocated_bytes, block_bytes
 from stagewright.profiler.measure.profile import profile
 
 QUICK = ProfilingOptions(budget_s=0.01, num_threads=1)

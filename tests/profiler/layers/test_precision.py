@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.capture.program import storage_key
+from stagewright.capture.program.program import storage_key
 from stagewright.core.errors import MeasurementError
-from stagewright.core.options import ProfilingOptions
+from stagewright.core.requests.requests import ProfilingOptions
 from stagewright.profiler.measure.profile import profile
 from tests.state_checks import snapshot
 

@@ -10,13 +10,17 @@ import time
 
 import pytest
 
-from stagewright.core.cluster import Cluster, LinkLevel
+from stagewright.core.cluster.cluster import Cluster, LinkLevel
 from stagewright.core.errors import InvalidInput, MeasurementError, RankFailed
 from stagewright.profiler.links.fit import all_reduce_s, fit_levels, fit_line
+from stagewright.profiler.links.launch_local import (
+    free_port,
+    measure_links_here,
+    measure_local_links,
+)
 from stagewright.profiler.links.levels import find_levels, host_size, hosts_of, nested, probes
-from stagewright.profiler.links.local import free_port, measure_links_here, measure_local_links
-from stagewright.profiler.links.measure import steps_of
 from stagewright.profiler.links.records import LevelTimes, LinkOptions, LinkTime, RankDevice
+from stagewright.profiler.links.session import steps_of
 from stagewright.profiler.links.timing import sizes_up_to
 
 SIZES = sizes_up_to(64 * 2**20)
@@ -278,7 +282,7 @@ class Launched:
             }  # fmt: skip
             self.processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "stagewright.profiler.links.rank", json.dumps(own)],
+                    [sys.executable, "-m", "stagewright.profiler.links.rank_main", json.dumps(own)],
                     env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                 )
             )  # fmt: skip

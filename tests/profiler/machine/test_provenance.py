@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stagewright.core.options import ProfilingOptions
+from stagewright.core.requests.requests import ProfilingOptions
 from stagewright.profiler.machine import provenance as module
 from stagewright.profiler.machine.provenance import provenance
 

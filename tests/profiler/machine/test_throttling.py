@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from stagewright.core.profile import Clocks
+from stagewright.core.profile.profile import Clocks
 from stagewright.profiler.machine.throttling import watched_clocks
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")

@@ -9,7 +9,7 @@ from torch import nn
 import stagewright
 from stagewright.balance import balance_profile
 from stagewright.core.errors import InvalidInput
-from stagewright.core.options import ProfilingOptions
+from stagewright.core.requests.requests import ProfilingOptions
 from stagewright.profiler.measure.profile import profile
 from tests.torch_models import make_case
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from stagewright.profiler.measure.measuring import MIN_PASSES, WHOLE_RUNS, Measuring
-from stagewright.profiler.measure.passes import Samples
+from stagewright.profiler.measure.session import MIN_PASSES, WHOLE_RUNS, Measuring
+from stagewright.profiler.measure.timed_passes import Samples
 
 
 class Machine:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.core.options import ProfilingOptions
-from stagewright.core.profile_merge import merge
+from stagewright.core.profile.merge import merge
+from stagewright.core.requests.requests import ProfilingOptions
 from stagewright.profiler.measure.profile import profile
 
 CASES = {

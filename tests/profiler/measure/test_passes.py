@@ -8,11 +8,11 @@ from torch import nn
 
 from stagewright.capture.capture import trace
 from stagewright.profiler.layers.first_run import first_run
-from stagewright.profiler.layers.loss import Loss
-from stagewright.profiler.layers.runs import layer_runs
-from stagewright.profiler.layers.traced import make_gradients
+from stagewright.profiler.layers.layer_run import layer_runs
+from stagewright.profiler.layers.loss_layer import Loss
+from stagewright.profiler.layers.trace_model import make_gradients
 from stagewright.profiler.machine.clock import Clock
-from stagewright.profiler.measure.passes import Passes, Samples
+from stagewright.profiler.measure.timed_passes import Passes, Samples
 from tests.torch_models import call, make_case
 
 CPU = torch.device("cpu")

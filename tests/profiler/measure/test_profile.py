@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from stagewright.capture.capture import trace
-from stagewright.capture.program import storage_key
+from stagewright.capture.program.program import storage_key
 from stagewright.core.errors import InvalidInput
-from stagewright.core.options import ProfilingOptions
-from stagewright.core.profile import Profile
+from stagewright.core.profile.profile import Profile
+from stagewright.core.requests.requests import ProfilingOptions
 from stagewright.profiler.estimates.estimate import estimate
 from stagewright.profiler.measure.profile import profile
 from tests.state_checks import snapshot

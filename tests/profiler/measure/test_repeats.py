@@ -6,7 +6,7 @@ from statistics import median, quantiles
 
 import pytest
 
-from stagewright.profiler.measure.repeats import (
+from stagewright.profiler.measure.sampling import (
     TOTAL_ERROR,
     representative,
     standard_error,

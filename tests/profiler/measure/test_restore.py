@@ -9,7 +9,7 @@ from torch import nn
 
 from stagewright.capture.capture import trace
 from stagewright.core.errors import CaptureError, MeasurementError, StagewrightError
-from stagewright.core.options import ProfilingOptions
+from stagewright.core.requests.requests import ProfilingOptions
 from stagewright.core.units import format_bytes
 from stagewright.profiler.measure.profile import profile
 from tests.state_checks import snapshot

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from stagewright.core.default_samples import default_sample
 from stagewright.core.errors import InvalidInput
-from stagewright.core.presets import ALIASES, PRESETS, preset
+from stagewright.core.requests.default_samples import default_sample
+from stagewright.core.requests.presets import ALIASES, PRESETS, preset
 from stagewright.profiler.models.families import build_model
 
 ROUNDED = {"gpt3-175b": 1e-4}

@@ -10,9 +10,9 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from stagewright.core.errors import InvalidInput
 from stagewright.runtime.checkpoint.load import load_checkpoint
-from stagewright.runtime.checkpoint.record import Checkpoint
 from stagewright.runtime.checkpoint.save import save_checkpoint
-from stagewright.runtime.checkpoint.sums import SUMS
+from stagewright.runtime.checkpoint_files.checksums import SUMS
+from stagewright.runtime.checkpoint_files.manifest import Checkpoint
 
 
 class Command:

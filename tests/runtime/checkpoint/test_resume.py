@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stagewright.runtime.checkpoint.convert import convert_checkpoint
-from stagewright.runtime.checkpoint.folder import find
+from stagewright.runtime.checkpoint_files.step_folder import find
 from tests.runtime.checkpoint.resume_worker import LEGS, MICROBATCHES, STEPS
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]

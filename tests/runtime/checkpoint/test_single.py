@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from stagewright.core.errors import InvalidInput
-from stagewright.runtime.checkpoint.folder import saved_steps
 from stagewright.runtime.checkpoint.load import latest_step, load_checkpoint
 from stagewright.runtime.checkpoint.save import save_checkpoint
+from stagewright.runtime.checkpoint_files.step_folder import saved_steps
 from stagewright.runtime.pipeline import Pipeline
 from tests.torch_models import make_case, make_plan
 

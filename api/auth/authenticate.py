@@ -1,0 +1,129 @@
+"""From the ``Authorization`` header to who is asking."""
+
+from __future__ import annotations
+
+import re
+from hmac import compare_digest
+from typing import Protocol
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from ..http.problems import Problem
+from ..store.base import Store
+from ..store.projects import SECRET_PREFIX
+from ..store.records import ApiKey
+from .login_throttle import Guesses, too_many
+from .principal import OPERATOR, Caller
+from .scopes import SCOPES
+
+_SECRET = re.compile(SECRET_PREFIX + r"[A-Za-z0-9_-]{43}")
+_JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
+
+
+class TokenReader(Protocol):
+    """Reads the tokens of an identity provider; see `oidc.OidcTokens`."""
+
+    def caller(self, token: str) -> Caller:
+        """Whose token it is. It may block.
+
+        Raises:
+            Problem: 401, 403 or 503, with what to do next.
+        """
+
+
+class Identification:
+    """Tells whose bearer token a request carries.
+
+    Args:
+        token: The server's own, ASCII; `None` if it has none.
+        store: Has the API keys.
+        tokens: Reads an identity provider's tokens; `None` if there is no provider.
+        guesses: Counts wrong tokens.
+    """
+
+    def __init__(
+        self,
+        token: str | None,
+        store: Store,
+        tokens: TokenReader | None,
+        guesses: Guesses | None = None,
+    ) -> None:
+        self._token = None if token is None else token.encode("ascii")
+        self._looks_signed = token is not None and _JWT.fullmatch(token) is not None
+        self._store = store
+        self._tokens = tokens
+        self._guesses = Guesses() if guesses is None else guesses
+
+    async def caller(self, headers: Headers, scope: Scope | None = None) -> Caller:
+        """Who sent these headers.
+
+        The server's token is compared in constant time. A key is looked up by its hash, at most
+        once a second; one that this server revokes opens nothing from then on.
+
+        An address that sent too many wrong tokens has none compared with the server's for a
+        while, not even the right one: else it would be told. Keys and a provider's tokens, which
+        nobody can guess, open what they open all the same.
+
+        Args:
+            headers: As they were sent.
+            scope: The request, if a wrong token in it is to be counted.
+
+        Raises:
+            Problem: 401, 429, or whatever the identity provider's tokens lead to.
+            StoreUnavailable: The keys cannot be read.
+        """
+        sent = bearer_token(headers)
+        wait_s = self._guesses.wait_s(scope)
+        if self._token is not None and not wait_s and compare_digest(sent, self._token):
+            return OPERATOR
+        text = sent.decode("latin-1")
+        if _SECRET.fullmatch(text):
+            keys = self._store.keys
+            key = keys.known(text) or await run_in_threadpool(keys.by_secret, text)
+            if key is not None:
+                return as_caller(key)
+        elif self._tokens is not None and _JWT.fullmatch(text):
+            try:
+                return await run_in_threadpool(self._tokens.caller, text)
+            except Problem as problem:
+                is_wrong = problem.document.status == 401  # else it is signed, or not looked at
+                if is_wrong or self._looks_signed:
+                    self._guesses.failed(scope)
+                raise
+        if wait_s:
+            raise too_many(wait_s)
+        self._guesses.failed(scope)
+        raise unauthorized(
+            "this token opens nothing here: it is wrong, revoked or has expired; get a valid one, "
+            "e.g. from 'stagewright keys create'",
+            error="invalid_token",
+        )
+
+
+def bearer_token(headers: Headers) -> bytes:
+    """The one bearer token of a request.
+
+    Raises:
+        Problem: 401: there is none, or more than one header.
+    """
+    sent = headers.getlist("authorization")
+    scheme, _, token = (sent[0] if len(sent) == 1 else "").partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        raise unauthorized(
+            "send the server's token or an API key, once: 'Authorization: Bearer <token>'"
+        )
+    return token.strip().encode("latin-1")
+
+
+def as_caller(key: ApiKey) -> Caller:
+    """Who holds a key; scopes that this release does not know open nothing."""
+    known = frozenset(scope for scope in SCOPES if scope in key.scopes)
+    return Caller(id=key.id, project_id=key.project_id, scopes=known, quotas=key.quotas)
+
+
+def unauthorized(detail: str, *, error: str | None = None) -> Problem:
+    """That nobody proved who they are (RFC 6750, section 3)."""
+    challenge = "Bearer" if error is None else f'Bearer error="{error}"'
+    return Problem(401, "unauthorized", detail, headers={"WWW-Authenticate": challenge})

@@ -1,1 +1,0 @@
-"""Children that touch what was sent: capped in memory, time and what they can reach."""

@@ -1,0 +1,40 @@
+"""Query parameters that no route knows are refused: one misspelt would be passed over silently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fastapi import Request
+from fastapi.dependencies.models import Dependant
+
+from .field_errors import MAX_ERRORS, FieldError, clip
+from .problems import Problem
+from .unknown_fields import meant
+
+API = "/v1/"
+
+
+async def refuse_unknown_parameters(request: Request) -> None:
+    """Refuse parameters that a route of the API does not document; pages have their own.
+
+    Raises:
+        Problem: 422, with every such parameter.
+    """
+    if not request.scope["query_string"] or not request.url.path.startswith(API):
+        return
+    known = set(_names(request.scope["route"].dependant))
+    unknown = [name for name in request.query_params if name not in known]
+    if unknown:
+        errors = [
+            FieldError(parameter=clip(name), detail=f"unknown parameter; {meant(name, known)}")
+            for name in unknown[:MAX_ERRORS]
+        ]
+        detail = f"{errors[0].parameter}: {errors[0].detail}"
+        raise Problem(422, "invalid-input", detail, errors=errors)
+
+
+def _names(dependant: Dependant) -> Iterator[str]:
+    """Of the query parameters that a route, or what it depends on, takes."""
+    yield from (parameter.alias for parameter in dependant.query_params)
+    for inner in dependant.dependencies:
+        yield from _names(inner)

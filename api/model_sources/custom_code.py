@@ -1,0 +1,45 @@
+"""Models of others that this server runs: registered ones, and code where it is allowed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...core.requests.requests import MeasureRequest
+from ..auth.principal import Caller
+from ..http.problems import Problem
+from ..settings.settings import Settings
+from .factories import Factories, check_call, read_factories
+from .measure import CODE_IS_OFF
+
+
+@dataclass(frozen=True)
+class ForeignModels:
+    """What whoever runs this server lets it run.
+
+    Attributes:
+        factories: Registered by name.
+        allow_code: Whether code may be sent.
+    """
+
+    factories: Factories = field(default_factory=dict)
+    allow_code: bool = False
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> ForeignModels:
+        """Raises: InvalidInput: The file of factories does not fit."""
+        file = settings.factories_file
+        return cls({} if file is None else read_factories(file), settings.allow_code)
+
+    def check(self, caller: Caller, request: MeasureRequest) -> None:
+        """Refuse what may not be run here, or not by this caller.
+
+        Raises:
+            InvalidInput: The factory is not registered, or its arguments do not fit.
+            Problem: 403: code, which this server does not run, or which the caller may not send.
+        """
+        if request.code is not None:
+            if not self.allow_code:
+                raise Problem(403, "code-not-allowed", CODE_IS_OFF)
+            caller.require("code", "running code")
+        if request.factory is not None:
+            check_call(request.factory, self.factories)

@@ -1,0 +1,51 @@
+"""What lists say of a model, in words."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from ...core.service.documents import PlanSummary, ProfileSummary
+from ...core.units import count
+from ..jobs.job_spec import work_of
+
+UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k"))
+"""As models are named: 70 B parameters are 70 billion."""
+
+MAX_NAME = 40
+"""Characters of a model's name in a list."""
+
+
+def model_words(summary: PlanSummary | ProfileSummary) -> str:
+    """Its family or name, and its main sizes: ``gpt2, 50 layers, 1.56 B parameters``."""
+    name = summary.family or summary.model or "Model"
+    words = [name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"]
+    if summary.num_layers is not None:
+        words.append(count(summary.num_layers, "layer"))
+    if summary.num_parameters is not None:
+        words.append(f"{short(summary.num_parameters)} parameters")
+    return ", ".join(words)
+
+
+def job_words(request_json: str) -> str:
+    """What a job does: ``Measure gpt2 and plan it``; of another release's, that it is a job."""
+    try:
+        work = work_of(request_json)
+    except ValidationError:
+        return "A job"
+    measure = work.measure
+    if measure.graph is not None:
+        name = measure.graph.model or "a captured model"
+    elif measure.factory is not None:
+        name = measure.factory.name
+    else:
+        name = "a model of code" if measure.model is None else measure.model.family
+    short_name = name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"
+    return f"Measure {short_name}" + (" and plan it" if work.plan is not None else "")
+
+
+def short(number: int) -> str:
+    """A number in three digits: ``124 M``."""
+    for unit, letter in UNITS:
+        if number >= unit:
+            return f"{number / unit:.3g} {letter}"
+    return str(number)

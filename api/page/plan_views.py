@@ -1,0 +1,119 @@
+"""What a page needs of a stored plan, and of the same plan changed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Annotated
+
+from pydantic import Field
+from starlette.concurrency import run_in_threadpool
+
+from ...core.document import Record
+from ...core.errors import InvalidInput
+from ...core.plan.plan import PlanOptions
+from ...core.service.plans import StoredPlan
+from ..auth.principal import Caller
+from ..planning.exports import plan_of
+from ..planning.requests import ClusterInput
+from ..planning.service import Planning
+from ..planning.what_if import SimulationRequest
+from ..store.base import Store
+from .drawings_tomerge import Drawing, ViewAnswer, changed_view, drawing
+
+
+class ViewRequest(Record):
+    """A stored plan with changes, to be looked at; nothing is searched or stored.
+
+    Attributes:
+        plan_id: The stored plan.
+        balance: Layers of each stage instead of its own.
+        cluster: Devices instead of its own.
+        options: Options instead of its own.
+        step: Whether to answer with the boxes and curves of a step, too; lanes are idle without.
+        layers: Whether to answer with the layers and the folded graph, too.
+    """
+
+    plan_id: str = Field(max_length=80)
+    balance: tuple[Annotated[int, Field(ge=1, le=2**20)], ...] | None = Field(
+        None, min_length=1, max_length=4096
+    )
+    cluster: ClusterInput | None = None
+    options: PlanOptions | None = None
+    step: bool = True
+    layers: bool = True
+
+
+MAX_KEPT_CHARACTERS = 64 * 2**20
+"""Of drawings that are kept; the largest has 9 million."""
+
+
+class Views:
+    """Looks at stored plans.
+
+    A plan never changes, so what was drawn of it is kept for whoever asks next.
+
+    Args:
+        planning: Prices changed plans, and draws where they are searched for.
+        store: Has plans and profiles.
+    """
+
+    def __init__(self, planning: Planning, store: Store) -> None:
+        self._planning = planning
+        self._store = store
+        self._kept: OrderedDict[tuple[str, str, bool], Drawing] = OrderedDict()
+
+    async def stored(self, caller: Caller, plan_id: str) -> Drawing:
+        """A plan as it is kept, with its step.
+
+        Raises:
+            NotFound, Problem: There is none under that id, or nothing fitted its request.
+        """
+        found = await run_in_threadpool(self._store.documents.plan, caller.project_id, plan_id)
+        return await self.of(caller, found, with_step=True)
+
+    async def of(self, caller: Caller, stored: StoredPlan, *, with_step: bool) -> Drawing:
+        """The same of a record that is read already."""
+        key = caller.project_id, stored.id, with_step
+        found = self._kept.get(key)
+        if found is None:
+            plan = plan_of(stored)
+            profile = await run_in_threadpool(
+                self._store.documents.profile, caller.project_id, stored.profile_id
+            )
+            found = await self._planning.elsewhere(
+                drawing, plan, profile.profile, stored.cluster, with_step
+            )
+            self._kept[key] = found
+        self._kept.move_to_end(key)
+        while sum(len(one.text) for one in self._kept.values()) > MAX_KEPT_CHARACTERS:
+            self._kept.popitem(last=False)
+        return found
+
+    async def changed(self, caller: Caller, request: ViewRequest) -> str:
+        """A plan with changes, priced as ``POST /v1/simulations`` does: a `ViewAnswer` as JSON.
+
+        What is no split of that profile, or has options that do not go together, is an answer too.
+
+        Raises:
+            NotFound, Problem: There is no such plan, or nothing fitted its request.
+        """
+        stored = await run_in_threadpool(
+            self._store.documents.plan, caller.project_id, request.plan_id
+        )
+        plan = plan_of(stored)
+        balance = request.balance or plan.balance
+        same_stages = len(balance) == plan.num_stages
+        asked = SimulationRequest(
+            plan_id=request.plan_id,
+            balance=balance,
+            replicas=tuple(stage.replicas for stage in plan.stages) if same_stages else None,
+            cluster=request.cluster,
+            options=request.options,
+        )
+        try:
+            question = await self._planning.question(caller, asked)
+            return await self._planning.elsewhere(
+                changed_view, question, request.step, request.layers
+            )
+        except InvalidInput as error:
+            return ViewAnswer(status="refused", refused=str(error)).model_dump_json()

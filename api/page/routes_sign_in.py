@@ -1,0 +1,118 @@
+"""Signing in and out: a token for a cookie."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs, urlsplit
+
+from fastapi import APIRouter, Request, Response
+from starlette.datastructures import Headers
+from starlette.responses import HTMLResponse, RedirectResponse
+
+from ..auth.audit import Trail
+from ..auth.authenticate import Identification
+from ..auth.scopes import is_page
+from ..http.problems import Problem
+from .session_middleware import origin_missing
+from .sessions import LIFETIME_S, Sessions, cookie_name, cookie_of
+from .templates import render
+
+MAX_FIELDS = 8
+
+MAX_NEXT_CHARACTERS = 2000
+"""The form, which has it in it, is a short one."""
+
+REFUSED = (401, 403)
+"""What the audit log is told of, here as at the gate."""
+
+
+def signing_routes(sessions: Sessions, identification: Identification, trail: Trail) -> APIRouter:
+    """The form, what it sends, and the way out."""
+    router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+    def form(request: Request, wanted: str, wrong: str = "") -> str:
+        session = "none" if sessions.token(_session(request)) is None else "open"
+        return render("sign-in.html", here=None, next=wanted, wrong=wrong, session=session)
+
+    @router.get("/sign-in")
+    def ask_token(request: Request, next: str = "/plans") -> str:
+        return form(request, _own_path(next))
+
+    @router.post("/sign-in")
+    async def sign_in(request: Request) -> Response:
+        if "origin" not in request.headers:
+            raise origin_missing()
+        sent = _form(await request.body())
+        token = (sent.get("token") or [""])[0].strip()
+        wanted = _own_path((sent.get("next") or ["/plans"])[0])
+        try:
+            raw = [(b"authorization", f"Bearer {token}".encode())]
+            stranger = {**request.scope, "state": {}}  # whoever is signed in guesses like others
+            caller = await identification.caller(Headers(raw=raw), stranger)
+        except Problem as problem:
+            if problem.document.status in REFUSED:
+                await trail.denied(request.scope, None, problem.kind)
+            wrong = problem.document.detail if token else "Paste the token first."
+            response = HTMLResponse(form(request, wanted, wrong), problem.document.status)
+            if wait := (problem.headers or {}).get("Retry-After"):
+                response.headers["Retry-After"] = wait
+            return response
+        await trail.signed_in(request.scope, caller)
+        sessions.close(_session(request))
+        signed_in = RedirectResponse(wanted, 303)
+        _set(signed_in, request, sessions.open(token), LIFETIME_S)
+        return signed_in
+
+    @router.post("/sign-out")
+    def sign_out(request: Request) -> Response:
+        sessions.close(_session(request))
+        response = RedirectResponse("/sign-in", 303)
+        _set(response, request, "", 0)
+        return response
+
+    return router
+
+
+def _form(body: bytes) -> dict[str, list[str]]:
+    """What the form sends; `BodyLimit` has seen that it is short.
+
+    Raises:
+        Problem: 422: it has more fields than the form.
+    """
+    try:
+        return parse_qs(body.decode("utf-8", "replace"), max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise Problem(
+            422, "invalid-input", "a form for signing in has the fields 'token' and 'next' alone"
+        ) from None
+
+
+def _session(request: Request) -> str:
+    return cookie_of(request.scope, request.headers.get("cookie", ""))
+
+
+def _set(response: Response, request: Request, value: str, lifetime_s: int) -> None:
+    """Give a session's cookie; one without a lifetime takes it away."""
+    response.set_cookie(
+        cookie_name(request.scope),
+        value,
+        max_age=lifetime_s,
+        expires=lifetime_s,
+        path="/",
+        secure=request.headers.get("origin", request.url.scheme).startswith("https"),
+        httponly=True,
+        samesite="strict",
+    )
+
+
+def _own_path(wanted: str) -> str:
+    """A page of ours to go on to, as it is by itself if the address is long; else all plans."""
+    try:
+        parts = urlsplit(wanted)
+    except ValueError:
+        return "/plans"
+    ours = not parts.scheme and not parts.netloc and is_page(parts.path) and "\\" not in wanted
+    if not ours or not wanted.startswith("/") or wanted.startswith("//"):
+        return "/plans"
+    if len(wanted) > MAX_NEXT_CHARACTERS:
+        return parts.path if len(parts.path) <= MAX_NEXT_CHARACTERS else "/plans"
+    return wanted

@@ -1,0 +1,114 @@
+"""Stored documents in other forms: schedule, timeline, and files for other programs."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from ...core.document import Record
+from ...core.errors import InvalidInput
+from ...core.plan.plan import Plan
+from ...core.service.documents import StoredProfile
+from ...core.service.plans import StoredPlan
+from ...formats.chrome_trace import chrome_trace
+from ...formats.profile_csv import profile_csv
+from ...formats.svg import timeline_svg
+from ...planner.simulator.plan_timeline import plan_timeline
+from ...schedules.plan_schedule import schedule_of
+from ..http.problems import Problem
+
+PlanFormat = Literal["plan", "svg", "chrome_trace"]
+PlanForm = Literal[PlanFormat, "schedule", "timeline"]
+MEDIA_TYPES: dict[PlanFormat, tuple[str, str]] = {
+    "plan": ("application/json", "json"),
+    "svg": ("image/svg+xml", "svg"),
+    "chrome_trace": ("application/json", "trace.json"),
+}
+"""Of each form of a plan its media type and how the file's name ends."""
+
+
+EXPORTED = {"Content-Security-Policy": "default-src 'none'; sandbox"}
+"""Headers of files: none is a document of this server's, even if a browser shows it."""
+
+
+class TraceFile(Record):
+    """What viewers of Chrome's traces read.
+
+    Attributes:
+        trace_events: In the Trace Event Format.
+    """
+
+    trace_events: tuple[dict[str, Any], ...] = Field(alias="traceEvents")
+    display_time_unit: str = Field("ms", alias="displayTimeUnit")
+
+
+ProfileFormat = Literal["profile", "csv"]
+
+MAX_ACTIONS = 100_000
+"""Ranks' actions in one answer; a hundred bytes each."""
+
+
+def plan_of(record: StoredPlan) -> Plan:
+    """The plan of a record.
+
+    Raises:
+        Problem: 409: nothing fitted its request, so there is none.
+    """
+    if record.plan is None:
+        raise no_plan(record.id)
+    return record.plan
+
+
+def no_plan(record_id: str) -> Problem:
+    """That there is nothing to show."""
+    return Problem(
+        409,
+        "no-plan",
+        f"nothing fits the request of {record_id}, so there is no schedule to show; its "
+        "'infeasible' says why, and what would help",
+    )
+
+
+def plan_text(record_json: str, form: PlanForm) -> str | None:
+    """A stored plan in another form; `None` if nothing fitted, and there is none.
+
+    Takes seconds for the largest, and is done where plans are searched for.
+
+    Args:
+        record_json: The `StoredPlan`.
+        form: Which.
+
+    Raises:
+        InvalidInput: It would have too many actions.
+    """
+    plan = StoredPlan.model_validate_json(record_json).plan
+    if plan is None or form == "plan":
+        return None if plan is None else plan.to_json()
+    _check_size(plan)
+    if form == "schedule":
+        return schedule_of(plan).to_json()
+    timeline = plan_timeline(plan)
+    if form == "timeline":
+        return timeline.to_json()
+    return timeline_svg(plan, timeline) if form == "svg" else chrome_trace(timeline)
+
+
+def profile_text(stored_json: str, form: ProfileFormat) -> str:
+    """A `StoredProfile` in another form."""
+    profile = StoredProfile.model_validate_json(stored_json).profile
+    return profile.to_json() if form == "profile" else profile_csv(profile)
+
+
+def _check_size(plan: Plan) -> None:
+    """Refuse to write out a step that nobody could look at.
+
+    Raises:
+        InvalidInput: It has too many actions.
+    """
+    actions = 2 * plan.num_stages * plan.num_microbatches
+    if actions > MAX_ACTIONS:
+        raise InvalidInput(
+            f"a step of this plan has {actions} actions, and at most {MAX_ACTIONS} are written "
+            "out; export the plan (format=plan) and do it with the library"
+        )

@@ -1,0 +1,222 @@
+"""Questions that store nothing: a split priced as it stands, and plans side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from ...core.cluster.cluster import Cluster
+from ...core.document import Record
+from ...core.errors import Infeasible, InvalidInput
+from ...core.plan.plan import Plan, PlanOptions
+from ...core.profile.profile import Profile
+from ...core.service.plans import StoredPlan, infeasible_answer
+from ...core.service.what_if import ComparedPlan
+from ...core.service.what_if import Comparison as Comparison
+from ...core.service.what_if import Simulation as Simulation
+from ...planner.price_split import plan_from_balance
+from ...planner.problem.scaled_tomerge import as_planned
+from ...planner.simulator.plan_timeline import plan_timeline
+from ...planner.validation.validate import as_ordered
+from .requests import ClusterInput
+
+Count = Annotated[int, Field(ge=1, le=2**20)]
+
+
+class SimulationRequest(Record):
+    """What a split would cost; nothing is searched and nothing is stored.
+
+    Attributes:
+        plan_id: A stored plan: its profile, cluster, options and split, where nothing else is
+            given.
+        profile_id: A stored profile instead.
+        profile: A profile instead.
+        balance: Layers of each stage.
+        replicas: Devices of each stage; one each if empty.
+        cluster: The devices.
+        options: What to plan for.
+        timeline: Whether to answer with when everything starts and ends, too.
+    """
+
+    plan_id: str | None = Field(None, max_length=80)
+    profile_id: str | None = Field(None, max_length=80)
+    profile: Profile | None = None
+    balance: tuple[Count, ...] | None = Field(None, min_length=1, max_length=4096)
+    replicas: tuple[Count, ...] | None = Field(None, max_length=4096)
+    cluster: ClusterInput | None = None
+    options: PlanOptions | None = None
+    timeline: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = ("plan_id", "profile_id", "profile")
+        given = [name for name in names if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise InvalidInput(
+                "give exactly one of 'plan_id', 'profile_id' and 'profile'; found "
+                + (" and ".join(map(repr, given)) or "none"),
+                field=f"/{given[-1] if given else 'plan_id'}",
+            )
+        if self.plan_id is None:
+            for name in ("balance", "cluster"):
+                if getattr(self, name) is None:
+                    raise InvalidInput(f"without a plan, give a {name!r}", field=f"/{name}")
+        if self.replicas is not None and self.balance is None:
+            raise InvalidInput("'replicas' go with a 'balance'; give one", field="/balance")
+        return self
+
+
+def simulate(
+    profile: Profile,
+    cluster: Cluster,
+    options: PlanOptions,
+    balance: tuple[int, ...],
+    replicas: tuple[int, ...],
+    with_timeline: bool,
+    profile_id: str | None = None,
+) -> Simulation:
+    """Price a split.
+
+    Raises:
+        InvalidInput: It is no split of that profile.
+    """
+    try:
+        plan = plan_from_balance(
+            profile, cluster, options, balance, replicas=replicas, profile_id=profile_id
+        )
+    except Infeasible as error:
+        return Simulation(status="infeasible", infeasible=infeasible_answer(error))
+    return Simulation(
+        status="simulated", plan=plan, timeline=plan_timeline(plan) if with_timeline else None
+    )
+
+
+def simulate_changed(
+    base: Plan,
+    profile: Profile,
+    cluster: Cluster,
+    options: PlanOptions,
+    balance: tuple[int, ...],
+    replicas: tuple[int, ...],
+    with_timeline: bool,
+) -> Simulation:
+    """Price a split of a plan's layers: in its order, and at the size of micro-batches it chose.
+
+    Raises:
+        InvalidInput: It is no split of them.
+    """
+    asked, layers = options, profile
+    is_sized = base.options.batch_size is not None and asked.batch_size == base.options.batch_size
+    if is_sized:
+        layers = as_planned(base, layers)
+        options = options.model_copy(update={"num_microbatches": base.num_microbatches})
+        asked = options.model_copy(update={"batch_size": None})
+    order = base.layer_order if asked.layer_order == "any" else ()
+    if order:
+        layers = as_ordered(base, layers)
+    is_known = is_sized or bool(order) or base.options.batch_size is None
+    profile_id = base.profile_id if is_known else None  # of one size chosen among several profiles
+    found = simulate(layers, cluster, asked, balance, replicas, with_timeline, profile_id)
+    if found.plan is None or not (is_sized or order):
+        return found
+    kept = {"options": options, "layer_order": order}
+    plan = found.plan.model_copy(update=kept)
+    return found.model_copy(update={"plan": plan})
+
+
+@dataclass(frozen=True)
+class PricedSplit:
+    """A split with everything its price depends on.
+
+    Attributes:
+        base: The plan that is changed; `None` for a profile's split.
+        profile: Its layers as they were profiled.
+        cluster: The devices.
+        options: What to plan for.
+        balance: Layers of each stage.
+        replicas: Devices of each stage; one each if empty.
+    """
+
+    base: Plan | None
+    profile: Profile
+    cluster: Cluster
+    options: PlanOptions
+    balance: tuple[int, ...]
+    replicas: tuple[int, ...]
+
+
+def price(split: PricedSplit, with_timeline: bool) -> Simulation:
+    """Price a split.
+
+    Raises:
+        InvalidInput: It is no split of that profile, or of those layers.
+    """
+    rest = split.cluster, split.options, split.balance, split.replicas, with_timeline
+    if split.base is None:
+        return simulate(split.profile, *rest)
+    return simulate_changed(split.base, split.profile, *rest)
+
+
+class ComparisonRequest(Record):
+    """Stored plans to put side by side.
+
+    Attributes:
+        plan_ids: Two to eight of them, each once.
+    """
+
+    plan_ids: tuple[Annotated[str, Field(max_length=80)], ...] = Field(min_length=2, max_length=8)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(set(self.plan_ids)) != len(self.plan_ids):
+            raise InvalidInput("name each plan once", field="/plan_ids")
+        return self
+
+
+def compare(records: tuple[StoredPlan, ...]) -> Comparison:
+    """Put plans side by side."""
+    steps = [record.plan.step_time_s for record in records if record.plan is not None]
+    plans = tuple(_compared(record, max(steps, default=0.0)) for record in records)
+    ready = [entry for entry in plans if entry.step_time_s is not None]
+    if all(entry.samples_per_s is not None for entry in ready):
+        ready.sort(key=lambda entry: -(entry.samples_per_s or 0.0))
+    else:
+        ready.sort(key=lambda entry: entry.step_time_s or 0.0)
+    return Comparison(
+        plans=plans,
+        fastest=ready[0].id if ready else None,
+        same_profile=len({record.profile_id for record in records}) == 1,
+    )
+
+
+def _compared(record: StoredPlan, slowest_s: float) -> ComparedPlan:
+    plan = record.plan
+    common = {
+        "id": record.id,
+        "status": record.status,
+        "profile_id": record.profile_id,
+        "num_devices": len(record.cluster.devices),
+        "schedule": record.options.schedule,
+    }
+    if plan is None:
+        assert record.infeasible is not None, "a record has a plan or a reason"
+        return ComparedPlan.model_validate({**common, "message": record.infeasible.message})
+    step_s = plan.step_time_s
+    return ComparedPlan.model_validate(
+        {
+            **common,
+            "model": plan.model,
+            "num_microbatches": plan.num_microbatches,
+            "balance": plan.balance,
+            "replicas": tuple(stage.replicas for stage in plan.stages),
+            "step_time_s": step_s,
+            "times_slowest": step_s / slowest_s if slowest_s else 1.0,
+            "samples_per_s": plan.samples_per_s,
+            "bubble_fraction": plan.bubble_fraction,
+            "peak_memory_bytes": max(plan.memory_by_device().values()),
+            "gap": plan.proof.gap,
+            "estimated": plan.estimated,
+        }
+    )

@@ -1,0 +1,186 @@
+"""What can be asked for: devices, clusters, model families, and this server's limits."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from typing import Annotated, get_args
+
+from fastapi import APIRouter, Query
+
+from ... import __version__
+from ...core.cluster.accelerators import CATALOGUE
+from ...core.cluster.cluster import Cluster
+from ...core.errors import InvalidInput, Refused
+from ...core.graph.sample import MAX_SAMPLE_BYTES
+from ...core.models.families import ModelSpec
+from ...core.plan.plan import Objective
+from ...core.plan.schedule import TrainingSchedule
+from ...core.requests.default_samples import default_sample
+from ...core.requests.presets import PRESETS
+from ...core.service.catalogue import (
+    AcceleratorList,
+    Capabilities,
+    CodeOf,
+    FactoryEntry,
+    Limits,
+    ModelFamily,
+    ModelFamilyList,
+    Published,
+    Tier,
+)
+from ..http.field_errors import FieldError, clip
+from ..http.problems import Problem
+from ..http.strict_json import StrictRoute
+from ..jobs.backends import is_local
+from ..model_sources.custom_code import ForeignModels
+from ..model_sources.families import why_not_buildable
+from ..model_sources.graph_limits import MAX_LAYERS, MAX_OPERATIONS
+from ..model_sources.measure import chosen_sandbox
+from ..openapi import PROBLEM_RESPONSE
+from ..planning.exports import PlanFormat, ProfileFormat
+from ..planning.requests import MAX_SHORTHAND_DEVICES
+from ..sandbox.bubblewrap import Sandbox
+from ..settings.settings import Settings
+from ..store.errors import NotFound
+
+
+def catalogue_routes(settings: Settings, foreign: ForeignModels | None = None) -> APIRouter:
+    """Routes that tell what there is."""
+    foreign = foreign or ForeignModels()
+    families = _families(is_local(settings.scheduler))
+    router = APIRouter(
+        prefix="/v1", tags=["catalogue"], route_class=StrictRoute, responses=PROBLEM_RESPONSE
+    )
+
+    @router.get("/accelerators")
+    def list_accelerators() -> AcceleratorList:
+        """Devices that estimates can be made for, with the data sheets they come from."""
+        return AcceleratorList(accelerators=CATALOGUE)
+
+    @router.get("/clusters")
+    def read_cluster(
+        devices: Annotated[
+            str,
+            Query(
+                max_length=1000,
+                description="Shorthand: 4x24GB, 8xH200, 4x8x80GB (4 nodes of 8), 2x80GB,4x24GB.",
+                examples=["4x24GB"],
+            ),
+        ],
+    ) -> Cluster:
+        """The cluster that shorthand stands for, to change its links or speeds."""
+        try:
+            return Cluster.parse(devices, max_devices=MAX_SHORTHAND_DEVICES)
+        except InvalidInput as error:
+            detail = clip(str(error))
+            errors = [FieldError(parameter="devices", detail=detail)]
+            raise Problem(422, "invalid-input", detail, errors=errors) from None
+
+    @router.get("/model-families")
+    def list_model_families() -> ModelFamilyList:
+        """Models that can be asked for by name."""
+        return ModelFamilyList(model_families=tuple(families.values()))
+
+    @router.get("/model-families/{family}")
+    def get_model_family(family: str) -> ModelFamily:
+        """One family."""
+        found = families.get(family)
+        if found is None:
+            raise NotFound("model family", family)
+        return found
+
+    @router.get("/capabilities")
+    def get_capabilities() -> Capabilities:
+        """What this server takes, does, and allows."""
+        return _capabilities(settings, foreign)
+
+    return router
+
+
+@cache
+def _families(builds_here: bool) -> dict[str, ModelFamily]:
+    """Every family by its name, and whether it can be built if that is done on this machine."""
+    found: dict[str, ModelFamily] = {}
+    for kind in get_args(get_args(ModelSpec)[0]):
+        (name,) = get_args(kind.model_fields["family"].annotation)
+        spec = kind(family=name)
+        config = type(spec.config)
+        reason = why_not_buildable(name) if builds_here else ""
+        found[name] = ModelFamily(
+            family=name,
+            description=" ".join((config.__doc__ or "").split()),
+            config_schema=config.model_json_schema(),
+            default_sample=default_sample(spec),
+            published=tuple(
+                Published(
+                    name=preset_name,
+                    model=preset.spec,
+                    num_parameters=preset.num_parameters,
+                    source=preset.source,
+                    sequence_length=preset.sequence_length,
+                )
+                for preset_name, preset in PRESETS.items()
+                if preset.spec.family == name
+            ),
+            available=not reason,
+            reason=reason,
+        )
+    return found
+
+
+def _tiers(foreign: ForeignModels, scheduler: str) -> tuple[Tier, ...]:
+    """By how much they trust: from numbers to code."""
+    has_torch = importlib.util.find_spec("torch") or not is_local(scheduler)  # or workers have it
+    torch = "" if has_torch else "torch is not installed on this server"
+    factories = "" if foreign.factories else "none is registered (factories_file)"
+    code = "" if foreign.allow_code else "off; the server has to be started with --allow-code"
+    pt2 = "an exported program, of which its JSON is read"
+    tiers: tuple[tuple[str, str, CodeOf, str], ...] = (
+        ("profile", "numbers, inline or by profile_id", "nobody", ""),
+        ("model", "a family and its configuration", "this release's own families", torch),
+        ("graph", "operations and shapes, inline or by graph_id", "nobody", torch),
+        ("POST /v1/graphs/pt2", pt2, "nobody", ""),
+        ("factory", "a registered name and its arguments", "the administrator's", factories),
+        ("code", "Python that makes the model, in a sandbox", "the sender's", code),
+    )
+    return tuple(
+        Tier(name=name, description=what, runs_code=whose, available=not reason, reason=reason)
+        for name, what, whose, reason in tiers
+    )
+
+
+def _capabilities(settings: Settings, foreign: ForeignModels) -> Capabilities:
+    return Capabilities(
+        version=__version__,
+        models=_tiers(foreign, settings.scheduler),
+        factories=tuple(
+            FactoryEntry(
+                name=name,
+                description=factory.description,
+                arguments_schema=factory.schema_of_arguments(),
+            )
+            for name, factory in sorted(foreign.factories.items())
+        ),
+        sandbox="none" if _sandbox(settings) is None else "bubblewrap",
+        objectives=get_args(Objective),
+        schedules=get_args(TrainingSchedule),
+        plan_formats=get_args(PlanFormat),
+        profile_formats=get_args(ProfileFormat),
+        limits=Limits(
+            body_bytes=settings.max_body_bytes,
+            plan_deadline_s=settings.plan_deadline_s,
+            measure_deadline_s=settings.measure_deadline_s,
+            shorthand_devices=MAX_SHORTHAND_DEVICES,
+            sample_bytes=MAX_SAMPLE_BYTES,
+            graph_layers=MAX_LAYERS,
+            graph_operations=MAX_OPERATIONS,
+        ),
+    )
+
+
+def _sandbox(settings: Settings) -> Sandbox | None:
+    try:
+        return chosen_sandbox(settings.sandbox)
+    except Refused:
+        return None

@@ -1,0 +1,50 @@
+"""Numbers that a server does not count but look up when somebody asks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from ...core.errors import StagewrightError
+from ..middleware.graceful_shutdown import Drain
+from ..planning.solver_pool import Solver
+from ..store.base import Store
+from ..telemetry.metrics import Metrics
+
+_log = logging.getLogger(__name__)
+
+
+def watch(metrics: Metrics, store: Store, solver: Solver, drain: Drain) -> None:
+    """Have the metrics tell of these, too."""
+    metrics.watch("solver_waiting", "Searches that wait for a process.", lambda: solver.num_waiting)
+    metrics.watch("solver_running", "Searches that have one.", lambda: solver.num_running)
+    metrics.watch("draining", "1 once this server is on its way out.", lambda: drain.is_draining)
+    metrics.registry.register(StoreNumbers(store))
+
+
+class StoreNumbers(Collector):
+    """Whether the store answers, and the jobs in it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        up = GaugeMetricFamily("stagewright_store_up", "1 if the database answers and fits.")
+        jobs = GaugeMetricFamily(
+            "stagewright_jobs",
+            "Jobs in the database, of every server that shares it.",
+            labels=("kind", "state"),
+        )
+        try:
+            self._store.check()
+            for (kind, state), number in sorted(self._store.jobs.counts().items()):
+                jobs.add_metric((kind, state), number)
+            up.add_metric((), 1)
+        except (StagewrightError, OSError) as error:
+            _log.warning("metrics without the database: %s", error)
+            up.add_metric((), 0)
+        yield up
+        yield jobs

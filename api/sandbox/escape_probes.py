@@ -1,0 +1,223 @@
+"""Tries to get out of a sandbox, from inside; run by path, with the standard library alone.
+
+``escape_probes.py NAME`` reads JSON on standard input and prints a JSON list of what
+it got away with.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import json
+import mmap
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+CHUNK = 2**20
+CLONE_NEWUSER = 0x10000000
+WRITABLE = ("/tmp", "/dev/shm")
+"""Memory of its own, gone with it."""
+
+
+def network(given: dict[str, Any]) -> Iterable[str]:
+    for family, address in (
+        (socket.AF_INET, ("127.0.0.1", given["port"])),
+        (socket.AF_INET, ("192.0.2.1", 80)),
+        (socket.AF_UNIX, "\0" + given["abstract"]),
+    ):
+        with suppress(OSError), socket.socket(family) as tried:
+            tried.settimeout(1)
+            tried.connect(address)
+            yield f"connected to {address}"
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as tried:
+        tried.sendto(b"x", ("192.0.2.1", 53))
+        yield "sent a datagram"
+    others = [name for _, name in socket.if_nameindex() if name != "lo"]
+    if others:
+        yield f"sees the network interfaces {others}"
+
+
+def writing(given: dict[str, Any]) -> Iterable[str]:
+    folders = {"/", "/usr", "/etc", "/var/tmp", "/root", "/home", sys.prefix, *given["folders"]}
+    for base in list(sys.path):
+        folders.add(base or ".")
+    for folder in sorted(folders):
+        if _is_scratch(os.path.realpath(folder), given["readable"]):
+            continue
+        with suppress(OSError):
+            name = os.path.join(folder, given["marker"])
+            with open(name, "w"):
+                pass
+            os.unlink(name)
+            yield f"wrote in {folder}"
+    with suppress(OSError):
+        with open(given["secret"], "a") as file:
+            file.write("changed")
+        yield "changed a file outside"
+
+
+def secrets(given: dict[str, Any]) -> Iterable[str]:
+    for path in (
+        given["secret"],
+        "/etc/passwd",
+        "/etc/shadow",
+        "/root/.ssh",
+        "/run",
+        *given["homes"],
+    ):
+        if os.path.isdir(path):
+            listed = [
+                name for name in os.listdir(path) if not _leads_to(path, name, given["readable"])
+            ]
+            if listed:
+                yield f"sees {listed[0]!r} in {path}"
+        elif os.access(path, os.R_OK):
+            yield f"read {path}"
+    for file in glob.glob("/proc/[0-9]*/environ"):
+        with suppress(OSError), open(file, "rb") as environment:
+            if given["token"].encode() in environment.read():
+                yield f"found a secret variable in {file}"
+    yield from (f"has the variable {name}" for name in os.environ if name not in given["variables"])
+
+
+def processes(given: dict[str, Any]) -> Iterable[str]:
+    for kind, outside in given["namespaces"].items():
+        if os.readlink(f"/proc/self/ns/{kind}") == outside:
+            yield f"shares the {kind} namespace"
+    for file in glob.glob("/proc/[0-9]*/cmdline"):
+        with suppress(OSError), open(file, "rb") as command:
+            if given["marker"].encode() in command.read():
+                yield f"sees a process outside: {file}"
+
+
+def privileges(_: dict[str, Any]) -> Iterable[str]:
+    with open("/proc/self/status") as file:
+        status = dict(line.split(":\t", 1) for line in file if ":\t" in line)
+    for name in ("CapEff", "CapPrm", "CapBnd"):
+        if int(status[name], 16):
+            yield f"has capabilities ({name} {status[name].strip()})"
+    if status["NoNewPrivs"].strip() != "1":
+        yield "may gain privileges by running other programs"
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWUSER) == 0:
+        yield "made a user namespace"
+    if libc.mount(b"none", b"/tmp", b"tmpfs", 0, None) == 0:
+        yield "mounted a file system"
+
+
+def outliving(given: dict[str, Any]) -> Iterable[str]:
+    """Leaves a process in a session of its own, with a name to be looked for."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            code = "import time; time.sleep(120)"
+            os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", code, given["marker"]])
+        os._exit(0)
+    time.sleep(0.2)
+    sys.stderr.write('{"done": 1, "total": 1, "layer": "left"}\n')
+    sys.stderr.flush()
+    time.sleep(120)
+    return []
+
+
+def memory(given: dict[str, Any]) -> Iterable[str]:
+    """Takes twice what is allowed; who gets to the end has escaped."""
+    kept = {"itself": _itself, "children": _children, "files": _files}[given["way"]](given["bytes"])
+    if kept > given["allowed"]:
+        yield f"kept {kept} bytes ({given['way']}) with {given['allowed']} allowed"
+
+
+def forking(given: dict[str, Any]) -> Iterable[str]:
+    children: list[int] = []
+    with suppress(OSError):
+        while len(children) < given["many"]:
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)
+                os._exit(0)
+            children.append(child)
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+    if len(children) >= given["many"]:
+        yield f"started {len(children)} processes"
+
+
+def _itself(many: int) -> int:
+    held = mmap.mmap(-1, many)
+    for at in range(0, many, CHUNK):
+        held[at : at + CHUNK] = b"x" * CHUNK
+    time.sleep(0.5)
+    return many
+
+
+def _children(many: int) -> int:
+    """Each takes a part, and none of them too much."""
+    parts, ready = 8, os.pipe()
+    children = []
+    for _ in range(parts):
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            _itself(many // parts)
+            os.write(ready[1], b"x")
+            time.sleep(60)
+        children.append(child)
+    os.close(ready[1])
+    kept = 0
+    while kept < parts and os.read(ready[0], 1):
+        kept += 1
+    time.sleep(0.5)
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+    return kept * (many // parts)
+
+
+def _files(many: int) -> int:
+    """Files in memory, which no process maps, and then those of ``/tmp``."""
+    kept, held = 0, []
+    with suppress(OSError):
+        for _ in range(0, many, 16 * CHUNK):
+            held.append(os.memfd_create("kept"))
+            for _ in range(16):
+                kept += os.write(held[-1], b"x" * CHUNK)
+    for folder in WRITABLE:
+        with suppress(OSError), open(f"{folder}/kept", "wb", buffering=0) as file:
+            for _ in range(0, many, CHUNK):
+                kept += file.write(b"x" * CHUNK) or 0
+    time.sleep(0.5)
+    return kept
+
+
+def _is_scratch(folder: str, readable: Iterable[str]) -> bool:
+    """Whether it is memory of its own; of what may be read below it, nothing is."""
+    outside = any(folder == place or folder.startswith(place + os.sep) for place in readable)
+    return folder.startswith(WRITABLE) and not outside
+
+
+def _leads_to(folder: str, name: str, readable: Iterable[str]) -> bool:
+    """Whether something is there because what may be read lies at or below it."""
+    path = os.path.join(folder, name)
+    return any(place == path or place.startswith(path + os.sep) for place in readable)
+
+
+PROBES: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
+    probe.__name__: probe
+    for probe in (
+        network, writing, secrets, processes, privileges, outliving, memory, forking,
+    )
+}  # fmt: skip
+
+
+def main() -> None:
+    found = list(PROBES[sys.argv[1]](json.load(sys.stdin)))
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,4 @@
+"""Settings of the server: their types, names, sources and checks.
+
+Nothing here acts on a setting.
+"""

@@ -1,0 +1,248 @@
+"""Finding out the settings: flags before variables before the file before defaults."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from ...core.errors import InvalidInput
+from .names import SettingName, nearest, setting_names
+from .secret_files_tomerge import read_secret, with_password
+from .settings import PREFIX, Settings
+
+CONFIG_VARIABLE = PREFIX + "CONFIG"
+"""Names the file, as ``--config`` does."""
+
+OTHER_VARIABLES = frozenset(
+    PREFIX + name for name in ("CONFIG", "DEBUG", "NUMBA", "SERVER", "RETRIES", "TIMEOUT_S")
+)
+"""Variables of ours that say something else than a setting."""
+
+KUBERNETES = re.compile(PREFIX + r"(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+|PORT)")
+"""What Kubernetes sets in every container beside a service named ``stagewright``."""
+
+
+class _Sources(Settings, BaseSettings):
+    """The settings, for what pydantic-settings does: variables and files to fields."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX,
+        env_nested_delimiter="_",
+        env_nested_max_split=1,
+        enable_decoding=False,  # lists are words with commas, not JSON
+    )
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value comes from: a kind of place, and which."""
+
+    kind: Literal["default", "file", "environment", "flag"]
+    place: str | None = None
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Settings, and where each comes from.
+
+    Attributes:
+        settings: Their values; those that files hold have been read.
+        origins: By the setting's name.
+        troubles: By the setting's name, why a file's secret is missing, if that was left out.
+    """
+
+    settings: Settings
+    origins: Mapping[str, Origin]
+    troubles: Mapping[str, str] = field(default_factory=dict)
+
+    def value(self, setting: SettingName) -> Any:
+        """What holds; of a section nobody gave, what would."""
+        found: Any = self.settings
+        for name in setting.path:
+            found = getattr(found, name)
+            if found is None:
+                return setting.default
+        return found
+
+
+def configure(
+    flags: Mapping[str, Any] | None = None,
+    *,
+    file: str | Path | None = None,
+    strict: bool = True,
+) -> Configuration:
+    """The settings of a server that starts in this environment.
+
+    Args:
+        flags: By field name, what was said on the command line; `None` stands for nothing said.
+        file: TOML; by default the one that the environment's ``STAGEWRIGHT_CONFIG`` names.
+        strict: Whether a secret that cannot be had is an error, not only told in ``troubles``.
+
+    Raises:
+        InvalidInput: A name is not a setting's, a value does not fit, or a file cannot be read.
+    """
+    chosen = file if file is not None else os.environ.get(CONFIG_VARIABLE)
+    known = {setting.path: setting for setting in setting_names()}
+    found: dict[tuple[str, ...], tuple[Any, Origin]] = {}
+    if chosen is not None:
+        said = _leaves(_of_file(Path(chosen)))
+        _check_known([".".join(path) for path in said], known, f"{chosen}: ")
+        found |= {path: (value, Origin("file", str(chosen))) for path, value in said.items()}
+    _check_variables(known)
+    for path, value in _leaves(EnvSettingsSource(_Sources)()).items():
+        found[path] = (value, Origin("environment", known[path].variable))
+    for name, value in (flags or {}).items():
+        if value is not None:
+            found[(name,)] = (value, Origin("flag", "--" + name.replace("_", "-")))
+    settings = _validated(found, known)
+    origins = {
+        setting.name: found[path][1] if path in found else Origin("default")
+        for path, setting in known.items()
+    }
+    return _with_secrets(settings, origins, strict=strict)
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    """What a TOML file says."""
+    if not path.is_file():
+        raise InvalidInput(f"there is no settings file {path}; name one with --config")
+    try:
+        return TomlConfigSettingsSource(_Sources, toml_file=path)()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        what = "is not TOML" if isinstance(error, tomllib.TOMLDecodeError) else "cannot be read"
+        raise InvalidInput(f"the settings file {path} {what}: {why}") from None
+
+
+def _leaves(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """Values by their path, sections taken apart."""
+    found: dict[tuple[str, ...], Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found.update(_leaves(value, (*path, name)))
+        else:
+            found[(*path, name)] = value
+    return found
+
+
+def _check_known(
+    said: Sequence[str], known: Mapping[tuple[str, ...], SettingName], where: str
+) -> None:
+    """Refuse names in a file that are no setting's, all of them at once."""
+    names = [setting.name for setting in known.values()]
+    wrong = [f"{name} is no setting; {nearest(name, names)}" for name in said if name not in names]
+    if wrong:
+        raise InvalidInput(where + "\n".join(wrong))
+
+
+def _check_variables(known: Mapping[tuple[str, ...], SettingName]) -> None:
+    """Refuse variables that look like settings and are none, all of them at once."""
+    names = {setting.variable for setting in known.values()} | OTHER_VARIABLES
+    ours = {name: text for name, text in sorted(os.environ.items()) if name.startswith(PREFIX)}
+    for name, value in ours.items():
+        if KUBERNETES.fullmatch(name) and (name not in names or "://" in value):
+            raise InvalidInput(
+                f"{name} was set by Kubernetes for a service of that name and is no setting; "
+                "put 'enableServiceLinks: false' into the pod's spec"
+            )
+    wrong = [
+        f"{name} is no setting; {nearest(name, sorted(names))}" for name in ours.keys() - names
+    ]
+    if wrong:
+        raise InvalidInput("\n".join(sorted(wrong)))
+
+
+def _validated(
+    found: Mapping[tuple[str, ...], tuple[Any, Origin]],
+    known: Mapping[tuple[str, ...], SettingName],
+) -> Settings:
+    values: dict[str, Any] = {}
+    for path, (value, _) in found.items():
+        place = values
+        for name in path[:-1]:
+            place = place.setdefault(name, {})
+        place[path[-1]] = value
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+    path = tuple(str(part) for part in first["loc"])
+    while path and path not in known:
+        path = path[:-1]
+    if first["type"] == "missing":
+        beside = min(_named(given, found[given][1]) for given in found if given[:1] == path[:1])
+        raise InvalidInput(f"{known[path].variable} is missing beside {beside}") from None
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] in ("string_too_short", "too_short"):
+        message = "is empty"
+    said = _named(path, found[path][1]) if path in found else ".".join(path)
+    raise InvalidInput(f"{said}: {message[:1].lower()}{message[1:]}") from None
+
+
+def _named(path: tuple[str, ...], origin: Origin) -> str:
+    """How whoever said it knows a setting."""
+    name = ".".join(path)
+    return f"{name} in {origin.place}" if origin.kind == "file" else origin.place or name
+
+
+def _with_secrets(
+    settings: Settings, origins: Mapping[str, Origin], *, strict: bool
+) -> Configuration:
+    """The settings with what their files hold."""
+    changed: dict[str, str | None] = {}
+    told, troubles = dict(origins), dict[str, str]()
+    try:
+        if settings.token_file is not None and _counts("token_file", "token", origins):
+            told["token"] = Origin("file", str(settings.token_file))
+            changed["token"] = None
+            changed["token"] = read_secret(settings.token_file)
+    except InvalidInput as error:
+        troubles["token_file"] = str(error)
+    try:
+        if settings.database_password_file is not None and not _is_whole(settings, origins):
+            changed["database"] = with_password(settings.database, settings.database_password_file)
+    except InvalidInput as error:
+        troubles["database_password_file"] = str(error)
+    if troubles and strict:
+        raise InvalidInput("\n".join(troubles.values()))
+    return Configuration(settings.model_copy(update=changed), told, troubles)
+
+
+RANK = {"default": 0, "file": 1, "environment": 2, "flag": 3}
+"""Of two that say the same thing in two ways, the higher counts."""
+
+
+def _counts(name: str, other: str, origins: Mapping[str, Origin]) -> bool:
+    """Whether the first of two settings for one thing counts, by who said them.
+
+    Raises:
+        InvalidInput: Both were said in the same sort of place.
+    """
+    first, second = origins[name], origins[other]
+    if RANK[first.kind] == RANK[second.kind]:
+        both = " and ".join(_named((setting,), origins[setting]) for setting in (other, name))
+        raise InvalidInput(f"{both} say the same thing; leave one of the two out")
+    return RANK[first.kind] > RANK[second.kind]
+
+
+def _is_whole(settings: Settings, origins: Mapping[str, Origin]) -> bool:
+    """Whether a database was said over the head of the file with a password, which it needs not."""
+    database, password = origins["database"], origins["database_password_file"]
+    if RANK[database.kind] <= RANK[password.kind]:
+        return False
+    from ..store.database import database_url
+
+    return "://" not in settings.database or database_url(settings.database).password is not None

@@ -1,0 +1,297 @@
+"""Checks that a traced model is the model: wrong captures must be loud."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...core.errors import CaptureError, InvalidInput, first_line
+from ...core.graph.graph import Boundary
+from ..observation.nested_values import constants, take_tensors
+from ..observation.observe import KeptState, Observation, blame_once, blame_repeated, observed
+from ..observation.parameter_guard import ParameterGuard, changes_parameter
+from ..observation.preserve import modes_kept, preserved, seed_everything
+from ..sample import CallStructure
+from .difference_tomerge import relative_difference
+from .input_variations import variations
+from .piecewise_run import PieceRun
+
+RELATIVE_TOLERANCE = 1e-3
+"""A wrong graph is off by far more; another kernel for the same operation (flash instead of math
+attention) by far less. Precisions below single get more, see `_tolerance`."""
+
+GRADIENT_FLOOR = 1e-4
+"""Gradients smaller than this share of the largest one are rounding, such as those of a bias
+before a normalisation."""
+
+
+SEEDS = (0, 1)
+"""Of the random generators at the start of each step."""
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What a model did on a sample.
+
+    Attributes:
+        outputs: The tensors it returned.
+        form: What it returned, with places for the tensors.
+        gradients: By the parameters' names.
+        buffers: By name.
+    """
+
+    outputs: list[Tensor]
+    form: Any
+    gradients: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the model itself did: two steps, one after the other, on different inputs.
+
+    Attributes:
+        seen: What the first forward showed.
+        inputs: The inputs of each step.
+        behaviours: What each step did.
+    """
+
+    seen: Observation
+    inputs: list[tuple[Tensor, ...]]
+    behaviours: list[Behaviour]
+
+    @property
+    def varied(self) -> bool:
+        """Whether the second step had inputs of its own."""
+        return self.inputs[0] is not self.inputs[1]
+
+
+def eager_steps(model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...]) -> Expected:
+    """The model itself, two steps forwards and backwards.
+
+    What one step leaves behind on the model the next one finds, as in training; inputs and random
+    numbers of the second differ, so that a graph that took over values of the sample shows.
+
+    Raises:
+        InvalidInput: The model fails on this sample by itself.
+        CaptureError: It would change its own parameters; it was stopped before.
+    """
+    with preserved(model), torch.enable_grad():
+        seed_everything(SEEDS[0])
+        seen, output = _watched_forward(model, structure, flat)
+        try:
+            with ParameterGuard(model):
+                first = _behaviour(model, output, lambda: None)
+        except RuntimeError as error:
+            raise InvalidInput(
+                f"{type(model).__name__} itself fails in its backward pass: {first_line(error)}"
+            ) from error
+        del output
+        for other in variations(flat):
+            try:
+                with preserved(model), ParameterGuard(model):
+                    kept = KeptState(model)
+                    second = _step(model, structure, other)
+                    again = kept.finish()
+            except CaptureError:
+                raise
+            except Exception:  # noqa: BLE001 - these made-up inputs do not suit the model
+                continue
+            if _as_finite(second, first):
+                blame_repeated(seen, again)
+                same = all(ours is theirs for ours, theirs in zip(other, flat, strict=True))
+                return Expected(seen, [flat, flat if same else other], [first, second])
+    raise CaptureError("the model ran once and then failed on the same sample")
+
+
+def observe(model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...]) -> Observation:
+    """One forward of the model itself, watched.
+
+    A model that fails on this sample is not refused here: made-up inputs may not suit it.
+
+    Raises:
+        CaptureError: It would change its own parameters; it was stopped before.
+    """
+    with preserved(model), torch.enable_grad():
+        seed_everything(SEEDS[0])
+        try:
+            seen, _ = _watched_forward(model, structure, flat)
+        except InvalidInput:
+            return Observation()
+        blame_once(seen)
+        return seen
+
+
+def _watched_forward(
+    model: nn.Module, structure: CallStructure, flat: Sequence[Tensor]
+) -> tuple[Observation, Any]:
+    args, kwargs = structure.unflatten([tensor.clone() for tensor in flat])
+    parameters = dict(model.named_parameters())
+    versions = {name: parameter._version for name, parameter in parameters.items()}
+    with observed(model) as (seen, watch):
+        try:
+            output = model(*args, **kwargs)
+        except CaptureError:
+            raise
+        except Exception as error:
+            reason = str(error).strip().splitlines()
+            raise InvalidInput(
+                f"{type(model).__name__} itself fails on this sample: "
+                f"{type(error).__name__}: {reason[0] if reason else ''}",
+                field="/sample/inputs",
+            ) from error
+        watch.settle("", output)
+    for name, parameter in model.named_parameters():
+        if parameter is not parameters.get(name) or parameter._version != versions[name]:
+            raise changes_parameter(name)
+    return seen, output
+
+
+def _step(model: nn.Module, structure: CallStructure, flat: Sequence[Tensor]) -> Behaviour:
+    seed_everything(SEEDS[1])
+    args, kwargs = structure.unflatten([tensor.clone() for tensor in flat])
+    return _behaviour(model, model(*args, **kwargs), lambda: None)
+
+
+def _as_finite(second: Behaviour, first: Behaviour) -> bool:
+    """Whether outputs are numbers wherever they were in the first step."""
+    pairs = zip(second.outputs, first.outputs, strict=False)
+    return len(second.outputs) == len(first.outputs) and all(
+        bool(ours.isfinite().all()) or not theirs.isfinite().all() for ours, theirs in pairs
+    )
+
+
+def compare_pieces(
+    model: nn.Module,
+    pieces: Sequence[nn.Module],
+    boundaries: Sequence[Boundary],
+    unflatten: Callable[[Sequence[Any]], Any],
+    expected: Expected,
+) -> None:
+    """Take the same steps with the traced model, cut wherever it may be, and compare.
+
+    Raises:
+        CaptureError: It does something else; the message says what differs and by how much.
+    """
+    with preserved(model), torch.enable_grad():
+        steps = zip(SEEDS, expected.inputs, expected.behaviours, strict=False)
+        for seed, flat, wanted in steps:
+            seed_everything(seed)
+            try:
+                run = PieceRun(pieces, boundaries, [tensor.clone() for tensor in flat], copy=True)
+                found = _behaviour(model, unflatten(run.outputs), run.hand_back)
+            except Exception as error:
+                raise CaptureError(
+                    f"the traced model fails where the model does not: {type(error).__name__}: "
+                    f"{first_line(error)}"
+                ) from error
+            compare(found, wanted)
+
+
+def _behaviour(model: nn.Module, output: Any, rest: Callable[[], None]) -> Behaviour:
+    """Differentiate outputs for fixed pseudo-random cotangents, and copy what there is to see."""
+    leaves: list[Tensor] = []
+    form = take_tensors(output, leaves)
+    for parameter in model.parameters():
+        parameter.grad = None
+    roots = [leaf for leaf in leaves if leaf.requires_grad]
+    if roots:
+        torch.autograd.backward(roots, [_cotangent(root) for root in roots])
+        rest()
+    named = model.named_parameters()
+    return Behaviour(
+        outputs=[leaf.detach().clone() for leaf in leaves],
+        form=form,
+        gradients={name: p.grad.to_dense() for name, p in named if p.grad is not None},
+        buffers={name: buffer.detach().clone() for name, buffer in model.named_buffers()},
+    )
+
+
+def _cotangent(output: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(output.numel())
+    values = torch.rand(output.shape, generator=generator) + 0.5
+    return values.to(output.device, output.dtype)
+
+
+def compare(found: Behaviour, expected: Behaviour) -> None:
+    """Insist that the traced model behaves as the model.
+
+    Raises:
+        CaptureError: It does not; the message says what differs and by how much.
+    """
+    tolerance = _tolerance(expected)
+    if constants(found.form) != constants(expected.form):
+        raise CaptureError(
+            "the traced model is not the model: it returns other numbers, or in another order "
+            f"({found.form} instead of {expected.form}); return tensors instead of Python numbers"
+        )
+    for position, pair in enumerate(zip(found.outputs, expected.outputs, strict=True)):
+        _insist(relative_difference(*pair), tolerance, f"output {position}")
+    norms = [float(gradient.norm()) for gradient in expected.gradients.values()]
+    floor = GRADIENT_FLOOR * max(norms, default=0.0)
+    for name in sorted({*found.gradients, *expected.gradients}):
+        ours = found.gradients.get(name)
+        theirs = expected.gradients.get(name)
+        there = theirs if theirs is not None else ours
+        assert there is not None
+        zero = torch.zeros_like(there)
+        error = relative_difference(
+            zero if ours is None else ours, zero if theirs is None else theirs, floor=floor
+        )
+        _insist(error, tolerance, f"the gradient of {name!r}")
+    for name, buffer in expected.buffers.items():
+        _insist(relative_difference(found.buffers[name], buffer), tolerance, f"the buffer {name!r}")
+
+
+def _insist(error: float, tolerance: float, what: str) -> None:
+    if not error <= tolerance:
+        raise CaptureError(
+            f"the traced model is not the model: {what} differs by {error:.2g} (relative). "
+            "Something in forward escapes the tracer: hooks, Python's own random numbers, state "
+            "kept outside buffers, or a custom derivative"
+        )
+
+
+def _tolerance(behaviour: Behaviour) -> float:
+    floating = [
+        leaf.dtype
+        for leaf in (*behaviour.outputs, *behaviour.gradients.values())
+        if leaf.is_floating_point()
+    ]
+    return max([RELATIVE_TOLERANCE, *(20 * float(torch.finfo(dtype).eps) for dtype in floating)])
+
+
+def follows_mode(
+    model: nn.Module,
+    structure: CallStructure,
+    pieces: Sequence[nn.Module],
+    boundaries: Sequence[Boundary],
+    unflatten: Callable[[Sequence[Any]], Any],
+    flat: Sequence[Tensor],
+) -> bool:
+    """Whether the pieces, switched to evaluation, still do what the model does then."""
+    together = nn.ModuleList(pieces)
+    with preserved(model, training=False), modes_kept(together), torch.no_grad():
+        args, kwargs = structure.unflatten([tensor.clone() for tensor in flat])
+        try:
+            with preserved(model):
+                seed_everything(SEEDS[0])
+                expected = _evaluated(model, model(*args, **kwargs))
+            seed_everything(SEEDS[0])
+            together.train(False)
+            run = PieceRun(pieces, boundaries, [tensor.clone() for tensor in flat], copy=True)
+            compare(_evaluated(model, unflatten(run.outputs)), expected)
+        except Exception:  # noqa: BLE001 - whatever it is, evaluation is not what it should be
+            return False
+    return True
+
+
+def _evaluated(model: nn.Module, output: Any) -> Behaviour:
+    leaves: list[Tensor] = []
+    form = take_tensors(output, leaves)
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    return Behaviour([leaf.clone() for leaf in leaves], form, {}, buffers)

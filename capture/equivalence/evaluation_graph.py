@@ -1,0 +1,48 @@
+"""Evaluation as a graph of its own, beside the training graph and cut at the same places."""
+
+from __future__ import annotations
+
+from ...core.graph.graph import Boundary
+from ..captured import Captured
+from ..observation.nested_values import constants
+from ..serialize.graph_document import parameter_records
+
+
+def fits(training: Captured, evaluation: Captured) -> bool:
+    """Whether every piece of one graph can take the place of the same piece of the other.
+
+    Layers, tensors over every legal cut and outputs must be alike, and no layer may read a
+    parameter or buffer in evaluation that it does not hold in training: it would be another
+    stage's.
+    """
+    return (
+        training.layers.names == evaluation.layers.names
+        and all(
+            not ours.boundary.legal
+            or (theirs.boundary.legal and _forms(ours.boundary) == _forms(theirs.boundary))
+            for ours, theirs in zip(training.cuts, evaluation.cuts, strict=True)
+        )
+        and _outputs(training) == _outputs(evaluation)
+        and _reads_no_more(training, evaluation)
+    )
+
+
+def _forms(boundary: Boundary) -> list[tuple[tuple[int, ...], str]]:
+    return [(tensor.shape, tensor.dtype) for tensor in boundary.tensors]
+
+
+def _outputs(captured: Captured) -> tuple[object, ...]:
+    program = captured.program
+    form = constants(program.output) if program.output is not None else program.out_spec
+    return form, len(program.flat_outputs)
+
+
+def _reads_no_more(training: Captured, evaluation: Captured) -> bool:
+    held = {
+        record.names: set(record.layers)
+        for record in parameter_records(training.program, training.layers)
+    }
+    return all(
+        set(record.layers) <= held[record.names]
+        for record in parameter_records(evaluation.program, evaluation.layers)
+    )

@@ -1,0 +1,65 @@
+"""Run a model piece by piece with nothing but tensors between them, as machines would.
+
+Every piece receives detached tensors, and gradients are handed back by hand: whatever escapes a
+cut (a shared view, a hook, a constant written to) shows as a difference from the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...core.graph.graph import Boundary
+
+
+class PieceRun:
+    """One forward through pieces, ready for its backward.
+
+    Args:
+        pieces: Flat tensors in, a tuple of tensors out.
+        boundaries: What crosses each gap, and which of it needs a gradient.
+        flat: The first piece's inputs.
+        copy: Give each piece copies, for pieces that work in place and make none themselves.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[nn.Module],
+        boundaries: Sequence[Boundary],
+        flat: Sequence[Tensor],
+        *,
+        copy: bool = False,
+    ) -> None:
+        self._received: list[list[Tensor]] = []
+        self._sent: list[tuple[Any, ...]] = []
+        values: list[Any] = list(flat)
+        for index, piece in enumerate(pieces):
+            if index:
+                specs = boundaries[index - 1].tensors
+                values = [
+                    value.detach().requires_grad_(spec.requires_grad)
+                    for value, spec in zip(values, specs, strict=True)
+                ]
+                self._received.append(values)
+                values = [value.clone() for value in values] if copy else values
+            values = list(piece(*values))
+            self._sent.append(tuple(values))
+
+    @property
+    def outputs(self) -> tuple[Any, ...]:
+        """The last piece's outputs; call backward on what you make of them, then `hand_back`."""
+        return self._sent[-1]
+
+    def hand_back(self) -> None:
+        """Carry gradients from the last piece, already differentiated, to the first."""
+        for index in reversed(range(len(self._received))):
+            pairs = [
+                (value, leaf.grad)
+                for value, leaf in zip(self._sent[index], self._received[index], strict=True)
+                if value.requires_grad and leaf.grad is not None
+            ]
+            if pairs:
+                torch.autograd.backward([pair[0] for pair in pairs], [pair[1] for pair in pairs])

@@ -1,0 +1,141 @@
+"""Nested values of a module call: tensors taken out, the rest kept, and put together again."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ...core.errors import CaptureError
+
+CONSTANTS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, type(None))
+"""Types that a graph may hold as they are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Stands where a tensor was: its position in the flat list."""
+
+    index: int
+
+
+def take_tensors(value: Any, found: list[Tensor]) -> Any:
+    """The value with every tensor appended to ``found`` and a `Place` in its stead.
+
+    Raises:
+        CaptureError: There is something in it that is neither tensor, container nor constant.
+    """
+    if isinstance(value, Tensor):
+        found.append(value)
+        return Place(len(found) - 1)
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        raise CaptureError("a number computed from data is handed from module to module")
+    if isinstance(value, CONSTANTS):
+        return value
+    return _rebuilt(value, lambda item: take_tensors(item, found))
+
+
+def put(value: Any, items: list[Any]) -> Any:
+    """The value with ``items`` where the places are."""
+    if isinstance(value, Place):
+        return items[value.index]
+    if isinstance(value, CONSTANTS):
+        return value
+    return _rebuilt(value, lambda item: put(item, items))
+
+
+def reach(graph: fx.Graph, node: fx.Node, value: Any, index: int) -> fx.Node | None:
+    """Append the operations that take the tensor at place ``index`` out of a node's value."""
+    if isinstance(value, Place):
+        return node if value.index == index else None
+    for step, key, item in _items(value):
+        if holds(item, index):
+            return reach(graph, graph.call_function(step, (node, key)), item, index)
+    return None
+
+
+def holds(value: Any, index: int) -> bool:
+    """Whether the place ``index`` is inside."""
+    if isinstance(value, Place):
+        return value.index == index
+    return any(holds(item, index) for _, _, item in _items(value))
+
+
+def places(value: Any) -> list[Place]:
+    """All places inside, in order."""
+    if isinstance(value, Place):
+        return [value]
+    return [place for _, _, item in _items(value) for place in places(item)]
+
+
+def skeleton(value: Any) -> Any:
+    """The places alone, in nested dicts by position, key or field name."""
+    if isinstance(value, Place):
+        return value
+    return {key: skeleton(item) for _, key, item in _items(value) if places(item)}
+
+
+def constants(value: Any) -> list[Any]:
+    """Everything inside that is no container, in order."""
+    found = _items(value)
+    return [leaf for _, _, item in found for leaf in constants(item)] if found else [value]
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a graph can hold the value as an argument: lists, tuples, dicts and constants."""
+    if isinstance(value, (Place, slice, *CONSTANTS)):
+        return True
+    if type(value) in (tuple, list, dict):
+        return all(is_plain(item) for _, _, item in _items(value))
+    return False
+
+
+def _items(value: Any) -> list[tuple[Callable[[Any, Any], Any], Any, Any]]:
+    """Each element with the function and the key that take it out."""
+    if isinstance(value, tuple | list):
+        return [(operator.getitem, position, item) for position, item in enumerate(value)]
+    if isinstance(value, Mapping):
+        return [(operator.getitem, key, item) for key, item in value.items()]
+    if dataclasses.is_dataclass(value) and not isinstance(value, Place | type):
+        fields = [field.name for field in dataclasses.fields(value)]
+        return [(getattr, name, getattr(value, name)) for name in fields]
+    return []
+
+
+def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same container with its elements changed.
+
+    Raises:
+        CaptureError: It is none, or one that does not let itself be put together again.
+    """
+    try:
+        return _put_together(value, change)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"a {type(value).__name__} is handed from module to module, and cannot be put "
+            f"together from other parts: {error}"
+        ) from error
+
+
+def _put_together(value: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(change(item) for item in value))
+    if type(value) in (tuple, list):
+        return type(value)(change(item) for item in value)
+    made: Any = copy.copy(value)
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            made[key] = change(item)
+        return made
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            object.__setattr__(made, field.name, change(getattr(value, field.name)))
+        return made
+    raise CaptureError(f"a {type(value).__name__} is handed from module to module")

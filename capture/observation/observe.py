@@ -1,0 +1,372 @@
+"""One eager forward, watched: what a tracer would flatten, freeze or lose, and in which module."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...core.errors import CaptureError
+from ..program.program import storage_key
+from .activation_checkpoints import watched_checkpoints
+from .gradient_hooks import watched_gradients
+from .hooks_tomerge import HOOKS
+from .mode_reads import mode_readers
+from .module_calls import Frame, observed_calls
+from .nested_values import is_plain, take_tensors
+from .parameter_guard import ParameterGuard
+from .preserve import copied, random_state
+from .python_state import Change, Content, change, contents, iterators_kept
+
+
+@dataclass(frozen=True)
+class TensorForm:
+    """What a tensor was like, without its data."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorForm:
+        return cls(
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            tensor.dtype,
+            tensor.device,
+            tensor.requires_grad,
+        )
+
+    def empty(self) -> Tensor:
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True)
+class RecordedCall:
+    """One call of a module: what a stand-in must know to take its place.
+
+    Attributes:
+        output: Its value, with a `Place` for every tensor.
+        forms: Those tensors.
+        given: Number of tensors it was called with.
+        plain: Whether a graph can hold its other arguments.
+        written: Positions of tensor arguments it changed in place.
+        returned: Position of the argument whose memory each output shares, or `None`.
+        problem: Why it cannot be replaced; empty if it can.
+    """
+
+    output: Any = None
+    forms: tuple[TensorForm, ...] = ()
+    given: int = 0
+    plain: bool = True
+    written: tuple[int, ...] = ()
+    returned: tuple[int | None, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Changed:
+    """How a forward changed an attribute.
+
+    Attributes:
+        kind: What kind of change it was.
+        outside: Whether somebody else than the module that holds it changed it.
+    """
+
+    kind: Change
+    outside: bool
+
+
+@dataclass
+class Observation:
+    """What one eager forward showed.
+
+    Attributes:
+        calls: Every module call by path and number.
+        reasons: Why a module must be called as its author wrote it, by path; the model itself
+            has the empty path.
+        suspects: Modules that keep something from call to call, which need not matter.
+        mode_readers: Modules that looked at ``self.training``.
+        functions: Custom autograd functions by class, with the modules that apply them.
+        checkpointed: Arguments of ``torch.utils.checkpoint`` for modules that their parent
+            checkpoints.
+        changed: Attributes that a forward changed, by path and name, and how.
+        remarks: What the traced model does not do, though no number depends on it.
+    """
+
+    calls: dict[tuple[str, int], RecordedCall] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    suspects: dict[str, str] = field(default_factory=dict)
+    mode_readers: set[str] = field(default_factory=set)
+    functions: dict[type, set[str]] = field(default_factory=dict)
+    checkpointed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    changed: dict[tuple[str, str], Changed] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+    def blame(self, path: str, reason: str) -> None:
+        """Remember a reason; the first one counts."""
+        self.reasons.setdefault(path, reason)
+
+
+@contextmanager
+def observed(model: nn.Module) -> Iterator[tuple[Observation, _Watch]]:
+    """Watch the model while it is called inside.
+
+    Raises:
+        CaptureError: The model is about to change a parameter of its own; it was not changed.
+    """
+    found = Observation()
+    for path, module in model.named_modules():
+        if path and any(getattr(module, table) for table in HOOKS):
+            found.blame(path, "has hooks, which run around it")
+    _iterators(model, found)
+    watch = _Watch(found, model)
+    with ExitStack() as stack:
+        watch.stack = stack.enter_context(observed_calls(model, watch.call))
+        stack.enter_context(watched_checkpoints(watch.checkpoint))
+        stack.enter_context(watched_gradients(watch.gradient))
+        stack.enter_context(ParameterGuard(model))
+        found.mode_readers = stack.enter_context(mode_readers(model))
+        yield found, watch
+    found.changed = watch.kept.finish()
+    _blame_changes(found, found.changed)
+
+
+def function_owners(seen: Observation) -> dict[str, str]:
+    """Why the modules that apply custom autograd functions must stay as they are, by path."""
+    return {
+        path: f"applies the custom autograd function {function.__name__!r}"
+        for function, paths in seen.functions.items()
+        for path in sorted(paths)
+    }
+
+
+class _Watch:
+    """Attributes what happens to the innermost module in whose code it happens."""
+
+    def __init__(self, found: Observation, model: nn.Module) -> None:
+        self._found = found
+        self.kept = KeptState(model)
+        self.stack: list[Frame] = []
+        self._numbers: Counter[str] = Counter()
+        self._random = random_state()[1:]
+        self._seen: set[Any] = set()
+
+    def call(
+        self, frame: Frame, run: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        caller = self.stack[-2].path if len(self.stack) > 1 else ""
+        self.settle(caller, (args, kwargs))
+        given: list[Tensor] = []
+        problem, plain = "", False
+        try:
+            plain = is_plain(take_tensors((args, kwargs), given))
+        except CaptureError as error:
+            problem = str(error)
+        versions = [_version(tensor) for tensor in given]
+        with self.kept.inside(frame.module):
+            result = run()
+        self.settle(frame.path, result)
+        number = self._numbers[frame.path]
+        self._numbers[frame.path] += 1
+        self._found.calls[frame.path, number] = _record(given, versions, result, plain, problem)
+        return result
+
+    def settle(self, path: str, values: Any) -> None:
+        """Put down to ``path`` what changed since the last call began or ended."""
+        state = random_state()[1:]
+        if state != self._random:
+            self._random = state
+            self._found.blame(path, "draws Python's or numpy's random numbers")
+        for function in _new_functions(values, self._seen):
+            self._found.functions.setdefault(function, set()).add(path)
+
+    def gradient(self, what: str) -> None:
+        """A hook on a tensor, or a gradient taken inside forward."""
+        self._found.blame(self.stack[-1].path if self.stack else "", what)
+
+    def checkpoint(self, function: Any, options: dict[str, Any]) -> None:
+        target = checkpointed_module(function)
+        here = self.stack[-1] if self.stack else None
+        own = here is not None and here.module is target
+        paths = {id(module): name for name, module in reversed(list(self._root.named_modules()))}
+        if target is not None and not own and paths.get(id(target)):
+            self._found.checkpointed[paths[id(target)]] = options
+            self._found.blame(paths[id(target)], "is recomputed in its backward (checkpoint)")
+        elif here is not None and here.path:
+            self._found.blame(here.path, "recomputes in its backward (checkpoint)")
+        else:
+            self._found.remarks.append(
+                "activation checkpointing in forward of the model itself is not kept; "
+                "let the planner recompute instead"
+            )
+
+    @property
+    def _root(self) -> nn.Module:
+        return self.stack[0].module
+
+
+def checkpointed_module(function: Any) -> nn.Module | None:
+    """The module that a checkpointed callable calls, where it says so."""
+    while hasattr(function, "func") and hasattr(function, "args"):
+        if function.args and isinstance(function.args[0], nn.Module):
+            return function.args[0]
+        function = function.func
+    owner = getattr(function, "__self__", function)
+    return owner if isinstance(owner, nn.Module) else None
+
+
+def _record(
+    given: list[Tensor], versions: list[int], result: Any, plain: bool, problem: str
+) -> RecordedCall:
+    made: list[Tensor] = []
+    try:
+        output = take_tensors(result, made)
+    except CaptureError as error:
+        return RecordedCall(problem=str(error))
+    keys = {storage_key(tensor): position for position, tensor in enumerate(given)}
+    return RecordedCall(
+        output=output,
+        forms=tuple(TensorForm.of(tensor) for tensor in made),
+        given=len(given),
+        plain=plain,
+        written=tuple(
+            position
+            for position, tensor in enumerate(given)
+            if _version(tensor) != versions[position]
+        ),
+        returned=tuple(keys.get(storage_key(tensor)) for tensor in made),
+        problem=problem,
+    )
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _new_functions(values: Any, seen: set[Any]) -> Iterator[type]:
+    """Custom autograd functions among the nodes made since the last look."""
+    tensors: list[Tensor] = []
+    try:
+        take_tensors(values, tensors)
+    except CaptureError:
+        tensors = _tensors_anywhere(values)
+    pending = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            function = type(node)._forward_cls
+            if not _is_torchs_own(function):
+                yield function
+        pending += [parent for parent, _ in node.next_functions if parent is not None]
+
+
+def _is_torchs_own(function: type) -> bool:
+    """Checkpointing, seen otherwise, and the derivatives of registered operators."""
+    return function.__module__.startswith("torch._library") or issubclass(
+        function, torch.utils.checkpoint.CheckpointFunction
+    )
+
+
+def _tensors_anywhere(values: Any) -> list[Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+class KeptState:
+    """What every module keeps from call to call, and who changes it: itself, or another one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._before = {id(module): contents(module) for module in model.modules()}
+        self._last: dict[int, Content] = dict(self._before)
+        self._outside: set[int] = set()
+
+    @contextmanager
+    def inside(self, module: nn.Module) -> Iterator[None]:
+        """The module is called inside, and may change what it keeps."""
+        self._look(module)
+        try:
+            yield
+        finally:
+            if id(module) in self._last:
+                self._last[id(module)] = contents(module)
+
+    def _look(self, module: nn.Module) -> None:
+        if id(module) in self._last and self._last[id(module)] != contents(module):
+            self._outside.add(id(module))
+
+    def finish(self) -> dict[tuple[str, str], Changed]:
+        """Every change since the beginning, by the path of the module and the attribute."""
+        found: dict[tuple[str, str], Changed] = {}
+        for path, module in self._model.named_modules():
+            self._look(module)
+            old, new = self._before.get(id(module), {}), contents(module)
+            for name in sorted({*old, *new}):
+                was, now = old.get(name), new.get(name)
+                if was != now:
+                    outside = bool(path) and id(module) in self._outside
+                    found[path, name] = Changed(change(was, now), outside)
+        return found
+
+
+def blame_repeated(seen: Observation, again: dict[tuple[str, str], Changed]) -> None:
+    """Blame what a second forward changed as the first did; what is made once is a cache."""
+    for (path, name), how in again.items():
+        first = seen.changed.get((path, name))
+        if first is not None and how.kind != "object":
+            _blame(seen, path, name, first)
+
+
+def blame_once(seen: Observation) -> None:
+    """Blame the model itself for numbers of its own that one forward changed."""
+    for (path, name), how in seen.changed.items():
+        if how.kind == "state":
+            _blame(seen, path, name, how)
+
+
+def _blame_changes(seen: Observation, changed: dict[tuple[str, str], Changed]) -> None:
+    """A number of a module's that changed is a count; the rest may be a cache."""
+    for (path, name), how in changed.items():
+        if how.kind == "drawn" or (path and how.kind == "state"):
+            _blame(seen, path, name, how)
+        elif path:
+            seen.suspects.setdefault(path, _reason(name))
+
+
+def _blame(seen: Observation, path: str, name: str, how: Changed) -> None:
+    if how.outside:
+        seen.blame("", f"changes {name!r} of {path!r}, which it keeps from call to call")
+    else:
+        seen.blame(path, _reason(name))
+
+
+def _reason(name: str) -> str:
+    return f"changes {name!r}, which it keeps from call to call"
+
+
+def _iterators(model: nn.Module, found: Observation) -> None:
+    """Whoever keeps an iterator stays as written.
+
+    Raises:
+        CaptureError: It cannot be put back to where it is, so nobody may try the model.
+    """
+    for path, module in model.named_modules():
+        for name, value, put in iterators_kept(module):
+            if put is None or copied(value) is None:
+                where = "is or holds" if put else "holds in a tuple or set"
+                raise CaptureError(
+                    f"{name!r} {where} an iterator that cannot be copied or put back, so trying "
+                    "the model would use it up; keep a list and a position instead",
+                    module=path or type(module).__name__,
+                )
+            found.blame(path, f"keeps the iterator {name!r}")

@@ -1,0 +1,93 @@
+"""Values that depend on no input and no weight: position ids, masks, literal tensors.
+
+They are computed again in every stage that needs them instead of being sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from .mutation import is_random, is_region, mutated_inputs
+from .program import Program, storage_key, tensors_of, value_of
+
+
+def constant_nodes(program: Program) -> set[fx.Node]:
+    """Nodes whose value is the same in every step; memory that is written to later is not."""
+    state = {name for name, _ in program.model.named_parameters(remove_duplicate=False)}
+    state |= {name for name, _ in program.model.named_buffers(remove_duplicate=False)}
+    changed = {
+        storage_key(tensor)
+        for node in program.graph.nodes
+        for source in mutated_inputs(node, program)
+        for tensor in tensors_of(value_of(source))
+    }
+    constant: set[fx.Node] = set()
+    for node in program.graph.nodes:
+        if node.op == "get_attr":
+            value = program.attribute(str(node.target))
+            if str(node.target) not in state and not isinstance(value, nn.Module):
+                constant.add(node)
+        elif (
+            node.op == "call_function"
+            and not is_region(node)
+            and not is_random(node)
+            and all(source in constant for source in node.all_input_nodes)
+            and not any(storage_key(t) in changed for t in tensors_of(value_of(node)))
+        ):
+            constant.add(node)
+    return constant
+
+
+def evaluate(program: Program, node: fx.Node, constant: set[fx.Node]) -> Tensor | None:
+    """The value of a constant node, computed now; `None` if it is not constant or not a tensor.
+
+    What a model without data (on the meta device) computes there is computed on the CPU; `None` if
+    it starts from a tensor without data.
+    """
+    if node not in constant:
+        return None
+    values: dict[fx.Node, Any] = {}
+
+    def value(current: fx.Node) -> Any:
+        if current not in values:
+            if current.op == "get_attr":
+                values[current] = program.attribute(str(current.target))
+            else:
+                args, kwargs = pytree.tree_map(
+                    _where_data_is, fx.map_arg((current.args, current.kwargs), value)
+                )
+                values[current] = current.target(*args, **kwargs)  # type: ignore[operator]
+        return values[current]
+
+    for earlier in program.graph.nodes:  # in order, so that recursion stays shallow
+        if earlier is node:
+            break
+        if earlier in constant and earlier.op == "get_attr":
+            value(earlier)
+    with torch.no_grad():
+        for needed in _ancestors(node):
+            value(needed)
+        result = value(node)
+    return result if isinstance(result, Tensor) and not result.is_meta else None
+
+
+def _where_data_is(argument: Any) -> Any:
+    """The CPU in place of the meta device."""
+    is_meta = isinstance(argument, torch.device) and argument.type == "meta"
+    return torch.device("cpu") if is_meta else argument
+
+
+def _ancestors(node: fx.Node) -> list[fx.Node]:
+    """Everything a node is computed from, in graph order."""
+    found: set[fx.Node] = set()
+    pending = list(node.all_input_nodes)
+    while pending:
+        current = pending.pop()
+        if current not in found:
+            found.add(current)
+            pending += current.all_input_nodes
+    return [current for current in node.graph.nodes if current in found]

@@ -1,0 +1,201 @@
+"""What is live between two layers, and where a cut may be made.
+
+A cut is legal when tensors alone are live there and nothing behind it changes, in place, memory
+that two of them share: each stage works on its own copy of what it receives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor, fx
+
+from ...core.graph.graph import Boundary
+from ...core.graph.tensors import DIFFERENTIABLE
+from ..sample import dtype_name, tensor_spec
+from .layers import Layers
+from .mutation import mutated_inputs
+from .program import Program, modules_called, storage_key, tensors_of, value_of
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Nodes live between layer ``after`` and the next, in graph order."""
+
+    after: int
+    nodes: tuple[fx.Node, ...]
+    boundary: Boundary
+
+
+def find_cuts(program: Program, layers: Layers) -> list[Cut]:
+    """One cut per gap between consecutive layers, legal or not."""
+    differentiable = differentiable_nodes(program)
+    last_use = _last_use(program, layers)
+    made_in = {node: layers.layer_of[node] for node in layers.layer_of}
+    made_in |= {node: -1 for node in program.inputs}
+    mutations = [
+        (storage_key(tensor), layers.layer_of.get(node, 0))
+        for node in program.graph.nodes
+        for changed in mutated_inputs(node, program)
+        for tensor in tensors_of(value_of(changed))
+        if node in layers.layer_of
+    ]
+    spans = _buffer_spans(program, layers)
+    moving = _moving_memory(program, spans)
+    cuts = []
+    for after in range(len(layers) - 1):
+        nodes = tuple(
+            node
+            for node in program.graph.nodes
+            if node in made_in and made_in[node] <= after < last_use.get(node, -1)
+        )
+        changed_later = {key for key, layer in mutations if layer > after}
+        reason = _reason(nodes, changed_later, moving) or next(
+            (
+                f"buffer {name!r} is updated on both sides"
+                for name, (first, last) in spans.items()
+                if first <= after < last
+            ),
+            "",
+        )
+        tensors = tuple(
+            tensor_spec(node.name, value_of(node), requires_grad=node in differentiable)
+            for node in nodes
+            if isinstance(value_of(node), Tensor)
+        )
+        boundary = Boundary(after=after, tensors=tensors, legal=not reason, reason=reason)
+        cuts.append(Cut(after, nodes, boundary))
+    return cuts
+
+
+def _reason(nodes: tuple[fx.Node, ...], changed_later: set[int], moving: dict[int, str]) -> str:
+    keys = []
+    for node in nodes:
+        value = value_of(node)
+        if not isinstance(value, Tensor):
+            return f"{node.name!r} is a {type(value).__name__}, and only tensors can be sent"
+        keys.append(storage_key(value))
+    for node, key in zip(nodes, keys, strict=True):
+        if key in moving:
+            return (
+                f"{node.name!r} is memory of buffer {moving[key]!r}, which the next micro-batch "
+                "changes while this one's is still to be read"
+            )
+        if key in changed_later and keys.count(key) > 1:
+            return f"{node.name!r} shares memory with another value and is changed in place later"
+    return ""
+
+
+def _last_use(program: Program, layers: Layers) -> dict[fx.Node, int]:
+    """The last layer that reads each node; the model's outputs are read after the last layer."""
+    last: dict[fx.Node, int] = {}
+    end = len(layers) - 1
+    for node in program.graph.nodes:
+        for user in node.users:
+            reader = end if user.op == "output" else layers.layer_of.get(user, -1)
+            last[node] = max(last.get(node, -1), reader)
+    return last
+
+
+def _buffer_spans(program: Program, layers: Layers) -> dict[str, tuple[int, int]]:
+    """First and last layer that touches each buffer (by storage) the forward pass changes."""
+    names = {
+        storage_key(buffer): name
+        for name, buffer in reversed(list(program.model.named_buffers(remove_duplicate=False)))
+    }
+    touched: dict[int, set[int]] = {}
+    changed: set[int] = set()
+    for node, layer in layers.layer_of.items():
+        for module in modules_called(node, program):
+            for buffer in module.buffers():
+                touched.setdefault(storage_key(buffer), set()).add(layer)
+                changed.add(storage_key(buffer))  # batch statistics, counters: assume the worst
+        for source in node.all_input_nodes:
+            key = _buffer_key(source, program, names)
+            if key is not None:
+                touched.setdefault(key, set()).add(layer)
+        for source in mutated_inputs(node, program):
+            key = _buffer_key(source, program, names)
+            if key is not None:
+                changed.add(key)
+    return {names[key]: (min(touched[key]), max(touched[key])) for key in changed if key in names}
+
+
+def _moving_memory(program: Program, changed: Iterable[str]) -> dict[int, str]:
+    """The memory, as values of nodes have it, of buffers that the forward pass changes."""
+    by_storage = {storage_key(program.attribute(name)): name for name in changed}
+    found = {}
+    for node in program.graph.nodes:
+        if node.op == "get_attr" and isinstance(value_of(node), Tensor):
+            real = program.attribute(str(node.target))
+            name = by_storage.get(storage_key(real)) if isinstance(real, Tensor) else None
+            if name is not None:
+                found[storage_key(value_of(node))] = name
+    return found
+
+
+def _buffer_key(node: fx.Node, program: Program, names: dict[int, str]) -> int | None:
+    if node.op != "get_attr":
+        return None
+    value = program.attribute(str(node.target))
+    key = storage_key(value) if isinstance(value, Tensor) else None
+    return key if key in names else None
+
+
+def differentiable_nodes(program: Program) -> set[fx.Node]:
+    """Nodes through which a gradient flows to a trainable parameter."""
+    trainable = {
+        name
+        for name, parameter in program.model.named_parameters(remove_duplicate=False)
+        if parameter.requires_grad
+    }
+    found: set[fx.Node] = set()
+    for node in program.graph.nodes:
+        value = value_of(node)
+        if node.op == "get_attr":
+            flows = str(node.target) in trainable
+        elif modules_called(node, program):
+            own = any(
+                parameter.requires_grad
+                for module in modules_called(node, program)
+                for parameter in module.parameters()
+            )
+            flows = own or any(source in found for source in node.all_input_nodes)
+        elif node.op in ("call_function", "call_method"):
+            flows = not _stops_gradient(node) and any(
+                source in found for source in node.all_input_nodes
+            )
+        else:
+            flows = False
+        tensors = list(tensors_of(value))
+        if node.op != "get_attr" and tensors:
+            flows = flows and any(dtype_name(tensor.dtype) in DIFFERENTIABLE for tensor in tensors)
+        if flows:
+            found.add(node)
+            found |= _sharing_memory(node, program)
+    return found
+
+
+def _sharing_memory(node: fx.Node, program: Program) -> set[fx.Node]:
+    """What becomes differentiable with an operation in place: every earlier view of its memory."""
+    keys = {
+        storage_key(tensor)
+        for source in mutated_inputs(node, program)
+        for tensor in tensors_of(value_of(source))
+    }
+    if not keys:
+        return set()
+    return {
+        other
+        for other in program.graph.nodes
+        if other.op.startswith("call_")
+        and any(storage_key(tensor) in keys for tensor in tensors_of(value_of(other)))
+    }
+
+
+def _stops_gradient(node: fx.Node) -> bool:
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if name == "wrap_with_set_grad_enabled":
+        return not node.args[0]
+    return name.split(".")[0] in ("detach", "detach_")

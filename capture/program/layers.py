@@ -1,0 +1,227 @@
+"""Which layer every operation belongs to: runs of the author's own modules, in order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from torch import fx, nn
+
+from .constants import constant_nodes
+from .mutation import is_random, mutated_inputs
+from .program import (
+    CALL,
+    FUNCTION,
+    OPAQUE,
+    Program,
+    path_of,
+    resolve,
+    storage_key,
+    tensors_of,
+    value_of,
+)
+
+CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+
+LARGEST_SHARE = 0.25
+"""A module outside any container that holds more of the operations than this is opened up."""
+
+
+@dataclass
+class Layers:
+    """Layers in execution order and the layer of every operation.
+
+    Attributes:
+        names: Unique; the second run of a module carries ``@1``.
+        paths: Module path of each layer.
+        layer_of: Layer of each computing node. Constants and attributes have none: they are
+            part of every layer that reads them.
+        constant: The constant nodes.
+    """
+
+    names: list[str] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    layer_of: dict[fx.Node, int] = field(default_factory=dict)
+    constant: set[fx.Node] = field(default_factory=set)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def assign_layers(program: Program) -> Layers:
+    """Cut the graph into runs of blocks; glue between blocks joins the run that feeds it.
+
+    An operation that works in place, or draws random numbers, stays where it happens (an update of
+    a buffer: behind the last read of it); what reads changed memory stays behind the change.
+    """
+    constant = constant_nodes(program)
+    nodes = [
+        node for node in program.graph.nodes if node.op.startswith("call_") and node not in constant
+    ]
+    blocks = block_paths(program.model, nodes, program.opaque)
+    layers = Layers(constant=constant)
+    seen: Counter[str] = Counter()
+    previous: tuple[str, str] | None = None
+    waiting: list[fx.Node] = []
+    changed_in: dict[int, int] = {}  # storage -> last layer that changed it in place
+    read_in: dict[str, int] = {}  # parameter or buffer -> last layer that read it so far
+    for node in nodes:
+        block = _block_of(path_of(node), blocks)
+        if block is not None:
+            call = (block, _call_of(node, block))
+            if call != previous:
+                suffix = f"@{seen[block]}" if seen[block] else ""
+                layers.names.append(block + suffix)
+                layers.paths.append(block)
+                seen[block] += 1
+                previous = call
+            layers.layer_of[node] = len(layers) - 1
+        else:
+            feeding = [
+                layers.layer_of[source] for source in _sources(node) if source in layers.layer_of
+            ]
+            feeding += [changed_in[key] for key in _storages(node) if key in changed_in]
+            if feeding:
+                changes = mutated_inputs(node, program)
+                if changes and all(source.op == "get_attr" for source in changes):
+                    feeding += [read_in.get(str(source.target), 0) for source in changes]
+                elif changes or is_random(node):
+                    feeding.append(len(layers) - 1)
+                layers.layer_of[node] = max(feeding)
+            else:
+                waiting.append(node)
+        for source in node.all_input_nodes:
+            if source.op == "get_attr" and node in layers.layer_of:
+                target = str(source.target)
+                read_in[target] = max(read_in.get(target, 0), layers.layer_of[node])
+        for changed in mutated_inputs(node, program):
+            for tensor in tensors_of(value_of(changed)):
+                changed_in[storage_key(tensor)] = layers.layer_of.get(node, 0)
+    if not layers.names:
+        layers.names.append(type(program.model).__name__)
+        layers.paths.append("")
+    for node in reversed(waiting):
+        reading = [layers.layer_of[user] for user in node.users if user in layers.layer_of]
+        layers.layer_of[node] = min(reading, default=0)
+    _order_mutations(program, layers)
+    return layers
+
+
+def why_opaque(program: Program, layers: Layers, index: int) -> str:
+    """Why a layer, or a module in it, is called as its author wrote it; empty if it is traced."""
+    reasons = {
+        path_of(node): str(node.meta[OPAQUE])
+        for node, layer in layers.layer_of.items()
+        if layer == index and OPAQUE in node.meta
+    }
+    path = layers.paths[index]
+    return "; ".join(
+        reason if inner == path else f"{inner} {reason}" for inner, reason in reasons.items()
+    )
+
+
+def functions_kept(program: Program, layers: Layers) -> dict[int, list[str]]:
+    """Custom autograd functions by the layer that calls them: they stay as they are."""
+    found: dict[int, list[str]] = {}
+    for node, layer in layers.layer_of.items():
+        if FUNCTION in node.meta:
+            found.setdefault(layer, []).append(str(node.meta[FUNCTION]))
+    return found
+
+
+def block_paths(model: nn.Module, nodes: list[fx.Node], opaque: Collection[str] = ()) -> set[str]:
+    """Paths of the modules that become layers.
+
+    Elements of an ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict`` are layers, however
+    deep their container lies; around the containers, every child is. An `nn.Sequential` model
+    is cut into its direct children, as torchgpipe does. An opaque module is not opened.
+    """
+    if type(model) is nn.Sequential:
+        return set(model._modules)
+    blocks: set[str] = set()
+    opened: set[str] = {""}
+
+    def visit(path: str, module: nn.Module, *, element: bool) -> None:
+        children = list(module.named_children())
+        container = isinstance(module, CONTAINERS)
+        if not children or (path and path in opaque) or (element and not container):
+            blocks.add(path)
+        elif container or path in opened or _holds_composites(module):
+            for name, child in children:
+                visit(f"{path}.{name}" if path else name, child, element=container)
+        else:
+            blocks.add(path)
+
+    while True:
+        blocks.clear()
+        visit("", model, element=False)
+        counts = Counter(_block_of(path_of(node), blocks) for node in nodes)
+        large = {
+            path
+            for path in blocks - opened
+            if counts[path] > LARGEST_SHARE * len(nodes)
+            and path
+            and path not in opaque
+            and not _is_element(model, path)
+            and any(True for _ in resolve(model, path).children())
+        }
+        if not large:
+            return blocks
+        opened |= large
+
+
+def _is_element(model: nn.Module, path: str) -> bool:
+    parent = path.rpartition(".")[0]
+    return bool(parent) and isinstance(resolve(model, parent), CONTAINERS)
+
+
+def _holds_composites(module: nn.Module) -> bool:
+    """Whether a container below holds modules that have children of their own."""
+    return any(
+        any(True for _ in element.children())
+        for container in module.modules()
+        if isinstance(container, CONTAINERS)
+        for element in container.children()
+    )
+
+
+def _block_of(path: str, blocks: set[str]) -> str | None:
+    while True:
+        if path in blocks:
+            return path
+        if not path:
+            return None
+        path = path.rpartition(".")[0]
+
+
+def _call_of(node: fx.Node, block: str) -> str:
+    """Which call of the block a node belongs to, where the tracer knows."""
+    for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
+        if path == block:
+            return str(key)
+    return str(node.meta.get(CALL, block)) if path_of(node) == block else block
+
+
+def _sources(node: fx.Node) -> list[fx.Node]:
+    return [source for source in node.all_input_nodes if source.op.startswith("call_")]
+
+
+def _storages(node: fx.Node) -> list[int]:
+    """Storages a node reads."""
+    return [
+        storage_key(tensor)
+        for source in node.all_input_nodes
+        for tensor in tensors_of(value_of(source))
+    ]
+
+
+def _order_mutations(program: Program, layers: Layers) -> None:
+    """A node never sits in an earlier layer than what it reads."""
+    for node in program.graph.nodes:
+        if node in layers.layer_of:
+            latest = max(
+                (layers.layer_of[source] for source in _sources(node) if source in layers.layer_of),
+                default=0,
+            )
+            layers.layer_of[node] = max(layers.layer_of[node], latest)

@@ -1,0 +1,144 @@
+"""A traced model: an FX graph over the model's own modules and parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from ...core.graph.graph import CaptureMode
+from ..sample import CallStructure
+
+PATH = "stagewright_path"
+"""Key of ``node.meta`` for the fully qualified name of the module a node belongs to."""
+
+CALL = "stagewright_call"
+"""Key of ``node.meta`` that tells two calls of the same module apart."""
+
+VALUE = "val"
+"""Key of ``node.meta`` for the fake tensor a node produces (torch's own key)."""
+
+OPAQUE = "stagewright_opaque"
+"""Key of ``node.meta`` that says why a module is called as its author wrote it."""
+
+WHOLE = "stagewright_whole"
+"""Key of ``node.meta`` of the one call of the whole model, where it could not be taken apart."""
+
+FUNCTION = "stagewright_function"
+"""Key of ``node.meta`` that names the custom autograd function called, which is kept as it is."""
+
+WRITTEN = "stagewright_written"
+"""Key of ``node.meta``: which tensor arguments of an opaque call it was seen to change in place."""
+
+
+@dataclass
+class Program:
+    """A flat graph: placeholders are tensors, the output is a flat list.
+
+    Attributes:
+        model: The model; nodes refer to its modules and parameters by their names.
+        holder: Where names not found on the model (lifted constants) live.
+        graph: The nodes, each with its module path, call and fake value in ``meta``.
+        structure: Names of the inputs, in order.
+        inputs: Their placeholders, in the same order.
+        out_spec: Rebuilds the model's output from the flat list.
+        output: Does so instead, if given: the output with a `Place` for every tensor.
+        fixed_mode: Operations whose training or evaluation behaviour is frozen in the graph.
+        frozen_in: Modules whose operations those are.
+        frozen_modules: Modules in evaluation mode while the model was captured in training mode.
+        opaque: Why modules are called as their author wrote them, by path.
+        sample_ranges: Least and largest value of every integer or boolean input, in order;
+            `None` for other inputs and for inputs without data.
+        notes: What a reader should know.
+    """
+
+    model: nn.Module
+    holder: nn.Module
+    graph: fx.Graph
+    mode: CaptureMode
+    structure: CallStructure
+    inputs: list[fx.Node]
+    out_spec: Any
+    training: bool
+    output: Any = None
+    fixed_mode: tuple[str, ...] = ()
+    frozen_in: tuple[str, ...] = ()
+    frozen_modules: frozenset[nn.Module] = frozenset()
+    opaque: dict[str, str] = field(default_factory=dict)
+    sample_ranges: tuple[tuple[int, int] | None, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def output_node(self) -> fx.Node:
+        last: fx.Node = next(node for node in reversed(self.graph.nodes) if node.op == "output")
+        return last
+
+    @property
+    def flat_outputs(self) -> list[Any]:
+        """Nodes or constants, one per leaf of the output."""
+        return list(self.output_node.args[0])  # type: ignore[arg-type]
+
+    def attribute(self, target: str) -> Any:
+        """The module, parameter, buffer or constant of that name."""
+        return resolve_in((self.model, self.holder), target)
+
+
+def modules_called(node: fx.Node, program: Program) -> list[nn.Module]:
+    """The modules a node runs: the one it calls, or those it is given to call."""
+    if node.op == "call_module":
+        return [program.attribute(str(node.target))]
+    if WHOLE in node.meta:
+        return [program.model]
+    if OPAQUE not in node.meta:
+        return []
+    given = [program.attribute(str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
+    return [value for value in given if isinstance(value, nn.Module)]
+
+
+def resolve(root: nn.Module, target: str) -> Any:
+    """``resolve(model, "layer1.0.conv1")`` follows the dots."""
+    value: Any = root
+    for part in target.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def is_inside(path: str, module: str) -> bool:
+    """Whether a path names the module or something below it."""
+    return path == module or not module or path.startswith(f"{module}.")
+
+
+def resolve_in(roots: Iterable[nn.Module], target: str) -> Any:
+    """What the first of several modules that has it holds under that name."""
+    for root in roots:
+        try:
+            return resolve(root, target)
+        except AttributeError:
+            continue
+    raise AttributeError(target)
+
+
+def path_of(node: fx.Node) -> str:
+    """Fully qualified name of the module a node was traced in; empty for the root."""
+    return str(node.meta.get(PATH, ""))
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """The tensors inside a node's value: itself, or the elements of a tuple."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_of(item)
+
+
+def value_of(node: fx.Node) -> Any:
+    """The fake value of a node."""
+    return node.meta.get(VALUE)
+
+
+def storage_key(tensor: Tensor) -> int:
+    """Equal for tensors that are views of one storage, fake ones included."""
+    return int(tensor.untyped_storage()._cdata)

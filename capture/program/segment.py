@@ -1,0 +1,397 @@
+"""Consecutive layers as a module of their own, with the model's parameters under their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Self
+
+from torch import Tensor, fx, nn
+
+from ...core.errors import PlanMismatch
+from .keyed_randomness import KeyedCopy, Keys
+from .layers import Layers
+from .mutation import mutated_inputs
+from .program import WHOLE, Program, path_of, storage_key, tensors_of, value_of
+
+Code = Callable[..., tuple[Any, ...]]
+
+
+class Segment(nn.Module):
+    """Runs its layers: flat tensors in, a tuple of tensors out.
+
+    Its parameters and buffers are the model's own objects, under the model's own names.
+    """
+
+    def __init__(self, fixed_mode: tuple[str, ...], training: bool) -> None:
+        super().__init__()
+        self._fixed_mode = fixed_mode
+        self._captured_training = training
+        self._constants: dict[str, Tensor] = {}
+        self._code: Code | None = None
+        self._make_keyed_code: Callable[[], Code] | None = None
+        self._keyed_code: Code | None = None
+        self._keys: Keys | None = None
+        self._kept_in_evaluation: tuple[nn.Module, ...] = ()
+        self._whole: tuple[nn.Module, ...] = ()
+        self._evaluation: tuple[Segment, ...] = ()
+        self.training = training
+
+    def forward(self, *inputs: Tensor) -> tuple[Any, ...]:
+        assert self._code is not None
+        if self._evaluation and not self.training:
+            (evaluation,) = self._evaluation
+            evaluation.follow_buffers(self)
+            return evaluation(*inputs)  # type: ignore[no-any-return]
+        if self._keys is not None:
+            assert self._keyed_code is not None
+            return self._keyed_code(self, self._keys, *inputs)
+        return self._code(self, *inputs)
+
+    @contextmanager
+    def keyed(self, keys: Keys) -> Iterator[None]:
+        """Draw every layer's random numbers by these keys; generators are left where that ends."""
+        before = self._keys
+        if self._keyed_code is None:
+            assert self._make_keyed_code is not None
+            self._keyed_code = self._make_keyed_code()
+        self._keys = keys
+        try:
+            if self._evaluation:
+                with self._evaluation[0].keyed(keys):
+                    yield
+            else:
+                yield
+        finally:
+            self._keys = before
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch training or evaluation mode.
+
+        Modules that were in evaluation mode while the model was trained stay in it.
+
+        Raises:
+            PlanMismatch: Operations in this segment were frozen in the other mode by capture.
+        """
+        self.check_mode(mode)
+        super().train(mode)
+        for model in (*self._whole, *(m for e in self._evaluation for m in e.children())):
+            model.train(mode)
+        for module in self._kept_in_evaluation:
+            module.training = False
+        return self
+
+    def become(self, model: nn.Module) -> None:
+        """Hold everything the model holds, in the same tables: this segment calls it whole."""
+        self._whole = (model,)
+        for table in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            vars(self)[table] = vars(model)[table]
+
+    def evaluate_with(self, evaluation: Segment) -> None:
+        """Run another graph in evaluation; its parameters and buffers are among this one's."""
+        self._evaluation = (evaluation,)
+
+    def follow_buffers(self, other: Segment) -> None:
+        """Hold the buffers that another segment holds now under the same names."""
+        theirs = dict(other.named_modules())
+        for path, module in self.named_modules():
+            held = theirs[path]._buffers if path in theirs else {}
+            for name in module._buffers.keys() & held.keys():
+                module._buffers[name] = held[name]
+
+    def check_mode(self, mode: bool) -> None:
+        """Refuse a mode in which the traced model would not do what the model does.
+
+        Raises:
+            PlanMismatch: See `train`.
+        """
+        if mode != self._captured_training and self._fixed_mode:
+            wanted = "training" if mode else "evaluation"
+            raise PlanMismatch(
+                f"cannot switch to {wanted} mode, because capture froze "
+                f"{', '.join(self._fixed_mode)}; evaluate the unsplit model, which shares these "
+                "weights, or write that part with torch.nn modules"
+            )
+
+    def share_buffers(self, root: nn.Module) -> None:
+        """Hold the buffers that ``root`` holds under the same names, where they differ."""
+        for path, module in self.named_modules():
+            for name in module._buffers:
+                module._buffers[name] = root.get_submodule(path)._buffers[name]
+
+    def hold_again(self, root: nn.Module) -> None:
+        """Hold what ``root`` holds now under the same names, after its tensors were replaced."""
+        theirs = dict(root.named_modules(remove_duplicate=False))
+        for path, module in self.named_modules(remove_duplicate=False):
+            source = theirs.get(path)
+            if source is None or source is module:
+                continue
+            for ours, held in (
+                (module._parameters, source._parameters), (module._buffers, source._buffers),
+            ):  # fmt: skip
+                ours.update((name, held[name]) for name in ours.keys() & held.keys())
+        for evaluation in self._evaluation:
+            evaluation.hold_again(root)
+
+    def give_buffers(self, root: nn.Module) -> None:
+        """Make ``root`` hold this segment's buffers, after this segment moved."""
+        for path, module in self.named_modules():
+            for name, buffer in module._buffers.items():
+                root.get_submodule(path)._buffers[name] = buffer
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.apply_to_constants(fn)
+        for evaluation in self._evaluation:
+            evaluation._apply(fn, recurse)
+        return self
+
+    def apply_to_constants(self, fn: Callable[[Tensor], Tensor]) -> None:
+        """Move or convert tensors that are neither parameters nor buffers."""
+        for name, constant in self._constants.items():
+            self._constants[name] = fn(constant)
+            _set(self, name, self._constants[name])
+
+
+def readers_of(segment: Segment) -> tuple[Segment, ...]:
+    """A segment, and the one that runs for it in evaluation: all that read its weights.
+
+    No attribute of the segment, as for `constants_of`.
+    """
+    return (segment, *segment._evaluation)
+
+
+def constants_of(segment: Segment) -> Mapping[str, Tensor]:
+    """A segment's tensors that are neither parameters nor buffers, by name, to be read only.
+
+    No attribute of the segment, whose public names are those of the model's own modules.
+    """
+    return MappingProxyType(segment._constants)
+
+
+def make_segment(
+    program: Program,
+    layers: Layers,
+    first: int,
+    last: int,
+    inputs: Sequence[fx.Node],
+    outputs: Sequence[Any],
+    *,
+    enter: Callable[[Any], Any] | None = None,
+    leave: Callable[[Any], Any] | None = None,
+    cuts: Sequence[int] = (),
+) -> Segment:
+    """The layers ``first`` up to, not including, ``last``.
+
+    Args:
+        program: The traced model.
+        layers: Its layers.
+        first: First layer.
+        last: One past the last layer.
+        inputs: Nodes whose values the segment is given, in order.
+        outputs: Nodes (or constants) whose values it returns, in order.
+        enter: Applied to every input, if given.
+        leave: Applied to every output, if given.
+        cuts: Positions where the model may be cut, ascending; see `keyed`.
+    """
+    piece = _Piece(program, layers, first, last, inputs, outputs, enter, leave)
+    segment = _assemble(program, *piece.copied(fx.Graph()))
+
+    def make_keyed_code() -> Code:
+        graph = fx.Graph()
+        keyed = KeyedCopy(program, layers, cuts, graph)
+        return _code(segment, piece.copied(graph, keyed.copy)[0])
+
+    segment._make_keyed_code = make_keyed_code
+    return segment
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What `make_segment` is given."""
+
+    program: Program
+    layers: Layers
+    first: int
+    last: int
+    inputs: Sequence[fx.Node]
+    outputs: Sequence[Any]
+    enter: Callable[[Any], Any] | None
+    leave: Callable[[Any], Any] | None
+
+    def copied(
+        self,
+        graph: fx.Graph,
+        copy_node: Callable[[fx.Node, Mapping[fx.Node, fx.Node]], fx.Node] | None = None,
+    ) -> tuple[fx.Graph, dict[str, Any]]:
+        """Its operations, added to a graph, and what they read of the model by name.
+
+        Args:
+            graph: Added to.
+            copy_node: Copies one node; as it is if not given.
+        """
+        program, layer_of = self.program, self.layers.layer_of
+        wanted = [
+            node for node in program.graph.nodes if self.first <= layer_of.get(node, -1) < self.last
+        ]
+        copies: dict[fx.Node, fx.Node] = {}
+        self._add_inputs(graph, copies)
+        needed = _with_constants(wanted, self.outputs, copies, self.layers)
+        attributes: dict[str, Any] = {}
+        for node in program.graph.nodes:
+            if node not in needed or node in copies:
+                continue
+            if copy_node is None:
+                copy = graph.node_copy(node, lambda source: copies[source])
+            else:
+                copy = copy_node(node, copies)
+            if node.op in ("get_attr", "call_module"):
+                target = str(node.target)
+                if node.op == "get_attr":
+                    target = _own_name(program, node, wanted)
+                    copy.target = target
+                attributes[target] = program.attribute(target)
+            copies[node] = copy
+        self._add_outputs(graph, copies)
+        graph.lint()
+        return graph, attributes
+
+    def _add_inputs(self, graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> None:
+        for position, node in enumerate(self.inputs):
+            copies[node] = graph.placeholder(f"input_{position}")
+        if self.enter:
+            for node in self.inputs:
+                copies[node] = graph.call_function(self.enter, (copies[node],))
+
+    def _add_outputs(self, graph: fx.Graph, copies: Mapping[fx.Node, fx.Node]) -> None:
+        results = [copies[out] if isinstance(out, fx.Node) else out for out in self.outputs]
+        if self.leave:
+            results = [
+                graph.call_function(self.leave, (out,)) if isinstance(out, fx.Node) else out
+                for out in results
+            ]
+        graph.output(tuple(results))
+
+
+def _with_constants(
+    wanted: list[fx.Node], outputs: Iterable[Any], given: dict[fx.Node, fx.Node], layers: Layers
+) -> set[fx.Node]:
+    """The wanted nodes plus the attributes and constants they read."""
+    needed = set(wanted)
+    pending = [*wanted, *(out for out in outputs if isinstance(out, fx.Node))]
+    while pending:
+        node = pending.pop()
+        if node in given:
+            continue
+        if node.op == "get_attr" or node in layers.constant:
+            needed.add(node)
+        for source in node.all_input_nodes:
+            if source not in needed and (source.op == "get_attr" or source in layers.constant):
+                needed.add(source)
+                pending.append(source)
+    return needed
+
+
+def _own_name(program: Program, node: fx.Node, wanted: list[fx.Node]) -> str:
+    """The name under which the reading module knows a tied parameter."""
+    target = str(node.target)
+    value = program.attribute(target)
+    readers = {path_of(user) for user in node.users if user in set(wanted)}
+    for reader in sorted(readers):
+        for name, parameter in program.model.named_parameters(remove_duplicate=False):
+            if parameter is value and name.rpartition(".")[0] == reader:
+                return name
+    return target
+
+
+def mutates_inputs(program: Program, layers: Layers, first: int, last: int) -> bool:
+    """Whether an operation in these layers works in place, and so may change what it was given.
+
+    Of the first layers' operations only those count that work in memory of the model's inputs.
+    """
+    changed = [
+        node
+        for reader, layer in layers.layer_of.items()
+        if first <= layer < last
+        for node in mutated_inputs(reader, program)
+    ]
+    return bool(_memory(changed) & _memory(program.inputs)) if first == 0 else bool(changed)
+
+
+def _memory(nodes: Iterable[fx.Node]) -> set[int]:
+    return {storage_key(tensor) for node in nodes for tensor in tensors_of(value_of(node))}
+
+
+def _assemble(program: Program, graph: fx.Graph, attributes: dict[str, Any]) -> Segment:
+    segment = Segment(program.fixed_mode, program.training)
+    for target, value in attributes.items():
+        attach(segment, program.model, target, value)
+    segment._code = _code(segment, graph)
+    if any(WHOLE in node.meta for node in graph.nodes):
+        segment.become(program.model)
+    if program.training:
+        frozen = program.frozen_modules
+        segment._kept_in_evaluation = tuple(m for m in segment.modules() if m in frozen)
+    return segment
+
+
+def _code(segment: Segment, graph: fx.Graph) -> Code:
+    """The generated function alone.
+
+    A GraphModule would register every plain tensor as a persistent buffer, and so change the
+    model's names.
+    """
+    code: Code = type(fx.GraphModule(segment, graph)).forward
+    return code
+
+
+def attach(segment: Segment, model: nn.Module, target: str, value: Any) -> None:
+    """Set a module, parameter, buffer or constant under its dotted name."""
+    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+        owner, _, name = target.rpartition(".")
+        source = _module_or_none(model, owner)
+        if source is not None and name in source._buffers:
+            parent = _parent(segment, target)
+            parent.register_buffer(
+                name, value, persistent=name not in source._non_persistent_buffers_set
+            )
+            return
+        segment._constants[target] = value
+    _set(segment, target, value)
+
+
+def _module_or_none(model: nn.Module, path: str) -> nn.Module | None:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def _parent(root: nn.Module, target: str) -> nn.Module:
+    """The module that holds ``target``, made of empty modules where there is none yet."""
+    parent = root
+    for part in target.split(".")[:-1]:
+        child = parent._modules.get(part)
+        if child is None:
+            child = nn.Module()
+            parent.add_module(part, child)
+        parent = child
+    return parent
+
+
+def _set(root: nn.Module, target: str, value: Any) -> None:
+    parent, name = _parent(root, target), target.rpartition(".")[2]
+    if isinstance(value, nn.Module):
+        parent.add_module(name, value)
+    else:
+        setattr(parent, name, value)
+
+
+def adopt(segment: Segment, model: nn.Module, names: Iterable[str]) -> None:
+    """Give a segment parameters and buffers that no layer uses, so that none is lost."""
+    for name in names:
+        parent, _, leaf = name.rpartition(".")
+        source = model.get_submodule(parent)
+        attach(segment, model, name, getattr(source, leaf))

@@ -1,0 +1,36 @@
+"""Whether a traced call is on the list of what a graph without code may do."""
+
+from __future__ import annotations
+
+import operator
+
+from torch import fx
+from torch._ops import OpOverload
+
+from ...core.graph.allowed_ops import GETITEM, OPERATORS
+from .literals import NotData
+
+CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range")
+"""Operations that compute nothing; they are not written down."""
+
+
+def is_check(node: fx.Node) -> bool:
+    return not node.users and getattr(node.target, "__name__", "").split(".")[0] in CHECKS
+
+
+def allowed_target(node: fx.Node) -> str:
+    """The listed name of the function a node calls.
+
+    Raises:
+        NotData: It is not on the list.
+    """
+    if node.target is operator.getitem:
+        if not isinstance(node.args[1], int):
+            raise NotData("an element taken by something else than its number")
+        return GETITEM
+    name = str(node.target)
+    if not isinstance(node.target, OpOverload):
+        raise NotData(f"a call of {getattr(node.target, '__name__', name)}, which is Python")
+    if name not in OPERATORS:
+        raise NotData(f"the operator {name}, which is not on the list")
+    return name

@@ -1,0 +1,140 @@
+"""A traced model written down as a `Graph`: names, shapes and edges, no weights, no code."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+from torch import Tensor, fx
+
+from ...core.graph.graph import MODEL_INPUT, Edge, Graph, Layer, NotRebuildable, Parameter
+from ..program.cuts import Cut, differentiable_nodes
+from ..program.layers import Layers, why_opaque
+from ..program.program import Program, modules_called, resolve, tensors_of, value_of
+from ..sample import tensor_spec
+from .portable_graph import Portable, named_state, portable
+
+
+def graph_document(program: Program, layers: Layers, cuts: list[Cut]) -> Graph:
+    """Everything the planner and the profiler need to know of a traced model."""
+    parameters = parameter_records(program, layers)
+    written = portable(program, layers)
+    graph = Graph(
+        model=type(program.model).__name__,
+        mode=program.mode,
+        training=program.training,
+        inputs=tuple(
+            tensor_spec(name, value_of(node))
+            for name, node in zip(program.structure.names, program.inputs, strict=True)
+        ),
+        outputs=tuple(
+            tensor_spec(node.name, value_of(node))
+            for node in program.flat_outputs
+            if isinstance(node, fx.Node) and isinstance(value_of(node), Tensor)
+        ),
+        layers=tuple(_layer(program, layers, index, parameters) for index in range(len(layers))),
+        edges=tuple(_edges(program, layers)),
+        boundaries=tuple(cut.boundary for cut in cuts),
+        parameters=parameters,
+        operations=tuple(
+            operation.model_copy(update={"arguments": (), "keywords": {}})
+            for operation in written.operations
+        ),
+        not_rebuildable=tuple(written.refusals),
+        fixed_mode=program.fixed_mode,
+        notes=(
+            *program.notes,
+            *(f"stays in training mode, also after .eval(): {what}" for what in program.fixed_mode),
+        ),
+    )
+    return graph if written.refusals else _with_means_to_run(graph, program, written)
+
+
+def _with_means_to_run(graph: Graph, program: Program, written: Portable) -> Graph:
+    """The graph with everything it takes to run it; as it was, if that is refused on reading."""
+    means = {
+        "rebuildable": True,
+        "operations": tuple(written.operations),
+        "modules": tuple(written.modules.values()),
+        "state": tuple(written.state.values()),
+        "regions": tuple(written.regions),
+        "returns": tuple(written.returns),
+        "output_paths": written.output_paths,
+        "input_structure": program.structure.to_json(),
+        "sample": written.sample,
+    }
+    try:
+        return Graph.model_validate({**dict(graph), **means})
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+        return graph.model_copy(update={"not_rebuildable": (NotRebuildable(reason=reason),)})
+
+
+def parameter_records(program: Program, layers: Layers) -> tuple[Parameter, ...]:
+    """Parameters and buffers, each storage once with all its names and the layers reading it."""
+    readers = _readers(program, layers)
+    records: list[Parameter] = []
+    for names, tensor, kind in named_state(program.model):
+        records.append(
+            Parameter(
+                names=names,
+                size_bytes=tensor.numel() * tensor.element_size(),
+                numel=tensor.numel(),
+                layers=tuple(sorted(readers.get(id(tensor), ()))),
+                kind=kind,
+                trainable=kind == "parameter" and tensor.requires_grad,
+            )
+        )
+    return tuple(records)
+
+
+def _readers(program: Program, layers: Layers) -> dict[int, set[int]]:
+    """Layers reading each parameter or buffer, by the tensor's identity."""
+    readers: dict[int, set[int]] = {}
+    for node, layer in layers.layer_of.items():
+        for module in modules_called(node, program):
+            for tensor in (*module.parameters(), *module.buffers()):
+                readers.setdefault(id(tensor), set()).add(layer)
+        for source in node.all_input_nodes:
+            if source.op == "get_attr":
+                value = program.attribute(str(source.target))
+                readers.setdefault(id(value), set()).add(layer)
+    return readers
+
+
+def _layer(
+    program: Program, layers: Layers, index: int, parameters: tuple[Parameter, ...]
+) -> Layer:
+    path = layers.paths[index]
+    used = [record for record in parameters if index in record.layers]
+    fqns = {
+        next((name for name in record.names if _inside(name, path)), record.names[0]).rpartition(
+            "."
+        )[0]
+        for record in used
+    }
+    return Layer(
+        name=layers.names[index],
+        module_type=type(resolve(program.model, path) if path else program.model).__name__,
+        module_fqns=tuple(sorted(fqns)),
+        parameter_bytes=sum(record.size_bytes for record in used if record.kind == "parameter"),
+        opaque=why_opaque(program, layers, index),
+    )
+
+
+def _inside(name: str, path: str) -> bool:
+    return not path or name.startswith(f"{path}.")
+
+
+def _edges(program: Program, layers: Layers) -> list[Edge]:
+    differentiable = differentiable_nodes(program)
+    inputs = set(program.inputs)
+    edges = []
+    for node in program.graph.nodes:
+        source = MODEL_INPUT if node in inputs else layers.layer_of.get(node)
+        if source is None:
+            continue
+        targets = {layers.layer_of[user] for user in node.users if user in layers.layer_of}
+        for target in sorted(target for target in targets if target > source):
+            for tensor in tensors_of(value_of(node)):
+                spec = tensor_spec(node.name, tensor, requires_grad=node in differentiable)
+                edges.append(Edge(source=source, target=target, tensor=spec))
+    return edges

@@ -1,0 +1,115 @@
+"""``torch.nn`` leaves as data: a type and its constructor's arguments, and back."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...core.graph.allowed_ops import MODULES
+from ...core.graph.arguments import Setting
+from ...core.graph.graph import LeafModule
+from ..observation.hooks_tomerge import HOOKS
+from ..program.mode_dependent import AttentionDropout
+from .literals import NotData
+
+
+def leaf_type(name: str) -> type[nn.Module] | None:
+    """The class of that name, if it is on the list."""
+    if name not in MODULES:
+        return None
+    found: type[nn.Module] = (
+        AttentionDropout if name == AttentionDropout.__name__ else getattr(nn, name)
+    )
+    return found
+
+
+def leaf_module(name: str, module: nn.Module) -> LeafModule:
+    """A module of a listed type as data.
+
+    Raises:
+        NotData: It is of another type, carries hooks or a forward of its own, or is more than its
+            constructor's arguments say.
+    """
+    kind = type(module).__name__
+    if leaf_type(kind) is not type(module):
+        raise NotData(f"a module of type {kind}, whose code is its own")
+    if any(getattr(module, hooks, None) for hooks in HOOKS) or "forward" in vars(module):
+        raise NotData(f"a {kind} with hooks or a forward of its own")
+    leaf = LeafModule(name=name, type=kind, settings=_settings(module), training=module.training)
+    try:
+        again = construct(leaf)
+    except Exception as error:
+        raise NotData(f"a {kind} that its constructor does not make") from error
+    expected, found = _configuration(again), _configuration(module)
+    changed = any(name not in found or found[name] != expected[name] for name in expected)
+    if changed or _shapes(again) != _shapes(module):
+        raise NotData(f"a {kind} that was changed after it was made")
+    return leaf
+
+
+def construct(leaf: LeafModule, dtype: torch.dtype | None = None) -> nn.Module:
+    """The module that a `LeafModule` describes, without memory (on the meta device).
+
+    Raises:
+        Exception: Whatever the constructor raises for settings that do not fit together.
+    """
+    kind = leaf_type(leaf.type)
+    assert kind is not None, "reading a graph checks its modules"
+    given: dict[str, Any] = dict(leaf.settings)
+    accepted = _parameters(kind)
+    if "device" in accepted:
+        given["device"] = "meta"
+    if dtype is not None and "dtype" in accepted:
+        given["dtype"] = dtype
+    with torch.device("meta"):
+        module = kind(**given)
+    return module.train(leaf.training)
+
+
+def _settings(module: nn.Module) -> dict[str, Setting]:
+    """The constructor arguments that are not their defaults."""
+    defaults = _parameters(type(module))
+    settings: dict[str, Setting] = {}
+    for name in sorted(MODULES[type(module).__name__]):
+        if hasattr(module, name):
+            value = _plain(getattr(module, name), name)
+            default = defaults[name].default if name in defaults else inspect.Parameter.empty
+            if value != default or type(value) is not type(default):
+                settings[name] = value
+    return settings
+
+
+def _parameters(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
+    """Constructor arguments by name; recurrent nets hand theirs on to their base."""
+    found: dict[str, inspect.Parameter] = {}
+    for owner in reversed(kind.__mro__):
+        if owner not in (object, nn.Module) and "__init__" in vars(owner):
+            found |= inspect.signature(vars(owner)["__init__"]).parameters
+    return found
+
+
+def _plain(value: Any, name: str) -> Setting:
+    if name == "bias":
+        return value is not None and value is not False
+    if isinstance(value, tuple | list | torch.Size):
+        return tuple(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise NotData(f"a setting {name} of type {type(value).__name__}")
+
+
+def _configuration(module: nn.Module) -> dict[str, object]:
+    """Plain attributes; others may have hung more on it, which its type's forward does not read."""
+    plain = (bool, int, float, str, tuple, type(None))
+    return {name: value for name, value in vars(module).items() if isinstance(value, plain)}
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    tensors: dict[str, Tensor] = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}

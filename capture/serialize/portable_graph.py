@@ -1,0 +1,306 @@
+"""A traced model as data that can be run again elsewhere, with other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+from ...core.graph.arguments import Argument, Element, InputReference, NodeReference, StateReference
+from ...core.graph.graph import LeafModule, NotRebuildable, Operation, Region
+from ...core.graph.sample import Sample, SampleTensor
+from ...core.graph.state_tensors import StateTensor
+from ...core.graph.tensors import DIFFERENTIABLE, ELEMENT_SIZE_BYTES
+from ..program.layers import Layers
+from ..program.program import Program, path_of, tensors_of, value_of
+from ..sample import dtype_name, tensor_spec
+from .allowed_ops import allowed_target, is_check
+from .fills import fill_of
+from .leaf_modules import leaf_module
+from .literals import NotData, argument_of, keywords_of
+from .regions import write_region
+from .sequences_tomerge import leaves_of, output_of
+
+MAX_REASONS = 20
+"""Operations named as reasons why a graph cannot be rebuilt; more would help nobody."""
+
+PathToValue = tuple[str | int, ...]
+
+
+@dataclass
+class Portable:
+    """The parts of a `core.graph.Graph` that say how to run it; see there."""
+
+    operations: list[Operation] = field(default_factory=list)
+    modules: dict[str, LeafModule] = field(default_factory=dict)
+    state: dict[str, StateTensor] = field(default_factory=dict)
+    regions: list[Region] = field(default_factory=list)
+    returns: list[Argument] = field(default_factory=list)
+    output_paths: tuple[PathToValue, ...] = ()
+    sample: Sample | None = None
+    refusals: list[NotRebuildable] = field(default_factory=list)
+
+
+def portable(program: Program, layers: Layers) -> Portable:
+    """Every operation of a traced model with its arguments, and what they are applied to.
+
+    What cannot be written is listed in ``refusals``; the rest is then of no use.
+    """
+    return _Writer(program, layers).write()
+
+
+class _Writer:
+    """Goes over the graph once, remembering how to refer to what has been passed."""
+
+    def __init__(self, program: Program, layers: Layers) -> None:
+        self._program, self._layers = program, layers
+        self._layer_of = _with_constants(program, layers)
+        self._found = Portable()
+        self._names = _state_names(program.model)
+
+    def write(self) -> Portable:
+        found = self._found
+        for names, tensor, kind in named_state(self._program.model):
+            self._attempt(None, lambda n=names, t=tensor, k=kind: self._add_state(n, t, k))
+        references: dict[fx.Node, Element] = {
+            node: InputReference(input=name)
+            for node, name in zip(self._program.inputs, self._program.structure.names, strict=True)
+        }
+        for node in self._program.graph.nodes:
+            if node.op == "get_attr":
+                self._attempt(node, lambda n=node: self._refer_to_state(n, references))
+            elif node in self._layer_of and not is_check(node):
+                references[node] = NodeReference(node=node.name)
+                self._operation(node, references)
+        self._attempt(None, lambda: self._ends(references))
+        return found
+
+    def _attempt(self, node: fx.Node | None, write: Any) -> None:
+        """Do it, or note why it cannot be done."""
+        try:
+            write()
+        except (NotData, ValidationError) as error:
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            if len(self._found.refusals) < MAX_REASONS:
+                layer = None if node is None else self._layer_of.get(node)
+                self._found.refusals.append(
+                    NotRebuildable(
+                        operation="" if node is None else node.name,
+                        layer="" if layer is None else self._layers.names[layer],
+                        reason=reason,
+                    )
+                )
+
+    def _add_state(self, names: tuple[str, ...], tensor: Tensor, kind: Any) -> None:
+        if dtype_name(tensor.dtype) not in ELEMENT_SIZE_BYTES:
+            raise NotData(f"{kind} {names[0]!r} of dtype {tensor.dtype}")
+        if tensor.layout is not torch.strided:
+            raise NotData(f"{kind} {names[0]!r} of layout {tensor.layout}")
+        self._found.state[names[0]] = StateTensor(
+            names=names,
+            shape=tuple(tensor.shape),
+            dtype=dtype_name(tensor.dtype),
+            kind=kind,
+            requires_grad=tensor.requires_grad,
+            strides=None if tensor.is_contiguous() else tensor.stride(),
+            persistent=_is_persistent(self._program.model, names[0]),
+            fill=None if kind == "parameter" else fill_of(names[0], tensor),
+        )
+
+    def _refer_to_state(self, node: fx.Node, references: dict[fx.Node, Element]) -> None:
+        name = str(node.target)
+        value = self._program.attribute(name)
+        if not isinstance(value, Tensor):
+            return  # the body of a region, written where it is called
+        if name not in self._names and name not in self._found.state:
+            self._add_state((name,), value, "constant")
+        references[node] = StateReference(state=name)
+
+    def _operation(self, node: fx.Node, references: dict[fx.Node, Element]) -> None:
+        kind, target = "function", _target(node, self._program.model)
+        arguments: tuple[Argument, ...] = ()
+        keywords: dict[str, Argument] = {}
+
+        def write() -> None:
+            nonlocal kind, target, arguments, keywords
+            if node.op == "call_module":
+                kind = "module"
+                target, given = self._leading_up_to(node, target, references)
+                self._add_module(target)
+                if given is not None:
+                    arguments = (given,)
+                    return
+            elif node.op == "call_method":
+                raise NotData(f"a call of the method {target!r}")
+            else:
+                found = write_region(node, self._program, self._layer_of[node])
+                if found is not None:
+                    kind, target = "region", found[0].name
+                    arguments = _values(found[1], references)
+                    self._found.regions.append(found[0])
+                    return
+                target = allowed_target(node)
+            arguments = _values(node.args, references)
+            keywords = keywords_of(node, references.__getitem__)
+
+        if node.op == "call_module":
+            kind = "module"
+        self._attempt(node, write)
+        self._found.operations.append(
+            Operation(
+                name=node.name,
+                target=target,
+                kind=kind,
+                inputs=tuple(source.name for source in node.all_input_nodes),
+                outputs=tuple(tensor_spec(node.name, item) for item in tensors_of(value_of(node))),
+                layer=self._layer_of[node],
+                arguments=arguments,
+                keywords=keywords,
+            )
+        )
+
+    def _leading_up_to(
+        self, node: fx.Node, target: str, references: dict[fx.Node, Element]
+    ) -> tuple[str, Element]:
+        """Write the calls that a nested ``nn.Sequential`` makes, but for the last.
+
+        Returns:
+            The module that is left to be called and what it is given; `None` if that is what the
+            node itself says.
+        """
+        leaves = list(leaves_of(target, self._program.attribute(target)))
+        if len(leaves) == 1 and leaves[0][0] == target:
+            return target, None
+        source = node.args[0] if len(node.args) == 1 and not node.kwargs else None
+        if not isinstance(source, fx.Node) or not isinstance(value_of(source), Tensor):
+            raise NotData("a Sequential called with more than one tensor")
+        given, value = references[source], value_of(source).to("meta")
+        for number, (name, module) in enumerate(leaves[:-1]):
+            value = output_of(name, module, value)
+            self._add_module(name)
+            step = f"{node.name}_step_{number}"
+            self._found.operations.append(
+                Operation(
+                    name=step,
+                    target=name,
+                    kind="module",
+                    outputs=(tensor_spec(step, value),),
+                    layer=self._layer_of[node],
+                    arguments=(given,),
+                )
+            )
+            given = NodeReference(node=step)
+        return leaves[-1][0], given
+
+    def _add_module(self, target: str) -> None:
+        if target not in self._found.modules:
+            module = self._program.attribute(target)
+            self._found.modules[target] = leaf_module(target, module)
+
+    def _ends(self, references: dict[fx.Node, Element]) -> None:
+        flat = self._program.flat_outputs
+        self._found.returns = [argument_of(value, references.__getitem__) for value in flat]
+        self._found.output_paths = _output_paths(self._program.out_spec, len(flat))
+        self._found.sample = _sample(self._program)
+
+
+def _values(values: Iterable[Any], references: dict[fx.Node, Element]) -> tuple[Argument, ...]:
+    return tuple(argument_of(value, references.__getitem__) for value in values)
+
+
+def _with_constants(program: Program, layers: Layers) -> dict[fx.Node, int]:
+    """The layer of every computing node; of a constant, the first layer that reads it."""
+    found = dict(layers.layer_of)
+    for node in reversed(program.graph.nodes):
+        if node in layers.constant and node.op.startswith("call_"):
+            readers = [found[user] for user in node.users if user in found]
+            found[node] = min(readers, default=0)
+    return found
+
+
+def _state_names(model: nn.Module) -> set[str]:
+    return {name for names, _, _ in named_state(model) for name in names}
+
+
+def named_state(
+    model: nn.Module,
+) -> Iterable[tuple[tuple[str, ...], Tensor, Literal["parameter", "buffer"]]]:
+    """Every parameter and buffer once, with all its names."""
+    all_named: dict[Literal["parameter", "buffer"], Iterable[tuple[str, Tensor]]] = {
+        "parameter": model.named_parameters(remove_duplicate=False),
+        "buffer": model.named_buffers(remove_duplicate=False),
+    }
+    for kind, named in all_named.items():
+        names: dict[int, list[str]] = {}
+        tensors: dict[int, Tensor] = {}
+        for name, tensor in named:
+            names.setdefault(id(tensor), []).append(name)
+            tensors[id(tensor)] = tensor
+        for key, tensor in tensors.items():
+            yield tuple(names[key]), tensor, kind
+
+
+def _is_persistent(model: nn.Module, name: str) -> bool:
+    owner, _, own = name.rpartition(".")
+    try:
+        module = model.get_submodule(owner)
+    except AttributeError:
+        return True
+    return own not in module._non_persistent_buffers_set
+
+
+def _target(node: fx.Node, model: nn.Module) -> str:
+    if node.op in ("call_module", "call_method"):
+        return str(node.target)
+    name = str(node.target) if hasattr(node.target, "_schema") else ""
+    return name or f"{getattr(node.target, '__name__', node.target)} in {path_of(node) or 'model'}"
+
+
+def _output_paths(spec: Any, count: int) -> tuple[PathToValue, ...]:
+    """Where each flat output sits in what the model returns; numbered where that has no name."""
+    try:
+        nested = pytree.tree_unflatten([object() for _ in range(count)], spec)
+        paths = [
+            tuple(_plain_key(key) for key in path)
+            for path, _ in pytree.tree_flatten_with_path(nested)[0]
+        ]
+    except Exception:  # noqa: BLE001 - containers of others' may do anything when put together
+        paths = []
+    if len(set(paths)) == count and all(len(path) <= 16 for path in paths):
+        return tuple(paths)
+    return tuple((index,) for index in range(count))
+
+
+def _plain_key(key: Any) -> str | int:
+    for name in ("key", "idx", "name"):
+        value = getattr(key, name, None)
+        if isinstance(value, str | int):
+            return value
+    return str(key)
+
+
+def _sample(program: Program) -> Sample:
+    """Random inputs, integers within the range of the sample that was captured with."""
+    names = program.structure.names
+    ranges = program.sample_ranges or (None,) * len(names)
+    return Sample(
+        inputs={
+            name: _sample_tensor(value_of(node), limits)
+            for name, node, limits in zip(names, program.inputs, ranges, strict=True)
+        }
+    )
+
+
+def _sample_tensor(value: Tensor, limits: tuple[int, int] | None) -> SampleTensor:
+    dtype = dtype_name(value.dtype)
+    if dtype in DIFFERENTIABLE:
+        return SampleTensor(shape=tuple(value.shape), dtype=dtype)
+    low, high = limits or (0, 0)
+    return SampleTensor(
+        shape=tuple(value.shape), dtype=dtype, fill="randint", low=low, high=high + 1
+    )

@@ -1,0 +1,56 @@
+"""Recognise a materialised causal mask and let attention use its fast causal path again.
+
+``transformers`` builds the mask as a tensor while being exported, which forces attention onto
+a slower kernel; run eagerly the same model passes ``is_causal=True``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+
+from ..program.constants import constant_nodes, evaluate
+from ..program.mode_dependent import argument
+from ..program.program import VALUE, Program
+
+MAX_MASK_BYTES = 2**28
+"""Larger masks are left as they are rather than computed to be looked at."""
+
+
+def restore_causal_attention(program: Program) -> None:
+    """Replace constant causal masks by ``is_causal=True``; anything else stays."""
+    attention = torch.ops.aten.scaled_dot_product_attention.default
+    calls = [node for node in program.graph.nodes if node.target is attention]
+    if not calls:
+        return
+    constant = constant_nodes(program)
+    causal: dict[fx.Node, bool] = {}
+    for call in calls:
+        mask = argument(call, "attn_mask")
+        if not isinstance(mask, fx.Node) or argument(call, "is_causal"):
+            continue
+        if mask not in causal:
+            causal[mask] = _is_causal(program, mask, constant)
+        if causal[mask]:
+            _use_causal_flag(call)
+
+
+def _is_causal(program: Program, mask: fx.Node, constant: set[fx.Node]) -> bool:
+    fake = mask.meta.get(VALUE)
+    if not isinstance(fake, Tensor) or fake.numel() * fake.element_size() > MAX_MASK_BYTES:
+        return False
+    value = evaluate(program, mask, constant)
+    if value is None or value.dim() < 2 or value.shape[-1] != value.shape[-2]:
+        return False
+    lower = torch.ones(value.shape[-2:], dtype=torch.bool, device=value.device).tril()
+    allowed = value if value.dtype == torch.bool else value == 0
+    blocked = value.logical_not() if value.dtype == torch.bool else value <= -1e4
+    return bool((allowed == lower).all() and (blocked == lower.logical_not()).all())
+
+
+def _use_causal_flag(call: fx.Node) -> None:
+    names = [declared.name for declared in call.target._schema.arguments]  # type: ignore[union-attr]
+    values = {name: argument(call, name) for name in names}
+    values.update(attn_mask=None, is_causal=True)
+    call.args = tuple(values.pop(name) for name in ("query", "key", "value"))
+    call.kwargs = values

@@ -1,0 +1,119 @@
+"""Put a model's own ``torch.nn`` leaves back in the place of the operations they ran.
+
+An exported graph freezes training mode into its operations. A call of the original module keeps
+dropout and batch normalisation alive, and every parameter under its own name.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import modules
+
+from ..program.mutation import is_region, mutated_inputs
+from ..program.program import CALL, Program, path_of, resolve, value_of
+
+ONE_TENSOR_FAMILIES = tuple(
+    family.__name__
+    for family in (
+        modules.activation,
+        modules.batchnorm,
+        modules.channelshuffle,
+        modules.conv,
+        modules.dropout,
+        modules.flatten,
+        modules.instancenorm,
+        modules.linear,
+        modules.normalization,
+        modules.padding,
+        modules.pixelshuffle,
+        modules.pooling,
+        modules.sparse,
+        modules.upsampling,
+    )
+)
+"""Files of ``torch.nn`` whose modules map one tensor to one tensor, the exceptions below apart."""
+
+OTHER_SIGNATURES = (
+    nn.Bilinear,
+    nn.EmbeddingBag,
+    nn.MaxUnpool1d,
+    nn.MaxUnpool2d,
+    nn.MaxUnpool3d,
+    nn.MultiheadAttention,
+)
+
+
+def restore_leaves(program: Program) -> None:
+    """Replace each run of operations of one leaf call by a call of that leaf."""
+    _read_state_directly(program)
+    nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+    for call, group in groupby(nodes, key=lambda node: node.meta.get(CALL)):
+        run = list(group)
+        regions = any(is_region(node) for node in run)
+        if call is not None and not regions and _is_plain_leaf(program.model, path_of(run[0])):
+            _replace(program, run)
+    program.graph.eliminate_dead_code(is_impure_node=lambda node: _keeps(node, program))
+    program.graph.lint()
+
+
+def _read_state_directly(program: Program) -> None:
+    """An update in place returns the very tensor it updates: let later reads name that tensor.
+
+    Export chains such reads through the update, which would tie two calls of one module together.
+    """
+    for node in program.graph.nodes:
+        changed = mutated_inputs(node, program)
+        if (
+            node.op == "call_function"
+            and not is_region(node)
+            and node.target is not torch.ops.aten.batch_norm.default
+            and len(changed) == 1
+            and changed[0].op == "get_attr"
+        ):
+            node.replace_all_uses_with(changed[0])
+
+
+def _keeps(node: fx.Node, program: Program) -> bool:
+    """Whether a node without users must stay: it changes something that outlives it."""
+    if node.op in ("placeholder", "output", "call_module") or is_region(node):
+        return True
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema is not None and schema.is_mutable)
+
+
+def _is_plain_leaf(model: nn.Module, path: str) -> bool:
+    if not path:
+        return False
+    module = resolve(model, path)
+    if any(True for _ in module.children()) or isinstance(module, OTHER_SIGNATURES):
+        return False
+    if getattr(module, "return_indices", False):
+        return False
+    return type(module).__module__ in ONE_TENSOR_FAMILIES
+
+
+def _replace(program: Program, run: list[fx.Node]) -> None:
+    inside = set(run)
+    sources = {
+        source
+        for node in run
+        for source in node.all_input_nodes
+        if source not in inside and source.op != "get_attr"
+    }
+    results = [node for node in run if any(user not in inside for user in node.users)]
+    if len(sources) != 1 or len(results) != 1:
+        return
+    values = (value_of(next(iter(sources))), value_of(results[0]))
+    if not all(isinstance(value, Tensor) for value in values):
+        return
+    result = results[0]
+    path = path_of(result)
+    with program.graph.inserting_before(run[0]):
+        call = program.graph.call_module(path, (next(iter(sources)),))
+    call.meta = dict(result.meta)
+    result.replace_all_uses_with(call)
+    for node in reversed(run):
+        program.graph.erase_node(node)

@@ -1,0 +1,322 @@
+"""While a model is exported, one operation stands in for what must be called as it was written.
+
+An opaque module's call, or a custom autograd function's, becomes a single node that names it;
+`call_as_written` then turns that node into the call itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+
+from ...core.errors import CaptureError
+from ..observation.activation_checkpoints import without_checkpoints
+from ..observation.hooks_tomerge import HOOKS
+from ..observation.nested_values import is_plain, places, put, reach, take_tensors
+from ..observation.observe import Observation, RecordedCall
+from ..program.mutation import is_region, region_of
+from ..program.program import FUNCTION, OPAQUE, PATH, VALUE, WRITTEN, Program, path_of
+
+
+@dataclass
+class StandIn:
+    """One call that was replaced while tracing.
+
+    Attributes:
+        arguments: Its arguments, with a place for every tensor.
+        outputs: Its value, likewise.
+        empties: Makes what stands for its outputs while tracing.
+        module: Path of the module called; empty for a function.
+        function: The custom autograd function called, if it is one.
+        recorded: What the eager call showed, for a module.
+    """
+
+    arguments: Any
+    outputs: Any
+    empties: Callable[[], list[Tensor]]
+    module: str = ""
+    function: type | None = None
+    recorded: RecordedCall | None = None
+
+
+@dataclass
+class StandIns:
+    """All calls replaced in one tracing, in order; the operation holds their positions."""
+
+    table: list[StandIn] = field(default_factory=list)
+    numbers: Counter[str] = field(default_factory=Counter)
+
+    def stand(self, entry: StandIn, tensors: list[Tensor]) -> Any:
+        """Append the operation to the graph being traced, and give it the call's value."""
+        self.table.append(entry)
+        outputs = _operation()(tensors, len(self.table) - 1)
+        return put(entry.outputs, list(outputs))
+
+
+_ACTIVE: ContextVar[StandIns] = ContextVar("stand_ins")
+
+
+def _operation() -> Any:
+    """``as_written(Tensor[] tensors, int entry) -> Tensor[]``, declared when first needed."""
+    if not hasattr(torch.ops.stagewright, "as_written"):
+
+        @torch.library.custom_op("stagewright::as_written", mutates_args=())
+        def as_written(tensors: list[Tensor], entry: int) -> list[Tensor]:
+            raise NotImplementedError("stands for a call while a model is traced")
+
+        @as_written.register_fake
+        def _(tensors: list[Tensor], entry: int) -> list[Tensor]:
+            return _ACTIVE.get().table[entry].empties()
+
+    return torch.ops.stagewright.as_written.default
+
+
+@contextmanager
+def stand_ins(
+    model: nn.Module, seen: Observation, opaque: Collection[str], functions: list[type]
+) -> Iterator[StandIns]:
+    """Replace these modules' ``forward`` and these functions' for a while.
+
+    Args:
+        model: The model about to be traced.
+        seen: What its eager forward showed.
+        opaque: Paths of the modules to replace.
+        functions: Custom autograd functions to replace.
+    """
+    active = StandIns()
+    token = _ACTIVE.set(active)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(without_checkpoints())
+            for path in opaque:
+                module = model.get_submodule(path)
+                stack.enter_context(_replaced_module(module, path, seen, active))
+            for function in functions:
+                stack.enter_context(_replaced_function(function, active))
+            yield active
+    finally:
+        _ACTIVE.reset(token)
+
+
+@contextmanager
+def _replaced_module(
+    module: nn.Module, path: str, seen: Observation, active: StandIns
+) -> Iterator[None]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        number = active.numbers[path]
+        active.numbers[path] += 1
+        recorded = seen.calls.get((path, number), RecordedCall(problem="it was not called eagerly"))
+        tensors: list[Tensor] = []
+        arguments = take_tensors((args, kwargs), tensors)
+        problem = recorded.problem
+        if not problem and not is_plain(arguments):
+            problem = "its arguments are more than tensors and constants"
+        if not problem and len(tensors) != recorded.given:
+            problem = "it is called differently when traced"
+        if problem:
+            raise CaptureError(f"{path!r} cannot be called as written: {problem}")
+        entry = StandIn(
+            arguments=arguments,
+            outputs=recorded.output,
+            empties=lambda: [form.empty() for form in recorded.forms],
+            module=path,
+            recorded=recorded,
+        )
+        return active.stand(entry, tensors)
+
+    hooks = {name: getattr(module, name) for name in HOOKS}
+    had_own = "forward" in vars(module)
+    own = vars(module).get("forward")
+    try:
+        for name in HOOKS:
+            setattr(module, name, OrderedDict())
+        module.forward = forward
+        yield
+    finally:
+        if had_own:
+            module.forward = own  # type: ignore[assignment]
+        else:
+            vars(module).pop("forward", None)
+        for name, table in hooks.items():
+            setattr(module, name, table)
+
+
+@contextmanager
+def _replaced_function(function: Any, active: StandIns) -> Iterator[None]:
+    original = function.forward
+    with_context = torch.autograd.function._is_setup_context_defined(function.setup_context)
+
+    def forward(*received: Any) -> Any:
+        context, args = ((), received) if with_context else (received[:1], received[1:])
+        with disable_proxy_modes_tracing():
+            shown = original(*context, *args)
+        made: list[Tensor] = []
+        outputs = take_tensors(shown, made)
+        tensors: list[Tensor] = []
+        arguments = take_tensors(args, tensors)
+        if not is_plain(arguments):
+            raise CaptureError(
+                f"the custom autograd function {function.__name__!r} is given more than tensors "
+                "and constants"
+            )
+        entry = StandIn(
+            arguments=(arguments, {}),
+            outputs=outputs,
+            empties=lambda: [torch.empty_like(tensor) for tensor in made],
+            function=function,
+        )
+        return active.stand(entry, tensors)
+
+    own = {name: vars(function)[name] for name in ("forward",) if name in vars(function)}
+    try:
+        function.forward = staticmethod(forward)
+        yield
+    finally:
+        if own:
+            function.forward = own["forward"]
+        else:
+            del function.forward
+
+
+def recurrent(model: nn.Module, seen: Observation) -> set[str]:
+    """Recurrent modules of torch's own: called whole, their dropout follows the mode."""
+    return {
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.RNNBase)
+        and (path, 0) in seen.calls
+        and all(
+            call.plain and not call.problem
+            for (name, _), call in seen.calls.items()
+            if name == path
+        )
+    }
+
+
+def call_as_written(
+    program: Program, active: StandIns, opaque: Mapping[str, str], seen: Observation
+) -> None:
+    """Turn every stand-in into a call of the module or function it stands for.
+
+    Raises:
+        CaptureError: One lies inside a region (``no_grad``, autocast), where it cannot be called;
+            the enclosing module is to blame.
+    """
+    operation = _operation()
+    for node in list(program.graph.nodes):
+        if is_region(node):
+            _refuse_inside(node, program, operation)
+        if node.target is operation:
+            entry = active.table[node.args[1]]
+            _replace(program, node, entry, opaque, seen)
+    program.graph.lint()
+
+
+def _refuse_inside(node: fx.Node, program: Program, operation: Any) -> None:
+    region = region_of(node, program)
+    for inner in region[0].nodes if region else ():
+        if inner.target is operation:
+            raise CaptureError(
+                "a call that must stay as written lies in a no_grad or autocast region",
+                module=path_of(node) or None,
+            )
+        _refuse_inside(inner, program, operation)
+
+
+def _replace(
+    program: Program,
+    node: fx.Node,
+    entry: StandIn,
+    opaque: Mapping[str, str],
+    seen: Observation,
+) -> None:
+    graph = program.graph
+    tensors: list[Any] = list(node.args[0])  # type: ignore[arg-type]
+    args, kwargs = put(entry.arguments, tensors)
+    elements: dict[Any, fx.Node] = {user.args[1]: user for user in node.users}
+    values = list(node.meta[VALUE])
+    with graph.inserting_before(node):
+        if entry.function is not None:
+            call = graph.call_function(_applies(entry.function), args, kwargs)
+        elif entry.module in seen.checkpointed:
+            module = graph.get_attr(entry.module)
+            module.meta[PATH] = entry.module
+            options = seen.checkpointed[entry.module]
+            call = graph.call_function(checkpointing(options), (module, *args), kwargs)
+        else:
+            call = graph.call_module(entry.module, args, kwargs)
+        call.meta = {**node.meta, VALUE: put(_as_tuple(entry.outputs), values)}
+        if entry.function is not None:
+            call.meta[FUNCTION] = entry.function.__name__
+        if entry.recorded is not None:
+            call.meta[PATH] = entry.module
+            if entry.module in opaque:
+                call.meta[OPAQUE] = opaque[entry.module]
+            call.meta[WRITTEN] = entry.recorded.written
+            _share_memory(entry.recorded, tensors, values)
+    for index, user in elements.items():
+        with graph.inserting_before(user):
+            found = reach(graph, call, entry.outputs, index)
+        assert found is not None
+        _describe(found, call, values[index])
+        if found is call:
+            call.meta[VALUE] = values[index]
+        user.replace_all_uses_with(found)
+        graph.erase_node(user)
+    graph.erase_node(node)
+
+
+def _describe(found: fx.Node, call: fx.Node, value: Any) -> None:
+    """Give a chain of element accesses the call's place, and its end the value."""
+    node = found
+    while node is not call:
+        meta = {
+            key: item for key, item in call.meta.items() if key not in (FUNCTION, OPAQUE, WRITTEN)
+        }
+        node.meta = {**meta, VALUE: value if node is found else None}
+        node = node.all_input_nodes[0]
+
+
+def _as_tuple(outputs: Any) -> Any:
+    """The outputs' places as nested tuples, the containers that values are looked for in."""
+    found = places(outputs)
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _share_memory(recorded: RecordedCall, tensors: list[Any], values: list[Any]) -> None:
+    """Outputs that were views of an argument become views of its fake value."""
+    for index, position in enumerate(recorded.returned):
+        if position is not None and isinstance(tensors[position], fx.Node):
+            source = tensors[position].meta[VALUE]
+            form = recorded.forms[index]
+            if source.untyped_storage().nbytes() >= values[index].untyped_storage().nbytes():
+                with source.fake_mode:
+                    values[index] = source.detach().as_strided(form.shape, form.stride)
+
+
+def _applies(function: Any) -> Callable[..., Any]:
+    """The function's ``apply`` under its own name, as a graph can hold it."""
+
+    def apply(*args: Any) -> Any:
+        return function.apply(*args)
+
+    apply.__name__ = apply.__qualname__ = function.__name__
+    return apply
+
+
+def checkpointing(options: dict[str, Any]) -> Callable[..., Any]:
+    """Calls a module so that it is recomputed in its backward, as its author asked."""
+
+    def checkpointed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return torch.utils.checkpoint.checkpoint(module, *args, **options, **kwargs)
+
+    return checkpointed

@@ -1,0 +1,67 @@
+"""The last resort: the whole model as one opaque layer, called as its author wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from ...core.errors import CaptureError
+from ..observation.nested_values import reach, skeleton
+from ..program.program import OPAQUE, VALUE, WHOLE, WRITTEN, Program
+from ..sample import CallStructure
+from .target import Subject
+
+
+def whole_program(subject: Subject, reason: str) -> Program:
+    """One call of the model; it cannot be cut.
+
+    Args:
+        subject: The model; the shapes of its outputs are what an eager forward showed.
+        reason: Why it could not be taken apart.
+
+    Raises:
+        CaptureError: What it returns cannot be described.
+    """
+    model, structure = subject.model, subject.structure
+    recorded = subject.seen.calls.get(("", 0))
+    if recorded is None or recorded.problem or not recorded.forms:
+        problem = recorded.problem if recorded else "it did not run on this sample"
+        raise CaptureError(f"the model cannot be called whole: {problem or 'it returns no tensor'}")
+    graph = fx.Graph()
+    inputs = [graph.placeholder(name) for name in structure.names]
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake_mode:
+        values = [form.empty() for form in recorded.forms]
+        for node, tensor in zip(inputs, subject.flat, strict=True):
+            node.meta[VALUE] = fake_mode.from_tensor(tensor)
+    call = graph.call_function(_calls(model, structure), tuple(inputs))
+    call.meta = {VALUE: tuple(values), OPAQUE: reason, WHOLE: True, WRITTEN: recorded.written}
+    outputs = [reach(graph, call, recorded.output, index) for index in range(len(values))]
+    for output, value in zip(outputs, values, strict=True):
+        assert output is not None
+        output.meta[VALUE] = value
+    graph.output(outputs)
+    return Program(
+        model=model,
+        holder=nn.Module(),
+        graph=graph,
+        mode="modules",
+        structure=structure,
+        inputs=inputs,
+        out_spec=pytree.tree_flatten(skeleton(recorded.output))[1],
+        training=model.training,
+        output=recorded.output,
+        opaque={"": reason},
+        notes=["the whole model is one opaque layer, and cannot be cut"],
+    )
+
+
+def _calls(model: nn.Module, structure: CallStructure) -> Callable[..., Any]:
+    def whole_model(*tensors: Tensor) -> Any:
+        args, kwargs = structure.unflatten(tensors)
+        return model(*args, **kwargs)
+
+    return whole_model

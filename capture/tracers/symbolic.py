@@ -1,0 +1,229 @@
+"""Capture through ``torch.fx``: child by child for ``nn.Sequential``, or symbolically."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import warnings
+from collections.abc import Collection, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from ...core.errors import CaptureError, first_line
+from ..observation.preserve import preserved, random_state
+from ..program.program import CALL, OPAQUE, PATH, VALUE, Program, is_inside, path_of
+from .quiet_tomerge import quiet_loggers
+from .target import Subject
+
+
+def sequential_program(subject: Subject, opaque: Mapping[str, str]) -> Program:
+    """Every child of an ``nn.Sequential`` is one node, called as it is, whatever it does inside.
+
+    Args:
+        subject: The ``nn.Sequential``.
+        opaque: What tracers would lose, by path of the module that does it.
+    """
+    graph = fx.Graph()
+    value = graph.placeholder(subject.structure.names[0])
+    for name in subject.model._modules:
+        value = graph.call_module(name, (value,))
+        value.meta[PATH], value.meta[CALL] = name, name
+        for path, reason in opaque.items():
+            if is_inside(path, name):
+                value.meta[OPAQUE] = reason if path == name else f"{path} {reason}"
+    graph.output(value)
+    program = _finish(subject, graph, "sequential")
+    program.opaque = dict(opaque)
+    return program
+
+
+def traced_program(subject: Subject, opaque: Mapping[str, str]) -> Program:
+    """Symbolic tracing with ``torch.nn`` modules as leaves.
+
+    Args:
+        subject: The model.
+        opaque: Modules that are leaves too, called as their author wrote them, and why.
+
+    Raises:
+        CaptureError: The model's Python depends on its data, or calls what cannot be traced.
+    """
+    model = subject.model
+    tracer = _Tracer()
+    tracer.leaves = {id(model.get_submodule(path)) for path in opaque}
+    given = set(subject.structure.names)
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(entry.kind is entry.VAR_POSITIONAL for entry in parameters):
+        raise CaptureError("torch.fx: forward takes *args, whose number it cannot know")
+    defaults = {
+        entry.name: entry.default
+        for entry in parameters
+        if entry.default is not entry.empty and entry.name not in given
+    }
+    before = random_state()
+    try:
+        graph = tracer.trace(model, concrete_args=defaults or None)
+    except Exception as error:
+        where = tracer.current_path or "the model itself"
+        raise CaptureError(
+            f"torch.fx: {type(error).__name__} in {where}: {first_line(error)}",
+            module=tracer.current_path,
+        ) from error
+    if random_state() != before:
+        raise CaptureError("torch.fx: a random number was drawn while tracing and would be frozen")
+    for node in list(graph.nodes):
+        if node.op == "placeholder" and node.target not in given:
+            _erase(graph, node)  # with the check that the default was not changed
+    for node in graph.nodes:
+        stack = node.meta.get("nn_module_stack") or {}
+        for key, (path, _) in stack.items():
+            node.meta[PATH], node.meta[CALL] = path, key
+        if node.op == "call_module":
+            node.meta[PATH] = str(node.target)
+            if str(node.target) in opaque:
+                node.meta[OPAQUE] = opaque[str(node.target)]
+    program = _finish(subject, graph, "trace")
+    program.opaque = dict(opaque)
+    return program
+
+
+def _erase(graph: fx.Graph, node: fx.Node) -> None:
+    """Remove a node and everything computed from it."""
+    for user in list(node.users):
+        _erase(graph, user)
+    graph.erase_node(node)
+
+
+class _Tracer(fx.Tracer):
+    """Remembers which module it was in, for error messages."""
+
+    current_path: str | None = None
+    leaves: Collection[int] = ()
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return id(m) in self.leaves or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        self.current_path = self.path_of_module(m)
+        return super().call_module(m, forward, args, kwargs)
+
+
+def _finish(subject: Subject, graph: fx.Graph, mode: Literal["sequential", "trace"]) -> Program:
+    """Flatten the output, give every node its fake value and split tuples into elements."""
+    model, structure = subject.model, subject.structure
+    placeholders = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
+    order = [placeholders[name] for name in structure.names]
+    output = next(node for node in graph.nodes if node.op == "output")
+    result = output.args[0]
+    values = _propagate(model, graph, dict(zip(order, subject.flat, strict=True)))
+    for node, value in values.items():
+        node.meta[VALUE] = value
+    shape = fx.map_arg(result, lambda node: values[node])
+    leaves, out_spec = pytree.tree_flatten(shape)
+    flat_nodes = _flat_nodes(graph, output, result, len(leaves))
+    output.args = (flat_nodes,)
+    graph.lint()
+    return Program(
+        model=model,
+        holder=model,
+        graph=graph,
+        mode=mode,
+        structure=structure,
+        inputs=order,
+        out_spec=out_spec,
+        training=model.training,
+    )
+
+
+def _flat_nodes(graph: fx.Graph, output: fx.Node, result: Any, count: int) -> list[Any]:
+    """The leaves of the output structure as nodes, reaching into nodes that are tuples."""
+    flat: list[Any] = []
+    for leaf in pytree.tree_flatten(result)[0]:
+        value = leaf.meta[VALUE] if isinstance(leaf, fx.Node) else leaf
+        if isinstance(leaf, fx.Node) and not isinstance(value, Tensor):
+            items, spec = pytree.tree_flatten(value)
+            if spec.num_children != len(items):
+                raise CaptureError(f"the model returns a nested structure from {path_of(leaf)!r}")
+            keys = list(value) if isinstance(value, dict) else range(len(items))
+            for key, item in zip(keys, items, strict=True):
+                with graph.inserting_before(output):
+                    part = graph.call_function(operator.getitem, (leaf, key))
+                part.meta = {**leaf.meta, VALUE: item}
+                flat.append(part)
+        else:
+            flat.append(leaf)
+    if len(flat) != count:
+        raise CaptureError("the model's output could not be flattened; return tensors or a tuple")
+    return flat
+
+
+def _propagate(
+    model: nn.Module, graph: fx.Graph, inputs: dict[fx.Node, Tensor]
+) -> dict[fx.Node, Any]:
+    """Find every node's shape, dtype and aliasing: on fake tensors, or else by really running.
+
+    A module whose Python looks at its data has no answer on fake tensors.
+    """
+    module = fx.GraphModule(model, graph)
+    order = [node for node in graph.nodes if node.op == "placeholder"]
+    given = [inputs[node] for node in order]
+    values: dict[fx.Node, Any] = {}
+    with warnings.catch_warnings(), quiet_loggers("torch"), torch.no_grad():
+        warnings.simplefilter("ignore")
+        fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        try:
+            fakes = [fake_mode.from_tensor(tensor) for tensor in given]
+            with fake_mode, _fake_state(module, fake_mode):
+                _Recorder(module, values).run(*fakes)
+        except Exception:  # noqa: BLE001 - whatever it is, the real run shows it or does not
+            values.clear()
+            recorder = _Recorder(module, values)
+            try:
+                with preserved(model):
+                    recorder.run(*given)
+            except Exception as error:
+                raise CaptureError(
+                    f"{type(error).__name__} in {recorder.current!r}: {first_line(error)}",
+                    module=recorder.current,
+                ) from error
+    # GraphModule copies the graph's nodes one to one, so names identify them.
+    by_name = {node.name: value for node, value in values.items()}
+    return {node: by_name[node.name] for node in graph.nodes if node.name in by_name}
+
+
+class _Recorder(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule, values: dict[fx.Node, Any]) -> None:
+        super().__init__(module)
+        self._values = values
+        self.current = ""
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.current = path_of(n) or n.name
+        value = super().run_node(n)
+        if n.op != "output":
+            self._values[n] = value
+        return value
+
+
+class _fake_state:
+    """Stand fake tensors in for a module's parameters and buffers for a while."""
+
+    def __init__(self, module: nn.Module, fake_mode: FakeTensorMode) -> None:
+        self._saved: list[tuple[dict[str, Any], str, Any]] = []
+        self._module, self._fake_mode = module, fake_mode
+
+    def __enter__(self) -> None:
+        for child in self._module.modules():
+            tables: list[dict[str, Any]] = [child._parameters, child._buffers]
+            for table in tables:
+                for name, tensor in table.items():
+                    if tensor is not None:
+                        self._saved.append((table, name, tensor))
+                        table[name] = self._fake_mode.from_tensor(tensor)
+
+    def __exit__(self, *_: object) -> None:
+        for table, name, tensor in self._saved:
+            table[name] = tensor

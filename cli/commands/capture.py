@@ -1,0 +1,79 @@
+"""``stagewright capture``: how a model is taken apart into layers, and what stays as written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Context, Option
+
+from ...core.errors import InvalidInput
+from ..options import model as flags
+from ..options.model import own_model, request_named
+from ..support.next_steps import command_line, measuring, without
+from ..support.output import JsonFlag, check_writable, emit, say, say_next, write_file
+
+if TYPE_CHECKING:
+    from ...capture.captured import Captured
+    from ...core.requests.requests import MeasureRequest
+
+
+def command(
+    context: Context,
+    model: flags.Model = None,
+    sample: flags.Sample = None,
+    family: flags.Family = None,
+    config: flags.Config = None,
+    inputs: flags.Inputs = None,
+    check: Annotated[
+        bool, Option(help="Take two steps with the model and with its layers, and compare.")
+    ] = True,
+    output: Annotated[
+        Path | None, Option("--output", "-o", help="Write the graph to this file.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show how a model is captured: its layers, where it may be cut, what stays as written.
+
+    Give the model one of three ways: a function and --sample; --family, --config and --input; or
+    a JSON file with a request to measure.
+    """
+    if output is not None:
+        check_writable(output)
+    request = request_named(model, family, config, inputs, sample=sample)
+    captured = _of_code(model, sample, check) if request is None else _of_request(request, check)
+    report = captured.report()
+    emit(report.model_dump_json() if as_json else str(report))
+    follow = _profiling(context.find_root().obj or ())
+    if output is not None:
+        write_file(output, captured.graph.to_json(indent=2) + "\n")
+        say(f"wrote {output}", quiet=as_json)
+        if captured.graph.rebuildable:
+            follow = measuring(captured.graph, output)
+    say_next(follow, quiet=as_json)
+
+
+def _profiling(words: tuple[str, ...]) -> str:
+    """Measure the same model."""
+    unwanted = ["--debug", "capture", "--check", "--no-check", "--json"]
+    return command_line("profile", *without(words, unwanted, ["-o", "--output"]))
+
+
+def _of_code(model: str | None, sample: str | None, check: bool) -> Captured:
+    module, inputs = own_model(model, sample)
+    from ...capture.capture import trace
+
+    return trace(module, inputs, check=check)
+
+
+def _of_request(request: MeasureRequest, check: bool) -> Captured:
+    if request.model is None or request.sample is None:
+        raise InvalidInput(
+            "the file holds a captured graph already; measure it with 'stagewright profile', or "
+            "print it with 'stagewright show'"
+        )
+    from ...capture.capture import trace
+    from ...profiler.models.families import build_model, make_sample
+
+    inputs, _ = make_sample(request.sample)
+    return trace(build_model(request.model), inputs, check=check)

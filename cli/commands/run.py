@@ -1,0 +1,82 @@
+"""``stagewright run``: train a plan's model on this machine, a process a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from ..support.next_steps import command_line
+from ..support.output import JsonFlag, emit, say, say_next, write_file
+from ..support.read_documents import read_document
+
+if TYPE_CHECKING:
+    from ...core.plan.plan import Plan
+    from ...core.plan.timeline import Timeline
+
+
+def command(
+    plan: Annotated[Path, Argument(metavar="PLAN", help="A file written by 'stagewright plan'.")],
+    steps: Annotated[int, Option(min=1, help="Training steps.")] = 3,
+    compare: Annotated[
+        bool, Option("--compare", help="Train the unsplit model too and compare the losses.")
+    ] = False,
+    seed: Annotated[int, Option(min=0, help="Of the weights and the data.")] = 0,
+    trace: Annotated[
+        Path | None,
+        Option(help="Record a step: write it and the planned one as a trace for Perfetto."),
+    ] = None,
+    svg: Annotated[
+        Path | None, Option(help="Record a step: draw it below the planned one.")
+    ] = None,
+    timeout: Annotated[float, Option(min=1, help="Seconds a rank waits for another.")] = 120.0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train a plan's model on made-up data under torchrun, and compare with the prediction."""
+    from ...core.plan.plan import Plan
+    from ...core.text_table import text_table
+    from ...core.units import count
+    from ..support.launch_ranks import check_trainable, train
+    from ..support.run_report import Comparison
+
+    document = read_document(plan, Plan)
+    check_trainable(document)
+    say(f"training {count(document.num_stages, 'stage')} for {count(steps, 'step')}", quiet=as_json)
+    records = trace is not None or svg is not None
+    split = train(document, steps=steps, seed=seed, timeout_s=timeout, records=records)
+    whole = None
+    if compare:
+        say("training the unsplit model for comparison", quiet=as_json)
+        whole = train(document, steps=steps, seed=seed, whole=True)
+    comparison = Comparison.of(document, split, whole)
+    emit(comparison.to_json() if as_json else text_table(comparison.rows()))
+    if split.timeline is not None:
+        _draw(document, split.timeline, trace, svg, quiet=as_json)
+    comparison.check()
+    for line in comparison.remarks():
+        say(line, quiet=as_json)
+    say("examples/train.py shows the same in a script of your own", quiet=as_json)
+    follow = (
+        command_line("show", plan) if records else command_line("run", plan, "--svg", "run.svg")
+    )
+    say_next(follow, quiet=as_json)
+
+
+def _draw(
+    plan: Plan, measured: Timeline, trace: Path | None, svg: Path | None, *, quiet: bool
+) -> None:
+    """The recorded step beside the planned one, and what was furthest off."""
+    from ...formats.chrome_trace import chrome_trace
+    from ...formats.svg import timeline_svg
+    from ...planner.simulator.plan_timeline import plan_timeline
+    from ...runtime.compare import compare
+
+    planned = plan_timeline(plan)
+    if trace is not None:
+        write_file(trace, chrome_trace(planned, measured))
+        say(f"wrote {trace}; open it at ui.perfetto.dev", quiet=quiet)
+    if svg is not None:
+        write_file(svg, timeline_svg(plan, planned, measured))
+        say(f"wrote {svg}", quiet=quiet)
+    say(str(compare(plan, measured)), quiet=quiet)

@@ -1,0 +1,66 @@
+"""``stagewright worker``: measure for a service, on this machine's devices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated
+
+from typer import Option
+
+from ..support.output import JsonFlag, emit, say
+
+VARIABLE = "STAGEWRIGHT_SCHEDULER"
+
+
+def command(
+    scheduler: Annotated[
+        str, Option(envvar=VARIABLE, help="The scheduler's address, tls://HOST:8786.")
+    ],
+    resources: Annotated[
+        str | None,
+        Option(
+            help="What this worker offers, such as H200=1,cuda=1.",
+            show_default="cpu, and the GPUs torch finds",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, Option(help="What jobs call it.", show_default="its address")
+    ] = None,
+    tls_ca_file: Annotated[
+        str | None,
+        Option(envvar=f"{VARIABLE}_TLS_CA_FILE", help="Authority that signed all certificates."),
+    ] = None,
+    tls_cert: Annotated[
+        str | None, Option(envvar=f"{VARIABLE}_TLS_CERT", help="This worker's certificate.")
+    ] = None,
+    tls_key: Annotated[
+        str | None,
+        Option(envvar=f"{VARIABLE}_TLS_KEY", help="Its private key, if not in the same file."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run a service's measurements, one at a time, until interrupted.
+
+    Start one for each GPU, each with its own CUDA_VISIBLE_DEVICES. A scheduler is
+    'dask scheduler' with certificates; docs/jobs.md has the commands.
+    """
+    from ...api.jobs.worker_process import work
+    from ...api.jobs.worker_resources import parsed_offers
+    from ...api.settings.tls_tomerge import TlsFiles
+    from ...core.errors import InvalidInput
+
+    if (tls_ca_file is None) != (tls_cert is None):
+        raise InvalidInput("give both --tls-ca-file and --tls-cert")
+    tls = None
+    if tls_ca_file is not None and tls_cert is not None:
+        tls = TlsFiles(ca_file=tls_ca_file, cert=tls_cert, key=tls_key)
+
+    def on_ready(called: str, offers: Mapping[str, float]) -> None:
+        if as_json:
+            emit(json.dumps({"worker": called, "offers": dict(offers)}))
+        listed = ", ".join(f"{kind}={number:g}" for kind, number in offers.items())
+        say(f"worker {called} at {scheduler} offers {listed}")
+
+    offers = None if resources is None else parsed_offers(resources)
+    work(scheduler, tls=tls, offers=offers, name=name, on_ready=on_ready)

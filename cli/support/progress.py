@@ -1,0 +1,81 @@
+"""Progress on stderr, for people only."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Timer
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ...core.plan.plan import Objective
+    from ...core.progress import Progress as ProgressCallback
+    from ...planner.problem.problem import Progress as PlanningProgress
+
+A_MOMENT_S = 0.7
+"""Planning that is over sooner shows nothing."""
+
+
+@contextmanager
+def progress_bar(*, quiet: bool) -> Iterator[ProgressCallback | None]:
+    """A callback ``(done, total, what)`` that draws a bar, or `None` where no one would see it.
+
+    Args:
+        quiet: Draw nothing even on a terminal; commands pass their ``--json``.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def show(done: int, total: int, what: str) -> None:
+            bar.update(task, completed=done, total=total, description=what)
+
+        yield show
+
+
+@contextmanager
+def planning_progress(
+    objective: Objective, *, quiet: bool
+) -> Iterator[Callable[[PlanningProgress], None] | None]:
+    """A callback for `plan` that shows the best plan so far once planning takes a moment.
+
+    Args:
+        objective: Decides the unit of what is shown.
+        quiet: Show nothing even on a terminal; commands pass their ``--json``.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(),
+    )  # fmt: skip
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("planning")
+    timer = Timer(A_MOMENT_S, bar.start)
+    timer.start()
+    try:
+        yield lambda found: bar.update(task, description=best_so_far(objective, found))
+    finally:
+        timer.cancel()
+        timer.join()
+        bar.stop()
+
+
+def best_so_far(objective: Objective, found: PlanningProgress) -> str:
+    """What is known of the plan while it is searched."""
+    from ...core.plan.table import format_objective
+
+    text = f"planning: {format_objective(objective, found.value)} so far"
+    if 0 < found.lower_bound <= found.value:
+        text += f", none below {format_objective(objective, found.lower_bound)}"
+    return text

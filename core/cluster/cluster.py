@@ -1,0 +1,220 @@
+"""The machines a plan is for: devices in order, and links by level."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ..document import Document, Many, Record, Some
+from ..errors import InvalidInput
+
+DEFAULT_LATENCY_S = 10e-6
+DEFAULT_BANDWIDTH_BYTES_PER_S = 12e9
+"""Used when a cluster is given as '4x24GB' and no link is described: about PCIe 4.0 x8."""
+
+
+class Device(Record):
+    """One accelerator (or one CPU rank).
+
+    Attributes:
+        kind: Free text such as ``cpu``, ``A100-80GB``; one profile is valid for one kind.
+        memory_bytes: What may be used on it; `None` for no limit.
+        speed: How many times faster than the device that was profiled.
+    """
+
+    name: str
+    kind: str = "device"
+    memory_bytes: int | None = Field(None, ge=0, le=2**60)
+    speed: float = Field(1.0, ge=1e-6, le=1e6)
+
+
+class LinkLevel(Record):
+    """How devices that first meet at this level talk to each other.
+
+    Attributes:
+        group_size: Consecutive devices joined by this level; the outermost holds all.
+        latency_s: One-way delay of an empty message.
+        bandwidth_bytes_per_s: Point-to-point, one direction.
+        all_reduce_bandwidth_bytes_per_s: Bytes each device moves per second in an all-reduce;
+            the point-to-point bandwidth if not known.
+        shared: Whether all devices of one inner group use one connection at this level (one
+            network card a node), so that their messages queue in the simulation.
+    """
+
+    name: str = "link"
+    group_size: int = Field(ge=1)
+    latency_s: float = Field(DEFAULT_LATENCY_S, ge=0)
+    bandwidth_bytes_per_s: float = Field(DEFAULT_BANDWIDTH_BYTES_PER_S, gt=0)
+    all_reduce_bandwidth_bytes_per_s: float | None = Field(None, gt=0)
+    shared: bool = False
+
+    def transfer_time_s(self, size_bytes: int) -> float:
+        """Time of one message: latency + bytes / bandwidth. An empty message is not sent."""
+        return self.latency_s + size_bytes / self.bandwidth_bytes_per_s if size_bytes else 0.0
+
+    def all_reduce_time_s(self, size_bytes: int, num_ranks: int) -> float:
+        """Ring all-reduce: 2 (n-1) messages of 1/n of the bytes (Patarasu and Yuan 2009)."""
+        if num_ranks < 2 or not size_bytes:
+            return 0.0
+        bandwidth = self.all_reduce_bandwidth_bytes_per_s or self.bandwidth_bytes_per_s
+        messages = 2 * (num_ranks - 1)
+        return messages * (self.latency_s + size_bytes / num_ranks / bandwidth)
+
+
+class Cluster(Document):
+    """Devices in pipeline order and the links between them, innermost level first."""
+
+    SCHEMA: ClassVar[str] = "stagewright.cluster/1"
+
+    schema_version: Literal["stagewright.cluster/1"] = "stagewright.cluster/1"
+    devices: Some[Device]
+    levels: Many[LinkLevel] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [device.name for device in self.devices]
+        if len(set(names)) != len(names):
+            raise ValueError("device names must be unique")
+        sizes = [level.group_size for level in self.levels]
+        if any(inner >= outer or outer % inner for inner, outer in pairwise(sizes)):
+            raise ValueError(
+                f"levels go from innermost to outermost, each a multiple of the one before; "
+                f"found group sizes {sizes}"
+            )
+        if len(self.devices) > 1 and (not sizes or sizes[-1] < len(self.devices)):
+            raise ValueError(
+                f"the outermost level must join all {len(self.devices)} devices; found group "
+                f"sizes {sizes}: give the links as 'levels', innermost first, such as "
+                f'[{{"group_size": {len(self.devices)}}}] (docs/clusters.md)'
+            )
+        return self
+
+    @classmethod
+    def uniform(
+        cls,
+        num_devices: int,
+        *,
+        kind: str = "device",
+        memory_bytes: int | None = None,
+        latency_s: float = DEFAULT_LATENCY_S,
+        bandwidth_bytes_per_s: float = DEFAULT_BANDWIDTH_BYTES_PER_S,
+        all_reduce_bandwidth_bytes_per_s: float | None = None,
+    ) -> Cluster:
+        """Equal devices, all joined by one link level.
+
+        Raises:
+            InvalidInput: ``num_devices`` is below one.
+        """
+        if num_devices < 1:
+            raise InvalidInput(f"a cluster needs at least one device, not {num_devices}")
+        return cls(
+            devices=tuple(
+                Device(name=f"{kind}:{index}", kind=kind, memory_bytes=memory_bytes)
+                for index in range(num_devices)
+            ),
+            levels=(
+                LinkLevel(
+                    group_size=num_devices,
+                    latency_s=latency_s,
+                    bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+                    all_reduce_bandwidth_bytes_per_s=all_reduce_bandwidth_bytes_per_s,
+                ),
+            ),
+        )
+
+    @classmethod
+    def of_nodes(
+        cls,
+        num_nodes: int,
+        devices_per_node: int,
+        *,
+        inside: LinkLevel,
+        between: LinkLevel,
+        kind: str = "device",
+        memory_bytes: int | None = None,
+    ) -> Cluster:
+        """Equal nodes of equal devices: one link level inside a node, one between nodes.
+
+        The levels' ``group_size`` is set here.
+
+        Raises:
+            InvalidInput: A count is below one.
+        """
+        if num_nodes < 1 or devices_per_node < 1:
+            raise InvalidInput(
+                f"a cluster needs at least one node of one device, not {num_nodes} of "
+                f"{devices_per_node}"
+            )
+        count = num_nodes * devices_per_node
+        levels = []
+        if devices_per_node > 1 or num_nodes == 1:
+            levels.append(inside.model_copy(update={"group_size": devices_per_node}))
+        if num_nodes > 1:
+            levels.append(between.model_copy(update={"group_size": count}))
+        return cls(
+            devices=tuple(
+                Device(name=f"{kind}:{index}", kind=kind, memory_bytes=memory_bytes)
+                for index in range(count)
+            ),
+            levels=tuple(levels),
+        )
+
+    @classmethod
+    def parse(cls, text: str, *, max_devices: int = 2**20) -> Cluster:
+        """A cluster from shorthand.
+
+        ``4x24GB``, ``8x512MiB`` or ``2xcpu`` (no memory limit) are equal devices on one link;
+        ``8xH200`` are devices of the catalogue, with their memory and links; ``4x8x80GB`` are 4
+        nodes of 8; ``2x80GB,4x24GB`` are two kinds. `docs/clusters.md` has the links that are
+        assumed; speeds and other links need a cluster file.
+
+        Raises:
+            InvalidInput: The text is none of these, names a device that is not in the catalogue,
+                or says more devices than are allowed.
+        """
+        from .named_devices_tomerge import parse_devices
+
+        return parse_devices(text, max_devices=max_devices)
+
+    def link(self, first: int, second: int) -> LinkLevel:
+        """The level that joins two devices: the innermost one with both in the same group."""
+        for level in self.levels:
+            if first // level.group_size == second // level.group_size:
+                return level
+        raise InvalidInput(f"devices {first} and {second} are not joined by any level")
+
+    def all_reduce_time_s(
+        self,
+        size_bytes: int,
+        num_ranks: int,
+        level: int,
+        group_sizes: tuple[int, ...] = (),
+    ) -> float:
+        """Hierarchical all-reduce of consecutive devices that meet at ``levels[level]``.
+
+        Inside every group the bytes are reduced by a ring and shared out; each of its M devices
+        then joins a ring over the groups with 1/M of the bytes (Cho et al., "BlueConnect",
+        MLSys 2019). A group that is not full counts as its ranks.
+
+        Args:
+            size_bytes: On every device.
+            num_ranks: Devices taking part.
+            level: Where they meet.
+            group_sizes: Devices that one group of each level holds, if not the levels' own: only
+                some devices of a group may take part.
+        """
+        sizes = group_sizes or tuple(entry.group_size for entry in self.levels)
+        time_s, size, ranks, inner = 0.0, size_bytes, num_ranks, 1
+        for index in range(level + 1):
+            members = ranks if index == level else max(1, min(ranks, sizes[index] // inner))
+            time_s += self.levels[index].all_reduce_time_s(size, members)
+            size, ranks = -(-size // members), -(-ranks // members)
+            inner = max(inner, sizes[index])
+        return time_s
+
+    def __str__(self) -> str:
+        from .table import cluster_table
+
+        return cluster_table(self)

@@ -1,0 +1,276 @@
+"""A captured model as data: layers, operations, and what flows between them. No weights."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ..compact_tomerge import CompactRecord
+from ..document import Document, Many, Record, Some
+from .arguments import Argument, Name, Path, Setting
+from .rebuildable import check_rebuildable
+from .sample import Sample
+from .state_tensors import StateTensor
+from .tensors import DType, TensorSpec
+
+MODEL_INPUT = -1
+"""Layer index that stands for the model's own inputs in an `Edge`."""
+
+CaptureMode = Literal["sequential", "export", "trace", "dynamo", "sample", "modules"]
+
+
+class Operation(CompactRecord):
+    """One node of the graph in execution order.
+
+    Attributes:
+        name: Unique within the graph.
+        target: What is called: a module's name, an operator such as ``aten.add.Tensor``,
+            ``getitem``, or a region's name.
+        kind: ``module`` (a leaf module called whole), ``function``, ``attribute`` or ``region``
+            (operations under another gradient or autocast mode).
+        inputs: Names of the operations and model inputs read.
+        outputs: The tensors produced.
+        layer: Index of the layer it belongs to; of constants, which every layer that reads them
+            computes for itself, the first one.
+        arguments: In order; only in a graph that can be rebuilt.
+        keywords: Likewise, by name.
+    """
+
+    name: Name
+    target: str
+    kind: Literal["module", "function", "attribute", "region"]
+    inputs: Many[str] = ()
+    outputs: Many[TensorSpec] = ()
+    layer: int = Field(ge=0)
+    arguments: Many[Argument] = ()
+    keywords: dict[str, Argument] = Field(default_factory=dict)
+
+
+class LeafModule(Record):
+    """A module called whole, as its constructor's arguments.
+
+    Attributes:
+        name: Fully qualified name; its parameters and buffers are ``<name>.<...>``.
+        type: Class name, one of `operations.MODULES`.
+        settings: Constructor arguments that differ from their defaults.
+        training: The mode it was captured in.
+    """
+
+    name: Name
+    type: str
+    settings: dict[str, Setting] = Field(default_factory=dict)
+    training: bool = True
+
+
+class Region(Record):
+    """Operations that run under another gradient or autocast mode than those around them.
+
+    Attributes:
+        name: What the operation that runs it has as its target.
+        kind: ``no_grad``, ``enable_grad`` or ``autocast``.
+        enabled: Whether autocast is on inside.
+        dtype: Of autocast.
+        inputs: Names the operations inside have for the arguments given, in order.
+        operations: In execution order.
+        returns: What it hands out, to be taken apart by ``getitem``.
+    """
+
+    name: Name
+    kind: Literal["no_grad", "enable_grad", "autocast"]
+    enabled: bool = True
+    dtype: DType | None = None
+    inputs: Many[Name] = ()
+    operations: Many[Operation] = ()
+    returns: Many[Argument] = ()
+
+
+class NotRebuildable(Record):
+    """Why a graph cannot be run without its model's code.
+
+    Attributes:
+        operation: Name of the operation to blame; empty if none is.
+        layer: Name of its layer.
+        reason: What it is, in words.
+    """
+
+    operation: str = ""
+    layer: str = ""
+    reason: str
+
+
+class Layer(Record):
+    """The smallest unit a planner may move: a contiguous run of operations of one module.
+
+    Attributes:
+        name: The module's fully qualified name as its author wrote it (``transformer.h.3``);
+            later runs of a module called again carry ``@1``, ``@2``.
+        module_type: Class name of that module.
+        module_fqns: Modules with parameters or buffers used here.
+        parameter_bytes: Bytes of the distinct parameters used here.
+        opaque: Why the module runs as its author wrote it instead of as traced operations; empty
+            for a traced layer.
+        cost_class: Equal for layers of one model that cost the same; empty if not known.
+    """
+
+    name: str
+    module_type: str = ""
+    module_fqns: Many[str] = ()
+    parameter_bytes: int = Field(0, ge=0, le=2**60)
+    opaque: str = ""
+    cost_class: str = ""
+
+
+class Edge(Record):
+    """A tensor made by layer ``source`` (or `MODEL_INPUT`) and read by layer ``target``."""
+
+    source: int = Field(ge=MODEL_INPUT)
+    target: int = Field(ge=0)
+    tensor: TensorSpec
+
+
+class Boundary(Record):
+    """What is live between layer ``after`` and the next one: what a cut there must send.
+
+    Tensors needed further on are relayed through every stage in between, so they are listed at
+    every boundary they cross.
+
+    Attributes:
+        after: Index of the layer in front of the boundary.
+        tensors: Live tensors, those needing a gradient marked ``requires_grad``.
+        legal: Whether a cut may be made here.
+        reason: Why not, when it may not.
+    """
+
+    after: int = Field(ge=0)
+    tensors: Many[TensorSpec] = ()
+    legal: bool = True
+    reason: str = ""
+
+    @property
+    def forward_bytes(self) -> int:
+        """Bytes of activations sent forward per micro-batch."""
+        return sum(tensor.size_bytes for tensor in self.tensors)
+
+    @property
+    def backward_bytes(self) -> int:
+        """Bytes of gradients sent back per micro-batch."""
+        return sum(tensor.size_bytes for tensor in self.tensors if tensor.requires_grad)
+
+
+class Parameter(Record):
+    """A parameter or buffer, under every name it goes by (tied weights have several).
+
+    Attributes:
+        names: All fully qualified names, the canonical one first.
+        size_bytes: Its storage.
+        numel: Number of elements.
+        layers: Indices of the layers that use it, ascending; empty if none does.
+        kind: ``parameter`` or ``buffer``.
+        trainable: Whether it requires a gradient.
+    """
+
+    names: Some[str]
+    size_bytes: int = Field(ge=0)
+    numel: int = Field(0, ge=0)
+    layers: Many[int] = ()
+    kind: Literal["parameter", "buffer"] = "parameter"
+    trainable: bool = True
+
+
+class Graph(Document):
+    """A model captured at one input shape.
+
+    Attributes:
+        model: Class name of the model.
+        mode: How it was captured: ``sequential`` (children are layers), ``export``, ``trace``
+            (symbolic), ``dynamo`` (bytecode), ``sample`` (one run, valid for that sample's values
+            only) or ``modules`` (modules called whole).
+        training: Whether it was captured in training mode.
+        inputs: Flat tensor inputs, in order.
+        outputs: Flat tensor outputs, in order.
+        boundaries: One per gap between consecutive layers.
+        fixed_mode: What stays in training mode however the model is switched; empty if nothing.
+        notes: What a reader should know, e.g. that the batch size is fixed.
+        rebuildable: Whether it holds all that is needed to run it with random weights; if not,
+            the fields below it are empty but for the reasons.
+        not_rebuildable: What stands in the way.
+        modules: Every leaf module that is called.
+        state: Every parameter, buffer and constant.
+        regions: What operations of kind ``region`` run.
+        returns: Flat values the model returns.
+        output_paths: Where each of them sits; ``()`` where the model returns it alone.
+        input_structure: How the model is called (see `capture.sample`).
+        sample: Inputs to measure with.
+    """
+
+    SCHEMA: ClassVar[str] = "stagewright.graph/1"
+
+    schema_version: Literal["stagewright.graph/1"] = "stagewright.graph/1"
+    model: str
+    mode: CaptureMode
+    training: bool = True
+    inputs: Many[TensorSpec]
+    outputs: Many[TensorSpec]
+    layers: Some[Layer]
+    edges: Many[Edge] = ()
+    boundaries: Many[Boundary] = ()
+    parameters: Many[Parameter] = ()
+    operations: Many[Operation] = ()
+    fixed_mode: Many[str] = ()
+    notes: Many[str] = ()
+    rebuildable: bool = False
+    not_rebuildable: Many[NotRebuildable] = ()
+    modules: Many[LeafModule] = ()
+    state: Many[StateTensor] = ()
+    regions: Many[Region] = ()
+    returns: Many[Argument] = ()
+    output_paths: Many[Path] = ()
+    input_structure: str = Field("", max_length=100_000)
+    sample: Sample | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_boundaries(self.boundaries, len(self.layers))
+        check_edges(self.edges, len(self.layers))
+        check_layer_indices(self.parameters, len(self.layers))
+        if self.rebuildable:
+            check_rebuildable(self)
+        return self
+
+    def __str__(self) -> str:
+        from .table import graph_table
+
+        return graph_table(self)
+
+
+def check_boundaries(boundaries: tuple[Boundary, ...], num_layers: int) -> None:
+    """There is one boundary per gap, in order."""
+    found = [boundary.after for boundary in boundaries]
+    if found != list(range(num_layers - 1)):
+        raise ValueError(
+            f"{num_layers} layers have {num_layers - 1} boundaries, after layers 0 to "
+            f"{num_layers - 2} in order; found {len(found)}"
+        )
+
+
+def check_edges(edges: tuple[Edge, ...], num_layers: int) -> None:
+    """Every edge runs forwards between existing layers, so there is no cycle."""
+    for position, edge in enumerate(edges):
+        if not edge.source < edge.target < num_layers:
+            raise ValueError(
+                f"edges[{position}] goes from layer {edge.source} to {edge.target}; "
+                f"edges run forwards between the {num_layers} layers"
+            )
+
+
+def check_layer_indices(parameters: tuple[Parameter, ...], num_layers: int) -> None:
+    """Every parameter names existing layers, ascending."""
+    for parameter in parameters:
+        if list(parameter.layers) != sorted(set(parameter.layers)) or any(
+            not 0 <= layer < num_layers for layer in parameter.layers
+        ):
+            raise ValueError(
+                f"parameter {parameter.names[0]!r} lists layers {parameter.layers}; they must be "
+                f"ascending and between 0 and {num_layers - 1}"
+            )

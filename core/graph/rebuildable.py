@@ -1,0 +1,320 @@
+"""What a graph must satisfy to be rebuilt and run: checked on reading, without torch.
+
+Names become attributes and lines of generated code, so they are letters, digits, ``_`` and, between
+dots, ``-``; every operation is on the list; every reference leads to something made before; sizes
+are bounded.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Set
+from math import prod
+from typing import TYPE_CHECKING
+
+from .allowed_ops import GETITEM, MODULES, OPERATORS
+from .arguments import Argument, InputReference, NodeReference, StateReference
+from .state_tensors import StateTensor, ValuesFill
+
+if TYPE_CHECKING:
+    from .graph import Graph, LeafModule, Operation, Region
+
+MAX_OPERATIONS = 200_000
+MAX_STATE = 200_000
+MAX_ELEMENTS = 2**40
+"""Of one tensor: a thousand times the largest embedding there is."""
+MAX_STATE_ELEMENTS = 2**44
+MAX_WRITTEN = 2**20
+"""Elements written down one by one, over all buffers and constants."""
+MAX_RECURRENT_LAYERS = 128
+"""Of one LSTM, GRU or RNN: each is several tensors to make."""
+MAX_SETTING = 2**24
+"""The largest number a module's constructor is given: of classes, channels, words."""
+
+NODE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
+QUALIFIED_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}(\.[A-Za-z0-9_-]{1,100}){0,63}")
+
+
+def check_rebuildable(graph: Graph) -> None:
+    """Insist that a graph that says it can be rebuilt consists of what is allowed.
+
+    Raises:
+        ValueError: It does not; the message names the operation or tensor and what is accepted.
+    """
+    _check_sizes(graph)
+    _check_state(graph)
+    _check_modules(graph)
+    _Walk(graph).check()
+    _check_ends(graph)
+
+
+def _check_sizes(graph: Graph) -> None:
+    count = len(graph.operations) + sum(len(region.operations) for region in graph.regions)
+    for found, limit, what in (
+        (count, MAX_OPERATIONS, "operations"),
+        (len(graph.state), MAX_STATE, "tensors of state"),
+        (len(graph.modules), MAX_OPERATIONS, "modules"),
+        (len(graph.regions), MAX_OPERATIONS, "regions"),
+    ):
+        if found > limit:
+            raise ValueError(f"{found} {what} are more than the {limit} accepted")
+    for operation in _every_operation(graph):
+        for tensor in operation.outputs:
+            _check_elements(tensor.shape, f"operation {operation.name!r}")
+    for tensor in graph.inputs:
+        _check_variable(tensor.name, "the name of an input")
+        _check_elements(tensor.shape, f"input {tensor.name!r}")
+
+
+def _every_operation(graph: Graph) -> Iterator[Operation]:
+    yield from graph.operations
+    for region in graph.regions:
+        yield from region.operations
+
+
+def _check_elements(shape: Iterable[int], what: str) -> int:
+    count = prod(shape)
+    if count > MAX_ELEMENTS:
+        raise ValueError(f"{what} has {count} elements; at most {MAX_ELEMENTS} are accepted")
+    return count
+
+
+def _check_state(graph: Graph) -> None:
+    names: set[str] = set()
+    total = written = 0
+    for tensor in graph.state:
+        for name in tensor.names:
+            _check_name(name, QUALIFIED_NAME, "the name of a parameter, buffer or constant")
+            if name in names:
+                raise ValueError(f"two tensors of state are called {name!r}")
+            names.add(name)
+        total += _check_elements(tensor.shape, f"state {tensor.names[0]!r}")
+        written += _check_fill(tensor)
+    if total > MAX_STATE_ELEMENTS:
+        raise ValueError(
+            f"the state has {total} elements; at most {MAX_STATE_ELEMENTS} are accepted"
+        )
+    if written > MAX_WRITTEN:
+        raise ValueError(f"{written} elements are written out; at most {MAX_WRITTEN} are accepted")
+    leaves = [module.name for module in graph.modules]
+    for name in [*names, *leaves]:
+        parts = name.split(".")
+        for length in range(1, len(parts)):
+            if ".".join(parts[:length]) in names:
+                raise ValueError(
+                    f"{'.'.join(parts[:length])!r} is a tensor, so there is no {name!r} inside it"
+                )
+
+
+def _check_fill(tensor: StateTensor) -> int:
+    """Elements written one by one."""
+    name, fill = tensor.names[0], tensor.fill
+    if tensor.strides is not None:
+        if len(tensor.strides) != len(tensor.shape):
+            raise ValueError(
+                f"state {name!r} has {len(tensor.shape)} dimensions, not as many strides"
+            )
+        reach = sum(
+            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True)
+        )
+        if prod(tensor.shape) and reach >= 2 * prod(tensor.shape):
+            raise ValueError(f"the strides of state {name!r} leave most of its memory unused")
+    if fill is None:
+        if tensor.kind != "parameter":
+            raise ValueError(f"{tensor.kind} {name!r} needs a fill")
+        return 0
+    if fill.kind == "integers" and fill.low >= fill.high:
+        raise ValueError(f"state {name!r}: low ({fill.low}) must be below high ({fill.high})")
+    if fill.kind == "causal" and len(tensor.shape) < 2:
+        raise ValueError(f"state {name!r} needs two dimensions to be filled causally")
+    if not isinstance(fill, ValuesFill):
+        return 0
+    if len(fill.values) != prod(tensor.shape):
+        raise ValueError(
+            f"state {name!r} of shape {list(tensor.shape)} has {len(fill.values)} values"
+        )
+    return len(fill.values)
+
+
+def _check_modules(graph: Graph) -> None:
+    names: set[str] = set()
+    holders = Counter(name.rpartition(".")[0] for tensor in graph.state for name in tensor.names)
+    for module in graph.modules:
+        _check_name(module.name, QUALIFIED_NAME, "the name of a module")
+        if module.name in names:
+            raise ValueError(f"two modules are called {module.name!r}")
+        names.add(module.name)
+        _check_settings(module)
+        _check_recurrent_layers(module, holders[module.name])
+    for name in names:
+        parts = name.split(".")
+        outer = next((p for n in range(1, len(parts)) if (p := ".".join(parts[:n])) in names), None)
+        if outer is not None:
+            raise ValueError(f"module {outer!r} is called whole, so there is no {name!r} inside it")
+
+
+def _check_settings(module: LeafModule) -> None:
+    allowed = MODULES.get(module.type)
+    if allowed is None:
+        raise ValueError(
+            f"module {module.name!r} is a {module.type!r}, which is not one of the modules a graph "
+            "may call; capture the model with this release"
+        )
+    for key, value in module.settings.items():
+        if key not in allowed:
+            raise ValueError(
+                f"module {module.name!r}: {module.type} is given {key!r}; accepted are "
+                f"{', '.join(sorted(allowed)) or 'none'}"
+            )
+        for item in value if isinstance(value, tuple) else (value,):
+            if isinstance(item, int | float) and abs(item) > MAX_SETTING and key not in _FACTORS:
+                raise ValueError(
+                    f"module {module.name!r}: {key} is {item}; at most {MAX_SETTING} is accepted"
+                )
+
+
+def _check_recurrent_layers(module: LeafModule, num_tensors: int) -> None:
+    """Of the modules of `MODULES` these alone make as many tensors as a setting says."""
+    layers = module.settings.get("num_layers", 1)
+    if not isinstance(layers, int):
+        raise ValueError(f"module {module.name!r}: num_layers is {layers!r}, which is no number")
+    if layers > MAX_RECURRENT_LAYERS:
+        raise ValueError(
+            f"module {module.name!r}: num_layers is {layers}; at most {MAX_RECURRENT_LAYERS} is "
+            "accepted"
+        )
+    if "num_layers" in module.settings and num_tensors < 2 * layers:
+        raise ValueError(
+            f"module {module.name!r} has {layers} layers of two tensors at least, but the state "
+            f"lists {num_tensors} tensors of it"
+        )
+
+
+_FACTORS = ("value", "threshold", "alpha", "beta", "min_val", "max_val")
+"""Settings that only enter arithmetic, so that their size costs nothing."""
+
+
+class _Walk:
+    """One pass over the operations in order, keeping what has been made so far."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._modules = {module.name for module in graph.modules}
+        self._regions = {region.name: region for region in graph.regions}
+        self._state = {name for tensor in graph.state for name in tensor.names}
+        self._inputs = {tensor.name for tensor in graph.inputs}
+
+    def check(self) -> None:
+        if len(self._regions) != len(self._graph.regions):
+            raise ValueError("two regions have one name")
+        if len(self._inputs) != len(self._graph.inputs):
+            raise ValueError("two inputs have one name")
+        for region in self._graph.regions:
+            self._check_region(region)
+        made = self._operations(self._graph.operations, set(), self._inputs)
+        for argument in self._graph.returns:
+            self._check_argument(argument, made, self._inputs, "what the model returns")
+
+    def _operations(
+        self, operations: Iterable[Operation], made: set[str], inputs: Set[str]
+    ) -> set[str]:
+        for operation in operations:
+            _check_name(operation.name, NODE_NAME, "the name of an operation")
+            if operation.name in made:
+                raise ValueError(f"two operations are called {operation.name!r}")
+            if operation.layer >= len(self._graph.layers):
+                raise ValueError(
+                    f"operation {operation.name!r} is in layer {operation.layer}, but there are "
+                    f"{len(self._graph.layers)} layers"
+                )
+            self._check_target(operation)
+            what = f"operation {operation.name!r}"
+            for argument in (*operation.arguments, *operation.keywords.values()):
+                self._check_argument(argument, made, inputs, what)
+            for name in operation.keywords:
+                _check_variable(name, f"a keyword of {what}")
+            made.add(operation.name)
+        return made
+
+    def _check_target(self, operation: Operation) -> None:
+        target = operation.target
+        if operation.kind == "module":
+            known = target in self._modules
+        elif operation.kind == "region":
+            known = target in self._regions
+            if known and len(operation.arguments) != len(self._regions[target].inputs):
+                raise ValueError(f"region {target!r} is given another number of arguments")
+        elif operation.kind == "function":
+            known = target in OPERATORS or target == GETITEM
+        else:
+            known = False
+        if not known:
+            raise ValueError(
+                f"operation {operation.name!r} calls {target!r} (a {operation.kind}), which is not "
+                "on the list of what a graph may do; capture the model with this release, or "
+                "measure it where its code is"
+            )
+
+    def _check_region(self, region: Region) -> None:
+        _check_name(region.name, NODE_NAME, "the name of a region")
+        for name in region.inputs:
+            _check_variable(name, f"an input of region {region.name!r}")
+        names = set(region.inputs)
+        if len(names) != len(region.inputs):
+            raise ValueError(f"two inputs of region {region.name!r} have one name")
+        for operation in region.operations:
+            if operation.kind != "function" or any(
+                isinstance(item, StateReference) for item in _items(operation)
+            ):
+                raise ValueError(
+                    f"region {region.name!r} holds {operation.name!r}; inside a region there are "
+                    "operators alone, applied to what the region is given"
+                )
+        made = self._operations(region.operations, names, frozenset())
+        for argument in region.returns:
+            self._check_argument(argument, made, frozenset(), f"region {region.name!r}")
+
+    def _check_argument(
+        self, argument: Argument, made: set[str], inputs: Set[str], what: str
+    ) -> None:
+        for item in argument if isinstance(argument, tuple) else (argument,):
+            if isinstance(item, NodeReference) and item.node not in made:
+                raise ValueError(f"{what} reads {item.node!r}, which no earlier operation makes")
+            if isinstance(item, InputReference) and item.input not in inputs:
+                raise ValueError(f"{what} reads {item.input!r}, which is not an input")
+            if isinstance(item, StateReference) and item.state not in self._state:
+                raise ValueError(f"{what} reads {item.state!r}, which is not in the state")
+
+
+def _items(operation: Operation) -> Iterator[Argument]:
+    for value in (*operation.arguments, *operation.keywords.values()):
+        yield from value if isinstance(value, tuple) else (value,)
+
+
+def _check_ends(graph: Graph) -> None:
+    if graph.sample is None:
+        raise ValueError("a graph that can be rebuilt carries a sample")
+    named = {tensor.name: tensor for tensor in graph.inputs}
+    if set(graph.sample.inputs) != set(named):
+        raise ValueError("the sample's inputs are not the graph's inputs")
+    for name, made in graph.sample.inputs.items():
+        if tuple(made.shape) != tuple(named[name].shape) or made.dtype != named[name].dtype:
+            raise ValueError(f"the sample's {name!r} has another shape or dtype than the input")
+    if len(graph.output_paths) != len(graph.returns):
+        raise ValueError("there are not as many paths as values that the model returns")
+    if len(set(graph.output_paths)) != len(graph.output_paths):
+        raise ValueError("two returned values have one path")
+
+
+def _check_name(name: str, pattern: re.Pattern[str], what: str) -> None:
+    if not pattern.fullmatch(name):
+        raise ValueError(f"{what} is {name!r}; it has to match {pattern.pattern}")
+
+
+def _check_variable(name: str, what: str) -> None:
+    """Names that are written into generated code as they are, as parameters or keywords."""
+    _check_name(name, NODE_NAME, what)
+    if keyword.iskeyword(name) or name == "__debug__":
+        raise ValueError(f"{what} is {name!r}, which is a word of Python's; use another name")

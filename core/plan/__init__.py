@@ -1,0 +1,4 @@
+"""Plans: stages, schedules, timelines, explanations and assumptions.
+
+Making a plan lives in `stagewright.planner`.
+"""

@@ -1,0 +1,97 @@
+"""What a plan takes for granted about devices and links that nobody measured, in words."""
+
+from __future__ import annotations
+
+import re
+
+from ..cluster.accelerators import Accelerator, accelerator, by_driver_name
+from ..cluster.cluster import Cluster, Device, LinkLevel
+from ..cluster.shorthand import BETWEEN_NODES, INSIDE_NODE
+from ..errors import InvalidInput
+from ..profile.profile import Profile
+
+_MEMORY = re.compile(r"\d+(\.\d+)?[MGT]i?B", re.IGNORECASE)
+"""Kinds that shorthand names after their memory, such as ``24GB``: some GPU."""
+
+
+def assumptions(profile: Profile, cluster: Cluster) -> list[str]:
+    """What a plan of this profile for this cluster has to assume, a sentence each."""
+    sends = any(boundary.forward_bytes for boundary in profile.boundaries)
+    sums = any(entry.layer.parameter_bytes for entry in profile.layers)
+    return [*_speeds(profile, cluster), *(_links(cluster) if sends or sums else ())]
+
+
+def device_profiled(profile: Profile) -> Accelerator | None:
+    """The device of the catalogue a profile is of; `None` if that is not in it, or not known."""
+    provenance = profile.provenance
+    if not (provenance.device_name or provenance.torch_version):
+        return None  # written by hand or read from elsewhere
+    if provenance.device.partition(":")[0] == "cpu":
+        return accelerator("cpu")
+    return by_driver_name(provenance.device_name)
+
+
+def _speeds(profile: Profile, cluster: Cluster) -> list[str]:
+    """Kinds planned for with the times of another device, whose speeds nobody gave."""
+    profiled = device_profiled(profile)
+    if profiled is None:
+        return []
+    others = dict.fromkeys(
+        device.kind
+        for device in cluster.devices
+        if device.speed == 1 and _is_another(device, profiled)
+    )
+    if not others:
+        return []
+    provenance = profile.provenance
+    name = provenance.device_name or profiled.full_name
+    where = f"a CPU ({name})" if profiled.backend == "cpu" else name
+    return [
+        f"the profile was {provenance.source} for {where}, and {' and '.join(others)} devices are "
+        "taken to be exactly as fast: profile on them, or estimate a published model for them by "
+        "name, or say how much faster they are with 'speed' in a cluster file (docs/clusters.md)"
+    ]
+
+
+def _is_another(device: Device, profiled: Accelerator) -> bool:
+    """Whether a device is known to compute at another rate than the one profiled."""
+    found = _kind(device.kind)
+    if found is None:
+        return profiled.backend == "cpu" and _MEMORY.fullmatch(device.kind) is not None
+    return found.flops_per_s != profiled.flops_per_s
+
+
+def _kind(name: str) -> Accelerator | None:
+    """A kind in the catalogue, by its name there or its driver's."""
+    try:
+        return accelerator(name)
+    except InvalidInput:
+        return by_driver_name(name)
+
+
+def _links(cluster: Cluster) -> list[str]:
+    if len(cluster.devices) < 2:
+        return []
+    assumed = [level for level in cluster.levels if _is_assumed(level)]
+    if not assumed:
+        return []
+    rates = " and ".join(
+        f"{level.bandwidth_bytes_per_s / 1e9:g} GB/s {_WHERE.get(level.name, 'between devices')}"
+        for level in assumed
+    )
+    return [
+        f"links are assumed to carry {rates}: measure them with 'stagewright profile --links', or "
+        "write them into a cluster file (docs/clusters.md)"
+    ]
+
+
+_WHERE = {INSIDE_NODE.name: "inside a node", BETWEEN_NODES.name: "between nodes"}
+
+
+def _is_assumed(level: LinkLevel) -> bool:
+    """Whether a link has just the figures that stand in where nobody gave any."""
+    return any(
+        (level.latency_s, level.bandwidth_bytes_per_s)
+        == (default.latency_s, default.bandwidth_bytes_per_s)
+        for default in (LinkLevel(group_size=1), INSIDE_NODE, BETWEEN_NODES)
+    )

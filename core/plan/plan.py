@@ -1,0 +1,409 @@
+"""A plan: which layers form which stage, where it runs, and what that will cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ..document import Document, Record
+from ..graph.graph import Boundary
+from ..graph.tensors import TensorSpec
+from ..models.families import ModelSpec
+from .schedule import ScheduleName, TrainingSchedule
+
+Optimizer = Literal["none", "sgd", "momentum", "adam"]
+
+OPTIMIZER_BYTES_PER_ELEMENT: dict[Optimizer, int] = {
+    "none": 0,
+    "sgd": 0,
+    "momentum": 4,  # one fp32 momentum
+    "adam": 8,  # two fp32 moments
+}
+
+
+Objective = Literal[
+    "step_time",
+    "throughput",
+    "latency",
+    "memory",
+    "devices",
+    "balance_time",
+    "balance_size",
+    "pipedream",
+]
+
+
+class Pin(Record):
+    """Where one layer has to be.
+
+    Attributes:
+        layer: Its name.
+        stage: Index of its stage, counted from the front.
+        kind: Kind of the device it runs on.
+    """
+
+    layer: str
+    stage: int | None = Field(None, ge=0)
+    kind: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.stage is None and self.kind is None:
+            raise ValueError(f"the pin of layer {self.layer!r} names neither a stage nor a kind")
+        return self
+
+
+class PlanOptions(Record):
+    """What a plan is asked for; `docs/planner.md` says which option goes with which objective.
+
+    Attributes:
+        num_microbatches: Micro-batches per step, each of the profile's batch size.
+        schedule: The order of work the plan is for.
+        objective: What to minimise: ``step_time`` (synchronous training), ``throughput``
+            (seconds per micro-batch in steady state), ``latency`` (forward of one micro-batch),
+            ``memory`` (the largest device's), ``devices`` (how many are needed),
+            ``balance_time`` and ``balance_size`` (the largest stage, nothing else counted) or
+            ``pipedream`` (PipeDream's own objective, for comparison).
+        num_stages: Exactly this many stages; `None` tries every number up to the devices.
+        max_stages: At most this many.
+        max_replicas: At most this many devices a stage, its micro-batches dealt to them in turn;
+            `None` for any number.
+        recompute: Whether stages keep only their inputs and run forward again before backward.
+        chunks: Stages a device, for interleaved_1f1b, looped_bfs and interleaved_zero_bubble.
+        max_extra_in_flight: Forwards a stage may run ahead beyond 1f1b's own warm-up, where that
+            makes the step shorter.
+        batch_size: Samples per step: then the size of micro-batches, which has to divide it, is
+            chosen and ``num_microbatches`` follows; given both, they say the size. Sizes that no
+            profile was measured at are estimated in proportion, and none is chosen for speed
+            that is smaller than all that were measured.
+        optimizer: Decides the bytes of optimizer state per trainable element.
+        memory_fraction: Share of each device's memory a plan may use.
+        together: Pairs of layer names; the layers from one to the other share a stage.
+        no_cut_after: Names of layers behind which no stage may end.
+        pins: Layers that have to be on some stage or kind of device.
+        tied: Whether layers that share a weight may be in different stages, at the price of
+            summing its gradients.
+        layer_order: ``given`` cuts the profile's order; ``any`` may reorder independent branches.
+        skips: What a later stage needs is relayed through those between (``relay``), or may go
+            past those that have no use for it where the step is then no longer (``direct``).
+        gap: The search may stop once it is proven this close, relatively, to the best.
+    """
+
+    num_microbatches: int = Field(8, ge=1, le=2**20)
+    schedule: TrainingSchedule = "1f1b"
+    objective: Objective = "step_time"
+    num_stages: int | None = Field(None, ge=1, le=65536)
+    max_stages: int | None = Field(None, ge=1)
+    max_replicas: int | None = Field(1, ge=1)
+    recompute: Literal["never", "auto", "always"] = "never"
+    chunks: int = Field(2, ge=1, le=64)
+    max_extra_in_flight: int = Field(0, ge=0, le=4096)
+    batch_size: int | None = Field(None, ge=1, le=2**30)
+    optimizer: Optimizer = "adam"
+    memory_fraction: float = Field(1.0, gt=0, le=1)
+    together: tuple[tuple[str, str], ...] = ()
+    no_cut_after: tuple[str, ...] = ()
+    pins: tuple[Pin, ...] = ()
+    tied: Literal["priced", "together"] = "priced"
+    layer_order: Literal["given", "any"] = "given"
+    skips: Literal["relay", "direct"] = "relay"
+    gap: float = Field(0.0, ge=0, le=1)
+
+
+class MemoryUse(Record):
+    """Bytes of one device at its peak.
+
+    Attributes:
+        weights: Parameters and buffers, each storage once.
+        gradients: One per trainable parameter, in its dtype.
+        optimizer: Optimizer state.
+        activations: Saved activations of every micro-batch in flight at this stage.
+        workspace: Highest temporary memory of any one layer.
+        receive_buffers: Activations and gradients on their way in.
+    """
+
+    weights_bytes: int = Field(0, ge=0)
+    gradients_bytes: int = Field(0, ge=0)
+    optimizer_bytes: int = Field(0, ge=0)
+    activations_bytes: int = Field(0, ge=0)
+    workspace_bytes: int = Field(0, ge=0)
+    receive_buffers_bytes: int = Field(0, ge=0)
+
+    @property
+    def total_bytes(self) -> int:
+        return (
+            self.weights_bytes
+            + self.gradients_bytes
+            + self.optimizer_bytes
+            + self.activations_bytes
+            + self.workspace_bytes
+            + self.receive_buffers_bytes
+        )
+
+
+class Stage(Record):
+    """Consecutive layers that run together on one device (or on ``replicas`` of them).
+
+    Attributes:
+        first_layer: Index of its first layer.
+        num_layers: How many layers it holds.
+        layer_names: Their names, in order.
+        module_fqns: Modules of the model whose parameters and buffers it owns.
+        devices: Names of the cluster's devices that hold it.
+        forward_time_s: Forward time per micro-batch.
+        backward_time_s: Backward time per micro-batch.
+        send_forward_bytes: Activations sent to the next stage per micro-batch.
+        send_backward_bytes: Gradients sent to the previous stage per micro-batch.
+        send_forward_time_s: Time those activations travel, by the cluster's links.
+        send_backward_time_s: Time those gradients travel.
+        memory_limit_bytes: What the device allows, `None` for no limit.
+        sync_time_s: Summing the gradients over the replicas, once a step.
+        in_flight: Micro-batches whose activations one replica holds at once, at most.
+        replicas: Devices that hold it; micro-batch k runs on replica k mod replicas.
+        recompute: When its activations are recomputed instead of kept.
+        strategy: How replicas share its parameters.
+    """
+
+    first_layer: int = Field(ge=0)
+    num_layers: int = Field(ge=1)
+    layer_names: tuple[str, ...]
+    module_fqns: tuple[str, ...] = ()
+    devices: tuple[str, ...] = Field(min_length=1)
+    forward_time_s: float = Field(ge=0)
+    backward_time_s: float = Field(ge=0)
+    send_forward_bytes: int = Field(0, ge=0)
+    send_backward_bytes: int = Field(0, ge=0)
+    send_forward_time_s: float = Field(0.0, ge=0)
+    send_backward_time_s: float = Field(0.0, ge=0)
+    memory: MemoryUse
+    memory_limit_bytes: int | None = Field(None, ge=0)
+    sync_time_s: float = Field(0.0, ge=0)
+    in_flight: int = Field(1, ge=1)
+    replicas: int = Field(1, ge=1)
+    recompute: Literal["never", "except_last", "always"] = "never"
+    strategy: Literal["single", "replicate", "fully_shard"] = "single"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.layer_names) != self.num_layers:
+            raise ValueError(f"{self.num_layers} layers but {len(self.layer_names)} layer_names")
+        if len(self.devices) != self.replicas:
+            raise ValueError(f"{self.replicas} replicas but {len(self.devices)} devices")
+        return self
+
+
+class DirectSend(Record):
+    """What one stage sends past others to a later one that reads it, per micro-batch.
+
+    Attributes:
+        source: The stage that makes or reads it and has it first.
+        target: The next stage that reads it, not the one behind ``source``.
+        tensors: Names of what is sent; gradients of those that have one come straight back.
+        forward_bytes: Activations; none between stages on the same device.
+        backward_bytes: Gradients, likewise.
+        forward_time_s: Time those activations travel.
+        backward_time_s: Time those gradients travel.
+        forward_channel: As in `Plan.forward_channels`.
+        backward_channel: Likewise.
+    """
+
+    source: int = Field(ge=0)
+    target: int = Field(ge=2)
+    tensors: tuple[str, ...] = Field(min_length=1)
+    forward_bytes: int = Field(0, ge=0)
+    backward_bytes: int = Field(0, ge=0)
+    forward_time_s: float = Field(0.0, ge=0)
+    backward_time_s: float = Field(0.0, ge=0)
+    forward_channel: int = Field(-1, ge=-1)
+    backward_channel: int = Field(-1, ge=-1)
+
+
+class Proof(Record):
+    """How good the plan is, by the objective the planner minimised.
+
+    Attributes:
+        objective: What was minimised, in words.
+        value: The plan's objective.
+        lower_bound: No plan has less.
+        best_value: The least objective of all plans found. The plan itself may be above it where
+            the simulator preferred it.
+        status: ``optimal`` when value and bound agree to rounding.
+        simulated_lower_bound_s: No plan's simulated step is shorter.
+    """
+
+    objective: str
+    value: float = Field(ge=0)
+    lower_bound: float = Field(ge=0)
+    best_value: float | None = Field(None, ge=0)
+    status: Literal["optimal", "feasible"]
+    simulated_lower_bound_s: float = Field(0.0, ge=0)
+
+    @property
+    def gap(self) -> float:
+        """(value - lower bound) / value; 0 is proven optimal."""
+        return (self.value - self.lower_bound) / self.value if self.value else 0.0
+
+    @property
+    def search_gap(self) -> float:
+        """The same for the least objective found: how far the search is from proven."""
+        best = self.value if self.best_value is None else self.best_value
+        return (best - self.lower_bound) / best if best else 0.0
+
+
+class Baseline(Record):
+    """The same profile cut another way, priced by the same simulator; for comparison.
+
+    Attributes:
+        name: ``equal_layers``, ``balance_by_time`` or ``data_parallel`` (one stage).
+        devices: Of each stage; empty where they are those of the plan's stages.
+        step_time_s: `None` where that split cannot be used.
+        reason: Why not, with the numbers.
+    """
+
+    name: str
+    balance: tuple[int, ...]
+    devices: tuple[tuple[str, ...], ...] = ()
+    step_time_s: float | None = Field(None, ge=0)
+    reason: str = ""
+
+
+class Plan(Document):
+    """Stages in pipeline order, with the evidence for them.
+
+    Attributes:
+        balance: Layers per stage, as torchgpipe writes it.
+        step_time_s: One training step (forwards, backwards, gradient synchronisation of tied
+            weights; not the optimizer's update), by the simulator.
+        bubble_fraction: Idle share of all devices' time in that step.
+        forward_channels: For each boundary the shared connection its activations leave by, -1 for
+            one of their own; empty where none is shared.
+        backward_channels: Likewise for the gradients on their way back.
+        direct_sends: What passes by stages that have no use for it, by ``source`` and ``target``;
+            empty where every value is relayed. Stages' own sends are to their neighbours.
+        tied_sync_time_s: Part of the step spent summing gradients of weights held by two stages.
+        chunks: Stages on each device; more than one only for schedules made for it.
+        layer_order: The profile's layer at each position, where branches were reordered; empty
+            for the profile's own order. Stages count positions.
+        boundaries: What crosses each cut, per micro-batch; one per gap between stages.
+        profile_id: Content id of the profile planned from.
+        cluster_devices: How many devices the cluster planned for has; 0 if that is not known.
+        inputs: The model's flat inputs at micro-batch size.
+        input_structure: How the model is called with them.
+        spec: The family and configuration of the model, if it was built from one.
+        fixed_mode: What keeps to training mode however the model is switched (see `Graph`).
+        estimated: Whether the profile was estimated rather than measured.
+        error_band: Relative error of such estimates, itself measured; `None` if not known.
+    """
+
+    SCHEMA: ClassVar[str] = "stagewright.plan/1"
+
+    schema_version: Literal["stagewright.plan/1"] = "stagewright.plan/1"
+    model: str = ""
+    spec: ModelSpec | None = None
+    balance: tuple[int, ...] = Field(min_length=1)
+    stages: tuple[Stage, ...] = Field(min_length=1)
+    boundaries: tuple[Boundary, ...] = ()
+    options: PlanOptions
+    schedule: ScheduleName
+    num_microbatches: int = Field(ge=1)
+    chunks: int = Field(1, ge=1)
+    layer_order: tuple[int, ...] = ()
+    step_time_s: float = Field(ge=0)
+    bubble_fraction: float = Field(ge=0, le=1)
+    tied_sync_time_s: float = Field(0.0, ge=0)
+    forward_channels: tuple[int, ...] = ()
+    backward_channels: tuple[int, ...] = ()
+    direct_sends: tuple[DirectSend, ...] = ()
+    proof: Proof
+    baselines: tuple[Baseline, ...] = ()
+    profile_id: str = ""
+    cluster_devices: int = Field(0, ge=0)
+    estimated: bool = False
+    error_band: float | None = Field(None, ge=0)
+    inputs: tuple[TensorSpec, ...] = ()
+    input_structure: str = ""
+    fixed_mode: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.balance != tuple(stage.num_layers for stage in self.stages):
+            raise ValueError("balance disagrees with the stages' num_layers")
+        next_layer = 0
+        for index, stage in enumerate(self.stages):
+            if stage.first_layer != next_layer:
+                raise ValueError(
+                    f"stages[{index}] starts at layer {stage.first_layer}, expected {next_layer}; "
+                    "stages cover every layer once, in order"
+                )
+            next_layer += stage.num_layers
+        devices = [device for stage in self.stages for device in stage.devices]
+        if max(Counter(devices).values()) > self.chunks:
+            raise ValueError(
+                f"a device holds more than {self.chunks} stage{'s' * (self.chunks > 1)}"
+            )
+        if self.layer_order and sorted(self.layer_order) != list(range(next_layer)):
+            raise ValueError(f"layer_order is no order of the {next_layer} layers")
+        for send in self.direct_sends:
+            if not send.source + 1 < send.target < len(self.stages):
+                raise ValueError(
+                    f"a direct send goes from stage {send.source} to {send.target} of "
+                    f"{len(self.stages)}; it passes by at least one"
+                )
+        if len(self.boundaries) not in (0, len(self.stages) - 1):
+            raise ValueError(f"{len(self.stages)} stages have {len(self.stages) - 1} boundaries")
+        return self
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.stages)
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """Every layer in order, over all stages."""
+        return tuple(name for stage in self.stages for name in stage.layer_names)
+
+    @property
+    def microbatch_size(self) -> int | None:
+        """Samples in a micro-batch; `None` if the inputs do not say."""
+        shape = self.inputs[0].shape if self.inputs else ()
+        return (shape[0] or None) if shape else None
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Of a step; `None` if the size of micro-batches is not known."""
+        size = self.microbatch_size
+        if not size or not self.step_time_s:
+            return None
+        return size * self.num_microbatches / self.step_time_s
+
+    def memory_by_device(self) -> dict[str, int]:
+        """What each device needs for all the stages it holds, at most, in bytes."""
+        held: dict[str, int] = {}
+        for stage in self.stages:
+            for name in stage.devices:
+                held[name] = held.get(name, 0) + stage.memory.total_bytes
+        return held
+
+    @property
+    def simulated_gap(self) -> float:
+        """How far, relatively, the simulated step is above what any plan could reach."""
+        bound_s = min(self.proof.simulated_lower_bound_s, self.step_time_s)
+        return (self.step_time_s - bound_s) / self.step_time_s if self.step_time_s else 0.0
+
+    def baseline(self, name: str) -> Baseline | None:
+        """The baseline of that name, e.g. ``equal_layers``."""
+        return next((entry for entry in self.baselines if entry.name == name), None)
+
+    def __str__(self) -> str:
+        from .table import plan_table
+
+        return plan_table(self)
+
+    def _repr_html_(self) -> str | None:
+        """What notebooks show; `None`, for the plain text, where nothing is there to draw it."""
+        from ..document_html import drawn
+
+        return drawn("plan", self)

@@ -1,0 +1,178 @@
+"""What differs between two profiles: of two devices, two commits, or two settings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from ..document import Record
+from ..errors import InvalidInput
+from .compatibility import setting_differences
+from .profile import LayerProfile, Profile, Timing
+
+
+class TimeChange(Record):
+    """A time before and after.
+
+    Attributes:
+        significant: Whether the difference is beyond the larger of both spreads (the distance
+            between the quartiles); `None` where neither has a spread, as in estimates.
+    """
+
+    before_s: float = Field(ge=0)
+    after_s: float = Field(ge=0)
+    significant: bool | None = None
+
+    @property
+    def relative(self) -> float | None:
+        """(after - before) / before; `None` if there was nothing before, but is after."""
+        return _relative(self.before_s, self.after_s)
+
+
+class SizeChange(Record):
+    """Bytes before and after."""
+
+    before_bytes: int = Field(ge=0)
+    after_bytes: int = Field(ge=0)
+
+    @property
+    def relative(self) -> float | None:
+        """(after - before) / before; `None` if there was nothing before, but is after."""
+        return _relative(self.before_bytes, self.after_bytes)
+
+
+def _relative(before: float, after: float) -> float | None:
+    if not before:
+        return None if after else 0.0
+    return after / before - 1
+
+
+class LayerChange(Record):
+    """One layer in both profiles, or their sums."""
+
+    name: str
+    forward: TimeChange
+    backward: TimeChange
+    activations: SizeChange
+
+    @property
+    def time(self) -> TimeChange:
+        """Forward and backward together."""
+        flags = (self.forward.significant, self.backward.significant)
+        known = [flag for flag in flags if flag is not None]
+        return TimeChange(
+            before_s=self.forward.before_s + self.backward.before_s,
+            after_s=self.forward.after_s + self.backward.after_s,
+            significant=any(known) if known else None,
+        )
+
+
+class ProfileDiff(Record):
+    """Two profiles side by side.
+
+    Attributes:
+        before_id: Content id of the first.
+        after_id: Content id of the second.
+        settings: What differs in device, software and settings, and both values.
+        layers: In both, in the order of the first.
+        total: All layers of each, those in one alone included; the loss not.
+        only_before: Layers of the first alone.
+        only_after: Layers of the second alone.
+    """
+
+    before_id: str
+    after_id: str
+    settings: tuple[tuple[str, str, str], ...] = ()
+    layers: tuple[LayerChange, ...]
+    total: LayerChange
+    only_before: tuple[str, ...] = ()
+    only_after: tuple[str, ...] = ()
+
+
+def diff(before: Profile, after: Profile) -> ProfileDiff:
+    """Compare two profiles layer by layer, by name.
+
+    Raises:
+        InvalidInput: They have no layer in common.
+    """
+    first = {entry.layer.name: entry for entry in before.layers}
+    second = {entry.layer.name: entry for entry in after.layers}
+    common = [name for name in first if name in second]
+    if not common:
+        raise InvalidInput(
+            f"the profiles of {before.model or 'one model'} and {after.model or 'another'} have no "
+            "layer of the same name; compare profiles of one model"
+        )
+    return ProfileDiff(
+        before_id=before.content_id(),
+        after_id=after.content_id(),
+        settings=tuple(
+            [
+                *_samples(before, after),
+                *setting_differences(before, after),
+                *_losses(before, after),
+            ]
+        ),
+        layers=tuple(_layer(name, first[name], second[name]) for name in common),
+        total=_total(before, after),
+        only_before=tuple(name for name in first if name not in second),
+        only_after=tuple(name for name in second if name not in first),
+    )
+
+
+def _losses(before: Profile, after: Profile) -> list[tuple[str, str, str]]:
+    have = ["measured" if profile.loss else "none" for profile in (before, after)]
+    return [("loss", have[0], have[1])] if have[0] != have[1] else []
+
+
+def _layer(name: str, before: LayerProfile, after: LayerProfile) -> LayerChange:
+    return LayerChange(
+        name=name,
+        forward=time_change([before.forward], [after.forward]),
+        backward=time_change([before.backward], [after.backward]),
+        activations=SizeChange(
+            before_bytes=before.saved_activation_bytes, after_bytes=after.saved_activation_bytes
+        ),
+    )
+
+
+def _total(before: Profile, after: Profile) -> LayerChange:
+    return LayerChange(
+        name="total",
+        forward=time_change(
+            [entry.forward for entry in before.layers], [entry.forward for entry in after.layers]
+        ),
+        backward=time_change(
+            [entry.backward for entry in before.layers], [entry.backward for entry in after.layers]
+        ),
+        activations=SizeChange(before_bytes=_kept(before), after_bytes=_kept(after)),
+    )
+
+
+def time_change(before: Sequence[Timing], after: Sequence[Timing]) -> TimeChange:
+    """The sums of timings; their spreads add as those of independent measurements do."""
+    sums_s = [math.fsum(timing.median_s for timing in part) for part in (before, after)]
+    spreads_s = [math.hypot(*(timing.spread_s for timing in part)) for part in (before, after)]
+    spread_s = max(spreads_s)
+    return TimeChange(
+        before_s=sums_s[0],
+        after_s=sums_s[1],
+        significant=abs(sums_s[1] - sums_s[0]) > spread_s if spread_s else None,
+    )
+
+
+def _kept(profile: Profile) -> int:
+    """Activations of the whole model; shared storages count once."""
+    return sum(storage.size_bytes for storage in profile.storages) or sum(
+        entry.saved_activation_bytes for entry in profile.layers
+    )
+
+
+def _samples(before: Profile, after: Profile) -> list[tuple[str, str, str]]:
+    shapes = [
+        "x".join(map(str, profile.inputs[0].shape)) if profile.inputs else "none"
+        for profile in (before, after)
+    ]
+    return [("first input", shapes[0], shapes[1])] if shapes[0] != shapes[1] else []

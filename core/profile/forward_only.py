@@ -1,0 +1,55 @@
+"""A profile of forwards alone, to plan inference from."""
+
+from __future__ import annotations
+
+from ..graph.graph import Boundary, Parameter
+from .profile import LayerProfile, Profile, Timing
+
+NOTE = "forward only: backwards, gradients and kept activations were left out, for inference"
+
+
+def for_inference(profile: Profile) -> Profile:
+    """The same profile without all that only training has.
+
+    Backwards take no time, nothing is kept for them, no gradient is sent or summed, and no weight
+    has a gradient or an optimizer's state. Plans made from it are for forwards: with the objective
+    ``throughput``, for a stream of requests; with ``latency``, for one at a time.
+
+    Args:
+        profile: Of training; times of the forward are taken over as they were measured.
+    """
+    return profile.model_copy(
+        update={
+            "layers": tuple(_forward_of(entry) for entry in profile.layers),
+            "boundaries": tuple(_without_gradients(each) for each in profile.boundaries),
+            "parameters": tuple(_frozen(each) for each in profile.parameters),
+            "storages": (),
+            "loss": None,
+            "reconciliation": None,
+            "notes": (*profile.notes, NOTE),
+        }
+    )
+
+
+def _forward_of(entry: LayerProfile) -> LayerProfile:
+    return entry.model_copy(
+        update={
+            "backward": Timing(median_s=0.0),
+            "backward_input": None,
+            "backward_weight": None,
+            "recompute": None,
+            "dispatch_backward": None,
+            "saved_activation_bytes": 0,
+        }
+    )
+
+
+def _without_gradients(boundary: Boundary) -> Boundary:
+    tensors = tuple(
+        tensor.model_copy(update={"requires_grad": False}) for tensor in boundary.tensors
+    )
+    return boundary.model_copy(update={"tensors": tensors})
+
+
+def _frozen(parameter: Parameter) -> Parameter:
+    return parameter.model_copy(update={"trainable": False})

@@ -1,0 +1,193 @@
+"""What each layer of a model costs on a device, for one micro-batch."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ..document import Document, Many, Record, Some
+from ..graph.graph import (
+    Boundary,
+    Edge,
+    Layer,
+    Parameter,
+    check_boundaries,
+    check_edges,
+    check_layer_indices,
+)
+from ..graph.tensors import TensorSpec
+from ..models.families import ModelSpec
+
+Tf32 = Literal["off", "products", "convolutions", "products and convolutions"]
+"""Which operations on float32 are rounded to tf32."""
+
+
+class Timing(Record):
+    """A measured duration in seconds: the median of ``repeats`` warm runs.
+
+    ``spread_s`` is the distance between the quartiles; 0 for an estimate or a single run.
+    """
+
+    median_s: float = Field(ge=0)
+    spread_s: float = Field(0.0, ge=0)
+    repeats: int = Field(1, ge=1)
+
+
+class LayerProfile(Record):
+    """Costs of one layer for one micro-batch.
+
+    Attributes:
+        layer: Its name, type, modules and parameter bytes, as captured.
+        forward: Forward time.
+        backward: Whole backward time (gradients of inputs and parameters).
+        backward_input: Part of it for gradients of inputs, where measured apart.
+        backward_weight: Part of it for gradients of parameters, where measured apart.
+        recompute: Forward time when run again in the backward; as `forward` where not measured.
+        dispatch_forward: CPU time that issued the forward, on devices that work on their own.
+        dispatch_backward: The same of the backward.
+        saved_activation_bytes: Distinct storages autograd keeps for this layer's backward.
+        output_bytes: What the layer hands to later layers.
+        workspace_bytes: Highest memory in use during the layer beyond its inputs, outputs,
+            parameters and saved activations.
+    """
+
+    layer: Layer
+    forward: Timing
+    backward: Timing
+    backward_input: Timing | None = None
+    backward_weight: Timing | None = None
+    recompute: Timing | None = None
+    dispatch_forward: Timing | None = None
+    dispatch_backward: Timing | None = None
+    saved_activation_bytes: int = Field(0, ge=0)
+    output_bytes: int = Field(0, ge=0)
+    workspace_bytes: int = Field(0, ge=0)
+
+
+class SavedStorage(Record):
+    """A storage autograd keeps until backward, and every layer that keeps it.
+
+    Activation memory is not additive over layers: neighbours often keep the same storage. An
+    interval of layers holds the sum of ``size_bytes`` over storages with a layer inside it.
+    """
+
+    size_bytes: int = Field(ge=0)
+    layers: Some[int]
+
+
+class LossProfile(Record):
+    """Costs of the loss function, carried by whatever stage comes last."""
+
+    forward: Timing
+    backward: Timing
+    saved_activation_bytes: int = Field(0, ge=0)
+
+
+class Reconciliation(Record):
+    """The sum of the layers against the whole model, measured in the same run."""
+
+    whole_forward: Timing
+    whole_backward: Timing
+    relative_error: float
+    """(sum of layers - whole) / whole, over forward and backward together."""
+
+
+class Clocks(Record):
+    """A GPU's clock before and after the measurement, and what held it back meanwhile.
+
+    Attributes:
+        before_mhz: Of the multiprocessors.
+        after_mhz: The same at the end.
+        throttled_by: Reasons the driver names, such as ``thermal``; empty if none.
+    """
+
+    before_mhz: int = Field(ge=0)
+    after_mhz: int = Field(ge=0)
+    throttled_by: Many[str] = ()
+
+
+class Provenance(Record):
+    """Where and how the numbers were obtained."""
+
+    source: Literal["measured", "estimated"] = "measured"
+    device: str = "cpu"
+    device_name: str = ""
+    torch_version: str = ""
+    stagewright_version: str = ""
+    num_threads: int | None = None
+    busy_neighbours: int = Field(0, ge=0)
+    """Processes that kept other cores busy during the measurement."""
+    autocast: Literal["bfloat16", "float16"] | None = None
+    tf32: Tf32 | None = None
+    """Which float32 operations CUDA ran as tf32; `None` on other devices, or if not recorded."""
+    compiled: bool = False
+    cuda_version: str = ""
+    driver: str = ""
+    clocks: Clocks | None = None
+    calibrated_by: Many[str] = ()
+    """Ids of the measured profiles an estimate was calibrated by."""
+    error_band: float | None = None
+    """Relative error to expect, itself measured; required reading for an estimate."""
+
+
+class Profile(Document):
+    """Per-layer costs of a model for one micro-batch on one device.
+
+    Attributes:
+        model: Class name of the model.
+        spec: The family and configuration it was built from, if it was.
+        inputs: Flat tensor inputs at micro-batch size.
+        input_structure: How the model is called with them (see `capture.sample`).
+        boundaries: One per gap between consecutive layers: what a cut there sends.
+        edges: Which layer reads what another made; empty if not known. Needed only to reorder
+            branches.
+        parameters: Every parameter and buffer with the layers using it (ties included).
+        storages: What autograd keeps (see `SavedStorage`).
+        fixed_mode: What keeps to training mode however the model is switched (see `Graph`).
+    """
+
+    SCHEMA: ClassVar[str] = "stagewright.profile/1"
+
+    schema_version: Literal["stagewright.profile/1"] = "stagewright.profile/1"
+    model: str = ""
+    spec: ModelSpec | None = None
+    inputs: Many[TensorSpec] = ()
+    input_structure: str = ""
+    layers: Some[LayerProfile]
+    boundaries: Many[Boundary]
+    edges: Many[Edge] = ()
+    parameters: Many[Parameter] = ()
+    storages: Many[SavedStorage] = ()
+    loss: LossProfile | None = None
+    reconciliation: Reconciliation | None = None
+    provenance: Provenance = Provenance()
+    fixed_mode: Many[str] = ()
+    notes: Many[str] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_boundaries(self.boundaries, len(self.layers))
+        check_edges(self.edges, len(self.layers))
+        check_layer_indices(self.parameters, len(self.layers))
+        names: set[str] = set()
+        for entry in self.layers:
+            if entry.layer.name in names:
+                raise ValueError(
+                    f"two layers are called {entry.layer.name!r}; names must be unique"
+                )
+            names.add(entry.layer.name)
+        for position, storage in enumerate(self.storages):
+            if list(storage.layers) != sorted(set(storage.layers)) or not (
+                storage.layers[0] >= 0 and storage.layers[-1] < len(self.layers)
+            ):
+                raise ValueError(
+                    f"storages[{position}] lists layers {storage.layers}; they must be ascending "
+                    f"and between 0 and {len(self.layers) - 1}"
+                )
+        return self
+
+    def __str__(self) -> str:
+        from .table import profile_table
+
+        return profile_table(self)

@@ -1,0 +1,233 @@
+"""A profile as plain text: its modules with bars and shares, then what the numbers are worth."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ..graph.module_tree import ModuleNode, module_tree
+from ..text_table import clipped, printable, text_table
+from ..units import count, format_bytes, format_time
+from .profile import Profile
+from .totals import Costs, CostSums
+
+HEADINGS = ("layer", "forward", "backward", "time", "parameters", "activations", "memory", "")
+
+UNRELIABLE = 0.25
+"""Sums of layers further than this from the whole model are remarked upon."""
+
+BAR = 10
+"""Characters for the largest share shown."""
+
+MOST_REASON = 100
+"""Characters of why a layer is opaque."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One row before its bars are known."""
+
+    label: str
+    costs: Costs
+    marks: str = ""
+
+
+def profile_table(profile: Profile, *, tree: bool = True, depth: int | None = None) -> str:
+    """The table `print(profile)` and ``stagewright show`` show.
+
+    Args:
+        profile: What was measured or estimated.
+        tree: Fold layers by module, equal neighbours as one row; a row a layer otherwise.
+        depth: Levels of modules shown; all if `None`.
+    """
+    rows = profile_rows(profile, tree=tree, depth=depth)
+    return "\n".join([text_table(rows), "", *profile_lines(profile)])
+
+
+def profile_rows(
+    profile: Profile, *, tree: bool = True, depth: int | None = None
+) -> list[tuple[str, ...]]:
+    """Headings, a row a layer or module, the sum."""
+    sums = CostSums(profile)
+    lines = list(_tree_lines(profile, sums, depth) if tree else _flat_lines(profile, sums))
+    if profile.loss is not None:
+        loss = profile.loss
+        costs = Costs(loss.forward.median_s, loss.backward.median_s, 0, loss.saved_activation_bytes)
+        lines.append(_Line("(loss)", costs))
+    rows = [HEADINGS, *_rows(lines, sums), _total(profile, sums)]
+    if not any(line.marks for line in lines):
+        rows = [row[:-1] for row in rows]
+    return rows
+
+
+def _flat_lines(profile: Profile, sums: CostSums) -> Iterator[_Line]:
+    equals = Counter(entry.layer.cost_class for entry in profile.layers)
+    for index, entry in enumerate(profile.layers):
+        same = equals[entry.layer.cost_class] if entry.layer.cost_class else 1
+        yield _Line(entry.layer.name, sums.of([index]), _marks(profile, [index], same))
+
+
+def _tree_lines(profile: Profile, sums: CostSums, depth: int | None) -> Iterator[_Line]:
+    nodes = module_tree(
+        [entry.layer.name for entry in profile.layers],
+        [entry.layer.cost_class for entry in profile.layers],
+    )
+    yield from _node_lines(profile, sums, nodes, depth, 0)
+
+
+def _node_lines(
+    profile: Profile,
+    sums: CostSums,
+    nodes: Sequence[ModuleNode],
+    depth: int | None,
+    level: int,
+) -> Iterator[_Line]:
+    for node in nodes:
+        shown = node.children if depth is None or level + 1 < depth else ()
+        hidden = [] if shown else list(node.layers)
+        marks = _marks(profile, hidden, node.repeats)
+        yield _Line("  " * level + node.name, sums.of(node.layers), marks)
+        yield from _node_lines(profile, sums, shown, depth, level + 1)
+
+
+def _marks(profile: Profile, layers: Sequence[int], repeats: int) -> str:
+    """How many are equal, and which run as their author wrote them."""
+    marks = [f"x{repeats}"] if repeats > 1 else []
+    opaque = [profile.layers[index].layer for index in layers if profile.layers[index].layer.opaque]
+    if len(opaque) == 1:
+        marks.append(f"OPAQUE: {clipped(opaque[0].opaque, MOST_REASON)}")
+    elif opaque:
+        marks.append(f"{len(opaque)} OPAQUE")
+    return ", ".join(marks)
+
+
+def _rows(lines: Sequence[_Line], sums: CostSums) -> Iterator[tuple[str, ...]]:
+    times = [sums.time_share(line.costs) for line in lines]
+    memories = [sums.memory_share(line.costs) for line in lines]
+    for line, time, memory in zip(lines, times, memories, strict=True):
+        costs = line.costs
+        yield (
+            line.label,
+            format_time(costs.forward_s),
+            format_time(costs.backward_s),
+            _share(time, max(times)),
+            format_bytes(costs.parameter_bytes),
+            format_bytes(costs.activation_bytes),
+            _share(memory, max(memories)),
+            line.marks,
+        )
+
+
+def _share(share: float, largest: float) -> str:
+    length = round(BAR * share / largest) if largest else 0
+    return f"{share:6.1%} {'#' * length}"
+
+
+def _total(profile: Profile, sums: CostSums) -> tuple[str, ...]:
+    """Sums in which tied weights and shared storages count once, unlike a sum of the rows."""
+    whole = sums.whole
+    return (
+        count(len(profile.layers), "layer"),
+        format_time(whole.forward_s),
+        format_time(whole.backward_s),
+        f"{sums.time_share(whole):6.1%}",
+        format_bytes(whole.parameter_bytes),
+        format_bytes(whole.activation_bytes),
+        f"{sums.memory_share(whole):6.1%}",
+        "",
+    )
+
+
+def profile_lines(profile: Profile) -> list[str]:
+    """What was measured and what the numbers are worth, a line each."""
+    provenance = profile.provenance
+    device = printable(provenance.device_name or provenance.device)
+    model = printable(profile.model)
+    lines = [f"{provenance.source.upper()} {model} on {device}, one micro-batch{_shape(profile)}"]
+    if provenance.error_band is not None:
+        lines.append(f"expect an error of {provenance.error_band:.1%}")
+    lines += [*_reconciliation(profile), *_provenance(profile)]
+    return [*lines, *map(printable, profile.notes)]
+
+
+def quality_lines(profile: Profile) -> list[str]:
+    """What the numbers are worth: sum against the whole model, spread of repeats, clocks."""
+    return [*_reconciliation(profile), *_spread(profile), *_clocks(profile)]
+
+
+def _shape(profile: Profile) -> str:
+    """Of the first input, whose first dimension is the samples."""
+    if not profile.inputs:
+        return ""
+    first = profile.inputs[0]
+    return f" of {'x'.join(map(str, first.shape)) or 'one number'} {first.dtype}"
+
+
+def _reconciliation(profile: Profile) -> list[str]:
+    whole = profile.reconciliation
+    if whole is None:
+        return []
+    time_s = whole.whole_forward.median_s + whole.whole_backward.median_s
+    lines = [
+        f"the whole model took {format_time(time_s)}; "
+        f"the sum of its layers differs by {whole.relative_error:+.1%}"
+    ]
+    if abs(whole.relative_error) > UNRELIABLE:
+        lines.append(
+            "that is much: other work on this machine, or layers too small to time; "
+            "measure again, with a larger --budget or a larger micro-batch"
+        )
+    return lines
+
+
+def _provenance(profile: Profile) -> list[str]:
+    """Software and settings, how far times spread, what the clock did, and the document's id."""
+    provenance = profile.provenance
+    software = {
+        "torch": provenance.torch_version,
+        "CUDA": provenance.cuda_version,
+        "driver": provenance.driver,
+        "stagewright": provenance.stagewright_version,
+    }
+    settings = [f"{name} {value}" for name, value in software.items() if value]
+    if provenance.num_threads is not None:
+        settings.append(count(provenance.num_threads, "thread"))
+    if provenance.busy_neighbours:
+        settings.append(count(provenance.busy_neighbours, "busy neighbour"))
+    if provenance.autocast:
+        settings.append(f"autocast to {provenance.autocast}")
+    if provenance.tf32 is not None and "products" in provenance.tf32:
+        settings.append(f"{provenance.tf32} in tf32")
+    if provenance.compiled:
+        settings.append("compiled")
+    lines = [", ".join(map(printable, settings))] if settings else []
+    lines += [*_spread(profile), *_clocks(profile)]
+    if provenance.calibrated_by:
+        lines.append(f"calibrated by {', '.join(map(printable, provenance.calibrated_by))}")
+    return [*lines, f"id {profile.content_id()}"]
+
+
+def _spread(profile: Profile) -> list[str]:
+    """How far repeats were apart, of layers that take any time."""
+    timings = [timing for entry in profile.layers for timing in (entry.forward, entry.backward)]
+    relative = [timing.spread_s / timing.median_s for timing in timings if timing.median_s]
+    if not any(relative):
+        return []
+    repeats = sorted(timing.repeats for timing in timings)
+    times = f"{repeats[0]}" if repeats[0] == repeats[-1] else f"{repeats[0]} to {repeats[-1]}"
+    return [
+        f"{times} repeats; their quartiles are {median(relative):.1%} of a time apart in the "
+        f"median, {max(relative):.1%} at most"
+    ]
+
+
+def _clocks(profile: Profile) -> list[str]:
+    clocks = profile.provenance.clocks
+    if clocks is None:
+        return []
+    line = f"clock {clocks.before_mhz} MHz before, {clocks.after_mhz} MHz after"
+    if clocks.throttled_by:
+        line += f"; HELD BACK by {', '.join(map(printable, clocks.throttled_by))}"
+    return [line]

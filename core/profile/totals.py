@@ -1,0 +1,73 @@
+"""What a set of layers costs together: times, memory, shares of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .pool import total_time_s
+from .profile import Profile
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Sums over layers; tied weights and shared storages count once."""
+
+    forward_s: float
+    backward_s: float
+    parameter_bytes: int
+    activation_bytes: int
+
+    @property
+    def time_s(self) -> float:
+        return self.forward_s + self.backward_s
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.parameter_bytes + self.activation_bytes
+
+
+class CostSums:
+    """Sums over any layers of one profile."""
+
+    def __init__(self, profile: Profile) -> None:
+        self._profile = profile
+        self._weights = [one for one in profile.parameters if one.kind == "parameter"]
+        self._weights_of = _by_layer([one.layers for one in self._weights], len(profile.layers))
+        self._kept_of = _by_layer([one.layers for one in profile.storages], len(profile.layers))
+        self.whole = self.of(range(len(profile.layers)))
+        self.whole_time_s = total_time_s(profile.layers, profile.loss)
+
+    def of(self, layers: Sequence[int]) -> Costs:
+        """What these layers cost."""
+        entries = [self._profile.layers[index] for index in layers]
+        storages = self._profile.storages
+        weights = {place for index in layers for place in self._weights_of[index]}
+        kept = {place for index in layers for place in self._kept_of[index]}
+        return Costs(
+            forward_s=sum(entry.forward.median_s for entry in entries),
+            backward_s=sum(entry.backward.median_s for entry in entries),
+            parameter_bytes=sum(self._weights[place].size_bytes for place in weights)
+            if self._weights
+            else sum(entry.layer.parameter_bytes for entry in entries),
+            activation_bytes=sum(storages[place].size_bytes for place in kept)
+            if storages
+            else sum(entry.saved_activation_bytes for entry in entries),
+        )
+
+    def time_share(self, costs: Costs) -> float:
+        """Of forward and backward of all layers and the loss."""
+        return costs.time_s / self.whole_time_s if self.whole_time_s else 0.0
+
+    def memory_share(self, costs: Costs) -> float:
+        """Of all parameters and activations."""
+        return costs.memory_bytes / self.whole.memory_bytes if self.whole.memory_bytes else 0.0
+
+
+def _by_layer(users: Sequence[Sequence[int]], num_layers: int) -> list[list[int]]:
+    """Places in ``users`` that name each layer."""
+    found: list[list[int]] = [[] for _ in range(num_layers)]
+    for place, layers in enumerate(users):
+        for index in layers:
+            found[index].append(place)
+    return found

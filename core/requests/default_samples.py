@@ -1,0 +1,96 @@
+"""The sample a family is usually trained with: one micro-batch, as data."""
+
+from __future__ import annotations
+
+from ..errors import InvalidInput
+from ..graph.sample import Sample, SampleTensor
+from ..models.families import GPT2Spec, MLPSpec, ModelSpec, ResNetSpec, UNetSpec
+from ..models.transformer_families import (
+    BertSpec,
+    LlamaSpec,
+    MixtralSpec,
+    Qwen2Spec,
+    T5Spec,
+    ViTSpec,
+)
+
+IMAGE_SIDE = 224
+"""Pixels a side of an ImageNet crop (He et al. 2016)."""
+
+DEFAULT_LENGTH = 512
+"""Tokens of a sample where neither a preset nor the caller says."""
+
+
+def default_sample(
+    spec: ModelSpec, microbatch: int = 1, sequence_length: int | None = None
+) -> Sample:
+    """Inputs and target of one micro-batch of a family.
+
+    Args:
+        spec: The family and its configuration.
+        microbatch: Samples in it.
+        sequence_length: Tokens a sample; `None` takes 512, or the longest if that is less.
+
+    Raises:
+        InvalidInput: A length was given to a family without one, or is longer than it takes.
+    """
+    if isinstance(spec, MLPSpec | ResNetSpec | UNetSpec | ViTSpec):
+        if sequence_length is not None:
+            raise InvalidInput(
+                f"the family {spec.family!r} has no sequence length", field="/sequence"
+            )
+        return _of_numbers(spec, microbatch)
+    shape = (microbatch, _length(spec, sequence_length))
+    tokens = SampleTensor(
+        shape=shape, dtype="int64", fill="randint", low=0, high=spec.config.vocab_size
+    )
+    inputs = {"input_ids": tokens}
+    if isinstance(spec, T5Spec):
+        inputs["decoder_input_ids"] = tokens
+    return Sample(inputs=inputs, target=tokens)
+
+
+def longest(spec: ModelSpec) -> int | None:
+    """The most tokens a sample may have; `None` where nothing limits them."""
+    if isinstance(spec, GPT2Spec):
+        return spec.config.n_positions
+    if isinstance(spec, LlamaSpec | Qwen2Spec | MixtralSpec | BertSpec):
+        return spec.config.max_position_embeddings
+    return None
+
+
+def _length(spec: ModelSpec, wanted: int | None) -> int:
+    limit = longest(spec)
+    if wanted is None:
+        return min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
+    if limit is not None and wanted > limit:
+        raise InvalidInput(
+            f"a sequence of {wanted} tokens is longer than the {limit} this {spec.family} takes",
+            field="/sequence",
+        )
+    return wanted
+
+
+def _of_numbers(spec: MLPSpec | ResNetSpec | UNetSpec | ViTSpec, microbatch: int) -> Sample:
+    shape: tuple[int, ...]
+    if isinstance(spec, MLPSpec):
+        name, shape, classes = (
+            "input",
+            (microbatch, spec.config.input_size),
+            spec.config.output_size,
+        )
+    elif isinstance(spec, ViTSpec):
+        side = spec.config.image_size
+        name, shape = "pixel_values", (microbatch, spec.config.num_channels, side, side)
+        classes = spec.config.num_labels
+    else:
+        name = "x"
+        shape = (microbatch, spec.config.in_channels, IMAGE_SIDE, IMAGE_SIDE)
+        classes = spec.config.num_classes
+    labels = (microbatch, *shape[2:]) if isinstance(spec, UNetSpec) else (microbatch,)
+    return Sample(
+        inputs={name: SampleTensor(shape=shape)},
+        target=SampleTensor(
+            shape=labels, dtype="int64", fill="randint", low=0, high=max(classes, 1)
+        ),
+    )

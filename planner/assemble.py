@@ -1,0 +1,225 @@
+"""Write a decision down as a plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+from ..core.plan.assumptions import assumptions
+from ..core.plan.plan import Baseline, Plan, Proof, Stage
+from ..core.units import format_time
+from .cost.assignment import Assignment, counts_of
+from .cost.plan_cost import Priced
+from .heuristics.baselines import baselines, places
+from .heuristics.refusals_tomerge import refusal
+from .problem.option_rules import option_notes
+from .problem.problem import Request
+from .search.branch_and_bound import ROUNDING
+from .solvers.solve import Decision
+
+MAX_NAMED = 4
+"""Idle devices told by name."""
+
+OBJECTIVE_NAMES: dict[str, str] = {
+    "1f1b": "1F1B model step time, sum + (n - 1) x slowest stage",
+    "gpipe": "GPipe step time, sum + (n - 1) x (slowest forward + slowest backward)",
+    "simulated": "simulated step time",
+    "throughput": "seconds per micro-batch in steady state",
+    "latency": "seconds for one micro-batch forward",
+    "memory": "bytes of the largest device",
+    "devices": "devices used",
+    "balance_time": "time of the slowest stage",
+    "balance_size": "bytes of the largest stage",
+    "pipedream": "1F1B model step time of PipeDream's own optimum",
+}
+
+
+def build_plan(request: Request, decision: Decision, profile_id: str | None = None) -> Plan:
+    """The plan that was decided on, with its proof and what other cuts would cost.
+
+    The profile's id takes longer to find than a small plan to price: give it where it is known.
+    """
+    order, given = decision.priced.assignment.order, request.profile
+    notes = [*_notes(request), *assumptions(request.profile, request.cluster)]
+    if order:
+        request = request.in_order(order)
+        assignment = replace(decision.priced.assignment, order=())
+        decision = replace(decision, priced=request.pricer.price(assignment))
+    priced, profile, options = decision.priced, request.profile, request.options
+    pricer, cuts = request.pricer, priced.assignment.cuts
+    bound = min(decision.lower_bound, priced.value)
+    is_proven = priced.value - bound <= ROUNDING * priced.value
+    return Plan(
+        model=profile.model,
+        spec=profile.spec,
+        balance=counts_of(cuts),
+        stages=_stages(request, priced),
+        boundaries=tuple(profile.boundaries[cut - 1] for cut in cuts[1:-1]),
+        options=options,
+        schedule=pricer.schedule,
+        num_microbatches=pricer.num_microbatches,
+        chunks=priced.assignment.chunks,
+        layer_order=order,
+        step_time_s=priced.step_time_s,
+        bubble_fraction=priced.bubble_fraction,
+        tied_sync_time_s=priced.tied_sync_s,
+        forward_channels=priced.forward_channels,
+        backward_channels=priced.backward_channels,
+        direct_sends=priced.direct_sends,
+        proof=Proof(
+            objective=OBJECTIVE_NAMES[_name(request)],
+            value=priced.value,
+            lower_bound=bound,
+            best_value=min(decision.best_value, priced.value),
+            status="optimal" if is_proven else "feasible",
+            simulated_lower_bound_s=min(decision.simulated_bound_s, priced.step_time_s),
+        ),
+        baselines=tuple(
+            _baseline(request, name, other, priced.assignment)
+            for name, other in baselines(request, priced.assignment)
+        ),
+        profile_id=profile_id or given.content_id(),
+        cluster_devices=len(request.cluster.devices),
+        estimated=profile.provenance.source == "estimated",
+        error_band=profile.provenance.error_band,
+        inputs=profile.inputs,
+        input_structure=profile.input_structure,
+        fixed_mode=profile.fixed_mode,
+        notes=(
+            *profile.notes,
+            *notes,
+            *_sent(request, priced, is_reordered=bool(order)),
+            *_idle(request, priced.assignment),
+        ),
+    )
+
+
+def _name(request: Request) -> str:
+    objective, schedule = request.options.objective, request.options.schedule
+    if objective != "step_time":
+        return objective
+    return schedule if schedule in OBJECTIVE_NAMES else "simulated"
+
+
+def _stages(request: Request, priced: Priced) -> tuple[Stage, ...]:
+    profile, chosen = request.profile, priced.assignment
+    devices = _devices(request, chosen)
+    stages = []
+    for number, (first, last) in enumerate(pairwise(chosen.cuts)):
+        price = priced.stages[number]
+        layers = [entry.layer for entry in profile.layers[first:last]]
+        fqns = dict.fromkeys(fqn for layer in layers for fqn in layer.module_fqns)
+        stages.append(
+            Stage(
+                first_layer=first,
+                num_layers=last - first,
+                layer_names=tuple(layer.name for layer in layers),
+                module_fqns=tuple(fqns),
+                devices=devices[number],
+                forward_time_s=price.forward_s,
+                backward_time_s=price.backward_s,
+                send_forward_bytes=price.send_forward_bytes,
+                send_backward_bytes=price.send_backward_bytes,
+                send_forward_time_s=price.send_forward_s,
+                send_backward_time_s=price.send_backward_s,
+                sync_time_s=price.sync_s,
+                memory=price.memory,
+                memory_limit_bytes=price.limit_bytes,
+                in_flight=price.in_flight,
+                replicas=chosen.replicas[number],
+                recompute="always" if chosen.recompute[number] else "never",
+                strategy="replicate" if chosen.replicas[number] > 1 else "single",
+            )
+        )
+    return tuple(stages)
+
+
+def _baseline(request: Request, name: str, other: Assignment, chosen: Assignment) -> Baseline:
+    """Without a time where it is unusable."""
+    reason = refusal(request, other)
+    step_s = None if reason else request.pricer.price(other).step_time_s
+    devices = _devices(request, other)
+    return Baseline(
+        name=name,
+        balance=counts_of(other.cuts),
+        devices=() if devices == _devices(request, chosen) else devices,
+        step_time_s=step_s,
+        reason=reason,
+    )
+
+
+def _devices(request: Request, chosen: Assignment) -> tuple[tuple[str, ...], ...]:
+    """Names of each stage's devices."""
+    devices = request.cluster.devices
+    return tuple(
+        tuple(devices[index].name for index in chosen.device_indices(request.devices, number))
+        for number in range(chosen.num_stages)
+    )
+
+
+def _idle(request: Request, chosen: Assignment) -> list[str]:
+    """Devices the plan does not use; those between used ones of their class are due to groups."""
+    used = {index for index, _, _ in places(request.devices, chosen)}
+    devices = request.cluster.devices
+    idle = [index for index in range(len(devices)) if index not in used]
+    if not idle:
+        return []
+    names = ", ".join(devices[index].name for index in idle[:MAX_NAMED])
+    rest = f" and {len(idle) - MAX_NAMED} more" if len(idle) > MAX_NAMED else ""
+    between = 0
+    for entry in request.devices.classes:
+        taken = [index for index in entry.devices if index in used]
+        if taken:
+            between += sum(taken[0] < index < taken[-1] for index in set(entry.devices) - used)
+    gaps = (
+        f"; {between} of them lie{'s' * (between == 1)} between used ones, as a stage lies inside "
+        "one group of devices or is made of whole ones"
+    )
+    return [
+        f"{len(idle)} of {len(devices)} devices stay{'s' * (len(idle) == 1)} idle: {names}{rest}"
+        + gaps * bool(between)
+    ]
+
+
+def _sent(request: Request, priced: Priced, *, is_reordered: bool) -> list[str]:
+    """Which way values go to stages further on, where the options leave that open."""
+    if request.options.skips == "relay":
+        return []
+    if is_reordered:
+        return ["layers are reordered: all values are relayed"]
+    if not request.pricer.knows_readers:
+        return ["the profile does not know which layer reads what: all values are relayed"]
+    if priced.other_step_s is None:
+        return ["no stage reads what another than the one in front of it has: nothing is relayed"]
+    other = format_time(priced.other_step_s)
+    if not priced.direct_sends:
+        return [f"values are relayed: sent past stages, the step would be {other}"]
+    return [f"values go past stages that have no use for them: relayed, the step would be {other}"]
+
+
+def _notes(request: Request) -> list[str]:
+    """What the planner had to assume about the profile."""
+    profile, notes = request.profile, option_notes(request.options)
+    if not profile.parameters and any(entry.layer.parameter_bytes for entry in profile.layers):
+        notes.append(
+            "the profile lists no parameters: each layer's parameter_bytes count as trainable "
+            "fp32 weights of its own"
+        )
+    if not profile.storages and any(entry.saved_activation_bytes for entry in profile.layers):
+        notes.append(
+            "the profile lists no storages: saved activations are summed over layers, which may "
+            "count shared ones twice"
+        )
+    if request.options.layer_order == "any" and not profile.edges:
+        notes.append("the profile does not know which layer reads what: its order was kept")
+    if request.order_free is not None:
+        notes.append(
+            "the model has too many orders to search them all: a few were, the lower bound holds "
+            "for every one"
+        )
+    elif not request.is_whole:
+        notes.append(
+            f"{len(request.positions) - 1} layers were planned in "
+            f"{request.costs.num_atoms} groups of about equal work"
+        )
+    return notes

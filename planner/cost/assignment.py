@@ -1,0 +1,167 @@
+"""A plan's choices, without its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+from ..search.label_setting import Hop
+from .device_classes import Devices
+from .stage_table import Order, StageTable
+
+Cuts = tuple[int, ...]
+"""Layers of S stages: 0, the first layer of every later stage, and L."""
+
+
+@dataclass(frozen=True, order=True)
+class Assignment:
+    """Stages and where they run.
+
+    Attributes:
+        cuts: Where stages begin, and the number of layers.
+        replicas: Devices of each stage.
+        classes: Device class of each stage.
+        ends: Where each stage's devices end among those of its class.
+        recompute: Whether each stage is recomputed.
+        extra_depths: Forwards each stage runs ahead beyond the schedule's warm-up; empty for none.
+        chunks: Stages a device.
+        order: The profile's layer at each place, which ``cuts`` count; empty for its own order.
+    """
+
+    cuts: Cuts
+    replicas: tuple[int, ...]
+    classes: tuple[int, ...]
+    ends: tuple[int, ...]
+    recompute: tuple[bool, ...]
+    extra_depths: tuple[int, ...] = ()
+    chunks: int = 1
+    order: Order = ()
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.replicas)
+
+    def device_indices(self, devices: Devices, stage: int) -> tuple[int, ...]:
+        """The stage's devices in the cluster."""
+        end, count = self.ends[stage], self.replicas[stage]
+        return devices.classes[self.classes[stage]].devices[end - count : end]
+
+
+def cuts_of(counts: Sequence[int]) -> Cuts:
+    """Layer counts as positions."""
+    return (0, *accumulate(counts))
+
+
+def counts_of(cuts: Cuts) -> tuple[int, ...]:
+    """Positions as layer counts."""
+    return tuple(last - first for first, last in pairwise(cuts))
+
+
+def from_hops(
+    hops: Sequence[Hop], tables: StageTable, config_class: Sequence[int],
+    config_recompute: Sequence[int], devices: Devices,
+) -> Assignment:  # fmt: skip
+    """What a path of the search stands for, moved to the first devices it can be moved to."""
+    order, cuts = tables.layout([*(hop.first for hop in hops), hops[-1].last])
+    found = Assignment(
+        cuts=cuts,
+        replicas=tuple(hop.replicas for hop in hops),
+        classes=tuple(int(config_class[hop.config]) for hop in hops),
+        ends=tuple(hop.end for hop in hops),
+        recompute=tuple(bool(config_recompute[hop.config]) for hop in hops),
+        order=order,
+    )
+    return moved_forward(found, devices)
+
+
+def moved_forward(assignment: Assignment, devices: Devices) -> Assignment:
+    """The same on the earliest devices that keep every stage in as many groups."""
+    ends = list(assignment.ends)
+    for number, entry in enumerate(devices.classes):
+        members = [s for s, owner in enumerate(assignment.classes) if owner == number]
+        if not members:
+            continue
+        step = max(entry.group_sizes[:-1], default=1)
+        start = min(assignment.ends[s] - assignment.replicas[s] for s in members)
+        last = max(members, key=lambda s: assignment.ends[s])
+        shift = start // step * step
+        if all(
+            entry.place(ends[s] - shift, assignment.replicas[s], is_last=s == last)
+            == ends[s] - shift
+            for s in members
+        ):
+            for s in members:
+                ends[s] -= shift
+    return replace(assignment, ends=tuple(ends))
+
+
+def placed(
+    cuts: Cuts,
+    replicas: Sequence[int],
+    devices: Devices,
+    *,
+    class_index: int = 0,
+    recompute: Sequence[bool] = (),
+) -> Assignment | None:
+    """Stages put on the devices of one class from the last one back; `None` if they do not fit."""
+    entry = devices.classes[class_index]
+    free = len(entry)
+    ends: list[int] = []
+    for count in reversed(replicas):
+        end = entry.place(free, count, is_last=not ends) if count <= free else -1
+        if end < count:
+            return None
+        ends.append(end)
+        free = end - count
+    found = Assignment(
+        cuts=cuts,
+        replicas=tuple(replicas),
+        classes=(class_index,) * len(replicas),
+        ends=tuple(reversed(ends)),
+        recompute=tuple(recompute) or (False,) * len(replicas),
+    )
+    return moved_forward(found, devices)
+
+
+def in_device_order(cuts: Cuts, devices: Devices) -> Assignment | None:
+    """Stage s on the cluster's device s, whatever its class; `None` with too few devices."""
+    count = len(cuts) - 1
+    if count > len(devices.cluster.devices):
+        return None
+    owner = {
+        device: (number, rank + 1)
+        for number, entry in enumerate(devices.classes)
+        for rank, device in enumerate(entry.devices)
+    }
+    return Assignment(
+        cuts=cuts,
+        replicas=(1,) * count,
+        classes=tuple(owner[stage][0] for stage in range(count)),
+        ends=tuple(owner[stage][1] for stage in range(count)),
+        recompute=(False,) * count,
+    )
+
+
+def repeated(one: Assignment, cuts: Cuts, chunks: int, *, folds: bool) -> Assignment:
+    """Every device of a pipeline takes one stage of each round.
+
+    Args:
+        one: The first round.
+        cuts: Of all rounds.
+        chunks: How many there are.
+        folds: Whether the second runs back, as in a V.
+    """
+    classes, ends = one.classes, one.ends
+    for _ in range(1, chunks):
+        classes += one.classes[::-1] if folds else one.classes
+        ends += one.ends[::-1] if folds else one.ends
+    return replace(
+        one,
+        cuts=cuts,
+        replicas=one.replicas * chunks,
+        classes=classes,
+        ends=ends,
+        recompute=one.recompute * chunks,
+        chunks=chunks,
+    )

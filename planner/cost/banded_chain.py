@@ -1,0 +1,157 @@
+"""Stages of a long chain: only those short enough for some device's memory.
+
+A table of every pair of positions grows with their square. But where weights and what training
+adds to them fill a device, a stage of many layers fits nowhere; what remains is a band beside
+the diagonal, and it can be searched whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, PlanOptions
+from ...core.profile.profile import Profile
+from .chain import ChainStages, crossing, held_items, parameters_of, per_atom, tied_parameters
+from .device_classes import Devices
+
+Integers = NDArray[np.int64]
+Items = Iterable[tuple[int, tuple[int, ...]]]
+
+MAX_STAGES = 4_000_000
+"""Stages of a band that are still searched whole: 10 s."""
+
+
+@dataclass(frozen=True, eq=False)
+class BandStages(ChainStages):
+    """The stages of a chain that are short enough."""
+
+    @cached_property
+    def whole_s(self) -> tuple[float, float]:
+        return float(self.front_forward_s[-1]), float(self.front_backward_s[-1])
+
+
+def band(
+    profile: Profile, positions: Sequence[int], devices: Devices, options: PlanOptions
+) -> BandStages | None:
+    """Every stage that could fit some device, `None` where those are too many.
+
+    A stage is left out only if the weights, gradients and optimizer state of parameters that
+    begin in it are more than any device allows. O(stages).
+    """
+    limits = [entry.limit_bytes for entry in devices.classes]
+    if None in limits or options.objective == "latency":
+        return None
+    edges = np.array(positions, dtype=np.int64)
+    atoms = np.searchsorted(edges, np.arange(len(profile.layers)), side="right") - 1
+    last = _farthest(profile, options, atoms, len(edges) - 1, max(x for x in limits if x))
+    count = int((last - np.arange(len(last))).sum())
+    width = int((last - np.arange(len(last))).max())
+    if count > MAX_STAGES or width * len(last) > 2 * MAX_STAGES:
+        return None
+    return _stages(profile, edges, atoms, last)
+
+
+def _farthest(
+    profile: Profile, options: PlanOptions, atoms: Integers, num_atoms: int, limit: int
+) -> Integers:
+    """For each first position the last one a stage may end at; at least the next."""
+    state = OPTIMIZER_BYTES_PER_ELEMENT[options.optimizer]
+    own = np.zeros(num_atoms, dtype=np.int64)
+    for entry in parameters_of(profile):
+        if entry.layers:
+            learned = entry.kind == "parameter" and entry.trainable
+            more = entry.size_bytes + entry.numel * state if learned else 0
+            own[atoms[entry.layers[0]]] += entry.size_bytes + more
+    before = np.concatenate([[0], np.cumsum(own)])
+    last = np.searchsorted(before, before[:-1] + limit, side="right") - 1
+    return np.clip(last, np.arange(1, num_atoms + 1), num_atoms)
+
+
+def _stages(profile: Profile, edges: Integers, atoms: Integers, farthest: Integers) -> BandStages:
+    n = len(edges) - 1
+    lengths = farthest - np.arange(n)
+    width = int(lengths.max())
+    inside = np.arange(width)[None, :] < lengths[:, None]
+    first, length = np.nonzero(inside)
+    last = first + length + 1
+    column = np.minimum(np.arange(n)[:, None] + np.arange(width)[None, :], n - 1)
+
+    def summed(per: NDArray[np.float64]) -> NDArray[np.float64]:
+        sums: NDArray[np.float64] = np.cumsum(per[column], axis=1)[first, length]
+        return sums
+
+    def held(items: Items) -> Integers:
+        before, atom, size = held_items(atoms, items)
+        total = np.zeros(n, dtype=np.int64)
+        np.add.at(total, atom, size)
+        grid = total[column]
+        _leave_out_held(grid, before, atom, size)
+        sums: Integers = np.cumsum(grid, axis=1)[first, length]
+        return sums
+
+    loss, ends = profile.loss, last == n
+    forward = per_atom([entry.forward.median_s for entry in profile.layers], edges)
+    backward = per_atom([entry.backward.median_s for entry in profile.layers], edges)
+    again = summed(forward)
+    forward_s, backward_s = again + 0.0, summed(backward)
+    parameters = parameters_of(profile)
+    learned = [entry for entry in parameters if entry.kind == "parameter" and entry.trainable]
+    if profile.storages:
+        saved = held((entry.size_bytes, entry.layers) for entry in profile.storages)
+    else:
+        layers = enumerate(profile.layers)
+        saved = held((entry.saved_activation_bytes, (index,)) for index, entry in layers)
+    front_forward = np.concatenate([[0.0], np.cumsum(forward)])
+    front_backward = np.concatenate([[0.0], np.cumsum(backward)])
+    if loss:
+        forward_s[ends] += loss.forward.median_s
+        backward_s[ends] += loss.backward.median_s
+        saved[ends] += loss.saved_activation_bytes
+        front_forward[n] += loss.forward.median_s
+        front_backward[n] += loss.backward.median_s
+    workspace = np.maximum.reduceat(
+        np.array([entry.workspace_bytes for entry in profile.layers], dtype=np.int64), edges[:-1]
+    )
+    arriving, returning = crossing(profile, edges)
+    inputs = arriving.copy()
+    inputs[0] = sum(tensor.size_bytes for tensor in profile.inputs)
+    return BandStages(
+        profile=profile,
+        num_atoms=n,
+        most_stages=n,
+        first=first.astype(np.int64),
+        last=last.astype(np.int64),
+        forward_s=forward_s,
+        backward_s=backward_s,
+        recompute_s=again,
+        weights_bytes=held((p.size_bytes, p.layers) for p in parameters),
+        gradients_bytes=held((p.size_bytes, p.layers) for p in learned),
+        learned_elements=held((p.numel, p.layers) for p in learned),
+        saved_bytes=saved,
+        workspace_bytes=np.maximum.accumulate(workspace[column], axis=1)[first, length],
+        arriving_bytes=arriving,
+        returning_bytes=returning,
+        input_bytes=inputs,
+        front_forward_s=front_forward,
+        front_backward_s=front_backward,
+        tied=tied_parameters(profile),
+        positions=tuple(int(edge) for edge in edges),
+    )
+
+
+def _leave_out_held(grid: Integers, before: Integers, atom: Integers, size: Integers) -> None:
+    """grid[first, l] counts what atom first + l adds: not what an atom from first on holds too."""
+    width = grid.shape[1]
+    near = (before >= 0) & (atom - before < width)
+    before, atom, size = before[near], atom[near], size[near]
+    lowest = np.maximum(atom - width + 1, 0)
+    number = before - lowest + 1
+    which = np.repeat(np.arange(len(before)), number)
+    offset = np.arange(len(which)) - np.repeat(np.cumsum(number) - number, number)
+    first = lowest[which] + offset
+    np.subtract.at(grid, (first, atom[which] - first), size[which])

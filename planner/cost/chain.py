@@ -1,0 +1,302 @@
+"""What every possible stage costs: one table per quantity, indexed [first, last].
+
+This is where a profile's numbers become a stage's time and memory; `docs/planner.md` gives the
+formulas. Tables have shape (N + 1, N + 1) for N + 1 positions at which stages may begin and end;
+entry [first, last] is the stage between two positions, and only entries with first < last mean
+anything. Nothing here depends on what is asked for, so plans of one profile share the tables.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.graph.graph import Parameter
+from ...core.profile.profile import Profile
+from .stage_table import Bytes, Mask, Order, Seconds, StageTable
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """Costs of every stage between some positions of one profile, on the device profiled.
+
+    Attributes:
+        positions: Layers in front of which a stage may begin, from 0, and the number of layers.
+        forward_s: Forward time per micro-batch, the loss included where the stage is last.
+        backward_s: Backward time per micro-batch, likewise.
+        recompute_s: Forward time without the loss.
+        weights_bytes: Parameters and buffers used, each storage once.
+        gradients_bytes: One gradient per trainable parameter, in its dtype.
+        learned_elements: Elements of the trainable parameters.
+        saved_bytes: Activations kept for backward per micro-batch.
+        workspace_bytes: Largest temporary memory of any layer.
+        arriving_bytes: Per position, activations that cross a cut there, shape (N + 1,).
+        returning_bytes: Per position, gradients that cross it back.
+        input_bytes: Per position, what a stage that begins there reads: ``arriving_bytes``, at
+            the front the model's inputs.
+        tied: Trainable parameters used by several layers.
+        order: Where ``profile`` is another one with its layers reordered: that one's layer at
+            each place.
+    """
+
+    profile: Profile
+    positions: tuple[int, ...]
+    forward_s: Seconds
+    backward_s: Seconds
+    recompute_s: Seconds
+    weights_bytes: Bytes
+    gradients_bytes: Bytes
+    learned_elements: Bytes
+    saved_bytes: Bytes
+    workspace_bytes: Bytes
+    arriving_bytes: Bytes
+    returning_bytes: Bytes
+    input_bytes: Bytes
+    tied: tuple[Parameter, ...]
+    order: Order = ()
+
+    @property
+    def num_atoms(self) -> int:
+        """N, the intervals between neighbouring positions."""
+        return len(self.positions) - 1
+
+    @cached_property
+    def index(self) -> dict[int, int]:
+        """Position of each layer index in ``positions``."""
+        return {layer: index for index, layer in enumerate(self.positions)}
+
+    def has(self, cuts: Iterable[int]) -> bool:
+        """Whether all these layer indices are positions."""
+        return all(cut in self.index for cut in cuts)
+
+    @cached_property
+    def stages(self) -> ChainStages:
+        """Every stage, one after another."""
+        first, last = np.triu_indices(self.num_atoms + 1, k=1)
+        span = (first, last)
+        return ChainStages(
+            profile=self.profile,
+            num_atoms=self.num_atoms,
+            most_stages=self.num_atoms,
+            first=first.astype(np.int64),
+            last=last.astype(np.int64),
+            forward_s=self.forward_s[span],
+            backward_s=self.backward_s[span],
+            recompute_s=self.recompute_s[span],
+            weights_bytes=self.weights_bytes[span],
+            gradients_bytes=self.gradients_bytes[span],
+            learned_elements=self.learned_elements[span],
+            saved_bytes=self.saved_bytes[span],
+            workspace_bytes=self.workspace_bytes[span],
+            arriving_bytes=self.arriving_bytes,
+            returning_bytes=self.returning_bytes,
+            input_bytes=self.input_bytes,
+            front_forward_s=_in_front(self.forward_s),
+            front_backward_s=_in_front(self.backward_s),
+            tied=self.tied,
+            positions=self.positions,
+            order=self.order,
+        )
+
+
+def _in_front(table: Seconds) -> Seconds:
+    """Sums from the first position to each; nothing begins at the last."""
+    row: Seconds = table[0].copy()
+    row[0] = 0.0
+    return row
+
+
+@dataclass(frozen=True, eq=False)
+class ChainStages(StageTable):
+    """The stages of a chain.
+
+    Attributes:
+        positions: See `Tables`.
+        order: See `Tables`.
+    """
+
+    positions: tuple[int, ...]
+    order: Order = ()
+
+    def holds(self, layer: int) -> Mask:
+        atom = bisect_right(self.positions, layer) - 1
+        inside: Mask = (self.first <= atom) & (atom < self.last)
+        return inside
+
+    def layout(self, positions: Sequence[int]) -> tuple[Order, tuple[int, ...]]:
+        return self.order, tuple(self.positions[position] for position in positions)
+
+    @property
+    def keeps_order(self) -> bool:
+        return True
+
+
+def legal_positions(profile: Profile) -> tuple[int, ...]:
+    """Where stages may begin and end by the profile: 0, behind every legal boundary, L."""
+    inner = (gap.after + 1 for gap in profile.boundaries if gap.legal)
+    return (0, *inner, len(profile.layers))
+
+
+def tables(profile: Profile, positions: Sequence[int]) -> Tables:
+    """Costs of every stage between these positions. O(N^2 + size of the profile).
+
+    Args:
+        profile: L layers.
+        positions: Ascending layer indices from 0 to L.
+    """
+    edges = np.array(positions, dtype=np.int64)
+    count = len(edges) - 1
+    parameters = parameters_of(profile)
+    learned = [entry for entry in parameters if entry.kind == "parameter" and entry.trainable]
+    loss = profile.loss
+    forward = per_atom([entry.forward.median_s for entry in profile.layers], edges)
+    backward = per_atom([entry.backward.median_s for entry in profile.layers], edges)
+    workspace = np.maximum.reduceat(
+        np.array([entry.workspace_bytes for entry in profile.layers], dtype=np.int64), edges[:-1]
+    )
+    arriving, returning = crossing(profile, edges)
+    inputs = arriving.copy()
+    inputs[0] = sum(tensor.size_bytes for tensor in profile.inputs)
+    atoms = np.searchsorted(edges, np.arange(len(profile.layers)), side="right") - 1
+    return Tables(
+        profile=profile,
+        positions=tuple(int(edge) for edge in edges),
+        forward_s=_sums(forward, loss.forward.median_s if loss else 0.0),
+        backward_s=_sums(backward, loss.backward.median_s if loss else 0.0),
+        recompute_s=_sums(forward, 0.0),
+        weights_bytes=_held(count, atoms, ((p.size_bytes, p.layers) for p in parameters)),
+        gradients_bytes=_held(count, atoms, ((p.size_bytes, p.layers) for p in learned)),
+        learned_elements=_held(count, atoms, ((p.numel, p.layers) for p in learned)),
+        saved_bytes=_saved_bytes(profile, count, atoms),
+        workspace_bytes=_largest(workspace),
+        arriving_bytes=arriving,
+        returning_bytes=returning,
+        input_bytes=inputs,
+        tied=tied_parameters(profile),
+    )
+
+
+def parameters_of(profile: Profile) -> tuple[Parameter, ...]:
+    """The profile's parameters; without any, one fp32 parameter a layer of `parameter_bytes`.
+
+    Profiles written by hand often give only each layer's bytes; taking them for nothing would
+    promise memory that is not there.
+    """
+    return profile.parameters or tuple(
+        Parameter(
+            names=(entry.layer.name,),
+            size_bytes=entry.layer.parameter_bytes,
+            numel=-(-entry.layer.parameter_bytes // 4),
+            layers=(index,),
+        )
+        for index, entry in enumerate(profile.layers)
+        if entry.layer.parameter_bytes
+    )
+
+
+def tied_parameters(profile: Profile) -> tuple[Parameter, ...]:
+    """Trainable parameters used by several layers."""
+    return tuple(
+        entry
+        for entry in parameters_of(profile)
+        if entry.kind == "parameter" and entry.trainable and len(entry.layers) > 1
+    )
+
+
+def per_atom(layer_s: list[float], edges: NDArray[np.int64]) -> Seconds:
+    """Sums of layers between neighbouring positions."""
+    sums: Seconds = np.add.reduceat(np.array(layer_s), edges[:-1])
+    return sums
+
+
+def crossing(profile: Profile, edges: NDArray[np.int64]) -> tuple[Bytes, Bytes]:
+    """Activation and gradient bytes that cross each position; none at either end."""
+    inner = [profile.boundaries[edge - 1] for edge in edges[1:-1]]
+    arriving = np.array([0, *(gap.forward_bytes for gap in inner), 0], dtype=np.int64)
+    returning = np.array([0, *(gap.backward_bytes for gap in inner), 0], dtype=np.int64)
+    return arriving, returning
+
+
+def _sums(atom_s: Seconds, loss_s: float) -> Seconds:
+    """table[first, last] = sum of the atoms, plus the loss where the stage is last.
+
+    Each row is summed from its own start, so that no large prefix swallows a small stage.
+    """
+    n = len(atom_s)
+    row = np.concatenate([[0.0], atom_s])
+    table: Seconds = np.cumsum(np.where(_inside(n), row[None, :], 0.0), axis=1)
+    table[:, n] += loss_s
+    return table
+
+
+def _inside(n: int) -> NDArray[np.bool_]:
+    positions = np.arange(n + 1)
+    inside: NDArray[np.bool_] = positions[None, :] > positions[:, None]
+    return inside
+
+
+def _held(
+    num_atoms: int, atoms: NDArray[np.int64], items: Iterable[tuple[int, tuple[int, ...]]]
+) -> Bytes:
+    """table[first, last] = bytes of the items with at least one layer in the stage.
+
+    The first atom of an item at or after ``first`` is ``atom`` for every first in
+    (previous atom, atom], and the stage holds the item once last > atom: a rectangle, added at
+    its corners and summed over both axes.
+    """
+    before_row, after_row, size = held_items(atoms, items)
+    corners = np.zeros((num_atoms + 2, num_atoms + 1), dtype=np.int64)
+    np.add.at(corners, (before_row + 1, after_row + 1), size)
+    np.subtract.at(corners, (after_row + 1, after_row + 1), size)
+    np.cumsum(corners, axis=0, out=corners)
+    np.cumsum(corners, axis=1, out=corners)
+    return corners[: num_atoms + 1]
+
+
+def held_items(
+    atoms: NDArray[np.int64], items: Iterable[tuple[int, tuple[int, ...]]]
+) -> tuple[Bytes, Bytes, Bytes]:
+    """For every atom of every item: the item's atom before it, -1 for none; itself; bytes."""
+    sizes: list[int] = []
+    befores: list[int] = []
+    afters: list[int] = []
+    for size_bytes, layers in items:
+        before = -1
+        for layer in layers:
+            after = int(atoms[layer])
+            if after != before:
+                sizes.append(size_bytes)
+                befores.append(before)
+                afters.append(after)
+                before = after
+    return (
+        np.array(befores, dtype=np.int64),
+        np.array(afters, dtype=np.int64),
+        np.array(sizes, dtype=np.int64),
+    )
+
+
+def _saved_bytes(profile: Profile, num_atoms: int, atoms: NDArray[np.int64]) -> Bytes:
+    """Saved activations per micro-batch, by storage where the profile knows storages."""
+    if profile.storages:
+        items = ((entry.size_bytes, entry.layers) for entry in profile.storages)
+    else:
+        layers = enumerate(profile.layers)
+        items = ((entry.saved_activation_bytes, (index,)) for index, entry in layers)
+    table = _held(num_atoms, atoms, items)
+    if profile.loss:
+        table[:, num_atoms] += profile.loss.saved_activation_bytes
+    return table
+
+
+def _largest(atom_bytes: Bytes) -> Bytes:
+    """table[first, last] = largest of the atoms in the stage."""
+    n = len(atom_bytes)
+    row = np.concatenate([np.zeros(1, dtype=np.int64), atom_bytes])
+    table: Bytes = np.maximum.accumulate(np.where(_inside(n), row[None, :], 0), axis=1)
+    return table

@@ -1,0 +1,163 @@
+"""Devices that are the same to the planner, and how they are spread over the link levels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+from operator import attrgetter
+
+import numpy as np
+
+from ...core.cluster.cluster import Cluster, LinkLevel
+from ...core.plan.plan import PlanOptions
+from .limits_tomerge import usable_bytes
+
+NO_LINK = LinkLevel(name="none", group_size=1, latency_s=0.0, bandwidth_bytes_per_s=1e30)
+"""Stands in where a cluster of one device describes no link."""
+
+
+@dataclass(frozen=True)
+class DeviceClass:
+    """Equal devices, counted in cluster order.
+
+    Attributes:
+        kind: Their kind.
+        speed: Times faster than the device profiled.
+        limit_bytes: Usable memory of each, `None` for no limit.
+        devices: Their indices in the cluster, ascending.
+        group_sizes: For each link level how many consecutive devices of this class one of its
+            groups holds; the outermost level holds all. 1 where groups hold different numbers.
+    """
+
+    kind: str
+    speed: float
+    limit_bytes: int | None
+    devices: tuple[int, ...]
+    group_sizes: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def level_of(self, first: int, last: int) -> int:
+        """The innermost level that joins two of the class's devices, by their ranks in it."""
+        for level, size in enumerate(self.group_sizes):
+            if first // size == last // size:
+                return level
+        return len(self.group_sizes) - 1
+
+    def place(self, end: int, replicas: int, *, is_last: bool = False) -> int:
+        """Where a stage of so many replicas ends that has to end at or before ``end``.
+
+        The latest place at which, on every level but the outermost, the stage lies inside one
+        group or is made of whole ones, of which the last may be partial for the last stage of
+        the class; -1 if there is none. Devices between that place and ``end`` stay idle.
+        """
+        settled = False
+        while not settled:
+            settled = True
+            for size in self.group_sizes[:-1]:
+                if replicas <= size:
+                    if (end - 1) // size != (end - replicas) // size:
+                        end, settled = end // size * size, False
+                    break
+                if is_last:
+                    if (end - replicas) % size:
+                        end, settled = end - (end - replicas) % size, False
+                    continue
+                if end % size:
+                    end, settled = end // size * size, False
+                if replicas % size:
+                    return -1
+            if end < replicas:
+                return -1
+        return end
+
+
+@dataclass(frozen=True)
+class Devices:
+    """A cluster as classes of equal devices, in order of first appearance."""
+
+    cluster: Cluster
+    classes: tuple[DeviceClass, ...]
+
+    @cached_property
+    def levels(self) -> tuple[LinkLevel, ...]:
+        """Link levels, at least one."""
+        return self.cluster.levels or (NO_LINK,)
+
+    @cached_property
+    def fastest(self) -> float:
+        """Highest speed of any class."""
+        return max(entry.speed for entry in self.classes)
+
+    def limited(self, limit_bytes: int | None) -> Devices:
+        """The same with no device allowing more than so many bytes; `None` changes nothing."""
+        if limit_bytes is None:
+            return self
+        classes = tuple(
+            replace(
+                entry,
+                limit_bytes=limit_bytes
+                if entry.limit_bytes is None
+                else min(limit_bytes, entry.limit_bytes),
+            )
+            for entry in self.classes
+        )
+        return Devices(self.cluster, classes)
+
+    def is_roomier(self, other: Devices) -> bool:
+        """Whether some device allows more bytes than it does in the other."""
+        return any(
+            theirs.limit_bytes is not None
+            and (ours.limit_bytes is None or ours.limit_bytes > theirs.limit_bytes)
+            for ours, theirs in zip(self.classes, other.classes, strict=True)
+        )
+
+    def level_between(self, one: int, other: int) -> int:
+        """The slowest level between any device of one class and any of another."""
+        if one == other:
+            raise ValueError("level_between is for two different classes")
+        first, second = self.classes[one].devices, self.classes[other].devices
+        span = (min(first[0], second[0]), max(first[-1], second[-1]))
+        return _level(self.cluster, *span)
+
+
+def devices_of(cluster: Cluster, options: PlanOptions) -> Devices:
+    """The classes of a cluster: equal kind, speed and memory."""
+    members: dict[tuple[str, float, int | None], list[int]] = {}
+    index = 0
+    for key, alike in groupby(cluster.devices, attrgetter("kind", "speed", "memory_bytes")):
+        after = index + len(list(alike))
+        members.setdefault(key, []).extend(range(index, after))
+        index = after
+    classes = tuple(
+        DeviceClass(
+            kind=kind,
+            speed=speed,
+            limit_bytes=usable_bytes(memory_bytes, options),
+            devices=tuple(indices),
+            group_sizes=_group_sizes(cluster, indices),
+        )
+        for (kind, speed, memory_bytes), indices in members.items()
+    )
+    return Devices(cluster, classes)
+
+
+def _group_sizes(cluster: Cluster, indices: list[int]) -> tuple[int, ...]:
+    """See `DeviceClass.group_sizes`."""
+    sizes = []
+    for level in cluster.levels[:-1]:
+        groups = np.array(indices) // level.group_size
+        begins = np.flatnonzero(np.diff(groups, prepend=-1))
+        counts = np.diff(begins, append=len(groups)).tolist()
+        regular = counts[:-1] == counts[:1] * (len(counts) - 1) and counts[-1] <= counts[0]
+        sizes.append(counts[0] if regular else 1)
+    return (*sizes, len(indices))
+
+
+def _level(cluster: Cluster, first: int, last: int) -> int:
+    for index, level in enumerate(cluster.levels):
+        if first // level.group_size == last // level.group_size:
+            return index
+    return max(len(cluster.levels) - 1, 0)

@@ -1,0 +1,494 @@
+"""What one plan costs: every stage's numbers, the objective, and the simulated step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from ...core.errors import InvalidInput
+from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, DirectSend, MemoryUse, PlanOptions
+from ...core.plan.schedule import ScheduleName
+from ...schedules.action_order import make_order
+from ...schedules.activation_memory import most_in_flight
+from ...schedules.layout import FOLDED, copies, make_layout
+from ...schedules.warmup_depths import default_depths
+from ..search.arcs import SPLIT_BACKWARD
+from ..simulator.plan_timeline import skip_times
+from ..simulator.simulate import StageTimes, step_time
+from .assignment import Assignment
+from .chain import Tables, tables
+from .communication import NOTHING, Links, Sent
+from .device_classes import Devices
+from .room_tomerge import Room
+from .skip_connections import Skip, over_cut, past_stage, skips_of, values_of
+from .stage_table import Order
+
+CLOSED_FORM = ("gpipe", "1f1b", "forward_only")
+"""Schedules whose step has a closed form; of the others only the simulated step counts."""
+
+
+@dataclass(frozen=True)
+class StagePrice:
+    """One stage of a plan; times in seconds per micro-batch on one replica.
+
+    Attributes:
+        forward_s: Forward time.
+        backward_s: Backward time, a recomputed forward included.
+        send_forward_s: To the next stage.
+        send_backward_s: To the stage in front.
+        outgoing_s: Both ways over the cut behind this stage.
+        sync_s: Summing gradients over the replicas, once a step.
+        exposed_sync_s: What of that outlasts the backward of the layers in front.
+        size_bytes: Weights and the activations of one micro-batch.
+        microbatches: Of one replica.
+        in_flight: Of one replica, at most.
+    """
+
+    forward_s: float
+    backward_s: float
+    send_forward_s: float
+    send_backward_s: float
+    outgoing_s: float
+    sync_s: float
+    exposed_sync_s: float
+    microbatches: int
+    in_flight: int
+    memory: MemoryUse
+    limit_bytes: int | None
+    send_forward_bytes: int
+    send_backward_bytes: int
+    size_bytes: int
+
+    @property
+    def whole_s(self) -> float:
+        """tau: the stage's work and its cut."""
+        return self.forward_s + self.backward_s + self.outgoing_s
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A plan with its numbers.
+
+    Attributes:
+        value: By the objective asked for.
+        model_s: The closed form of its step.
+        step_time_s: Its simulated step.
+        direct_sends: What goes past stages; empty where everything is relayed.
+        other_step_s: With the same sent straight instead of relayed, or the other way round; `None`
+            where that is not allowed, or no different.
+    """
+
+    assignment: Assignment
+    stages: tuple[StagePrice, ...]
+    tied_sync_s: float
+    value: float
+    model_s: float
+    step_time_s: float
+    bubble_fraction: float
+    forward_channels: tuple[int, ...] = ()
+    backward_channels: tuple[int, ...] = ()
+    direct_sends: tuple[DirectSend, ...] = ()
+    other_step_s: float | None = None
+
+
+class Pricer:
+    """Prices plans of one profile, cluster and set of options.
+
+    Args:
+        costs: Tables; plans cut elsewhere than at their positions are looked up apart.
+        reordered: Tables between the cuts of another order of the layers.
+    """
+
+    def __init__(
+        self,
+        costs: Tables,
+        devices: Devices,
+        options: PlanOptions,
+        reordered: Callable[[Order, tuple[int, ...]], Tables] | None = None,
+    ) -> None:
+        self.costs, self.devices, self.options = costs, devices, options
+        self.room = Room(costs, options, self.num_microbatches)
+        self._reordered = reordered
+        self.links = Links(devices, only_forward=self.only_forward)
+        self._values = values_of(costs.profile) if options.skips == "direct" else ()
+        self._apart = lru_cache(maxsize=64)(self._tables)
+        self._counted = lru_cache(maxsize=256)(self._counted_depths)
+        self.price = lru_cache(maxsize=16)(self._price)  # a plan and its baselines, twice each
+
+    def _tables(self, order: Order, cuts: tuple[int, ...]) -> Tables:
+        if order:
+            assert self._reordered is not None
+            return self._reordered(order, cuts)
+        return tables(self.costs.profile, cuts)
+
+    def _costs(self, assignment: Assignment) -> Tables:
+        """Tables that have the plan's cuts."""
+        if not assignment.order and self.costs.has(assignment.cuts):
+            return self.costs
+        return self._apart(assignment.order, assignment.cuts)
+
+    @property
+    def only_forward(self) -> bool:
+        return self.options.objective == "latency"
+
+    @property
+    def schedule(self) -> ScheduleName:
+        return "forward_only" if self.only_forward else self.options.schedule
+
+    @property
+    def num_microbatches(self) -> int:
+        return 1 if self.only_forward else self.options.num_microbatches
+
+    def depths(self, assignment: Assignment) -> tuple[int, ...]:
+        """Micro-batches in flight at one replica of each stage."""
+        m, replicas = self.num_microbatches, assignment.replicas
+        if self.only_forward:
+            return (1,) * len(replicas)
+        if self.schedule == "gpipe":
+            return tuple(-(-m // count) for count in replicas)
+        if self.schedule == "1f1b":
+            return default_depths(m, replicas, assignment.extra_depths)
+        return self._counted(replicas, assignment.chunks)
+
+    def _counted_depths(self, replicas: tuple[int, ...], chunks: int) -> tuple[int, ...]:
+        """The same counted in the schedule's order; its replicas are pipelines of their own.
+
+        Raises:
+            InvalidInput: The schedule does not take these numbers.
+        """
+        make_layout(self.schedule, self.num_microbatches, replicas, chunks)
+        alone = (1,) * len(replicas)
+        counted = [
+            most_in_flight(make_order(self.schedule, dealt, alone, chunks=chunks))
+            for dealt in copies(self.num_microbatches, replicas[0])
+        ]
+        return tuple(map(max, zip(*counted, strict=True)))
+
+    def skips(self, assignment: Assignment) -> tuple[Skip, ...]:
+        """What may go past stages; nothing where layers are reordered."""
+        if assignment.order or not self._values:
+            return ()
+        return skips_of(self._values, assignment.cuts)
+
+    @property
+    def knows_readers(self) -> bool:
+        """Whether values could be sent straight to the stages that read them."""
+        return self._values is not None
+
+    def stages(
+        self, assignment: Assignment, skips: tuple[Skip, ...] = ()
+    ) -> tuple[StagePrice, ...]:
+        """The numbers of every stage; what skips it is neither sent over its cut nor held by it."""
+        cuts = assignment.cuts
+        costs = self._costs(assignment)
+        spans = [(costs.index[first], costs.index[last]) for first, last in pairwise(cuts)]
+        depths = self.depths(assignment)
+        links = []
+        for stage in range(len(spans) - 1):
+            position = spans[stage][1]
+            past = over_cut(skips, stage)
+            forward_bytes = int(costs.arriving_bytes[position]) - past[0]
+            backward_bytes = int(costs.returning_bytes[position]) - past[1]
+            links.append(
+                self.links.sent(assignment, stage, stage + 1, forward_bytes, backward_bytes)
+            )
+        found = []
+        for stage, span in enumerate(spans):
+            before = links[stage - 1] if stage else NOTHING
+            after = links[stage] if stage + 1 < len(spans) else NOTHING
+            past = past_stage(skips, stage)
+            found.append(
+                self._stage(costs, assignment, stage, span, depths[stage], before, after, past)
+            )
+        return tuple(found)
+
+    def _stage(
+        self,
+        costs: Tables,
+        assignment: Assignment,
+        stage: int,
+        span: tuple[int, int],
+        depth: int,
+        before: Sent,
+        after: Sent,
+        past: tuple[int, int],
+    ) -> StagePrice:
+        entry = self.devices.classes[assignment.classes[stage]]
+        count, again = assignment.replicas[stage], assignment.recompute[stage]
+        forward_s = float(costs.forward_s[span]) / entry.speed
+        backward = float(costs.backward_s[span])
+        if again:
+            backward = backward + float(costs.recompute_s[span])
+        backward_s = backward / entry.speed
+        sync_s = exposed_s = 0.0
+        if count > 1:
+            end = assignment.ends[stage]
+            level = entry.level_of(end - count, end - 1)
+            sync_s = self.devices.cluster.all_reduce_time_s(
+                int(costs.gradients_bytes[span]), count, level, entry.group_sizes
+            )
+            lead_s = float(costs.backward_s[0, span[0]]) if span[0] else 0.0
+            exposed_s = max(0.0, sync_s - lead_s / self.devices.fastest)
+        share = -(-self.num_microbatches // count)
+        return StagePrice(
+            forward_s=forward_s,
+            backward_s=backward_s,
+            send_forward_s=after[2],
+            send_backward_s=before[3],
+            outgoing_s=after[2] + after[3],
+            sync_s=sync_s,
+            exposed_sync_s=exposed_s,
+            microbatches=share,
+            in_flight=depth,
+            memory=self._memory(costs, span, again, depth, share, past),
+            limit_bytes=entry.limit_bytes,
+            send_forward_bytes=after[0],
+            send_backward_bytes=0 if self.only_forward else before[1],
+            size_bytes=int(costs.weights_bytes[span]) + int(costs.saved_bytes[span]),
+        )
+
+    def memory(self, span: tuple[int, int], again: bool, depth: int, replicas: int) -> MemoryUse:
+        """Of one replica of a stage between two positions of the tables."""
+        share = -(-self.num_microbatches // replicas)
+        return self._memory(self.costs, span, again, depth, share)
+
+    def _memory(
+        self,
+        costs: Tables,
+        span: tuple[int, int],
+        again: bool,
+        depth: int,
+        share: int,
+        past: tuple[int, int] = (0, 0),
+    ) -> MemoryUse:
+        """Of one replica; ``past`` are bytes there and back that it does not have to relay."""
+        first, last = span
+        workspace = int(costs.workspace_bytes[span])
+        arriving = int(costs.arriving_bytes[first]) - past[0]
+        if self.only_forward:
+            return MemoryUse(
+                weights_bytes=int(costs.weights_bytes[span]),
+                workspace_bytes=workspace,
+                receive_buffers_bytes=arriving,
+            )
+        saved = int(costs.saved_bytes[span])
+        state = OPTIMIZER_BYTES_PER_ELEMENT[self.options.optimizer]
+        returning = int(costs.returning_bytes[last]) - past[1]
+        inputs = int(costs.input_bytes[first]) - past[0]
+        return MemoryUse(
+            weights_bytes=int(costs.weights_bytes[span]),
+            gradients_bytes=int(costs.gradients_bytes[span]),
+            optimizer_bytes=int(costs.learned_elements[span]) * state,
+            activations_bytes=(inputs if again else saved) * depth,
+            workspace_bytes=workspace + (saved if again else 0),
+            receive_buffers_bytes=share * (arriving + returning),
+        )
+
+    def tied_sync_s(self, assignment: Assignment) -> float:
+        """Summing the gradients of weights used by several stages, one after another.
+
+        Each is a ring over its owners, over the slowest level between any two of them.
+        """
+        if self.only_forward:
+            return 0.0
+        total_s = 0.0
+        spans = list(pairwise(assignment.cuts))
+        tied = self._costs(assignment).tied if assignment.order else self.costs.tied
+        for parameter in tied:
+            owners = [
+                stage
+                for stage, (first, last) in enumerate(spans)
+                if any(first <= layer < last for layer in parameter.layers)
+            ]
+            if len(owners) > 1:
+                link = self.devices.levels[self._slowest(assignment, owners)]
+                total_s += link.all_reduce_time_s(parameter.size_bytes, len(owners))
+        return total_s
+
+    def _slowest(self, assignment: Assignment, owners: list[int]) -> int:
+        """The outermost level between devices of any two of these stages."""
+        level = 0
+        for place, one in enumerate(owners):
+            for other in owners[place + 1 :]:
+                first, second = assignment.classes[one], assignment.classes[other]
+                if first != second:
+                    level = max(level, self.devices.level_between(first, second))
+                    continue
+                starts = [assignment.ends[s] - assignment.replicas[s] for s in (one, other)]
+                ends = [assignment.ends[s] - 1 for s in (one, other)]
+                entry = self.devices.classes[first]
+                level = max(level, entry.level_of(min(starts), max(ends)))
+        return level
+
+    def fits(self, stages: tuple[StagePrice, ...], assignment: Assignment) -> bool:
+        """Whether every device has room for all its stages."""
+        return all(
+            stage.limit_bytes is None or held <= stage.limit_bytes
+            for stage, held in zip(stages, self.held_bytes(stages, assignment), strict=True)
+        )
+
+    def held_bytes(self, stages: tuple[StagePrice, ...], assignment: Assignment) -> list[int]:
+        """For each stage, what its device needs for all the stages it holds."""
+        if assignment.chunks == 1:
+            return [stage.memory.total_bytes for stage in stages]
+        owners = [
+            assignment.device_indices(self.devices, number)[0] for number in range(len(stages))
+        ]
+        held: dict[int, int] = {}
+        for owner, stage in zip(owners, stages, strict=True):
+            held[owner] = held.get(owner, 0) + stage.memory.total_bytes
+        return [held[owner] for owner in owners]
+
+    def model_s(self, stages: tuple[StagePrice, ...], tied_s: float) -> float:
+        """The closed form of a step (`docs/planner.md`)."""
+        total_s = sum(stage.whole_s for stage in stages)
+        if self.options.schedule == "gpipe":
+            total_s += max((stage.microbatches - 1) * stage.forward_s for stage in stages)
+            total_s += max((stage.microbatches - 1) * stage.backward_s for stage in stages)
+        else:
+            total_s += max((stage.microbatches - 1) * stage.whole_s for stage in stages)
+        return total_s + max(stage.exposed_sync_s for stage in stages) + tied_s
+
+    def value(self, assignment: Assignment, stages: tuple[StagePrice, ...], tied_s: float) -> float:
+        """By the objective asked for."""
+        objective, counts = self.options.objective, assignment.replicas
+        if objective == "throughput":
+            slowest_s = max(
+                stage.whole_s / count for stage, count in zip(stages, counts, strict=True)
+            )
+            sync_s = max(stage.sync_s for stage in stages)
+            return slowest_s + sync_s * (1 / self.options.num_microbatches)
+        if objective == "latency":
+            return sum(stage.forward_s + stage.send_forward_s for stage in stages)
+        if objective == "memory":
+            return float(max(stage.memory.total_bytes for stage in stages))
+        if objective == "devices":
+            return float(sum(counts))
+        if objective == "balance_size":
+            return float(max(stage.size_bytes for stage in stages))
+        if objective == "balance_time":
+            return max(stage.forward_s + stage.backward_s for stage in stages)
+        return self.model_s(stages, tied_s)
+
+    def times(
+        self,
+        assignment: Assignment,
+        stages: tuple[StagePrice, ...],
+        tied_s: float,
+        direct_sends: tuple[DirectSend, ...] = (),
+    ) -> StageTimes:
+        """What the simulator needs."""
+        forward, backward = self.links.channels(assignment)
+        return StageTimes(
+            forward_s=[stage.forward_s for stage in stages],
+            backward_s=[stage.backward_s for stage in stages],
+            send_forward_s=[stage.send_forward_s for stage in stages[:-1]],
+            send_backward_s=[stage.send_backward_s for stage in stages[1:]],
+            sync_s=[stage.sync_s for stage in stages],
+            tied_sync_s=tied_s,
+            forward_channel=forward,
+            backward_channel=backward,
+            skips=skip_times(direct_sends),
+        )
+
+    def _price(self, assignment: Assignment) -> Priced:
+        """All numbers of a plan.
+
+        Raises:
+            InvalidInput: The schedule does not take these stages or replicas.
+        """
+        stages = self.stages(assignment)
+        tied_s = self.tied_sync_s(assignment)
+        value, model_s = self.value(assignment, stages, tied_s), self.model_s(stages, tied_s)
+        step_s, bubble = self._simulated(assignment, stages, tied_s)
+        sends: tuple[DirectSend, ...] = ()
+        other_s = None
+        if skips := self.skips(assignment):
+            past, straight = self.stages(assignment, skips), self.links.direct(assignment, skips)
+            past_s, past_bubble = self._simulated(assignment, past, tied_s, straight)
+            other_s = max(past_s, step_s)
+            if past_s <= step_s:
+                stages, sends, step_s, bubble = past, straight, past_s, past_bubble
+        if self.options.objective == "step_time" and self.schedule not in CLOSED_FORM:
+            value = step_s
+        forward, backward = self.links.channels(assignment)
+        return Priced(
+            assignment=assignment,
+            stages=stages,
+            tied_sync_s=tied_s,
+            value=value,
+            model_s=model_s,
+            step_time_s=step_s,
+            bubble_fraction=bubble,
+            forward_channels=forward,
+            backward_channels=backward,
+            direct_sends=sends,
+            other_step_s=other_s,
+        )
+
+    def _simulated(
+        self,
+        assignment: Assignment,
+        stages: tuple[StagePrice, ...],
+        tied_s: float,
+        direct_sends: tuple[DirectSend, ...] = (),
+    ) -> tuple[float, float]:
+        """Step time and bubble fraction."""
+        return step_time(
+            self.schedule,
+            self.times(assignment, stages, tied_s, direct_sends),
+            self.num_microbatches,
+            assignment.replicas,
+            [stage.in_flight for stage in stages] if self.schedule == "1f1b" else (),
+            assignment.chunks,
+        )
+
+    def priced_if_usable(self, assignment: Assignment | None) -> Priced | None:
+        """The same, `None` where it does not fit or the schedule refuses it."""
+        if assignment is None:
+            return None
+        try:
+            if not self.fits(self.stages(assignment), assignment):
+                return None
+            return self.price(assignment)
+        except InvalidInput:
+            return None
+
+    def least_step_s(
+        self, assignment: Assignment, stages: tuple[StagePrice, ...], tied_s: float
+    ) -> float:
+        """A bound that the simulated step of a plan cannot beat, in O(stages).
+
+        A device starts when the first micro-batch has come to the first of its stages, and what it
+        does last runs back from there to the front, or is summed over the stage's replicas.
+        """
+        if skips := self.skips(assignment):  # what is sent straight is not sent over the cuts
+            stages = self.stages(assignment, skips)
+        bound_s = sum(
+            self.through_s(stage.forward_s, stage.backward_s) + stage.outgoing_s for stage in stages
+        )
+        splits = self.schedule in SPLIT_BACKWARD
+        busy_s, edges_s = [0.0] * len(stages), [0.0] * len(stages)
+        front_s = back_s = 0.0
+        for number, stage in enumerate(stages):
+            owner = self._first_stage(assignment, number)
+            back_s += stage.send_backward_s
+            if owner == number:
+                after_s = stage.sync_s if assignment.chunks == 1 else 0.0
+                edges_s[owner] = front_s + max(after_s, 0.0 if splits else back_s)
+            busy_s[owner] += stage.microbatches * (stage.forward_s + stage.backward_s)
+            front_s += stage.forward_s + stage.send_forward_s
+            back_s += stage.backward_s
+        return max(bound_s, *map(sum, zip(busy_s, edges_s, strict=True))) + tied_s
+
+    def _first_stage(self, assignment: Assignment, stage: int) -> int:
+        """The first of the stages that share this one's devices."""
+        positions = assignment.num_stages // assignment.chunks
+        lap, place = divmod(stage, positions)
+        return positions - 1 - place if self.schedule in FOLDED and lap else place
+
+    def through_s(self, forward_s: float, backward_s: float) -> float:
+        """How long one micro-batch takes there and back: of split backwards the input part."""
+        return forward_s + (backward_s / 2 if self.schedule in SPLIT_BACKWARD else backward_s)

@@ -1,0 +1,128 @@
+"""Values that later stages read past others, and what sending them straight there would change.
+
+A value goes from each stage that makes or reads it to the next one that reads it, so no stage
+sends it twice and none holds it in vain; `runtime.hops` sends it so.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ...core.graph.graph import MODEL_INPUT
+from ...core.graph.tensors import TensorSpec
+from ...core.profile.profile import Profile
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor that some layer reads further on than the next one.
+
+    Attributes:
+        name: Its name at every boundary.
+        layers: Those that make and read it, ascending; the first makes the model's own inputs, the
+            last reads what the model returns.
+        forward_bytes: Its size.
+        backward_bytes: That of its gradient, if it has one.
+    """
+
+    name: str
+    layers: tuple[int, ...]
+    forward_bytes: int
+    backward_bytes: int
+
+
+@dataclass(frozen=True)
+class Skip:
+    """What goes from one stage past others to a later one, per micro-batch."""
+
+    source: int
+    target: int
+    values: tuple[Value, ...]
+
+    @property
+    def forward_bytes(self) -> int:
+        return sum(value.forward_bytes for value in self.values)
+
+    @property
+    def backward_bytes(self) -> int:
+        return sum(value.backward_bytes for value in self.values)
+
+
+def values_of(profile: Profile) -> tuple[Value, ...] | None:
+    """All that could pass by a stage; `None` where the profile does not know who reads what."""
+    tensors, layers = _uses(profile)
+    if not _accounts_for_boundaries(profile, layers):
+        return None
+    return tuple(
+        Value(
+            name,
+            tuple(sorted(used)),
+            tensors[name].size_bytes,
+            tensors[name].size_bytes * tensors[name].requires_grad,
+        )
+        for name, used in layers.items()
+        if max(used) - min(used) > 1
+    )
+
+
+def skips_of(values: Iterable[Value], cuts: Sequence[int]) -> tuple[Skip, ...]:
+    """What passes by stages that begin at these layers (the last entry is the end), in order."""
+    found: dict[tuple[int, int], list[Value]] = {}
+    for value in values:
+        stages = dict.fromkeys(bisect_right(cuts, layer) - 1 for layer in value.layers)
+        for source, target in pairwise(stages):
+            if target > source + 1:
+                found.setdefault((source, target), []).append(value)
+    return tuple(Skip(*pair, tuple(found[pair])) for pair in sorted(found))
+
+
+def over_cut(skips: Iterable[Skip], stage: int) -> tuple[int, int]:
+    """Bytes there and back that pass over the cut behind a stage without being sent over it."""
+    return _summed(skip for skip in skips if skip.source <= stage < skip.target)
+
+
+def past_stage(skips: Iterable[Skip], stage: int) -> tuple[int, int]:
+    """Bytes there and back that a stage would hold only to relay them."""
+    return _summed(skip for skip in skips if skip.source < stage < skip.target)
+
+
+def _summed(skips: Iterable[Skip]) -> tuple[int, int]:
+    chosen = tuple(skips)
+    return sum(one.forward_bytes for one in chosen), sum(one.backward_bytes for one in chosen)
+
+
+def _uses(profile: Profile) -> tuple[dict[str, TensorSpec], dict[str, set[int]]]:
+    """Tensors that cross boundaries, and the layers that make and read them, by name."""
+    tensors = {spec.name: spec for gap in profile.boundaries for spec in gap.tensors}
+    layers: dict[str, set[int]] = {name: set() for name in tensors}
+    for edge in profile.edges:
+        if edge.tensor.name in layers:
+            source = 0 if edge.source == MODEL_INPUT else edge.source
+            layers[edge.tensor.name] |= {source, edge.target}
+    last = len(profile.layers) - 1
+    for gap in profile.boundaries:
+        for name in (spec.name for spec in gap.tensors):
+            if not layers[name]:
+                layers[name].add(gap.after)
+            if max(layers[name]) <= gap.after:  # read by no layer behind: the model returns it
+                layers[name].add(last)
+    return tensors, layers
+
+
+def _accounts_for_boundaries(profile: Profile, layers: dict[str, set[int]]) -> bool:
+    """Whether exactly what is made in front of a legal cut and read behind it crosses it."""
+    begins: dict[int, list[str]] = {}
+    ends: dict[int, list[str]] = {}
+    for name, used in layers.items():
+        begins.setdefault(min(used), []).append(name)
+        ends.setdefault(max(used), []).append(name)
+    live: set[str] = set()
+    for gap in profile.boundaries:
+        live.update(begins.get(gap.after, ()))
+        live.difference_update(ends.get(gap.after, ()))
+        if gap.legal and live != {spec.name for spec in gap.tensors}:
+            return False
+    return bool(profile.edges)

@@ -1,0 +1,4 @@
+"""Planning over branches: downsets of the layer graph and orders of its layers.
+
+Chains need nothing from here.
+"""

@@ -1,0 +1,325 @@
+"""Predecessor-closed sets of a directed acyclic graph, and graphs made smaller by merging runs.
+
+A set of nodes is predecessor-closed (a downset) if it holds every predecessor of every node in
+it: what may lie in front of a cut. A graph of branches can have many more of them than nodes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import cycle
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.errors import InvalidInput
+
+Rows = NDArray[np.uint64]
+"""Sets as bits, one a row: node v is bit v % 64 of word v // 64."""
+
+_ONE = np.uint64(1)
+_WORD = 64
+
+
+@dataclass(frozen=True)
+class Dag:
+    """Nodes 0 to ``num_nodes`` - 1 and the edges between them.
+
+    Sets of nodes are plain integers here: node v is bit v.
+
+    Raises:
+        InvalidInput: An edge names a node that is not there, or the edges close a cycle.
+    """
+
+    num_nodes: int
+    edges: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        for source, target in self.edges:
+            if not (0 <= source < self.num_nodes and 0 <= target < self.num_nodes):
+                raise InvalidInput(
+                    f"an edge goes from node {source} to {target}; nodes are 0 to "
+                    f"{self.num_nodes - 1}"
+                )
+        if len(self.order) < self.num_nodes:
+            rest = sorted(set(range(self.num_nodes)) - set(self.order))
+            raise InvalidInput(f"the edges close a cycle among the nodes {rest[:10]}")
+
+    @cached_property
+    def predecessors(self) -> tuple[int, ...]:
+        """Of each node the set of sources of its incoming edges."""
+        sets = [0] * self.num_nodes
+        for source, target in self.edges:
+            sets[target] |= 1 << source
+        return tuple(sets)
+
+    @cached_property
+    def successors(self) -> tuple[int, ...]:
+        """Of each node the set of targets of its outgoing edges."""
+        sets = [0] * self.num_nodes
+        for source, target in self.edges:
+            sets[source] |= 1 << target
+        return tuple(sets)
+
+    @cached_property
+    def order(self) -> tuple[int, ...]:
+        """The topological order that takes the smallest node whenever there is a choice.
+
+        Nodes on a cycle, or behind one, are left out.
+        """
+        waiting = [predecessors.bit_count() for predecessors in self.predecessors]
+        ready = [node for node in range(self.num_nodes) if not waiting[node]]
+        order = []
+        while ready:
+            node = heapq.heappop(ready)
+            order.append(node)
+            for target in nodes_of(self.successors[node]):
+                waiting[target] -= 1
+                if not waiting[target]:
+                    heapq.heappush(ready, target)
+        return tuple(order)
+
+    @cached_property
+    def closures(self) -> tuple[int, ...]:
+        """Of each node the node itself and everything it depends on."""
+        closures = [0] * self.num_nodes
+        for node in self.order:
+            closures[node] = 1 << node
+            for source in nodes_of(self.predecessors[node]):
+                closures[node] |= closures[source]
+        return tuple(closures)
+
+    @cached_property
+    def sources(self) -> tuple[int, ...]:
+        """Nodes without predecessors, ascending."""
+        return tuple(node for node in range(self.num_nodes) if not self.predecessors[node])
+
+
+def nodes_of(members: int) -> list[int]:
+    """The nodes of a set, ascending."""
+    nodes = []
+    while members:
+        lowest = members & -members
+        nodes.append(lowest.bit_length() - 1)
+        members ^= lowest
+    return nodes
+
+
+def as_rows(sets: Sequence[int], num_nodes: int) -> Rows:
+    """Sets as rows of bits, [sets, words]."""
+    num_words = max(1, -(-num_nodes // _WORD))
+    data = b"".join(members.to_bytes(8 * num_words, "little") for members in sets)
+    words = np.frombuffer(data, dtype="<u8").reshape(len(sets), num_words)
+    return words.astype(np.uint64)
+
+
+def as_set(row: Rows) -> int:
+    """One row of bits as a set."""
+    return int.from_bytes(row.astype("<u8").tobytes(), "little")
+
+
+def membership(rows: Rows, num_nodes: int) -> NDArray[np.uint8]:
+    """1 where a node is in a set, [sets, nodes]."""
+    octets = np.ascontiguousarray(rows.astype("<u8")).view(np.uint8)
+    return np.unpackbits(octets, axis=1, bitorder="little")[:, :num_nodes]
+
+
+def enumerate_downsets(dag: Dag, limit: int) -> Rows | None:
+    """Every predecessor-closed set, the empty one first and the whole graph last.
+
+    Breadth first by size: sets of k nodes come from those of k - 1 by adding a node whose
+    predecessors are all there. O(sets x width) word operations in numpy.
+
+    Returns:
+        The sets as rows, in order of size; the order within a size is always the same. None if
+        there are more than ``limit``.
+    """
+    return _grow(dag, 0, limit, adds_closures=False)
+
+
+def enumerate_grown_downsets(dag: Dag, start: int, limit: int) -> Rows | None:
+    """The predecessor-closed sets that grow out of one node's closure.
+
+    These are PipeDream's states: the closure of ``start``, and of every such set the sets made by
+    adding the closure of a successor of one of its nodes. With a single source they are all
+    downsets but the empty one; with several, a source is never taken before one of its
+    successors. The largest is the part of the graph connected to ``start``.
+
+    Returns:
+        As `enumerate_downsets`.
+    """
+    first = dag.closures[start]
+    # Where no source is missing, every such set is another one and a node.
+    all_sources = sum(1 << node for node in dag.sources)
+    return _grow(dag, first, limit, adds_closures=bool(all_sources & ~first))
+
+
+def _grow(dag: Dag, first: int, limit: int, *, adds_closures: bool) -> Rows | None:
+    """Sets by size; ``pending[k]`` holds batches of sets of k nodes, with repetitions."""
+    closures = as_rows(dag.closures, dag.num_nodes)
+    predecessors = as_rows(dag.predecessors, dag.num_nodes)
+    pending = {first.bit_count(): [as_rows([first], dag.num_nodes)]}
+    found: list[Rows] = []
+    count = 0
+    while pending:
+        size = min(pending)
+        rows = _distinct(np.concatenate(pending.pop(size)))
+        found.append(rows)
+        count += len(rows)
+        if count > limit:
+            return None
+        union = as_set(np.bitwise_or.reduce(rows, axis=0))
+        common = as_set(np.bitwise_and.reduce(rows, axis=0))
+        for node in _candidates(dag, union, common, adds_closures):
+            word, bit = divmod(node, _WORD)
+            may = (rows[:, word] >> np.uint64(bit)) & _ONE == 0
+            if adds_closures:
+                may &= _meets(rows, predecessors[node])
+            else:
+                may &= ~_meets(~rows, predecessors[node])
+            grown = rows[may] | closures[node]
+            if len(grown) and not adds_closures:
+                pending.setdefault(size + 1, []).append(grown)
+            elif len(grown):
+                sizes = np.bitwise_count(grown).sum(axis=1, dtype=np.intp)
+                for larger in np.unique(sizes):
+                    pending.setdefault(int(larger), []).append(grown[sizes == larger])
+    return np.concatenate(found)
+
+
+def _candidates(dag: Dag, union: int, common: int, adds_closures: bool) -> list[int]:
+    """Nodes that may extend some set, given the union and the intersection of the sets."""
+    reach = 0
+    for node in nodes_of(union):
+        reach |= dag.successors[node]
+    if not adds_closures:
+        for node in dag.sources:
+            reach |= 1 << node
+    return nodes_of(reach & ~common)
+
+
+def _meets(rows: Rows, members: Rows) -> NDArray[np.bool_]:
+    """Which rows have a node in common with one set."""
+    meets = np.zeros(len(rows), dtype=np.bool_)
+    for word in np.flatnonzero(members):
+        meets |= rows[:, word] & members[word] != 0
+    return meets
+
+
+def _hashes(rows: Rows) -> NDArray[np.uint64]:
+    """A number for each row. Odd multipliers mix the bits; only speed depends on them."""
+    factors = np.arange(1, 2 * rows.shape[1], 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = rows * factors
+    mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    return np.asarray(np.bitwise_xor.reduce(mixed, axis=1))
+
+
+def _distinct(rows: Rows) -> Rows:
+    """Each row once. Rows are sorted by a hash; equal hashes are compared in full."""
+    hashes = _hashes(rows)
+    order = np.argsort(hashes, kind="stable")
+    rows, hashes = rows[order], hashes[order]
+    is_new = np.ones(len(rows), dtype=np.bool_)
+    is_new[1:] = hashes[1:] != hashes[:-1]
+    repeats = np.flatnonzero(~is_new)
+    if not np.array_equal(rows[repeats], rows[repeats - 1]):
+        return np.unique(rows, axis=0)
+    return rows[is_new]
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A graph whose nodes stand for groups of another's.
+
+    Its downsets, written out in the groups' members, are downsets of the other graph.
+
+    Attributes:
+        dag: The smaller graph.
+        members: Of each of its nodes the nodes it stands for, as a set.
+    """
+
+    dag: Dag
+    members: tuple[int, ...]
+
+    def expand(self, nodes: int) -> int:
+        """The set of members of a set of nodes."""
+        expanded = 0
+        for node in nodes_of(nodes):
+            expanded |= self.members[node]
+        return expanded
+
+
+def contract(dag: Dag, groups: Sequence[Iterable[int]]) -> Contraction:
+    """Merge each group into one node; edges inside a group go, parallel ones become one.
+
+    Raises:
+        InvalidInput: The groups are not every node once, or leave a cycle.
+    """
+    group_of: dict[int, int] = {}
+    for index, group in enumerate(groups):
+        for node in group:
+            if node in group_of:
+                raise InvalidInput(f"node {node} is in two groups")
+            group_of[node] = index
+    if sorted(group_of) != list(range(dag.num_nodes)):
+        raise InvalidInput(f"the groups are not the {dag.num_nodes} nodes, each once")
+    edges = {(group_of[source], group_of[target]) for source, target in dag.edges}
+    members = [0] * len(groups)
+    for node, index in group_of.items():
+        members[index] |= 1 << node
+    kept = tuple(sorted((source, target) for source, target in edges if source != target))
+    return Contraction(Dag(len(groups), kept), tuple(members))
+
+
+def contract_chains(dag: Dag) -> Contraction:
+    """Merge runs of nodes that have one another as only successor and only predecessor."""
+    runs: list[list[int]] = []
+    for node in dag.order:
+        if _continues(dag, node):
+            continue
+        run = [node]
+        while (following := dag.successors[run[-1]]).bit_count() == 1:
+            target = following.bit_length() - 1
+            if not _continues(dag, target):
+                break
+            run.append(target)
+        runs.append(run)
+    return contract(dag, runs)
+
+
+def _continues(dag: Dag, node: int) -> bool:
+    """Whether a node is the only successor of its only predecessor."""
+    before = dag.predecessors[node]
+    return before.bit_count() == 1 and dag.successors[before.bit_length() - 1].bit_count() == 1
+
+
+def contract_parallel(dag: Dag) -> Contraction:
+    """Merge nodes that have the same predecessors and the same successors."""
+    alike: dict[tuple[int, int], list[int]] = {}
+    for node in dag.order:
+        alike.setdefault((dag.predecessors[node], dag.successors[node]), []).append(node)
+    return contract(dag, list(alike.values()))
+
+
+def contract_series_parallel(dag: Dag, limit: int) -> Contraction:
+    """Merge chains and parallel nodes in turn until at most ``limit`` downsets are left.
+
+    Stops earlier when nothing is left to merge, so the caller still has to count.
+    """
+    whole = Contraction(dag, tuple(1 << node for node in range(dag.num_nodes)))
+    is_stuck = False
+    for step in cycle((contract_chains, contract_parallel)):
+        if enumerate_downsets(whole.dag, limit) is not None:
+            break
+        smaller = step(whole.dag)
+        if smaller.dag.num_nodes == whole.dag.num_nodes:
+            if is_stuck:
+                break
+            is_stuck = True
+            continue
+        is_stuck = False
+        whole = Contraction(smaller.dag, tuple(whole.expand(group) for group in smaller.members))
+    return whole

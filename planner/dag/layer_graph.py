@@ -1,0 +1,253 @@
+"""Models with branches: cuts between sets of layers instead of places in one order.
+
+A set of layers may lie in front of a cut if it holds everything its layers read from. Stages are
+the differences of such sets, one inside the next, so no stage ever waits for a later one; what
+crosses a cut is relayed by every stage it passes. The label search needs nothing else of a
+chain: positions are sets, from the empty one to all layers, in order of size.
+
+Layers that have to share a stage are one node: those with no legal cut between them, those the
+options keep together, and everything between them in the graph. O(P^2 + stages x shared items)
+for P sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ...core.errors import InvalidInput
+from ...core.graph.graph import MODEL_INPUT
+from ...core.plan.plan import PlanOptions
+from ...core.profile.profile import Profile
+from ..cost.chain import tied_parameters
+from ..cost.stage_table import Mask, Order, Positions, StageTable
+from .downsets import (
+    Contraction,
+    Dag,
+    Rows,
+    contract,
+    contract_series_parallel,
+    enumerate_downsets,
+    membership,
+    nodes_of,
+)
+from .linear_orders import linear_orders
+from .set_costs import Members, SetCosts
+
+MAX_SETS = 3_000
+"""More sets are not listed."""
+
+MAX_STAGES = 600_000
+"""Stages between them that are searched; a chain of 1,100 layers has as many."""
+
+
+@dataclass(frozen=True, eq=False)
+class BranchStages(StageTable):
+    """Stages between sets of layers.
+
+    Attributes:
+        members: The layers of each position's set.
+    """
+
+    members: Members
+
+    def holds(self, layer: int) -> Mask:
+        column = self.members[:, layer]
+        inside: Mask = column[self.last] != column[self.first]
+        return inside
+
+    def layout(self, positions: Sequence[int]) -> tuple[Order, tuple[int, ...]]:
+        sets = self.members[list(positions)]
+        stage = len(sets) - sets.sum(axis=0, dtype=np.int64)
+        order = tuple(np.argsort(stage, kind="stable").tolist())
+        cuts = tuple(sets.sum(axis=1, dtype=np.int64).tolist())
+        return (() if order == tuple(range(len(order))) else order), cuts
+
+    @property
+    def keeps_order(self) -> bool:
+        return False
+
+
+class Branches:
+    """The graph of a profile's layers, and what may be searched of it.
+
+    Attributes:
+        nodes: Layers that share a stage are one node of it.
+
+    Raises:
+        InvalidInput: The edges do not account for the profile's own boundaries.
+    """
+
+    def __init__(self, profile: Profile, options: PlanOptions) -> None:
+        self.profile = profile
+        self.costs = SetCosts(profile)
+        self.nodes = _nodes(profile, options)
+
+    @cached_property
+    def stages(self) -> BranchStages | None:
+        """Every stage of every order; `None` where they are too many."""
+        return self._table(self.nodes)
+
+    @cached_property
+    def coarse(self) -> BranchStages | None:
+        """The same with neighbours in a run of layers kept together, as few as need be."""
+        work = self.costs.forward_s + self.costs.backward_s
+        piece = float(work.sum()) / 256
+        for _ in range(12):
+            found = self._table(_merged_runs(self.nodes, work.tolist(), piece))
+            if found is not None:
+                return found
+            piece *= 2
+        return self._table(_within(self.nodes, contract_series_parallel(self.nodes.dag, MAX_SETS)))
+
+    @cached_property
+    def orders(self) -> list[Order]:
+        """A few good orders other than the profile's own."""
+        own = tuple(range(len(self.profile.layers)))
+        return [order for order in linear_orders(self.nodes, self.costs) if order != own]
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether the profile's own order is the only one, cut wherever the graph may be."""
+        order = [layer for node in self.nodes.dag.order for layer in nodes_of(self._layers(node))]
+        chained = all(
+            self.nodes.dag.predecessors[after] >> before & 1
+            for before, after in zip(self.nodes.dag.order, self.nodes.dag.order[1:], strict=False)
+        )
+        return chained and order == list(range(len(order)))
+
+    def _layers(self, node: int) -> int:
+        return self.nodes.members[node]
+
+    def _table(self, nodes: Contraction) -> BranchStages | None:
+        rows = enumerate_downsets(nodes.dag, MAX_SETS)
+        pairs = None if rows is None else nested_pairs(rows, MAX_STAGES)
+        if rows is None or pairs is None:
+            return None
+        first, last = pairs
+        of_nodes = membership(rows, nodes.dag.num_nodes)
+        node_of = np.zeros(len(self.profile.layers), dtype=np.int64)
+        for node, layers in enumerate(nodes.members):
+            node_of[nodes_of(layers)] = node
+        members = of_nodes[:, node_of]
+        return BranchStages(
+            profile=self.profile,
+            num_atoms=len(members) - 1,
+            most_stages=nodes.dag.num_nodes,
+            first=first,
+            last=last,
+            tied=self.costs.tied,
+            members=members,
+            **self.costs.costs(members, first, last),
+        )
+
+
+def nested_pairs(rows: Rows, limit: int) -> tuple[Positions, Positions] | None:
+    """Every set with every larger one around it; `None` if these are more than ``limit``."""
+    firsts, lasts, count = [], [], 0
+    for index in range(len(rows) - 1):
+        inside = ~(rows[index] & ~rows[index + 1 :]).any(axis=1)
+        found = np.flatnonzero(inside) + (index + 1)
+        count += len(found)
+        if count > limit:
+            return None
+        firsts.append(np.full(len(found), index, dtype=np.int64))
+        lasts.append(found.astype(np.int64))
+    return np.concatenate(firsts), np.concatenate(lasts)
+
+
+def _nodes(profile: Profile, options: PlanOptions) -> Contraction:
+    """The graph of layers, those that have to share a stage as one node.
+
+    Joined layers read from each other, as it were; whatever lies on the cycles that makes has to
+    be in their stage as well. Where no stage may end behind a layer, the next one of the
+    profile's own order joins it; the last layer then stays the last.
+
+    Raises:
+        InvalidInput: The options name a layer the profile does not have.
+    """
+    index = {entry.layer.name: layer for layer, entry in enumerate(profile.layers)}
+    last = len(profile.layers) - 1
+    for name in (*options.no_cut_after, *(name for pair in options.together for name in pair)):
+        if name not in index:
+            raise InvalidInput(f"the options name layer {name!r}, which the profile does not have")
+    joined = [(gap.after, gap.after + 1) for gap in profile.boundaries if not gap.legal]
+    joined += [(index[one], index[other]) for one, other in options.together]
+    after = [index[name] for name in options.no_cut_after]
+    joined += [(layer, layer + 1) for layer in after if layer < last]
+    if options.tied == "together":
+        for entry in tied_parameters(profile):
+            joined += [(entry.layers[0], layer) for layer in entry.layers[1:]]
+    edges = {(edge.source, edge.target) for edge in profile.edges if edge.source != MODEL_INPUT}
+    if last in after:
+        edges |= {(layer, last) for layer in range(last)}
+    both = {pair for one, other in joined for pair in ((one, other), (other, one))}
+    groups = (
+        strong_components(len(index), edges | both) if both else [[i] for i in range(len(index))]
+    )
+    return contract(Dag(len(index), tuple(sorted(edges))), groups)
+
+
+def strong_components(num_nodes: int, edges: set[tuple[int, int]]) -> list[list[int]]:
+    """Nodes that reach each other, ascending by their least (Kosaraju's two sweeps)."""
+    ahead: list[list[int]] = [[] for _ in range(num_nodes)]
+    back: list[list[int]] = [[] for _ in range(num_nodes)]
+    for source, target in sorted(edges):
+        ahead[source].append(target)
+        back[target].append(source)
+    finished: list[int] = []
+    seen = [False] * num_nodes
+    for root in range(num_nodes):
+        finished += _reached(root, ahead, seen)
+    seen = [False] * num_nodes
+    groups = [sorted(_reached(root, back, seen)) for root in reversed(finished)]
+    return sorted(group for group in groups if group)
+
+
+def _reached(root: int, targets: list[list[int]], seen: list[bool]) -> list[int]:
+    """Nodes not seen yet that a walk from ``root`` reaches, in the order it leaves them."""
+    if seen[root]:
+        return []
+    seen[root] = True
+    left: list[int] = []
+    walk = [(root, iter(targets[root]))]
+    while walk:
+        node, rest = walk[-1]
+        following = next((target for target in rest if not seen[target]), None)
+        if following is None:
+            left.append(node)
+            walk.pop()
+        else:
+            seen[following] = True
+            walk.append((following, iter(targets[following])))
+    return left
+
+
+def _merged_runs(nodes: Contraction, work: list[float], piece: float) -> Contraction:
+    """Runs of nodes with one way through them, merged into pieces of at most so much work."""
+    dag = nodes.dag
+    groups: list[list[int]] = []
+    group_of: dict[int, int] = {}
+    filled: list[float] = []
+    for node in dag.order:
+        size = sum(work[layer] for layer in nodes_of(nodes.members[node]))
+        before = dag.predecessors[node]
+        ahead = before.bit_length() - 1
+        run_on = before.bit_count() == 1 and dag.successors[ahead].bit_count() == 1
+        if run_on and filled[group_of[ahead]] + size <= piece:
+            group_of[node] = group_of[ahead]
+            groups[group_of[node]].append(node)
+            filled[group_of[node]] += size
+        else:
+            group_of[node] = len(groups)
+            groups.append([node])
+            filled.append(size)
+    return _within(nodes, contract(dag, groups))
+
+
+def _within(nodes: Contraction, smaller: Contraction) -> Contraction:
+    """A contraction of a contraction, in the layers of the first."""
+    return Contraction(smaller.dag, tuple(nodes.expand(group) for group in smaller.members))

@@ -1,0 +1,169 @@
+"""Bounds that hold for every order of the layers, and every cut of it.
+
+Whatever a stage holds, all stages together do all the work, some stage does the heaviest node,
+and what the devices can do is known. Memory and the sizes of cuts are left aside, but for the
+smallest tensor that every cut of a connected graph has to send.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, PlanOptions
+from ..cost.device_classes import Devices
+from .downsets import Contraction, nodes_of
+from .layer_graph import Branches
+from .set_costs import ELEMENTS, GRADIENTS, WEIGHTS
+
+ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class OrderFree:
+    """Bounds for one request.
+
+    Attributes:
+        forward_s: Forward of the whole model, the loss included, on the device profiled.
+        backward_s: Its backward, likewise; all forwards once more where all are recomputed.
+        heaviest: Forward and backward of the heaviest node by each.
+        cut_s: Sending both ways over any cut takes at least this long.
+        cut_forward_s: Sending forward does.
+        state_bytes: The largest device holds at least this much.
+    """
+
+    devices: Devices
+    options: PlanOptions
+    num_nodes: int
+    forward_s: float
+    backward_s: float
+    heaviest: tuple[float, float, float]
+    cut_s: float
+    cut_forward_s: float
+    state_bytes: int
+
+    @classmethod
+    def of(
+        cls, branches: Branches, whole_s: tuple[float, float], devices: Devices,
+        options: PlanOptions,
+    ) -> OrderFree:  # fmt: skip
+        costs, nodes = branches.costs, branches.nodes
+        groups = [nodes_of(group) for group in nodes.members]
+        forward = np.array([costs.forward_s[group].sum() for group in groups])
+        backward = np.array([costs.backward_s[group].sum() for group in groups])
+        forward_s, backward_s = whole_s
+        if options.recompute == "always" and options.objective != "latency":
+            backward, backward_s = backward + forward, backward_s + float(forward.sum())
+        cut = cut_forward = 0.0
+        if _is_connected(nodes) and len(groups) > 1:
+            sends = [
+                (
+                    level.transfer_time_s(int(size)),
+                    level.transfer_time_s(int(size)) + level.transfer_time_s(int(back)),
+                )
+                for size, back in zip(costs.sent, costs.sent_back, strict=True)
+                for level in devices.levels
+            ]
+            cut_forward = min(send for send, _ in sends)
+            cut = min(both for _, both in sends)
+        heaviest = (float(forward.max()), float(backward.max()), float((forward + backward).max()))
+        state_bytes = _least_state_bytes(branches, options, len(devices.cluster.devices))
+        return cls(
+            devices, options, len(groups), forward_s, backward_s, heaviest, cut, cut_forward,
+            state_bytes,
+        )  # fmt: skip
+
+    @property
+    def _replicas(self) -> int:
+        """The most one stage may have."""
+        options = self.options
+        most = max(len(entry) for entry in self.devices.classes)
+        return min(most, options.max_replicas or most, options.num_microbatches)
+
+    @property
+    def _power(self) -> float:
+        return sum(len(entry) * entry.speed for entry in self.devices.classes)
+
+    def _spread_s(self, work_s: float, spared: int = 1) -> float:
+        """The largest (n - spared) x any stage's work, at least (`BoxSearch._least_first`)."""
+        slowest = min(entry.speed for entry in self.devices.classes)
+        m = self.options.num_microbatches
+        return max(0.0, m * work_s / self._power - spared * work_s / slowest)
+
+    def _stages(self) -> range:
+        options = self.options
+        if options.num_stages:
+            return range(options.num_stages, options.num_stages + 1)
+        most = min(self.num_nodes, len(self.devices.cluster.devices))
+        return range(1, min(most, options.max_stages or most) + 1)
+
+    def step_s(self) -> float:
+        """The model's step of 1F1B or GPipe: for each number of stages, work, cuts, slowest."""
+        fastest, m = self.devices.fastest, self.options.num_microbatches
+        rounds = -(-m // self._replicas) - 1
+        whole_s = (self.forward_s + self.backward_s) / fastest
+        heavy_forward, heavy_backward, heavy = (time_s / fastest for time_s in self.heaviest)
+        least = []
+        for stages in self._stages():
+            cuts_s = (stages - 1) * self.cut_s
+            if self.options.schedule == "gpipe":
+                slowest = max(
+                    self._spread_s(self.forward_s),
+                    rounds * max(self.forward_s / fastest / stages, heavy_forward),
+                ) + max(
+                    self._spread_s(self.backward_s),
+                    rounds * max(self.backward_s / fastest / stages, heavy_backward),
+                )
+            else:
+                slowest = max(
+                    self._spread_s(self.forward_s + self.backward_s),
+                    rounds * max((whole_s + cuts_s) / stages, heavy),
+                )
+            least.append(whole_s + cuts_s + slowest)
+        return min(least, default=0.0) * (1 - ROUNDING)
+
+    def throughput_s(self) -> float:
+        """Work over all devices, and the heaviest node over the most replicas."""
+        shared_s = (self.forward_s + self.backward_s) / self._power
+        heavy_s = self.heaviest[2] / self.devices.fastest / self._replicas
+        return max(shared_s, heavy_s) * (1 - ROUNDING)
+
+    def latency_s(self) -> float:
+        """All forwards and the cuts there have to be."""
+        cuts_s = (min(self._stages(), default=1) - 1) * self.cut_forward_s
+        return (self.forward_s / self.devices.fastest + cuts_s) * (1 - ROUNDING)
+
+    def simulated_s(self) -> float:
+        """One micro-batch through everything; all micro-batches' work; the heaviest node's."""
+        if self.options.objective == "latency":
+            return self.forward_s / self.devices.fastest * (1 - ROUNDING)
+        m, whole_s = self.options.num_microbatches, self.forward_s + self.backward_s
+        heavy_s = self.heaviest[2] / self.devices.fastest * -(-m // self._replicas)
+        return max(whole_s / self.devices.fastest, m * whole_s / self._power, heavy_s) * (
+            1 - ROUNDING
+        )
+
+
+def _least_state_bytes(branches: Branches, options: PlanOptions, num_devices: int) -> int:
+    """Weights and what training adds to them: a device's share, or one node's own."""
+    costs = branches.costs
+    factors = np.zeros(4, dtype=np.int64)
+    factors[WEIGHTS] = factors[GRADIENTS] = 1
+    factors[ELEMENTS] = OPTIMIZER_BYTES_PER_ELEMENT[options.optimizer]
+    own = costs.alone @ factors
+    everything = int(own.sum()) + sum(int(np.dot(item.sizes, factors)) for item in costs.shared)
+    nodes = [int(own[nodes_of(group)].sum()) for group in branches.nodes.members]
+    return max([*nodes, -(-everything // num_devices)])
+
+
+def _is_connected(nodes: Contraction) -> bool:
+    """Whether every cut of the graph has an edge over it."""
+    reached, frontier = 1, 1
+    while frontier:
+        around = 0
+        for node in nodes_of(frontier):
+            around |= nodes.dag.successors[node] | nodes.dag.predecessors[node]
+        frontier = around & ~reached
+        reached |= frontier
+    return reached.bit_count() == nodes.dag.num_nodes

@@ -1,0 +1,201 @@
+"""What stages cost that are differences of sets of layers, for layers in any order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.profile.profile import Profile
+from ..cost.chain import Tables, parameters_of, tied_parameters
+from ..cost.stage_table import Bytes, Order, Positions, Seconds
+from .reorder import Uses
+
+Members = NDArray[np.uint8]
+"""1 where a layer is in a set, [sets, layers]."""
+
+WEIGHTS, GRADIENTS, ELEMENTS, SAVED = range(4)
+
+
+class Costs(TypedDict):
+    """The fields of a `StageTable` that follow from its sets."""
+
+    forward_s: Seconds
+    backward_s: Seconds
+    recompute_s: Seconds
+    weights_bytes: Bytes
+    gradients_bytes: Bytes
+    learned_elements: Bytes
+    saved_bytes: Bytes
+    workspace_bytes: Bytes
+    arriving_bytes: Bytes
+    returning_bytes: Bytes
+    input_bytes: Bytes
+    front_forward_s: Seconds
+    front_backward_s: Seconds
+
+
+@dataclass(frozen=True)
+class _Item:
+    """Things used by the same several layers: bytes of weights, gradients and so on."""
+
+    layers: tuple[int, ...]
+    sizes: tuple[int, int, int, int]
+
+
+class SetCosts:
+    """Prices sets of a profile's layers; everything is worked out from its edges.
+
+    Raises:
+        InvalidInput: The edges do not account for the profile's own boundaries.
+    """
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        uses = Uses(profile)
+        uses.check_own_order()
+        layers = profile.layers
+        self.forward_s = np.array([entry.forward.median_s for entry in layers])
+        self.backward_s = np.array([entry.backward.median_s for entry in layers])
+        self.workspace = np.array([entry.workspace_bytes for entry in layers], dtype=np.int64)
+        self.alone, self.shared = _items(profile)
+        self.tied = tied_parameters(profile)
+        names = list(uses.tensors)
+        self.made = np.array([uses.made[name] for name in names], dtype=np.int64)
+        self.read = np.zeros((len(names), len(layers)), dtype=np.float32)
+        for row, name in enumerate(names):
+            self.read[row, list(uses.read.get(name, ()))] = 1
+        self.handed_out = np.array([name in uses.handed_out for name in names], dtype=np.bool_)
+        specs = [uses.tensors[name] for name in names]
+        self.sent = np.array([entry.size_bytes for entry in specs], dtype=np.int64)
+        back = [entry.size_bytes * entry.requires_grad for entry in specs]
+        self.sent_back = np.array(back, dtype=np.int64)
+
+    def crossing(self, members: Members) -> tuple[Bytes, Bytes]:
+        """Bytes of activations and of gradients that cross the cut behind each set.
+
+        A tensor crosses if it is made in the set, or is an input of the model, and is read
+        behind it or handed out. Nothing crosses at either end.
+        """
+        behind = 1 - members
+        crosses = behind.astype(np.float32) @ self.read.T > 0
+        crosses |= self.handed_out[None, :]
+        inside = members[:, np.maximum(self.made, 0)] > 0
+        crosses &= inside | (self.made < 0)[None, :]
+        counts = members.sum(axis=1, dtype=np.int64)
+        crosses[(counts == 0) | (counts == members.shape[1])] = False
+        crossing = crosses.astype(np.int64)
+        return crossing @ self.sent, crossing @ self.sent_back
+
+    def costs(self, members: Members, first: Positions, last: Positions) -> Costs:
+        """Of the stages between sets; each stage's first set is inside its last one."""
+        loss, whole = self.profile.loss, members.sum(axis=1, dtype=np.int64) == members.shape[1]
+        is_last = whole[last]
+        front_forward, front_backward = members @ self.forward_s, members @ self.backward_s
+        forward = np.maximum(front_forward[last] - front_forward[first], 0.0)
+        backward = np.maximum(front_backward[last] - front_backward[first], 0.0)
+        alone = members.astype(np.int64) @ self.alone
+        totals = (alone[last] - alone[first]).T.copy()
+        for item in self.shared:
+            counts = members[:, item.layers].sum(axis=1, dtype=np.int64)
+            uses = counts[last] != counts[first]
+            for total, size in zip(totals, item.sizes, strict=True):
+                if size:
+                    total += size * uses
+        weights, gradients, elements, saved = totals
+        if loss:
+            saved += loss.saved_activation_bytes * is_last
+        arriving, returning = self.crossing(members)
+        inputs = arriving.copy()
+        inputs[0] = sum(tensor.size_bytes for tensor in self.profile.inputs)
+        return Costs(
+            forward_s=forward + (loss.forward.median_s if loss else 0.0) * is_last,
+            backward_s=backward + (loss.backward.median_s if loss else 0.0) * is_last,
+            recompute_s=forward,
+            weights_bytes=weights,
+            gradients_bytes=gradients,
+            learned_elements=elements,
+            saved_bytes=saved,
+            workspace_bytes=self._workspace(members, first, last),
+            arriving_bytes=arriving,
+            returning_bytes=returning,
+            input_bytes=inputs,
+            front_forward_s=front_forward,
+            front_backward_s=front_backward,
+        )
+
+    def _workspace(self, members: Members, first: Positions, last: Positions) -> Bytes:
+        """The largest of any layer, by counting the layers of each size from the smallest up."""
+        largest = np.zeros(len(first), dtype=np.int64)
+        for size in np.unique(self.workspace[self.workspace > 0]).tolist():
+            counts = members[:, self.workspace == size].sum(axis=1, dtype=np.int64)
+            largest[counts[last] != counts[first]] = size
+        return largest
+
+    def tables(self, order: Order, cuts: tuple[int, ...]) -> Tables:
+        """Tables between the cuts of an order, as `cost.tables` of the profile in that order."""
+        place = np.empty(len(order), dtype=np.int64)
+        place[list(order)] = np.arange(len(order))
+        members = (place[None, :] < np.array(cuts)[:, None]).astype(np.uint8)
+        size = len(cuts)
+        first, last = np.triu_indices(size, k=1)
+        costs = self.costs(members, first.astype(np.int64), last.astype(np.int64))
+
+        def times(values: Seconds) -> Seconds:
+            table = np.zeros((size, size))
+            table[first, last] = values
+            return table
+
+        def sizes(values: Bytes) -> Bytes:
+            table = np.zeros((size, size), dtype=np.int64)
+            table[first, last] = values
+            return table
+
+        return Tables(
+            profile=self.profile,
+            positions=cuts,
+            forward_s=times(costs["forward_s"]),
+            backward_s=times(costs["backward_s"]),
+            recompute_s=times(costs["recompute_s"]),
+            weights_bytes=sizes(costs["weights_bytes"]),
+            gradients_bytes=sizes(costs["gradients_bytes"]),
+            learned_elements=sizes(costs["learned_elements"]),
+            saved_bytes=sizes(costs["saved_bytes"]),
+            workspace_bytes=sizes(costs["workspace_bytes"]),
+            arriving_bytes=costs["arriving_bytes"],
+            returning_bytes=costs["returning_bytes"],
+            input_bytes=costs["input_bytes"],
+            tied=tuple(
+                entry.model_copy(
+                    update={"layers": tuple(sorted(int(place[layer]) for layer in entry.layers))}
+                )
+                for entry in self.tied
+            ),
+            order=order,
+        )
+
+
+def _items(profile: Profile) -> tuple[Bytes, tuple[_Item, ...]]:
+    """Sizes of what one layer uses alone, [layers, 4], and of what several use."""
+    sizes: dict[tuple[int, ...], list[int]] = {}
+    for entry in parameters_of(profile):
+        learned = entry.kind == "parameter" and entry.trainable
+        held = sizes.setdefault(entry.layers, [0, 0, 0, 0])
+        held[WEIGHTS] += entry.size_bytes
+        held[GRADIENTS] += entry.size_bytes * learned
+        held[ELEMENTS] += entry.numel * learned
+    storages = [(entry.layers, entry.size_bytes) for entry in profile.storages] or [
+        ((index,), entry.saved_activation_bytes) for index, entry in enumerate(profile.layers)
+    ]
+    for layers, size_bytes in storages:
+        sizes.setdefault(layers, [0, 0, 0, 0])[SAVED] += size_bytes
+    alone = np.zeros((len(profile.layers), 4), dtype=np.int64)
+    shared = []
+    for layers, held in sizes.items():
+        if len(layers) == 1:
+            alone[layers[0]] += held
+        elif layers:
+            shared.append(_Item(layers, (held[0], held[1], held[2], held[3])))
+    return alone, tuple(shared)

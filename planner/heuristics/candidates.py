@@ -1,0 +1,220 @@
+"""Plans worth simulating beside those the search finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise, permutations
+
+from ...core.errors import InvalidInput
+from ..cost.assignment import Assignment, Cuts, cuts_of, in_device_order, placed
+from ..cost.chain import Tables
+from ..cost.plan_cost import Pricer
+from .chain_partition import balance
+from .published_rules import pipedream_plan, torchgpipe_balance
+
+MAX_PIPEDREAM_SIZE = 2_000
+"""Positions times devices up to which PipeDream's plan is made too: 30 ms."""
+
+MAX_TORCHGPIPE_SIZE = 4_000
+"""Positions times stages up to which torchgpipe's cuts are made too: 30 ms."""
+
+MAX_RESHAPED = 8
+"""Stages of plans whose devices are moved from any stage to any other."""
+
+MAX_GRIDS = 12
+"""Uniform grids tried of those whose closed form promises most; all of them if there are few."""
+
+
+def equal_layers(num_layers: int, num_stages: int) -> Cuts:
+    """Layer counts that differ by at most one, the larger ones in front."""
+    each, more = divmod(num_layers, num_stages)
+    return cuts_of([each + (stage < more) for stage in range(num_stages)])
+
+
+def even_times(costs: Tables, num_stages: int) -> Cuts | None:
+    """The cuts whose slowest stage is fastest, communication and memory left aside."""
+    if num_stages > costs.num_atoms:
+        return None
+    work = costs.forward_s + costs.backward_s
+    atoms = [float(work[index, index + 1]) for index in range(costs.num_atoms)]
+    blocks = cuts_of(balance(atoms, num_stages))
+    return tuple(costs.positions[block] for block in blocks)
+
+
+def stage_counts(pricer: Pricer) -> range:
+    """Numbers of stages that devices, cuts and options allow."""
+    options, costs = pricer.options, pricer.costs
+    most = min(costs.num_atoms, len(pricer.devices.cluster.devices))
+    if options.max_stages is not None:
+        most = min(most, options.max_stages)
+    if options.num_stages is not None:
+        most = min(most, options.num_stages)
+        return range(options.num_stages, most + 1)
+    return range(1, most + 1)
+
+
+def grids(pricer: Pricer) -> Iterator[Assignment]:
+    """Equal replicas for every stage, on even times, equal layer counts and torchgpipe's cuts.
+
+    Stages that do not fit are recomputed where that is allowed.
+    """
+    for num_stages, replicas in _promising(pricer):
+        cuts = {equal_layers(len(pricer.costs.profile.layers), num_stages)}
+        for found in (even_times(pricer.costs, num_stages), _torchgpipe(pricer.costs, num_stages)):
+            if found:
+                cuts.add(found)
+        for entry in sorted(cuts):
+            if pricer.costs.has(entry):
+                yield from _on_devices(pricer, entry, [replicas] * num_stages)
+
+
+def _torchgpipe(costs: Tables, num_stages: int) -> Cuts | None:
+    """Cuts of torchgpipe; `None` where it leaves a stage empty or would take long."""
+    if num_stages > costs.num_atoms or num_stages * costs.num_atoms > MAX_TORCHGPIPE_SIZE:
+        return None
+    layers = costs.profile.layers
+    layer_s = [entry.forward.median_s + entry.backward.median_s for entry in layers]
+    counts = torchgpipe_balance(layer_s, num_stages, costs.positions)
+    return cuts_of(counts) if all(counts) else None
+
+
+def pipedreams(pricer: Pricer) -> Iterator[Assignment]:
+    """PipeDream's plan for all devices and for each class alone, by each link level's bandwidth."""
+    costs, devices = pricer.costs, pricer.devices
+    numbers = {len(devices.cluster.devices), *(len(entry) for entry in devices.classes[:4])}
+    for number in sorted(numbers):
+        if costs.num_atoms * number > MAX_PIPEDREAM_SIZE:
+            continue
+        for bandwidth in dict.fromkeys(level.bandwidth_bytes_per_s for level in devices.levels):
+            found = pipedream_plan(costs.profile, number, bandwidth, costs.positions)
+            if found is not None:
+                counts, replicas = found
+                yield from _on_devices(pricer, cuts_of(counts), replicas)
+
+
+def _promising(pricer: Pricer) -> list[tuple[int, int]]:
+    """Numbers of stages and replicas, those of the least even step first."""
+    options, costs = pricer.options, pricer.costs
+    total = len(pricer.devices.cluster.devices)
+    work_s = float(costs.forward_s[0, -1] + costs.backward_s[0, -1])
+    m = pricer.num_microbatches
+    most = 1 if pricer.only_forward else min(options.max_replicas or total, m)
+    scored = []
+    for num_stages in stage_counts(pricer):
+        counts = {min(most, total // num_stages), 1}
+        if total <= 2 * MAX_GRIDS:
+            counts |= set(range(1, min(most, total // num_stages) + 1))
+        for count in counts:
+            share = -(-m // count)
+            scored.append((work_s + (share - 1) * work_s / num_stages, num_stages, count))
+    scored.sort()
+    few = len(scored) <= 6 * MAX_GRIDS
+    return [(stages, count) for _, stages, count in (scored if few else scored[:MAX_GRIDS])]
+
+
+def _on_devices(pricer: Pricer, cuts: Cuts, replicas: Sequence[int]) -> Iterator[Assignment]:
+    """On every class of devices alone, and with one device a stage in the cluster's order.
+
+    On one class the order differs where stages could be placed across groups in other ways.
+    """
+    devices = pricer.devices
+    for number in range(min(len(devices.classes), 4)):
+        found = placed(cuts, replicas, devices, class_index=number)
+        if found is not None:
+            yield with_recompute(pricer, found)
+    if max(replicas) == 1:
+        found = in_device_order(cuts, devices)
+        if found is not None:
+            yield with_recompute(pricer, found)
+
+
+def with_recompute(pricer: Pricer, assignment: Assignment) -> Assignment:
+    """Recompute every stage, or those on devices that lack room, as the options allow."""
+    mode = pricer.options.recompute
+    if mode == "never" or pricer.only_forward:
+        return assignment
+    if mode == "always":
+        return replace(assignment, recompute=(True,) * assignment.num_stages)
+    try:
+        stages = pricer.stages(assignment)
+    except InvalidInput:  # numbers the schedule does not take: no plan either way
+        return assignment
+    again = tuple(
+        stage.limit_bytes is not None and held > stage.limit_bytes
+        for stage, held in zip(stages, pricer.held_bytes(stages, assignment), strict=True)
+    )
+    return replace(assignment, recompute=again)
+
+
+def neighbours(assignment: Assignment, costs: Tables) -> Iterator[Assignment]:
+    """The same with one cut moved to the next position before or behind."""
+    for place in range(1, len(assignment.cuts) - 1):
+        index = costs.index[assignment.cuts[place]]
+        for other in (index - 1, index + 1):
+            layer = costs.positions[other]
+            cuts = (*assignment.cuts[:place], layer, *assignment.cuts[place + 1 :])
+            if all(first < last for first, last in pairwise(cuts)):
+                yield replace(assignment, cuts=cuts)
+
+
+def reshaped(assignment: Assignment, pricer: Pricer) -> Iterator[Assignment]:
+    """The same with devices moved between stages, a stage cut in two, or two stages made one.
+
+    Only where all stages are on one class of devices and few enough to try every pair. The closed
+    form favours equal replicas; the simulator may not.
+    """
+    if len(set(assignment.classes)) > 1 or assignment.num_stages > MAX_RESHAPED:
+        return
+    devices, replicas = pricer.devices, assignment.replicas
+    entry = devices.classes[assignment.classes[0]]
+    steps = {1, *(size for size in entry.group_sizes[:-1] if size < len(entry))}
+    changes: list[tuple[Cuts, Sequence[int], Sequence[bool]]] = []
+    for step in sorted(steps):
+        for taken, given in permutations(range(-1, assignment.num_stages), 2):
+            moved = [
+                count + step * ((stage == given) - (stage == taken))
+                for stage, count in enumerate(replicas)
+            ]
+            changes.append((assignment.cuts, moved, assignment.recompute))
+    changes += _split(assignment, pricer.costs)
+    changes += _merged(assignment)
+    for cuts, counts, recompute in changes:
+        if min(counts) > 0 and sum(counts) <= len(entry):
+            found = placed(
+                cuts, counts, devices, class_index=assignment.classes[0], recompute=recompute
+            )
+            if found is not None:
+                yield found
+
+
+def _split(
+    assignment: Assignment, costs: Tables
+) -> Iterator[tuple[Cuts, Sequence[int], Sequence[bool]]]:
+    """Each stage of several replicas cut at the middle of its work, its replicas shared out."""
+    work = costs.forward_s + costs.backward_s
+    cuts, replicas, recompute = assignment.cuts, assignment.replicas, assignment.recompute
+    for s, count in enumerate(replicas):
+        first, last = costs.index[cuts[s]], costs.index[cuts[s + 1]]
+        if count < 2 or last - first < 2:
+            continue
+        whole = float(work[first, last])
+        middle = min(range(first + 1, last), key=lambda at: abs(float(work[first, at]) - whole / 2))
+        front = round(count * float(work[first, middle]) / whole) if whole else count // 2
+        front = min(max(front, 1), count - 1)
+        yield (
+            (*cuts[: s + 1], costs.positions[middle], *cuts[s + 1 :]),
+            (*replicas[:s], front, count - front, *replicas[s + 1 :]),
+            (*recompute[: s + 1], *recompute[s:]),
+        )
+
+
+def _merged(assignment: Assignment) -> Iterator[tuple[Cuts, Sequence[int], Sequence[bool]]]:
+    """Each two neighbouring stages as one, on the devices of both."""
+    cuts, replicas, recompute = assignment.cuts, assignment.replicas, assignment.recompute
+    for s in range(assignment.num_stages - 1):
+        yield (
+            (*cuts[: s + 1], *cuts[s + 2 :]),
+            (*replicas[:s], replicas[s] + replicas[s + 1], *replicas[s + 2 :]),
+            (*recompute[:s], recompute[s] or recompute[s + 1], *recompute[s + 2 :]),
+        )

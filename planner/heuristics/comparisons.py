@@ -1,0 +1,141 @@
+"""What others would have done with a plan's profile, on as many of its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from ...core.cluster.cluster import Cluster
+from ...core.plan.explanation import Comparison
+from ...core.plan.plan import Plan, PlanOptions
+from ...core.profile.profile import Profile
+from ..cost.assignment import Assignment, counts_of, cuts_of, placed
+from ..cost.chain import tables
+from ..cost.device_classes import Devices
+from ..problem.problem import Request
+from .baselines import data_parallel, one_device_a_stage
+from .candidates import with_recompute
+from .published_rules import equal_layers, equal_parameters, pipedream_plan, torchgpipe_balance
+from .refusals_tomerge import refusal
+
+UNCONSTRAINED = {"num_stages": None, "max_stages": None, "max_replicas": None, "pins": ()}
+"""Options that others' splits need not keep."""
+
+
+def comparisons(
+    plan: Plan, profile: Profile, cluster: Cluster, options: PlanOptions
+) -> Iterator[Comparison]:
+    """Equal layers, equal parameters, torchgpipe, plain copies and PipeDream.
+
+    The first three on the plan's stages with their replicas, or on one device a stage, whichever
+    is faster; all on as many devices as the plan has. Where that is one, on all of the cluster's.
+    """
+    free = options.model_copy(update=UNCONSTRAINED)
+    request = Request(profile, cluster, free, lambda positions: tables(profile, positions))
+    own = _assignment(plan, request.devices)
+    yield from _Others(request, own, plan.step_time_s, options.max_replicas).all()
+
+
+@dataclass(frozen=True)
+class _Others:
+    """Others' splits of a request.
+
+    Attributes:
+        own: The plan they are compared with.
+        step_s: Its step.
+        max_replicas: Of its stages.
+    """
+
+    request: Request
+    own: Assignment
+    step_s: float
+    max_replicas: int | None
+
+    def all(self) -> Iterator[Comparison]:
+        """Every one of them."""
+        spread = one_device_a_stage(self.request, self.own) if self.own.chunks == 1 else None
+        shapes = [self.own] if self.own.num_stages > 1 else []
+        if spread is not None and spread.replicas != self.own.replicas:
+            shapes.append(spread)
+        if shapes:
+            for name, rule in self._rules().items():
+                found = [self._by(name, rule, shape) for shape in shapes]
+                yield min(found, key=lambda entry: entry.step_time_s or float("inf"))
+        copies = data_parallel(self.request, self.own)
+        if copies is not None:
+            yield self._priced("data parallel", copies)
+        yield from self._pipedream(spread or self.own)
+
+    def _rules(self) -> dict[str, Callable[[int], list[int]]]:
+        """Layers of so many stages, by whose rule."""
+        profile, positions = self.request.profile, self.request.positions
+        work = [entry.forward.median_s + entry.backward.median_s for entry in profile.layers]
+        return {
+            "equal layers": lambda stages: equal_layers(len(work), stages, positions),
+            "equal parameters": lambda stages: equal_parameters(profile, stages, positions),
+            "torchgpipe": lambda stages: torchgpipe_balance(work, stages, positions),
+        }
+
+    def _by(self, name: str, rule: Callable[[int], list[int]], shape: Assignment) -> Comparison:
+        return self._priced(name, replace(shape, cuts=cuts_of(rule(shape.num_stages))))
+
+    def _pipedream(self, like: Assignment) -> Iterator[Comparison]:
+        """PipeDream's plan for as many devices of one kind."""
+        request, number = self.request, sum(like.replicas)
+        levels = request.cluster.levels
+        if not levels or number < 2 or like.chunks > 1 or len(set(like.classes)) > 1:
+            return
+        bandwidth = levels[-1].bandwidth_bytes_per_s
+        found = pipedream_plan(request.profile, number, bandwidth, request.positions)
+        if found is None:
+            return
+        counts, replicas = found
+        split = placed(cuts_of(counts), replicas, request.devices, class_index=like.classes[0])
+        if split is not None:
+            yield self._priced("PipeDream", split)
+            return
+        yield Comparison(
+            name="PipeDream",
+            balance=tuple(counts),
+            replicas=tuple(replicas),
+            reason="a stage would neither lie inside one group of devices nor be whole ones",
+        )
+
+    def _priced(self, name: str, split: Assignment) -> Comparison:
+        pricer, step_s, ratio = self.request.pricer, None, None
+        reason = "it leaves a stage empty" if 0 in counts_of(split.cuts) else ""
+        if not reason:
+            split = with_recompute(pricer, split)
+            reason = refusal(self.request, split)
+        if not reason:
+            step_s = pricer.price(split).step_time_s
+            ratio = step_s / self.step_s if self.step_s else None
+            if self.max_replicas is not None and max(split.replicas) > self.max_replicas:
+                reason = f"more replicas than max_replicas={self.max_replicas} allows"
+        return Comparison(
+            name=name,
+            balance=counts_of(split.cuts),
+            replicas=split.replicas,
+            step_time_s=step_s,
+            ratio=ratio,
+            reason=reason,
+        )
+
+
+def _assignment(plan: Plan, devices: Devices) -> Assignment:
+    """A plan's choices."""
+    names = {device.name: index for index, device in enumerate(devices.cluster.devices)}
+    place = {
+        index: (number, rank)
+        for number, entry in enumerate(devices.classes)
+        for rank, index in enumerate(entry.devices)
+    }
+    last = [place[names[stage.devices[-1]]] for stage in plan.stages]
+    return Assignment(
+        cuts=cuts_of(plan.balance),
+        replicas=tuple(stage.replicas for stage in plan.stages),
+        classes=tuple(number for number, _ in last),
+        ends=tuple(rank + 1 for _, rank in last),
+        recompute=tuple(stage.recompute == "always" for stage in plan.stages),
+        chunks=plan.chunks,
+    )

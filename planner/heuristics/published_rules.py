@@ -1,0 +1,191 @@
+"""What others would have done with the same profile: splits for comparison, none of them ours.
+
+``positions`` are the layers in front of which a stage may begin, ascending from 0 to the number
+of layers; without them every layer may. Layers between two neighbouring positions stay together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from ...core.errors import InvalidInput
+from ...core.profile.profile import Profile
+from ..pipedream.objective import pipedream_chain
+from .chain_partition import balance
+
+MAX_PIPEDREAM_DEVICES = 128
+MAX_PIPEDREAM_SIZE = 10_000
+"""Groups of layers times devices. Within both limits the search was measured to take 0.5 s."""
+
+
+def equal_layers(
+    num_layers: int, num_stages: int, positions: Sequence[int] | None = None
+) -> list[int]:
+    """Layers per stage that differ by at most one, larger ones in front.
+
+    Where positions do not allow that: the smallest largest count, then the least sum of squares.
+
+    Raises:
+        InvalidInput: The positions are none, or more stages than groups of layers.
+    """
+    cuts = _checked(positions, num_layers)
+    sizes = [last - first for first, last in pairwise(cuts)]
+    # `balance` makes the last parts the larger ones; from behind they are the first.
+    return _in_layers(balance(sizes[::-1], num_stages)[::-1], cuts)
+
+
+def equal_parameters(
+    profile: Profile, num_stages: int, positions: Sequence[int] | None = None
+) -> list[int]:
+    """Layers per stage for the smallest largest stage by bytes of parameters, then evenness.
+
+    A tied weight counts in each of its layers.
+
+    Raises:
+        InvalidInput: The positions are none, or more stages than groups of layers.
+    """
+    cuts = _checked(positions, len(profile.layers))
+    sizes = _sums([entry.layer.parameter_bytes for entry in profile.layers], cuts)
+    return _in_layers(balance(sizes, num_stages), cuts)
+
+
+def torchgpipe_balance(
+    costs: Sequence[float], num_stages: int, positions: Sequence[int] | None = None
+) -> list[int]:
+    """Layers per stage as torchgpipe 0.0.7 balances them.
+
+    Bárány and Grinberg, "Block partitions of sequences" (Israel J. Math. 2015): single items
+    move from the largest block towards the smallest until no two blocks differ by more than the
+    largest item. torchgpipe first subtracts the least cost from all, so long stages of cheap
+    layers come out dearer than they look, and takes the first of equally small blocks where the
+    paper takes the nearest. Where several costs equal the least that can ask an empty block for an
+    item: torchgpipe then overlaps blocks, or never returns; here the next block is asked. Answers
+    are otherwise the same: a stage may even get 0 layers where many costs equal the least.
+
+    Raises:
+        InvalidInput: A cost is negative or not finite, the positions are none, or more stages
+            than groups of layers.
+    """
+    cuts = _checked(positions, len(costs))
+    _check_costs(costs)
+    items = _sums(costs, cuts)
+    if not 1 <= num_stages <= len(items):
+        raise InvalidInput(
+            f"cannot cut {len(items)} groups of layers into {num_stages} stages",
+            field="/num_stages",
+        )
+    least, spread = min(items), max(items) - min(items)
+    scaled = [(item - least) / spread if spread else 0.0 for item in items]
+    return _in_layers(_Blocks(scaled, num_stages).levelled(), cuts)
+
+
+def pipedream_plan(
+    profile: Profile,
+    num_devices: int,
+    bandwidth_bytes_per_s: float,
+    positions: Sequence[int] | None = None,
+) -> tuple[list[int], list[int]] | None:
+    """Layers and replicas per stage by PipeDream's optimizer; it uses every device.
+
+    On the profile as a chain of layers: forward and backward times, parameter bytes, and
+    activation bytes sent forward. The loss is not in it, nor are memory and micro-batches.
+    `None` beyond `MAX_PIPEDREAM_DEVICES` or `MAX_PIPEDREAM_SIZE`.
+
+    Raises:
+        InvalidInput: The positions are none, there are no devices, or the bandwidth is not
+            positive and finite.
+    """
+    cuts = _checked(positions, len(profile.layers))
+    groups = len(cuts) - 1
+    if num_devices > MAX_PIPEDREAM_DEVICES or groups * num_devices > MAX_PIPEDREAM_SIZE:
+        return None
+    split = pipedream_chain(
+        _sums([entry.forward.median_s + entry.backward.median_s for entry in profile.layers], cuts),
+        _sums([entry.layer.parameter_bytes for entry in profile.layers], cuts),
+        [profile.boundaries[cut - 1].forward_bytes for cut in cuts[1:-1]],
+        (num_devices,),
+        (bandwidth_bytes_per_s,),
+    )
+    counts = _in_layers([len(stage.node_ids) for stage in split.stages], cuts)
+    return counts, [stage.replicas for stage in split.stages]
+
+
+class _Blocks:
+    """Consecutive blocks of items between 0 and 1, between which single items are moved."""
+
+    def __init__(self, items: Sequence[float], num_blocks: int) -> None:
+        each = len(items) // num_blocks
+        self._items = items
+        self._edges = [each * block for block in range(num_blocks)] + [len(items)]
+        self._sizes = [self._size(block) for block in range(num_blocks)]
+
+    def levelled(self) -> list[int]:
+        """Items per block once no block is more than 1 above another.
+
+        Ends: items only move away from ``top`` until it has lost one, and no block they move to
+        becomes as large as ``top`` was.
+        """
+        while True:
+            largest = max(self._sizes)
+            top = max(block for block, size in enumerate(self._sizes) if size == largest)
+            giver = -1
+            while giver != top:
+                smallest = min(self._sizes)
+                if largest <= smallest + 1:
+                    return [last - first for first, last in pairwise(self._edges)]
+                giver = self._move(self._sizes.index(smallest), top)
+
+    def _move(self, taker: int, top: int) -> int:
+        """One item to ``taker`` from its neighbour on the side of ``top``, which is returned."""
+        step = 1 if taker < top else -1
+        while self._edges[taker + step] == self._edges[taker + step + 1]:
+            taker += step
+        edge = max(taker, taker + step)
+        self._edges[edge] += step
+        for block in (taker, taker + step):
+            self._sizes[block] = self._size(block)
+        return taker + step
+
+    def _size(self, block: int) -> float:
+        """Summed from the front, so that rounding decides ties as it does in torchgpipe."""
+        return sum(self._items[self._edges[block] : self._edges[block + 1]])
+
+
+def _checked(positions: Sequence[int] | None, num_layers: int) -> Sequence[int]:
+    """The positions, every layer's if there are none."""
+    if positions is None:
+        return range(num_layers + 1)
+    if (
+        len(positions) < 2
+        or (positions[0], positions[-1]) != (0, num_layers)
+        or any(first >= last for first, last in pairwise(positions))
+    ):
+        raise InvalidInput(
+            f"positions ascend from 0 to the number of layers, {num_layers}, not {positions}",
+            field="/positions",
+        )
+    return positions
+
+
+def _check_costs(costs: Sequence[float]) -> None:
+    for layer, cost in enumerate(costs):
+        if not math.isfinite(cost) or cost < 0:
+            raise InvalidInput(
+                f"costs[{layer}] is {cost}; a cost is finite and not negative",
+                field=f"/costs/{layer}",
+            )
+
+
+def _sums(costs: Sequence[float], cuts: Sequence[int]) -> list[float]:
+    return [math.fsum(costs[first:last]) for first, last in pairwise(cuts)]
+
+
+def _in_layers(group_counts: Sequence[int], cuts: Sequence[int]) -> list[int]:
+    """Layers per stage, from groups of layers per stage."""
+    counts, group = [], 0
+    for count in group_counts:
+        counts.append(cuts[group + count] - cuts[group])
+        group += count
+    return counts

@@ -1,0 +1,102 @@
+"""The planner's inner loops compiled ahead of their first use.
+
+Compiled for the first time they take half a minute of a processor; numba keeps what it made beside
+the sources, and from then on loads it in a second. Who plans small things again and again, such as
+a server, has them compiled by a process of its own, and plans in plain Python meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import platform
+import sys
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from ..core.cluster.cluster import Cluster
+from ..core.graph.graph import Boundary, Layer
+from ..core.graph.tensors import TensorSpec
+from ..core.plan.plan import PlanOptions
+from ..core.profile.profile import LayerProfile, Profile, Timing
+from ..schedules import numba_jit as jit
+from .plan import plan
+
+FOLDER = Path(__file__).resolve().parent
+SOURCES = (
+    FOLDER / "search" / "label_kernel.py",
+    FOLDER / "simulator" / "event_loop.py",
+    FOLDER.parent / "schedules" / "action_order.py",
+)
+
+ASKED = (
+    PlanOptions(max_replicas=None, recompute="auto", num_microbatches=16),
+    PlanOptions(objective="throughput", max_replicas=None),
+    PlanOptions(schedule="zero_bubble"),
+    PlanOptions(schedule="interleaved_1f1b"),
+    PlanOptions(schedule="zbv"),
+    PlanOptions(schedule="dualpipev"),
+)
+"""Between them they use the compiled loops; on `example`, where memory is short."""
+
+DEVICES, MEMORY_BYTES = 4, 24 * 10**6
+LAYERS = 24
+
+
+def is_done() -> bool:
+    """Whether there is nothing left to compile, as far as this installation knows.
+
+    It does not load numba, which takes longer than the answer is worth.
+    """
+    return not jit.available() or _mark().exists()
+
+
+def compile_all() -> None:
+    """Compile what is not kept yet; a second where all of it is.
+
+    Raises:
+        ImportError: There is no numba.
+    """
+    importlib.import_module("numba")
+    profile, cluster = example(), Cluster.uniform(DEVICES, memory_bytes=MEMORY_BYTES)
+    for options in ASKED:
+        plan(profile, cluster, options)
+    with suppress(OSError):  # nowhere to keep it: the next one asks again
+        mark = _mark()
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+
+
+def example() -> Profile:
+    """A small model with uneven layers."""
+    layers = tuple(
+        LayerProfile(
+            layer=Layer(name=f"layer {index}", module_type="Layer", parameter_bytes=10**5),
+            forward=Timing(median_s=1e-3 * (1 + index % 5)),
+            backward=Timing(median_s=1e-3 * (2 + index % 3)),
+            saved_activation_bytes=10**5 * (1 + index % 2),
+        )
+        for index in range(LAYERS)
+    )
+    sent = TensorSpec(name="x", shape=(1000,), dtype="float32", requires_grad=True)
+    boundaries = tuple(Boundary(after=after, tensors=(sent,)) for after in range(LAYERS - 1))
+    return Profile(model="Example", layers=layers, boundaries=boundaries)
+
+
+def _mark() -> Path:
+    """A file that is there once all loops of these sources are compiled, for this machine."""
+    known = [sys.version, platform.machine(), platform.processor()]
+    with suppress(PackageNotFoundError):
+        known.append(version("numba"))
+    for source in SOURCES:
+        found = source.stat()
+        known.append(f"{source.name} {found.st_mtime_ns} {found.st_size}")
+    digest = hashlib.sha256("\n".join(known).encode()).hexdigest()[:16]
+    kept = os.environ.get("NUMBA_CACHE_DIR")
+    return (Path(kept) if kept else FOLDER / "__pycache__") / f"compiled-{digest}"
+
+
+if __name__ == "__main__":
+    compile_all()

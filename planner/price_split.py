@@ -1,0 +1,165 @@
+"""Price a split somebody chose, with the same checks as a planned one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from ..core.cluster.cluster import Cluster
+from ..core.errors import Infeasible, InvalidInput
+from ..core.plan.plan import Plan, PlanOptions
+from ..core.profile.profile import Profile
+from ..core.units import format_bytes
+from ..schedules.layout import FOLDED
+from .assemble import build_plan
+from .cost.assignment import Assignment, cuts_of, in_device_order, placed, repeated
+from .cost.chain import tables
+from .heuristics.candidates import with_recompute
+from .problem.arguments import cluster_of, options_of, profile_of
+from .problem.constraints import broken_option
+from .problem.option_rules import chunks_of
+from .problem.problem import Request
+from .solvers.solve import Decision
+
+
+def plan_from_balance(
+    profile: Profile,
+    cluster: Cluster | str,
+    options: PlanOptions | None,
+    balance: Sequence[int],
+    *,
+    replicas: Sequence[int] = (),
+    profile_id: str | None = None,
+) -> Plan:
+    """The plan with these layer counts.
+
+    Without replicas stage s runs on device s; with them, stages take devices of the first kind
+    in order. Where the schedule puts several stages on a device, it takes one of each round.
+    Stages are recomputed as the options say. The proof's bound is a quick one, so a split that is
+    best may still be called feasible.
+
+    Args:
+        profile: Costs of the layers.
+        cluster: Devices and links.
+        options: As for `plan`; the split has to keep them.
+        balance: Layers of each stage.
+        replicas: Devices of each stage; one each if empty. More than ``max_replicas`` raise it.
+        profile_id: The profile's `content_id`, if it is known already.
+
+    Raises:
+        InvalidInput: The counts do not cover the layers, a cut is not legal or forbidden by the
+            options, or stages and pins are not what the options ask for.
+        Infeasible: A stage exceeds its device's memory, or there are more stages than devices.
+    """
+    profile, cluster = profile_of(profile), cluster_of(cluster)
+    options = options_of(options)
+    if options.num_stages is not None and options.num_stages != len(balance):
+        raise InvalidInput(
+            f"the balance has {len(balance)} stages but the options ask for {options.num_stages}",
+            field="/balance",
+        )
+    counts = tuple(replicas) or (1,) * len(balance)
+    if len(counts) != len(balance):
+        raise InvalidInput(
+            f"{len(counts)} numbers of replicas for {len(balance)} stages", field="/replicas"
+        )
+    most = max(counts, default=1)
+    if most > 1:
+        allowed = options.max_replicas
+        if allowed is not None and allowed < most:
+            options = options.model_copy(update={"max_replicas": most})
+    request = Request(profile, cluster, options, lambda positions: tables(profile, positions))
+    cuts = cuts_of(balance)
+    _check_cuts(request, cuts)
+    chosen = _placed(request, cuts, counts)
+    chosen = with_recompute(request.pricer, chosen)
+    _check_kept(request, chosen)
+    _check_memory(request, chosen)
+    priced = request.pricer.price(chosen)
+    work_s = (
+        sum(entry.forward.median_s + entry.backward.median_s for entry in profile.layers)
+        / request.devices.fastest
+    )
+    bound = min(work_s * (1 - 1e-9), priced.value, priced.step_time_s)
+    return build_plan(request, Decision(priced, bound, bound), profile_id)
+
+
+def _check_cuts(request: Request, cuts: tuple[int, ...]) -> None:
+    layers = request.profile.layers
+    counts = [last - first for first, last in pairwise(cuts)]
+    if cuts[-1] != len(layers) or min(counts, default=0) < 1:
+        raise InvalidInput(
+            f"balance {counts} has {sum(counts)} layers; it must have at least one in each stage "
+            f"and {len(layers)} in all",
+            field="/balance",
+        )
+    for cut in cuts[1:-1]:
+        boundary = request.profile.boundaries[cut - 1]
+        reason = "" if boundary.legal else boundary.reason or "the profile forbids it"
+        if not reason and cut not in request.positions:
+            reason = "the options do (together, no_cut_after or tied)"
+        if reason:
+            raise InvalidInput(
+                f"no cut may be made between layers {layers[cut - 1].layer.name!r} and "
+                f"{layers[cut].layer.name!r}: {reason}",
+                field="/balance",
+            )
+
+
+def _check_kept(request: Request, chosen: Assignment) -> None:
+    broken = broken_option(chosen, request.profile, request.devices, request.options)
+    if broken is not None:
+        raise InvalidInput(
+            f"the balance {broken.text}; change it, or the option: {broken.way_out}",
+            field=f"/options/{broken.option}",
+        )
+
+
+def _placed(request: Request, cuts: tuple[int, ...], replicas: Sequence[int]) -> Assignment:
+    chunks = chunks_of(request.options)
+    if len(replicas) % chunks:
+        raise InvalidInput(
+            f"the {request.options.schedule} schedule puts {chunks} stages on each device; the "
+            f"balance has {len(replicas)}, give a multiple of {chunks}",
+            field="/balance",
+        )
+    places = len(replicas) // chunks
+    needed, available = sum(replicas[:places]), len(request.cluster.devices)
+    first = cuts[: places + 1]
+    found = None
+    if needed <= available:
+        found = (
+            in_device_order(first, request.devices)
+            if max(replicas) == 1
+            else placed(first, replicas[:places], request.devices)
+        )
+    if found is None:
+        raise Infeasible(
+            f"{places} stages need {needed} devices, the cluster has {available}; use "
+            "fewer stages or more devices"
+            if needed > available
+            else f"replicas {list(replicas)} cannot be placed: a stage lies inside one group of "
+            "devices or is made of whole ones",
+            constraint="devices",
+            required=needed,
+            available=available,
+        )
+    folds = request.options.schedule in FOLDED
+    return repeated(found, cuts, chunks, folds=folds) if chunks > 1 else found
+
+
+def _check_memory(request: Request, chosen: Assignment) -> None:
+    layers = request.profile.layers
+    for number, stage in enumerate(request.pricer.stages(chosen)):
+        needed, limit = stage.memory.total_bytes, stage.limit_bytes
+        if limit is not None and needed > limit:
+            first, last = chosen.cuts[number], chosen.cuts[number + 1] - 1
+            device = request.cluster.devices[chosen.device_indices(request.devices, number)[0]]
+            raise Infeasible(
+                f"stage {number} (layers {first} to {last}, {layers[first].layer.name!r} to "
+                f"{layers[last].layer.name!r}) needs {format_bytes(needed)} ({needed} bytes), "
+                f"device {device.name!r} allows {format_bytes(limit)} ({limit} bytes)",
+                constraint="memory",
+                required=needed,
+                available=limit,
+            )

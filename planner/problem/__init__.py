@@ -1,0 +1,4 @@
+"""The planning problem: what was asked, checked and put into numbers.
+
+Nothing here computes a cost or a plan.
+"""

@@ -1,0 +1,256 @@
+"""What the options forbid, as positions and stages that may not be."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...core.errors import Infeasible, InvalidInput
+from ...core.plan.plan import PlanOptions
+from ...core.profile.profile import Profile
+from ..cost.assignment import Assignment
+from ..cost.chain import legal_positions, tied_parameters
+from ..cost.device_classes import Devices
+from ..cost.stage_table import StageTable
+from ..search.arcs import Space
+from .option_rules import chunks_of
+from .pin_conflicts import check_pins, described
+from .tied_weights import TiePattern, tie_patterns
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A part of all plans that is searched on its own.
+
+    Attributes:
+        space: Its plans.
+        tied_s: What each of them pays at least for weights in several stages.
+    """
+
+    space: Space
+    tied_s: float
+
+
+def allowed_positions(profile: Profile, options: PlanOptions) -> tuple[int, ...]:
+    """Layers in front of which a stage may begin, 0 and the number of layers included.
+
+    Raises:
+        InvalidInput: A constraint names a layer that the profile does not have.
+    """
+    index = {entry.layer.name: position for position, entry in enumerate(profile.layers)}
+    forbidden: set[int] = set()
+    for name in options.no_cut_after:
+        forbidden.add(_layer(index, name, "no_cut_after") + 1)
+    joined = [
+        (_layer(index, one, "together"), _layer(index, other, "together"))
+        for one, other in options.together
+    ]
+    if options.tied == "together":
+        joined += [(entry.layers[0], entry.layers[-1]) for entry in tied_parameters(profile)]
+    for one, other in joined:
+        forbidden.update(range(min(one, other) + 1, max(one, other) + 1))
+    last = len(profile.layers)
+    return tuple(
+        position
+        for position in legal_positions(profile)
+        if position in (0, last) or position not in forbidden
+    )
+
+
+def parts(
+    tables: StageTable, devices: Devices, options: PlanOptions, *, with_ties: bool = True
+) -> Iterator[Part]:
+    """All plans the options allow, in parts.
+
+    One part for each way to spread tied weights over stages.
+
+    Raises:
+        InvalidInput: A pin names a layer the profile does not have.
+    """
+    index = {entry.layer.name: position for position, entry in enumerate(tables.profile.layers)}
+    pinned = [(pin, _layer(index, pin.layer, "pins")) for pin in options.pins]
+    allowed = None
+    if any(pin.kind is not None for pin, _ in pinned):
+        allowed = np.ones((len(devices.classes), len(tables.first)), dtype=np.bool_)
+        for pin, layer in pinned:
+            if pin.kind is not None:
+                inside = tables.holds(layer)
+                for number, entry in enumerate(devices.classes):
+                    if entry.kind != pin.kind:
+                        allowed[number] &= ~inside
+    stage_pins = [(pin.stage, layer) for pin, layer in pinned if pin.stage is not None]
+    whole = Space(tables, devices, options, allowed=allowed)
+    if stage_pins:
+        whole = _pinned(whole, stage_pins)
+    untold = [TiePattern((), (), 0.0)]
+    for pattern in _patterns(tables, devices, options) if with_ties else untold:
+        yield Part(_of_pattern(whole, pattern), pattern.least_sync_s)
+
+
+def _patterns(tables: StageTable, devices: Devices, options: PlanOptions) -> list[TiePattern]:
+    if options.objective in ("latency", "throughput") or not tables.tied:
+        return [TiePattern((), (), 0.0)]
+    return tie_patterns(tables, devices)
+
+
+def _of_pattern(space: Space, pattern: TiePattern) -> Space:
+    if not pattern.together and not pattern.apart:
+        return space
+    mask = pattern.allows(space.tables)
+    return replace(space, only=mask if space.only is None else space.only & mask)
+
+
+def _pinned(space: Space, stage_pins: list[tuple[int, int]]) -> Space:
+    """The plans that keep the pins to stages."""
+    number = np.zeros(len(space.tables.first), dtype=np.int64)
+    only = np.ones_like(number, dtype=np.bool_)
+    for stage, layer in stage_pins:
+        inside = space.tables.holds(layer)
+        only &= ~(inside & (number > 0) & (number != stage + 1))
+        number[inside] = stage + 1
+    return replace(space, only=only, stage_number=number)
+
+
+def keeps_constraints(
+    assignment: Assignment, profile: Profile, positions: tuple[int, ...], devices: Devices,
+    options: PlanOptions,
+) -> bool:  # fmt: skip
+    """Whether a plan from elsewhere has only allowed cuts and counts, and keeps the pins."""
+    if not set(assignment.cuts) <= set(positions):
+        return False
+    return broken_option(assignment, profile, devices, options) is None
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An option that a plan does not keep.
+
+    Attributes:
+        option: Its name.
+        text: What the plan does and what the option says, for the end of a sentence.
+        way_out: What to ask for instead, likewise.
+    """
+
+    option: str
+    text: str
+    way_out: str
+
+
+def broken_option(
+    assignment: Assignment, profile: Profile, devices: Devices, options: PlanOptions
+) -> Broken | None:
+    """The first of the counts and pins in the options that a plan does not keep."""
+    num_stages, replicas = assignment.num_stages, max(assignment.replicas)
+    only_forward = options.objective == "latency"
+    if options.num_stages not in (None, num_stages):
+        text = f"has {num_stages} stages, not num_stages={options.num_stages}"
+        return Broken("num_stages", text, f"leave it out or ask for {num_stages}")
+    if options.max_stages is not None and num_stages > options.max_stages:
+        text = f"has {num_stages} stages, more than max_stages={options.max_stages}"
+        return Broken("max_stages", text, f"leave it out or ask for {num_stages} or more")
+    if replicas > (1 if only_forward else options.num_microbatches):
+        text = (
+            f"has {replicas} replicas of a stage, more than "
+            f"num_microbatches={options.num_microbatches}"
+        )
+        return Broken("num_microbatches", text, f"ask for {replicas} or more")
+    if options.max_replicas is not None and replicas > options.max_replicas:
+        text = f"has {replicas} replicas of a stage, more than max_replicas={options.max_replicas}"
+        return Broken("max_replicas", text, f"allow any number or {replicas}")
+    return _broken_pin(assignment, profile, devices, options)
+
+
+def _broken_pin(
+    assignment: Assignment, profile: Profile, devices: Devices, options: PlanOptions
+) -> Broken | None:
+    if not options.pins:
+        return None
+    index = {entry.layer.name: position for position, entry in enumerate(profile.layers)}
+    for entry in enumerate(options.pins):
+        pin = entry[1]
+        stage = bisect_right(assignment.cuts, _layer(index, pin.layer, "pins")) - 1
+        kind = devices.classes[assignment.classes[stage]].kind
+        if pin.stage not in (None, stage) or pin.kind not in (None, kind):
+            text = f"has {pin.layer!r} in stage {stage} on a {kind!r}, against {described([entry])}"
+            return Broken("pins", text, "drop the pin")
+    return None
+
+
+def check_asked(
+    profile: Profile, positions: tuple[int, ...], devices: Devices, options: PlanOptions,
+    num_nodes: int | None,
+) -> None:  # fmt: skip
+    """Refuse what nothing can have: numbers of stages, and pins.
+
+    Args:
+        profile: What is planned.
+        positions: Layers in front of which stages may begin, and the number of layers.
+        devices: Where it is planned.
+        options: What is asked for.
+        num_nodes: Of the graph, where branches may be reordered.
+
+    Raises:
+        InvalidInput: Pins contradict each other or name what there is not.
+        Infeasible: More stages are asked for than devices or cuts allow.
+    """
+    index = {entry.layer.name: position for position, entry in enumerate(profile.layers)}
+    if options.pins:
+        check_pins(
+            options,
+            lambda name: _layer(index, name, "pins"),
+            None if num_nodes else positions,
+            [device.kind for device in devices.cluster.devices],
+        )
+    _check_num_stages(num_nodes or len(positions) - 1, devices, options)
+    _check_pinned_stages(devices, options)
+
+
+def _check_pinned_stages(devices: Devices, options: PlanOptions) -> None:
+    available, chunks = len(devices.cluster.devices), chunks_of(options)
+    for entry in enumerate(options.pins):
+        needed = -(-((entry[1].stage or 0) + 1) // chunks)
+        if needed > available:
+            raise Infeasible(
+                f"{described([entry])} needs {needed} devices, the cluster has {available}; pin "
+                "it to a lower stage or add devices",
+                constraint="devices",
+                required=needed,
+                available=available,
+            )
+
+
+def _check_num_stages(num_atoms: int, devices: Devices, options: PlanOptions) -> None:
+    wanted = options.num_stages
+    if wanted is None:
+        return
+    available, chunks = len(devices.cluster.devices), chunks_of(options)
+    needed = -(-wanted // chunks)
+    if needed > available:
+        each = "" if chunks == 1 else f", {chunks} on each,"
+        raise Infeasible(
+            f"{wanted} stages{each} need {needed} devices, the cluster has {available}; "
+            "ask for fewer stages or add devices",
+            constraint="devices",
+            required=needed,
+            available=available,
+        )
+    if wanted > num_atoms:
+        raise Infeasible(
+            f"the layers can be cut into at most {num_atoms} stages ({num_atoms - 1} cuts are "
+            f"allowed), not {wanted}; ask for fewer stages",
+            constraint="legal_cuts",
+            required=wanted,
+            available=num_atoms,
+        )
+
+
+def _layer(index: dict[str, int], name: str, field: str) -> int:
+    if name not in index:
+        raise InvalidInput(
+            f"{field} names layer {name!r}, which the profile does not have",
+            field=f"/options/{field}",
+        )
+    return index[name]

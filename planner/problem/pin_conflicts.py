@@ -1,0 +1,207 @@
+"""Whether the places layers are pinned to contradict each other, whatever the devices."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ...core.errors import InvalidInput
+from ...core.plan.plan import Pin, PlanOptions
+
+Pins = tuple[tuple[int, Pin], ...]
+"""Pins with their places in the options."""
+
+
+def check_pins(
+    options: PlanOptions,
+    layer_of: Callable[[str], int],
+    positions: Sequence[int] | None,
+    kinds: Sequence[str],
+) -> None:
+    """Refuse pins that no cluster could keep.
+
+    Args:
+        options: With the pins.
+        layer_of: Index of a layer by name.
+        positions: Layers in front of which a stage may begin, and the number of layers; `None`
+            where layers may be reordered, and only the search can tell.
+        kinds: Of the cluster's devices.
+
+    Raises:
+        InvalidInput: A pin names a kind the cluster does not have or a stage there cannot be, or
+            pins contradict each other; the message names them.
+    """
+    pins = tuple(enumerate(options.pins))
+    for entry in pins:
+        if entry[1].kind is not None and entry[1].kind not in kinds:
+            raise _refusal(
+                f"{described([entry])} needs a kind of device the cluster does not have, it has "
+                f"{' and '.join(map(repr, dict.fromkeys(kinds)))}; name one of its kinds"
+            )
+    most, limit = _most_stages(options)
+    for entry in pins:
+        if most is not None and entry[1].stage is not None and entry[1].stage >= most:
+            raise _refusal(
+                f"{described([entry])} needs at least {entry[1].stage + 1} stages, and {limit} "
+                f"allows {most}; pin it to a lower stage or ask for more"
+            )
+    if positions is not None:
+        layers = {pin.layer: bisect_right(positions, layer_of(pin.layer)) - 1 for _, pin in pins}
+        chain = _Chain(layers, len(positions) - 1, options.num_stages, most, _forbidding(options))
+        _check_order(chain, pins, limit)
+
+
+def least_conflict(pins: Pins, fails: Callable[[Pins], bool]) -> Pins:
+    """Pins that fail together, of which none can be spared.
+
+    Args:
+        pins: That fail.
+        fails: Whether some of them do; if so, more of them do too.
+    """
+    size = len(pins)
+    while size:
+        start = 0
+        while start < len(pins):
+            rest = pins[:start] + pins[start + size :]
+            if fails(rest):
+                pins = rest
+            else:
+                start += size
+        size //= 2
+    return pins
+
+
+def described(pins: Sequence[tuple[int, Pin]]) -> str:
+    """For example ``pins[0] ('embed' in stage 1) and pins[2] ('head' on a 'fast')``."""
+    return " and ".join(f"pins[{number}] ({_place(pin)})" for number, pin in pins)
+
+
+def _place(pin: Pin) -> str:
+    where = [f"in stage {pin.stage}"] if pin.stage is not None else []
+    where += [f"on a {pin.kind!r}"] if pin.kind is not None else []
+    return f"{pin.layer!r} {' '.join(where)}"
+
+
+def _most_stages(options: PlanOptions) -> tuple[int | None, str]:
+    """Most stages that options leave, and which of them does; `None` for any number."""
+    found = [("num_stages", options.num_stages), ("max_stages", options.max_stages)]
+    limits = [(count, f"{name}={count}") for name, count in found if count is not None]
+    return min(limits, key=lambda entry: entry[0], default=(None, ""))
+
+
+def _forbidding(options: PlanOptions) -> str:
+    names = [name for name in ("together", "no_cut_after") if getattr(options, name)]
+    names += ["tied"] * (options.tied == "together")
+    return f" (see also {', '.join(names)})" if names else ""
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """Pinned layers in their order, and how often it may be cut.
+
+    Attributes:
+        atoms: For each pinned layer how many cuts are allowed in front of it.
+        num_atoms: Stages there can be at most.
+        num_stages: Stages there have to be.
+        most_stages: Stages there may be.
+        forbidding: Options that forbid cuts, in words.
+    """
+
+    atoms: dict[str, int]
+    num_atoms: int
+    num_stages: int | None = None
+    most_stages: int | None = None
+    forbidding: str = ""
+
+    def contradicts(self, pins: Pins) -> bool:
+        """Whether no cuts keep these pins, with as many devices of each kind as one likes.
+
+        From pin to pin: for each kind the stage there may already have (`None`: any), the set of
+        numbers that stage may have, as bits. Between two pins every allowed cut is made or not.
+        """
+        last = self.num_stages - 1 if self.num_stages else None
+        points = sorted((self.atoms[pin.layer], number, pin) for number, pin in pins)
+        steps = [(atom, pin.stage, pin.kind) for atom, _, pin in points]
+        steps.append((self.num_atoms - 1, last, None))
+        every = (1 << min(self.num_atoms, self.most_stages or self.num_atoms)) - 1
+        states: dict[str | None, int] = {None: 1}
+        before = 0
+        for atom, stage, kind in steps:
+            states[None] = states.get(None, 0) | _further(states, atom - before, every)
+            allowed = every if stage is None else every & 1 << stage
+            kept: dict[str | None, int] = {}
+            for other, numbers in states.items():
+                if kind in (None, other) or other is None:
+                    kept[kind or other] = kept.get(kind or other, 0) | numbers & allowed
+            if not any(kept.values()):
+                return True
+            states, before = kept, atom
+        return False
+
+
+def _further(states: dict[str | None, int], cuts: int, every: int) -> int:
+    """Numbers of the stage after one to so many more cuts."""
+    reached = 0
+    for numbers in states.values():
+        reached |= numbers << 1 & every
+    width = 1
+    while width < cuts:
+        step = min(width, cuts - width)
+        reached |= reached << step & every
+        width += step
+    return reached if cuts else 0
+
+
+def _check_order(chain: _Chain, pins: Pins, limit: str) -> None:
+    if not chain.contradicts(pins):
+        return
+    found = least_conflict(pins, chain.contradicts)
+    free = _Chain(chain.atoms, chain.num_atoms)
+    with_limit = "" if free.contradicts(found) else f" with {limit}"
+    if len(found) == 1:
+        raise _refusal(_alone(chain, found[0], with_limit))
+    quantity = "both" if len(found) == 2 else "all"
+    why = _why(chain, sorted(found, key=lambda entry: chain.atoms[entry[1].layer]))
+    raise _refusal(
+        f"{described(found)} cannot {quantity} hold{with_limit}: {why}; change or drop one of them"
+    )
+
+
+def _alone(chain: _Chain, entry: tuple[int, Pin], with_limit: str) -> str:
+    """Too few cuts in front of the layer, or behind it."""
+    stage, front = entry[1].stage or 0, chain.atoms[entry[1].layer]
+    if stage > front:
+        return (
+            f"{described([entry])} cannot hold: {stage} cuts are needed in front of the layer and "
+            f"{front} are allowed{chain.forbidding}; pin it to stage {front} or lower"
+        )
+    behind = chain.num_atoms - 1 - front
+    needed = (chain.num_stages or stage + 1) - 1 - stage
+    return (
+        f"{described([entry])} cannot hold{with_limit}: {needed} cuts are needed behind the layer "
+        f"and {behind} are allowed{chain.forbidding}; pin it to a later stage or ask for fewer"
+    )
+
+
+def _why(chain: _Chain, pins: Sequence[tuple[int, Pin]]) -> str:
+    """What is wrong between two neighbours of those given, in the layers' order."""
+    staged = [pin for _, pin in pins if pin.stage is not None]
+    for one, other in pairwise(staged):
+        first, second = one.stage or 0, other.stage or 0
+        allowed = chain.atoms[other.layer] - chain.atoms[one.layer]
+        if one.layer == other.layer and first != second:
+            return "a layer is in one stage"
+        if first > second:
+            return f"{one.layer!r} comes before {other.layer!r}, and stages follow the layers"
+        if second - first > allowed:
+            return (
+                f"{second - first} cuts are needed between {one.layer!r} and {other.layer!r} and "
+                f"{allowed} are allowed{chain.forbidding}"
+            )
+    return "layers of one stage are on one kind of device, and there are too few cuts between them"
+
+
+def _refusal(message: str) -> InvalidInput:
+    return InvalidInput(message, field="/options/pins")

@@ -1,0 +1,339 @@
+"""Changes under which a request that nothing satisfies would have a plan, and what it would take.
+
+Each kind of change is tried from its smallest form up, first by whether anything fits at all,
+then by a quick plan.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import get_args
+
+from ..core.cluster.cluster import Cluster, Device
+from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput, WayOut
+from ..core.plan.plan import Plan, PlanOptions
+from ..core.plan.schedule import TrainingSchedule
+from ..core.profile.profile import Profile
+from ..core.units import format_time
+from .cost.chain import Tables, tables
+from .microbatch_size import candidates, may_fit, only_planning_tells, request_of
+from .problem.constraints import allowed_positions
+from .problem.problem import Request
+from .problem.scaled_tomerge import size_of
+from .solvers.solve import CLOSED_FORM
+
+BUDGET_S = 2.0
+"""For all ways out together, or what is left of the caller's deadline; then times stay unknown."""
+
+EACH_COUNT = 32
+"""Up to so many micro-batches every smaller number is tried, above that halves."""
+
+MAX_DEVICES = 1024
+"""More are not suggested."""
+
+SHARES = 4
+"""Of the time that is left, one for each plan without which a change cannot be judged."""
+
+Attempt = Callable[[Cluster, PlanOptions, float], Plan]
+"""Plans a cluster and options until a moment on the clock of `time.monotonic`."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something else to ask for.
+
+    Attributes:
+        text: How it differs, in words.
+        plan: Of what is asked for then, once it was planned.
+        is_settled: Whether the plan was not cut short by the deadline.
+    """
+
+    text: str
+    cluster: Cluster
+    options: PlanOptions
+    plan: Plan | None = None
+    is_settled: bool = True
+
+
+def with_ways_out(
+    error: Infeasible,
+    profile: Profile,
+    cluster: Cluster,
+    options: PlanOptions,
+    attempt: Attempt,
+    deadline: float = math.inf,
+) -> Infeasible:
+    """The same error, naming the changes that help: least step for as many samples first.
+
+    Args:
+        error: Why nothing was found.
+        profile: What was asked for.
+        cluster: Likewise.
+        options: Likewise.
+        attempt: Plans, and knows nothing of ways out.
+        deadline: The caller's, on the clock of `time.monotonic`.
+    """
+    search = _Search(profile, attempt, min(deadline, time.monotonic() + BUDGET_S))
+    found = [search.more_devices(cluster, options)]
+    found += [search.more_devices(cluster, options, like) for like in _pinned(cluster, options)]
+    found += [search.first_fitting(changes) for changes in _kinds(profile, cluster, options)]
+    fitting = [change for change in found if change is not None]
+    if not fitting and options.recompute == "never":
+        both = search.more_devices(cluster, _with(options, recompute="auto"))
+        if both is not None:
+            fitting = [replace(both, text=f"recompute='auto' and {both.text}")]
+    ways_out = sorted(search.timed(fitting), key=lambda way: _cost(way, options))
+    return Infeasible(
+        f"{error}; {_advice(ways_out, options, error.constraint, cut_short=search.is_over)}",
+        constraint=error.constraint,
+        required=error.required,
+        available=error.available,
+        ways_out=tuple(ways_out),
+    )
+
+
+def with_devices(cluster: Cluster, count: int, like: Device | None = None) -> Cluster:
+    """The cluster with copies of a device, its last if not told, behind it: so many in all.
+
+    The outermost link level joins them all; a cluster of one device gets the default link.
+    """
+    last, names = like or cluster.devices[-1], {device.name for device in cluster.devices}
+    more: list[Device] = []
+    number = 0
+    while len(cluster.devices) + len(more) < count:
+        number += 1
+        name = f"{last.name}+{number}"
+        if name not in names:
+            more.append(last.model_copy(update={"name": name}))
+    if not more:
+        return cluster
+    levels = cluster.levels or Cluster.uniform(count).levels
+    inner = levels[-2].group_size if len(levels) > 1 else 1
+    whole = -(-max(count, levels[-1].group_size) // inner) * inner
+    outermost = levels[-1].model_copy(update={"group_size": whole})
+    return Cluster(devices=(*cluster.devices, *more), levels=(*levels[:-1], outermost))
+
+
+class _Search:
+    """Tries changes until a moment on the clock of `time.monotonic`."""
+
+    def __init__(self, profile: Profile, attempt: Attempt, deadline: float) -> None:
+        self.profile, self.attempt, self.deadline = profile, attempt, deadline
+        self._tables: dict[tuple[int, ...], Tables] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time for trying has passed."""
+        return time.monotonic() > self.deadline
+
+    def first_fitting(self, changes: Iterable[Change]) -> Change | None:
+        """The first change that helps, if time allows to see one."""
+        for change in changes:
+            if self.is_over:
+                return None
+            fitting = self._fitting(change)
+            if fitting is not None:
+                return fitting
+        return None
+
+    def more_devices(
+        self, cluster: Cluster, options: PlanOptions, like: Device | None = None
+    ) -> Change | None:
+        """The fewest that help: doubled up to one a stage, then bisected."""
+        low = len(cluster.devices)
+        most = len(allowed_positions(self.profile, options)) - 1
+        if options.max_replicas != 1:
+            most = max(most, 4 * low)
+        counts = [low]
+        while counts[-1] < min(most, MAX_DEVICES):
+            counts.append(min(2 * counts[-1], most, MAX_DEVICES))
+        found = self.first_fitting(
+            _on_devices(cluster, options, count, like) for count in counts[1:]
+        )
+        if found is None:
+            return None
+        high = len(found.cluster.devices)
+        low = counts[counts.index(high) - 1]
+        while high - low > 1:
+            middle = _on_devices(cluster, options, (low + high) // 2, like)
+            fitting = self.first_fitting([middle])
+            if fitting is None:
+                low = len(middle.cluster.devices)
+            else:
+                found, high = fitting, len(middle.cluster.devices)
+        return found
+
+    def timed(self, changes: Sequence[Change]) -> Iterator[WayOut]:
+        """Changes that a plan confirms, with its step; they share the time that is left.
+
+        Of a plan that the deadline cut short, the step is the most that it would be.
+        """
+        for place, change in enumerate(changes):
+            if change.plan is None and time.monotonic() < self.deadline:
+                try:
+                    change = self._planned(change, len(changes) - place)
+                except DeadlineExceeded:
+                    pass
+                except (Infeasible, InvalidInput):
+                    continue
+            made, options, text = change.plan, change.options, change.text
+            if made is not None and options.batch_size is not None:
+                options = _chosen(options, made)
+                text += f" (micro-batches of {made.inputs[0].shape[0]})"
+            step_time_s = None if made is None else made.step_time_s
+            yield WayOut(text, change.cluster, options, step_time_s, change.is_settled)
+
+    def _planned(self, change: Change, shares: int) -> Change:
+        """With a plan made in one of so many shares of the time that is left."""
+        now = time.monotonic()
+        until = now + (self.deadline - now) / shares
+        made = self.attempt(change.cluster, change.options, until)
+        return replace(change, plan=made, is_settled=time.monotonic() <= until)
+
+    def _fitting(self, change: Change) -> Change | None:
+        """The change if some plan fits, with that plan where only planning can tell."""
+        try:
+            if only_planning_tells(change.options):
+                return self._planned(change, SHARES)
+            return change if self._fits(change) else None
+        except (InvalidInput, Infeasible, DeadlineExceeded):
+            return None
+
+    def _fits(self, change: Change) -> bool:
+        if change.options.batch_size is None:
+            asked = (self.profile, change.cluster, change.options, self._table_of)
+            return may_fit(Request(*asked, deadline=self.deadline))
+        return any(
+            may_fit(request_of(entry, change.cluster, time.monotonic(), self.deadline))
+            for entry in candidates([self.profile], change.options)
+        )
+
+    def _table_of(self, positions: tuple[int, ...]) -> Tables:
+        if positions not in self._tables:
+            self._tables = {positions: tables(self.profile, positions)}
+        return self._tables[positions]
+
+
+def _kinds(profile: Profile, cluster: Cluster, options: PlanOptions) -> list[Iterator[Change]]:
+    """Kinds of changes, each from its smallest form up."""
+    ask = partial(_change, cluster, options)
+    kinds = [_fewer_microbatches(cluster, options)]
+    kinds += [
+        iter([_on_schedule(cluster, options, name)])
+        for name in get_args(TrainingSchedule)
+        if name in CLOSED_FORM and name != options.schedule and options.objective != "latency"
+    ]
+    for name, value, is_changed in (
+        ("recompute", "auto", options.recompute != "auto"),
+        ("max_replicas", None, options.max_replicas is not None),
+        ("optimizer", "sgd", options.optimizer in ("momentum", "adam")),
+        ("memory_fraction", 1.0, options.memory_fraction < 1),
+        ("num_stages", None, options.num_stages is not None),
+        ("max_stages", None, options.max_stages is not None and options.num_stages is None),
+        ("objective", "step_time", options.objective.startswith(("balance", "pipedream"))),
+        ("tied", "priced", options.tied == "together"),
+        ("pins", (), bool(options.pins)),
+        ("together", (), bool(options.together)),
+        ("no_cut_after", (), bool(options.no_cut_after)),
+    ):
+        if is_changed:
+            kinds.append(iter([ask(**{name: value})]))
+    if options.batch_size is None and profile.inputs and profile.inputs[0].shape:
+        size = profile.inputs[0].shape[0]
+        if size > 1:
+            kinds.append(iter([ask(batch_size=options.num_microbatches * size_of(profile))]))
+    return kinds
+
+
+def _change(cluster: Cluster, options: PlanOptions, **changes: object) -> Change:
+    ((name, value),) = changes.items()
+    words = {
+        "num_stages": "any number of stages",
+        "max_stages": "any number of stages",
+        "max_replicas": "any number of replicas",
+        "pins": "no pins",
+        "together": "no layers kept together",
+        "no_cut_after": "no forbidden cuts",
+    }
+    return Change(words.get(name, f"{name}={value!r}"), cluster, _with(options, **changes))
+
+
+def _on_schedule(cluster: Cluster, options: PlanOptions, name: TrainingSchedule) -> Change:
+    """Another schedule, without what only the one asked for takes."""
+    options = _with(options, schedule=name, chunks=PlanOptions().chunks, max_extra_in_flight=0)
+    return Change(f"schedule={name!r}", cluster, options)
+
+
+def _fewer_microbatches(cluster: Cluster, options: PlanOptions) -> Iterator[Change]:
+    """A stage has no more replicas than micro-batches, so fewer of these are not always better."""
+    count = options.num_microbatches
+    while count > 1 and options.batch_size is None and options.objective != "latency":
+        count = count - 1 if count <= EACH_COUNT else count // 2
+        yield _change(cluster, options, num_microbatches=count)
+
+
+def _pinned(cluster: Cluster, options: PlanOptions) -> list[Device]:
+    """A device of every kind that layers are pinned to, but the last device's."""
+    wanted = {pin.kind for pin in options.pins} - {cluster.devices[-1].kind}
+    return list({one.kind: one for one in cluster.devices if one.kind in wanted}.values())
+
+
+def _on_devices(
+    cluster: Cluster, options: PlanOptions, count: int, like: Device | None = None
+) -> Change:
+    text = f"{count} devices" if like is None else f"{count} devices, the new ones {like.kind!r}"
+    return Change(text, with_devices(cluster, count, like), options)
+
+
+def _with(options: PlanOptions, **changes: object) -> PlanOptions:
+    given = {name: getattr(options, name) for name in options.model_fields_set}
+    if "batch_size" in changes:
+        given.pop("num_microbatches", None)  # with both there would be nothing to choose
+    return PlanOptions.model_validate({**given, **changes})
+
+
+def _chosen(options: PlanOptions, plan: Plan) -> PlanOptions:
+    """With the number of micro-batches that a plan chose."""
+    return _with(options, num_microbatches=plan.options.num_microbatches)
+
+
+def _cost(way_out: WayOut, asked: PlanOptions) -> float:
+    """Seconds for as many samples as a step was asked to have."""
+    if way_out.step_time_s is None:
+        return math.inf
+    if way_out.options.batch_size is not None:
+        return way_out.step_time_s
+    return way_out.step_time_s * asked.num_microbatches / way_out.options.num_microbatches
+
+
+def _advice(
+    ways_out: Sequence[WayOut], asked: PlanOptions, constraint: str, *, cut_short: bool
+) -> str:
+    if not ways_out and cut_short:
+        return (
+            "no change that there was time to try suffices; ask for one yourself, such as "
+            "recompute='auto', fewer or smaller micro-batches, or more devices"
+        )
+    if not ways_out and constraint == "memory":
+        return (
+            "no change that was tried suffices (recomputation, more such devices, fewer or smaller "
+            "micro-batches, another schedule or optimizer); use devices with more memory"
+        )
+    if not ways_out:
+        return "no single change of the options that was tried suffices"
+    return f"it would fit with {', or '.join(_in_words(entry, asked) for entry in ways_out)}"
+
+
+def _in_words(way_out: WayOut, asked: PlanOptions) -> str:
+    if way_out.step_time_s is None:
+        return way_out.text
+    most = "" if way_out.is_settled else "at most "
+    words = f"{way_out.text}: {most}{format_time(way_out.step_time_s)} a step"
+    count, wanted = way_out.options.num_microbatches, asked.num_microbatches
+    if way_out.options.batch_size is None and count != wanted:
+        words += f" of {count / wanted:.3g} times the samples"
+    return words

@@ -1,0 +1,298 @@
+"""Play an order of work and see when everything happens.
+
+Start of an action: when its rank has done what comes before it and the results it reads have
+arrived. A forward reads the forward of the stage before, a backward (or its input part) that of
+the stage behind and its own forward, a weight part its input part; both also read what is sent
+past stages. A recomputation waits for what its backward waits for: it counts as the first part of
+it.
+
+A result that goes to another rank is sent when it is made and the message before it on the same
+channel has gone through; the computation goes on meanwhile. Each rank has a channel towards the
+next stages and one towards the previous; what one action makes for several stages goes to the
+nearest first. Where boundaries share a channel, messages go in the
+order in which they are made, of several at the same moment that of the lowest rank first.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.errors import InvalidInput
+from ...schedules.action_order import BACKWARD_INPUT, BACKWARD_WEIGHT, Ints, Order
+from ...schedules.numba_jit import Kernel
+from .durations import StageTimes
+from .messages import StepMessages
+
+Floats = NDArray[np.float64]
+
+ROUNDING = 1e-12
+"""Less idle share than this is the rounding of a sum of many durations."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """When everything happens.
+
+    Attributes:
+        step_time_s: From the first action to the last, gradient synchronisation included.
+        start_s: Of each action of the order.
+        end_s: Of each action.
+        messages: Those of one micro-batch.
+        sent_s: When each starts, by message and micro-batch; -1 where nothing is sent.
+        done_s: When each stage has done its last action.
+        last_end_s: When everything but the sum over tied weights is done.
+    """
+
+    step_time_s: float
+    start_s: Floats
+    end_s: Floats
+    messages: StepMessages
+    sent_s: Floats
+    done_s: Floats
+    last_end_s: float
+
+    def sends(
+        self, stage: int, microbatch: int, *, backward: bool
+    ) -> Iterator[tuple[float, float]]:
+        """Start and duration of each message that a forward, or a backward, of a stage sends."""
+        num_microbatches = len(self.sent_s) // max(1, len(self.messages.send_s))
+        way = backward * len(self.done_s) + stage
+        first, last = self.messages.first_made[way : way + 2].tolist()
+        for message in range(first, last):
+            sent_s = float(self.sent_s[message * num_microbatches + microbatch])
+            if sent_s >= 0:
+                yield sent_s, float(self.messages.send_s[message])
+
+
+def play(order: Order, times: StageTimes) -> Played:
+    """Everything that happens in one step.
+
+    O(actions); with shared channels O(actions log ranks).
+
+    Raises:
+        InvalidInput: The durations do not fit the order, or it can never finish: the message
+            says what each rank waits for.
+    """
+    times.check(order.num_stages)
+    stages, ranks, actions = order.num_stages, order.num_ranks, len(order.stage)
+    messages = StepMessages.of(times)
+    results = len(messages.send_s) * order.num_microbatches
+    holders = np.array([rank for each in order.stage_ranks for rank in each], np.int64)
+    first_holder = np.array([0, *accumulate(map(len, order.stage_ranks))], np.int64)
+    start_s, end_s, sent_s = np.zeros(actions), np.zeros(actions), np.full(results, -1.0)
+    done_s, at = np.zeros(stages), order.first[:-1].copy()
+    waiting = np.full(results, -1)
+    _play(
+        actions,
+        order.first, order.stage, order.work, order.microbatch, order.num_microbatches,
+        first_holder, holders, durations(times),
+        messages.reader, messages.send_s, messages.channel, messages.first_made,
+        messages.read, messages.first_read, messages.num_channels > 0,
+        start_s, end_s, sent_s, done_s, at,
+        np.zeros(2 * stages * order.num_microbatches, np.bool_), np.full(results, -1.0), waiting,
+        np.zeros(ranks), np.zeros(2 * ranks + messages.num_channels),
+        np.arange(ranks)[::-1].copy(),
+    )  # fmt: skip
+    if (at != order.first[1:]).any():
+        raise InvalidInput(f"the schedule never finishes: {_stuck(order, messages, at, waiting)}")
+    synced_s = done_s
+    if len(times.sync_s) and order.trains:
+        synced_s = done_s + np.asarray(times.sync_s, np.float64)
+    last_end_s = float(synced_s.max())
+    step_time_s = last_end_s + times.tied_sync_s
+    return Played(step_time_s, start_s, end_s, messages, sent_s, done_s, last_end_s)
+
+
+def bubble_fraction(counts: Ints, times: StageTimes, step_time_s: float, num_ranks: int) -> float:
+    """Share of all ranks' time in which they neither compute forward nor backward.
+
+    Args:
+        counts: See `Order`.
+        times: Of the same stages.
+        step_time_s: Of the whole step.
+        num_ranks: All of them.
+    """
+    busy_s = math.fsum((counts * durations(times)).tolist())
+    capacity_s = step_time_s * num_ranks
+    idle = 1 - busy_s / capacity_s if capacity_s else 0.0
+    return idle if idle > ROUNDING else 0.0
+
+
+def durations(times: StageTimes) -> Floats:
+    """Of F, B, I, W and R of every stage, one work after the other."""
+    whole = np.asarray(times.backward_s, np.float64)
+    first, second = whole / 2, whole / 2
+    if len(times.backward_input_s):
+        first = np.asarray(times.backward_input_s, np.float64)
+        second = np.asarray(times.backward_weight_s, np.float64)
+    again = np.zeros_like(whole)
+    if len(times.recompute_s):
+        again = np.asarray(times.recompute_s, np.float64)
+    forward = np.asarray(times.forward_s, np.float64)
+    return np.concatenate((forward, whole - again, first - again, second, again))
+
+
+def _stuck(order: Order, messages: StepMessages, at: Ints, waiting: Ints) -> str:
+    """What each rank that did not finish waits for."""
+    wanted = {int(waiting[result]): int(result) for result in np.flatnonzero(waiting >= 0)}
+    split = order.work == BACKWARD_INPUT
+    parted = set(zip(order.stage[split].tolist(), order.microbatch[split].tolist(), strict=True))
+    lines = []
+    for rank in np.flatnonzero(at < order.first[1:]).tolist():
+        action = at[rank]
+        stage, microbatch = int(order.stage[action]), int(order.microbatch[action])
+        letter = "I" if order.work[action] == BACKWARD_WEIGHT else "F"
+        if rank in wanted:
+            message, microbatch = divmod(wanted[rank], order.num_microbatches)
+            stage = int(messages.maker[message])
+            backward = "I" if (stage, microbatch) in parted else "B"
+            letter = "F" if stage < messages.reader[message] else backward
+        lines.append(f"rank {rank} waits for {stage}{letter}{microbatch}")
+    return "; ".join(lines)
+
+
+@Kernel
+def _play(
+    first: Ints,
+    stage: Ints,
+    work: Ints,
+    microbatch: Ints,
+    num_microbatches: int,
+    first_holder: Ints,
+    holders: Ints,
+    duration_s: Floats,
+    reader: Ints,
+    send_s: Floats,
+    channel: Ints,
+    first_made: Ints,
+    read: Ints,
+    first_read: Ints,
+    in_time_order: bool,
+    start_s: Floats,
+    end_s: Floats,
+    sent_s: Floats,
+    done_s: Floats,
+    at: Ints,
+    made: NDArray[np.bool_],
+    arrived_s: Floats,
+    waiting: Ints,
+    free_s: Floats,
+    channel_free_s: Floats,
+    ready: Ints,
+) -> None:
+    """Start what can start, finish it, and see whom that sets free.
+
+    A rank on the ``ready`` stack is taken off and starts its next action. If that wants a result
+    nobody has made yet, the rank is left ``waiting`` for it and put back when it is made. An
+    action is finished, and its message sent, as soon as it has started: no other rank uses the
+    channel. With shared channels actions finish in order of time instead, from a heap of those
+    at work. Each action is started once and waited for at most once.
+
+    Args:
+        first: See `Order`.
+        stage: See `Order`.
+        work: See `Order`.
+        microbatch: See `Order`.
+        num_microbatches: See `Order`.
+        first_holder: Stage s is on the ranks ``holders[first_holder[s] : first_holder[s + 1]]``.
+        holders: Ranks of one stage after the other.
+        duration_s: By work and stage.
+        reader: See `StepMessages`.
+        send_s: See `StepMessages`.
+        channel: See `StepMessages`.
+        first_made: See `StepMessages`.
+        read: See `StepMessages`.
+        first_read: See `StepMessages`.
+        in_time_order: Whether there are shared channels.
+        start_s: Out: of each action.
+        end_s: Out: of each action.
+        sent_s: Out: by message and micro-batch, when it starts; -1 stays where none is sent.
+        done_s: Out: when each stage has done its last action.
+        at: In: each rank's first action. Out: the first it did not do.
+        made: By (whether backward, stage, micro-batch), whether the result is there; false.
+        arrived_s: By message and micro-batch, when it is where it is wanted; -1.
+        waiting: The rank that waits for that message; -1.
+        free_s: By rank; zeros.
+        channel_free_s: By rank and direction, then by shared channel; zeros.
+        ready: All ranks, the first to start last.
+    """
+    num_stages, num_ranks = len(first_holder) - 1, len(first) - 1
+    num_ready = num_ranks
+    running = [(0.0, 0)]
+    running.pop()
+    while True:
+        if num_ready > 0:
+            num_ready -= 1
+            rank = ready[num_ready]
+            action = at[rank]
+            if action == first[rank + 1]:
+                continue
+            s, k, what = stage[action], microbatch[action], work[action]
+            backward = 0 if what == 0 else 1
+            own = -1  # the result it reads that its own rank makes
+            if what == 3:
+                own = (num_stages + s) * num_microbatches + k
+            elif backward == 1:
+                own = s * num_microbatches + k
+            if own >= 0 and not made[own]:
+                continue  # it stands before what it reads: for ever
+            start = free_s[rank]
+            missing = -1
+            if what != 3:
+                way = backward * num_stages + s
+                for place in range(first_read[way], first_read[way + 1]):
+                    result = read[place] * num_microbatches + k
+                    if arrived_s[result] < 0:
+                        missing = result
+                        break
+                    start = max(start, arrived_s[result])
+            if missing >= 0:
+                waiting[missing] = rank
+                continue
+            start_s[action] = start
+            end = start + duration_s[what * num_stages + s]
+            if in_time_order:
+                heapq.heappush(running, (end, rank))
+                continue
+        elif len(running) > 0:
+            end, rank = heapq.heappop(running)
+            action = at[rank]
+            s, k, what = stage[action], microbatch[action], work[action]
+        else:
+            break
+        at[rank] += 1
+        free_s[rank] = end
+        end_s[action] = end
+        done_s[s] = max(done_s[s], end)
+        if what < 3:
+            backward = 0 if what == 0 else 1
+            way = backward * num_stages + s
+            made[way * num_microbatches + k] = True
+            for message in range(first_made[way], first_made[way + 1]):
+                arrived = end
+                target = reader[message]
+                holder = first_holder[target]
+                replicas = first_holder[target + 1] - holder
+                if replicas > 1:
+                    holder += k % replicas
+                result = message * num_microbatches + k
+                if send_s[message] > 0 and holders[holder] != rank:
+                    line = channel[message]
+                    line = 2 * rank + backward if line < 0 else 2 * num_ranks + line
+                    sent_s[result] = max(end, channel_free_s[line])
+                    arrived = sent_s[result] + send_s[message]
+                    channel_free_s[line] = arrived
+                arrived_s[result] = arrived
+                if waiting[result] >= 0:
+                    ready[num_ready] = waiting[result]
+                    waiting[result] = -1
+                    num_ready += 1
+        ready[num_ready] = rank
+        num_ready += 1

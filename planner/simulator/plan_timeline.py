@@ -1,0 +1,74 @@
+"""The simulated timeline of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...core.plan.plan import DirectSend, Plan
+from ...core.plan.timeline import Timeline
+from ...schedules.action_order import make_order
+from ...schedules.plan_schedule import schedule_of
+from .durations import SkipTimes
+from .rows import StepRows
+from .simulate import StageTimes, simulate, simulated_rows
+
+
+def plan_timeline(plan: Plan) -> Timeline:
+    """When every action of the plan's step happens, by the plan's own numbers.
+
+    Every replica is a rank of its own. What a stage computes again for a backward is shown as
+    large as its workspace, which is where a plan counts it, and as long as its forward: a plan
+    only says how long both take together.
+    """
+    return simulate(schedule_of(plan), _times_of(plan))
+
+
+def plan_rows(plan: Plan) -> StepRows:
+    """What `plan_timeline` has of events and memory, as plain rows."""
+    stages = plan.stages
+    if any(stage.recompute != "never" for stage in stages):
+        return simulated_rows(schedule_of(plan), _times_of(plan))
+    depths = [stage.in_flight for stage in stages] if plan.schedule == "1f1b" else ()
+    replicas = [stage.replicas for stage in stages]
+    order = make_order(plan.schedule, plan.num_microbatches, replicas, depths, plan.chunks)
+    return simulated_rows(order, _times_of(plan))
+
+
+def _times_of(plan: Plan) -> StageTimes:
+    stages = plan.stages
+    recomputes = [stage.recompute != "never" for stage in stages]
+    return StageTimes(
+        forward_s=[stage.forward_time_s for stage in stages],
+        backward_s=[stage.backward_time_s for stage in stages],
+        send_forward_s=[stage.send_forward_time_s for stage in stages[:-1]],
+        send_backward_s=[stage.send_backward_time_s for stage in stages[1:]],
+        tied_sync_s=plan.tied_sync_time_s,
+        saved_bytes=[stage.memory.activations_bytes // stage.in_flight for stage in stages],
+        recomputed_bytes=[
+            stage.memory.workspace_bytes * again
+            for stage, again in zip(stages, recomputes, strict=True)
+        ],
+        recompute_s=[
+            min(stage.forward_time_s, stage.backward_time_s / 2) * again
+            for stage, again in zip(stages, recomputes, strict=True)
+        ],
+        sync_s=[stage.sync_time_s for stage in stages],
+        forward_channel=plan.forward_channels,
+        backward_channel=plan.backward_channels,
+        skips=skip_times(plan.direct_sends),
+    )
+
+
+def skip_times(sends: Sequence[DirectSend]) -> tuple[SkipTimes, ...]:
+    """What a plan sends past stages, for the simulator."""
+    return tuple(
+        SkipTimes(
+            send.source,
+            send.target,
+            send.forward_time_s,
+            send.backward_time_s,
+            send.forward_channel,
+            send.backward_channel,
+        )
+        for send in sends
+    )

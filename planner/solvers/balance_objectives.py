@@ -1,0 +1,210 @@
+"""Plans that even out one number a stage, as torchgpipe does, and PipeDream's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...core.errors import Infeasible, InvalidInput
+from ...core.units import format_bytes
+from ..cost.assignment import Assignment, Cuts, cuts_of, in_device_order, placed
+from ..cost.chain import Tables
+from ..cost.plan_cost import Priced
+from ..heuristics.candidates import with_recompute
+from ..heuristics.chain_partition import balance
+from ..pipedream.objective import pipedream_chain
+from ..problem.constraints import broken_option
+from ..problem.problem import Request
+from ..search.label_setting import Floats
+
+
+def balanced(request: Request) -> tuple[Priced, float]:
+    """The plan of ``balance_time``, ``balance_size`` or ``pipedream``, and a bound on its value.
+
+    These objectives choose the cuts alone: afterwards stages are recomputed as the options say,
+    and a plan that does not keep the options is refused.
+
+    Raises:
+        InvalidInput: The plan does not keep an option, or PipeDream's optimizer does not take
+            this cluster.
+        Infeasible: The plan does not fit; these objectives know nothing of memory.
+    """
+    objective = request.options.objective
+    found = _pipedream(request) if objective == "pipedream" else _evened(request)
+    _check_kept(request, found)
+    least = request.pricer.price(found).value
+    found = with_recompute(request.pricer, found)
+    _check_memory(request, found)
+    priced = request.pricer.price(found)
+    if len(request.costs.positions) < len(request.positions):  # cuts between groups of layers
+        return priced, _share_s(request) if objective == "balance_time" else 0.0
+    return priced, priced.value if request.options.recompute == "always" else least
+
+
+def _share_s(request: Request) -> float:
+    """All work on all devices: no slowest stage is faster."""
+    speeds = math.fsum(device.speed for device in request.cluster.devices)
+    return float(_work_s(request)[0, -1]) / speeds * (1 - 1e-9)
+
+
+def _check_kept(request: Request, found: Assignment) -> None:
+    options = request.options
+    broken = broken_option(found, request.profile, request.devices, options)
+    if broken is not None:
+        raise InvalidInput(
+            f"the plan of the objective {options.objective!r} {broken.text}; {broken.way_out}, or "
+            "plan for 'step_time', which keeps it",
+            field=f"/options/{broken.option}",
+        )
+
+
+def _check_memory(request: Request, found: Assignment) -> None:
+    for number, stage in enumerate(request.pricer.stages(found)):
+        needed = stage.memory.total_bytes
+        if stage.limit_bytes is not None and needed > stage.limit_bytes:
+            raise Infeasible(
+                f"the objective {request.options.objective!r} knows nothing of memory: its stage "
+                f"{number} needs {format_bytes(needed)} ({needed} bytes), its device allows "
+                f"{format_bytes(stage.limit_bytes)} ({stage.limit_bytes} bytes); plan for "
+                "'step_time' instead",
+                constraint="memory",
+                required=needed,
+                available=stage.limit_bytes,
+            )
+
+
+def _evened(request: Request) -> Assignment:
+    """Stage s on device s, as many as asked for, or as devices and cuts allow."""
+    costs, options = request.costs, request.options
+    most = min(costs.num_atoms, len(request.cluster.devices))
+    if options.max_stages is not None:
+        most = min(most, options.max_stages)
+    count = options.num_stages or most
+    speeds = [device.speed for device in request.cluster.devices[:count]]
+    if options.objective == "balance_size":
+        cuts = even_sizes(costs, count)
+    elif len(set(speeds)) == 1:
+        cuts = cuts_of(balance(np.diagonal(_work_s(request), 1).tolist(), count))
+    else:
+        cuts = even_times_at(_work_s(request), speeds, exactly=bool(options.num_stages))
+    found = in_device_order(_positions(costs, cuts), request.devices)
+    assert found is not None, "no more stages than devices"
+    return found
+
+
+def _work_s(request: Request) -> Floats:
+    """Forward and backward of every stage at speed 1."""
+    costs = request.costs
+    again = costs.recompute_s if request.options.recompute == "always" else 0.0
+    return costs.forward_s + costs.backward_s + again
+
+
+def even_times_at(work_s: Floats, speeds: Sequence[float], *, exactly: bool) -> Cuts:
+    """Positions of the stages of which the slowest is fastest, stage s at speed s.
+
+    ``least[s][j]``, the slowest of the first s stages that end at position j, is the least over i
+    of ``max(least[s - 1][i], work[i, j] / speed[s])``. O(S N^2).
+
+    Args:
+        work_s: Of a stage between any two positions, at speed 1.
+        speeds: Of the devices in order.
+        exactly: Whether every device has a stage; else the first ones may do, most of them first.
+    """
+    n = work_s.shape[0] - 1
+    ends = np.arange(n + 1)
+    backwards = ends[:, None] >= ends[None, :]
+    least = np.where(ends == 0, 0.0, math.inf)
+    starts, values = [], []
+    for speed in speeds:
+        slowest = np.maximum(least[:, None], np.where(backwards, math.inf, work_s / speed))
+        starts.append(np.argmin(slowest, axis=0))
+        least = np.min(slowest, axis=0)
+        values.append(float(least[n]))
+    count = len(speeds)
+    if not exactly:
+        count = min(range(count, 0, -1), key=lambda stages: values[stages - 1])
+    cuts = [n]
+    for stage in reversed(range(count)):
+        cuts.append(int(starts[stage][cuts[-1]]))
+    return tuple(reversed(cuts))
+
+
+def even_sizes(costs: Tables, num_stages: int) -> Cuts:
+    """Positions of the stages whose largest weights and activations are least.
+
+    A stage never shrinks by taking more layers, so stages taken as long as a limit allows are
+    fewest; bisection over the sizes that occur. O(S log N log N^2).
+    """
+    sizes = costs.weights_bytes + costs.saved_bytes
+    n = costs.num_atoms
+    values = np.unique(sizes[np.triu_indices(n + 1, k=1)])
+    low, high = 0, len(values) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if len(_greedy(sizes, int(values[middle]), num_stages)) <= num_stages + 1:
+            high = middle
+        else:
+            low = middle + 1
+    cuts = _greedy(sizes, int(values[low]), num_stages)
+    while len(cuts) <= num_stages:  # stages of several atoms can be split without harm
+        widest = max(range(len(cuts) - 1), key=lambda index: cuts[index + 1] - cuts[index])
+        cuts.insert(widest + 1, (cuts[widest] + cuts[widest + 1]) // 2)
+    return tuple(cuts)
+
+
+def _greedy(
+    sizes: np.ndarray[tuple[int, ...], np.dtype[np.int64]], limit: int, most: int
+) -> list[int]:
+    """Stages as long as the limit allows; gives up after ``most`` of them, or at too large ones."""
+    n = sizes.shape[0] - 1
+    cuts = [0]
+    while cuts[-1] < n:
+        first = cuts[-1]
+        last = int(np.searchsorted(sizes[first, first + 1 :], limit, side="right")) + first
+        if last == first or len(cuts) > most:
+            return [0] * (n + 2)
+        cuts.append(last)
+    return cuts
+
+
+def _positions(costs: Tables, blocks: Sequence[int]) -> Cuts:
+    return tuple(costs.positions[block] for block in blocks)
+
+
+def _pipedream(request: Request) -> Assignment:
+    """PipeDream's optimum for the outermost link level, on all devices of one class.
+
+    Raises:
+        InvalidInput: Devices differ, are more than its search is made for, or its stages cannot
+            be placed.
+    """
+    costs, devices = request.costs, request.devices
+    if len(devices.classes) > 1:
+        raise InvalidInput(
+            "PipeDream's objective knows equal devices only; plan for 'step_time'",
+            field="/options/objective",
+        )
+    work = costs.forward_s + costs.backward_s
+    count = costs.num_atoms
+    found = pipedream_chain(
+        [float(work[index, index + 1]) for index in range(count)],
+        [float(costs.weights_bytes[index, index + 1]) for index in range(count)],
+        [float(size) for size in costs.arriving_bytes[1:-1]],
+        [len(request.cluster.devices)],
+        [devices.levels[-1].bandwidth_bytes_per_s],
+    )
+    blocks = [0]
+    for stage in found.stages:
+        blocks.append(blocks[-1] + len(stage.node_ids))
+    replicas = [stage.replicas for stage in found.stages]
+    chosen = placed(_positions(costs, blocks), replicas, devices)
+    if chosen is None:
+        raise InvalidInput(
+            f"PipeDream gives its stages {'-'.join(map(str, replicas))} devices, which cannot be "
+            "placed: a stage lies inside one group of devices or is made of whole ones; plan for "
+            "'step_time'",
+            field="/options/objective",
+        )
+    return chosen

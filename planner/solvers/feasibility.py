@@ -1,0 +1,93 @@
+"""Why nothing fits, with both numbers."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import replace
+
+from ...core.errors import DeadlineExceeded, Infeasible, InvalidInput
+from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT
+from ...core.units import format_bytes
+from ..problem.pin_conflicts import Pins, described, least_conflict
+from ..problem.problem import Request
+from .least_memory_tomerge import any_plan
+from .misfit_tomerge import LEAST_S, Misfit, closest_misfit, without_limits
+
+
+def out_of_memory(request: Request) -> Infeasible:
+    """The error for a request in which no plan fits, about the plan that misses by least."""
+    try:
+        misfit = closest_misfit(request)
+    except DeadlineExceeded:
+        return _roughly(request)
+    if misfit is None:
+        return _unkept(request)
+    needed, limit = misfit.needed_bytes, misfit.limit_bytes
+    count = misfit.assignment.num_stages
+    indices = misfit.assignment.device_indices(request.devices, misfit.stage)
+    return Infeasible(
+        f"no plan fits the devices' memory: in the one that misses by least ({count} "
+        f"stage{'s' * (count > 1)}), {_stage(request, misfit)} needs {format_bytes(needed)} "
+        f"({needed} bytes) and device {request.cluster.devices[indices[0]].name!r} allows "
+        f"{format_bytes(limit)} ({limit} bytes)",
+        constraint="memory",
+        required=needed,
+        available=limit,
+    )
+
+
+def _unkept(request: Request) -> Infeasible:
+    """The error where no plan keeps the options, even with all the memory one could want."""
+    kinds = Counter(device.kind for device in request.cluster.devices)
+    has = " and ".join(f"{count} {kind!r}" for kind, count in kinds.items())
+    pins = tuple(enumerate(request.options.pins))
+    named = least_conflict(pins, lambda some: bool(pins) and not _keeps(request, some))
+    what = f"{described(named)} cannot all be kept" if named else "no plan keeps the options"
+    return Infeasible(
+        f"{what} on the cluster's {sum(kinds.values())} devices ({has}), whatever their memory; "
+        "add devices, or ask for less: pins, layers together, forbidden cuts, numbers of stages",
+        constraint="constraints",
+        required=sum(kinds.values()) + 1,
+        available=sum(kinds.values()),
+    )
+
+
+def _keeps(request: Request, pins: Pins) -> bool:
+    """Whether some plan keeps these pins, whatever the memory."""
+    options = request.options.model_copy(update={"pins": tuple(pin for _, pin in pins)})
+    fewer = replace(request, options=options, deadline=time.monotonic() + LEAST_S)
+    try:
+        return any_plan(fewer, without_limits(request.devices)) is not None
+    except (DeadlineExceeded, InvalidInput, Infeasible):
+        return True
+
+
+def _roughly(request: Request) -> Infeasible:
+    """The error where finding the closest plan would take too long: a bound instead of a plan."""
+    table = request.costs.stages
+    state = OPTIMIZER_BYTES_PER_ELEMENT[request.options.optimizer]
+    resident = table.weights_bytes + table.gradients_bytes + state * table.learned_elements
+    single = resident[table.last == table.first + 1]
+    whole = int(resident[(table.first == 0) & (table.last == table.num_atoms)].max(initial=0))
+    needed = max(int(single.max()), -(-whole // len(request.cluster.devices)))
+    limit = max(entry.limit_bytes or 0 for entry in request.devices.classes)
+    return Infeasible(
+        f"no plan fits the devices' memory: weights, gradients and optimizer state alone need at "
+        f"least {format_bytes(needed)} ({needed} bytes) on some device, activations and buffers "
+        f"come on top, and the largest device allows {format_bytes(limit)} ({limit} bytes)",
+        constraint="memory",
+        required=needed,
+        available=limit,
+    )
+
+
+def _stage(request: Request, misfit: Misfit) -> str:
+    """For example ``stage 0 (layers 0 to 1, 'embed' to 'block.0')``."""
+    cuts, layers = misfit.assignment.cuts, request.profile.layers
+    first, last = cuts[misfit.stage], cuts[misfit.stage + 1] - 1
+    order = misfit.assignment.order or range(len(layers))
+    one, other = layers[order[first]].layer.name, layers[order[last]].layer.name
+    if first == last:
+        return f"stage {misfit.stage} (layer {first}, {one!r})"
+    return f"stage {misfit.stage} (layers {first} to {last}, {one!r} to {other!r})"

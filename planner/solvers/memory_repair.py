@@ -1,0 +1,165 @@
+"""Cuts moved until every device has room for all its stages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations, pairwise
+
+from ..cost.assignment import Assignment
+from ..cost.plan_cost import Pricer
+from .cut_fitting import Ways
+
+STEPS = (-8, -4, -2, -1, 1, 2, 4, 8)
+"""How far a cut is moved, in positions."""
+
+MAX_TRIED = 6_000
+"""Cuts tried in one search: 0.1 s."""
+
+MAX_ALL = 600
+"""Cuts up to which all are tried."""
+
+SHARPNESS = 8
+"""The power to which fullness is raised: mostly the fullest device counts, others a little."""
+
+FULLEST = 1e9
+"""More often than this no limit is exceeded, so that powers stay finite."""
+
+
+def squeezed(
+    pricer: Pricer,
+    assignment: Assignment,
+    ways: Ways = (False,),
+    allows: Callable[[Assignment], bool] | None = None,
+) -> Iterator[Assignment]:
+    """The assignment with its cuts moved so that it fits; nothing if that does not come out.
+
+    Where there are few cuts, all are tried. Else steepest descent of the sum of
+    (needed / limit) ** `SHARPNESS` over devices, which may end where no single move helps; then
+    an empty answer proves nothing.
+
+    Args:
+        pricer: What stages cost.
+        assignment: That does not fit.
+        ways: Whether stages may be recomputed, not, or as it takes less room.
+        allows: Whether cuts keep the pins; `None` for any.
+    """
+    search = _Search(pricer, assignment, ways)
+    inner = range(1, pricer.costs.num_atoms)
+    if math.comb(len(inner), assignment.num_stages - 1) <= MAX_ALL:
+        for chosen in combinations(inner, assignment.num_stages - 1):
+            search.cut_at((0, *chosen, pricer.costs.num_atoms))
+            if search.fits() and (allows is None or allows(search.made())):
+                yield search.made()
+        return
+    tried, best = 0, search.fullness(search.held)
+    while tried < MAX_TRIED:
+        if search.fits():
+            yield search.made()
+            return
+        found: tuple[int, int] | None = None
+        for place, position in search.moves():
+            tried += 1
+            fullness = search.fullness(search.held_after(place, position))
+            if fullness < best and (allows is None or allows(search.made(place, position))):
+                found, best = (place, position), fullness
+        if found is None:
+            return
+        search.move(*found)
+
+
+class _Search:
+    """Cuts as indices of positions, and what every device needs with them.
+
+    Attributes:
+        held: Bytes, by the place of the device's first stage along the pipeline.
+    """
+
+    def __init__(self, pricer: Pricer, assignment: Assignment, ways: Ways) -> None:
+        self.assignment, self.ways, self.room = assignment, ways, pricer.room
+        self.positions = pricer.costs.positions
+        self.depths = pricer.depths(assignment)
+        devices, classes = pricer.devices, assignment.classes
+        owners = [
+            assignment.device_indices(devices, stage)[0] for stage in range(assignment.num_stages)
+        ]
+        number = {owner: place for place, owner in enumerate(dict.fromkeys(owners))}
+        self.owner = [number[owner] for owner in owners]
+        self.limits: list[int | None] = [None] * len(number)
+        for owner, entry in zip(self.owner, classes, strict=True):
+            self.limits[owner] = devices.classes[entry].limit_bytes
+        self.cut_at([pricer.costs.index[cut] for cut in assignment.cuts])
+
+    def cut_at(self, cuts: Sequence[int]) -> None:
+        self.cuts = list(cuts)
+        self.needed = [self._bytes(stage, *span) for stage, span in enumerate(pairwise(cuts))]
+        self.held = [0] * len(self.limits)
+        for owner, needed in zip(self.owner, self.needed, strict=True):
+            self.held[owner] += needed
+
+    def made(self, place: int = 0, position: int = 0) -> Assignment:
+        """The assignment with these cuts, one of them moved."""
+        cuts = list(self.cuts)
+        cuts[place] = position
+        recompute = tuple(
+            min(self._by_way(stage, *span))[1] for stage, span in enumerate(pairwise(cuts))
+        )
+        cuts = [self.positions[index] for index in cuts]
+        return replace(self.assignment, cuts=tuple(cuts), recompute=recompute)
+
+    def _bytes(self, stage: int, first: int, last: int) -> int:
+        return min(self._by_way(stage, first, last))[0]
+
+    def _by_way(self, stage: int, first: int, last: int) -> list[tuple[int, bool]]:
+        depth, replicas = self.depths[stage], self.assignment.replicas[stage]
+        return [
+            (int(self.room.row(first, again, depth, replicas)[last]), again) for again in self.ways
+        ]
+
+    def fits(self) -> bool:
+        return all(
+            limit is None or held <= limit
+            for held, limit in zip(self.held, self.limits, strict=True)
+        )
+
+    def fullness(self, held: list[int]) -> float:
+        return sum(
+            float(min(needed / max(limit, 1), FULLEST)) ** SHARPNESS
+            for needed, limit in zip(held, self.limits, strict=True)
+            if limit is not None
+        )
+
+    def moves(self) -> Iterator[tuple[int, int]]:
+        """Which cut, and where to: those of all stages on devices that lack room."""
+        ratios = [
+            0.0 if limit is None else held / max(limit, 1)
+            for held, limit in zip(self.held, self.limits, strict=True)
+        ]
+        owners = {owner for owner, ratio in enumerate(ratios) if ratio > 1}
+        for place in range(1, len(self.cuts) - 1):
+            if self.owner[place - 1] in owners or self.owner[place] in owners:
+                for step in STEPS:
+                    position = self.cuts[place] + step
+                    if self.cuts[place - 1] < position < self.cuts[place + 1]:
+                        yield place, position
+
+    def held_after(self, place: int, position: int) -> list[int]:
+        """What devices need with one cut moved."""
+        held = list(self.held)
+        for stage, needed in self._around(place, position):
+            held[self.owner[stage]] += needed - self.needed[stage]
+        return held
+
+    def _around(self, place: int, position: int) -> list[tuple[int, int]]:
+        """The two stages a cut is between, with what they need once it is moved."""
+        return [
+            (place - 1, self._bytes(place - 1, self.cuts[place - 1], position)),
+            (place, self._bytes(place, position, self.cuts[place + 1])),
+        ]
+
+    def move(self, place: int, position: int) -> None:
+        for stage, needed in self._around(place, position):
+            self.held[self.owner[stage]] += needed - self.needed[stage]
+            self.needed[stage] = needed
+        self.cuts[place] = position

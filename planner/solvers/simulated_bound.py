@@ -1,0 +1,144 @@
+"""A bound on the step of every plan of a schedule without a closed form: `docs/planner.md`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ..cost.stage_table import Seconds
+from ..problem.problem import Request
+from ..search.arcs import SPLIT_BACKWARD
+from ..search.branch_and_bound import ROUNDING
+
+
+@dataclass(frozen=True)
+class LeastStep:
+    """What no plan's simulated step is below.
+
+    Args:
+        request: What is asked for.
+        chunks: Stages a device.
+    """
+
+    request: Request
+    chunks: int
+
+    def bound_s(self) -> float:
+        """The least over all numbers of replicas; O(N sqrt(m)) for N atoms of the model."""
+        least_s = min(
+            max(self._waiting_s(*shape), self._drained_s(*shape), self._heaviest_s(shape[0]))
+            for shape in self._shapes()
+        )
+        return max(self._through_s(), least_s) * (1 - ROUNDING)
+
+    @property
+    def splits(self) -> bool:
+        """Whether gradients run on before a stage's own backward is done."""
+        return self.request.options.schedule in SPLIT_BACKWARD
+
+    @cached_property
+    def atoms_s(self) -> tuple[Seconds, Seconds]:
+        """Forward and backward of the layers between neighbouring positions, at speed 1."""
+        profile, firsts = self.request.profile, self.request.positions[:-1]
+        layers = profile.layers
+        forward_s = np.add.reduceat([entry.forward.median_s for entry in layers], firsts)
+        backward_s = np.add.reduceat([entry.backward.median_s for entry in layers], firsts)
+        if self.request.options.recompute == "always":
+            backward_s = backward_s + forward_s
+        if profile.loss:
+            forward_s[-1] += profile.loss.forward.median_s
+            backward_s[-1] += profile.loss.backward.median_s
+        return forward_s, backward_s
+
+    @cached_property
+    def whole_s(self) -> tuple[float, float]:
+        """Of the whole model."""
+        forward_s, backward_s = self.atoms_s
+        return math.fsum(forward_s), math.fsum(backward_s)
+
+    @cached_property
+    def most_replicas(self) -> int:
+        options, classes = self.request.options, self.request.devices.classes
+        most = min(options.num_microbatches, max(map(len, classes)))
+        return min(most, options.max_replicas or most)
+
+    def _shapes(self) -> Iterator[tuple[int, list[float]]]:
+        """Micro-batches of a first replica, and the speeds of the places there may be for them.
+
+        Of numbers of replicas that leave as many micro-batches the least has the most places.
+        """
+        options, atoms = self.request.options, len(self.request.positions) - 1
+        atoms = min(atoms, options.num_stages or atoms, options.max_stages or atoms)
+        classes = sorted(self.request.devices.classes, key=lambda entry: -entry.speed)
+        replicas = 1
+        while replicas <= self.most_replicas:
+            share = -(-options.num_microbatches // replicas)
+            most = max(1, atoms // self.chunks)
+            speeds: list[float] = []
+            for entry in classes:
+                speeds += [entry.speed] * min(len(entry) // replicas, most - len(speeds))
+            yield share, speeds
+            fewer = share - 1
+            replicas = -(-options.num_microbatches // fewer) if fewer else self.most_replicas + 1
+
+    def _waiting_s(self, share: int, speeds: list[float]) -> float:
+        """Place p waits for p stages of at least one atom each, there and (unsplit) back."""
+        forward_s, backward_s = self.atoms_s
+        front_s = np.cumsum(forward_s if self.splits else forward_s + backward_s)
+        waits_s = np.concatenate(([0.0], front_s))[: len(speeds)] / self._fastest
+        speed = np.asarray(speeds)
+        least_s = (share * sum(self.whole_s) + np.cumsum(speed * waits_s)) / np.cumsum(speed)
+        return float(least_s.min())
+
+    def _drained_s(self, share: int, speeds: list[float]) -> float:
+        """With one stage a device, the work of those in front is what a place waits for."""
+        if self.chunks > 1:
+            return 0.0
+        forward_s, backward_s = self.whole_s
+        found = [(forward_s + (backward_s / 2 if self.splits else backward_s), 1.0)]
+        if self.splits:
+            found.append((forward_s + backward_s, self._least_forward_share))
+        fastest = self._fastest
+        return max(
+            part * work_s / fastest
+            / (1 - math.prod(1 - part * speed / fastest / share for speed in speeds))
+            if part else 0.0
+            for work_s, part in found
+        )  # fmt: skip
+
+    @cached_property
+    def _least_forward_share(self) -> float:
+        """Of any atom's work; those without any left aside."""
+        forward_s, backward_s = self.atoms_s
+        work_s = forward_s + backward_s
+        return float((forward_s[work_s > 0] / work_s[work_s > 0]).min(initial=1.0))
+
+    def _heaviest_s(self, share: int) -> float:
+        """One atom is on one stage, whose first replica takes so many micro-batches."""
+        forward_s, backward_s = self.atoms_s
+        front_s = np.cumsum(forward_s) - forward_s
+        if not self.splits:
+            front_s += np.cumsum(backward_s) - backward_s
+        return float((front_s + share * (forward_s + backward_s)).max()) / self._fastest
+
+    def _through_s(self) -> float:
+        """One micro-batch through the model and back, and one stage's weight part behind it.
+
+        With X the time behind the last forward, the stages' parts of B have
+        (b_q + ... + b_S) / 2 + b_q / 2 <= X, so that they sum up to X (2 - 2^(1 - S)) at most.
+        """
+        forward_s, backward_s = self.whole_s
+        if not self.splits:
+            return (forward_s + backward_s) / self._fastest
+        most = min(max(len(places) for _, places in self._shapes()) * self.chunks, 60)
+        first_s = float(self.atoms_s[1][0]) / 2
+        behind_s = max(backward_s / 2 + first_s, backward_s / (2 - 2.0 ** (1 - most)))
+        return (forward_s + behind_s) / self._fastest
+
+    @property
+    def _fastest(self) -> float:
+        return self.request.devices.fastest

@@ -1,0 +1,609 @@
+"""The numbers of one plan, counted again from docs/planner.md by plain loops.
+
+Written apart from the planner's tables, so that the two check each other. Only the schedule and
+its simulator are shared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, combinations
+
+from ...core.cluster.cluster import Cluster, LinkLevel
+from ...core.errors import InvalidInput
+from ...core.graph.graph import Boundary, Parameter
+from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, DirectSend, MemoryUse, PlanOptions
+from ...core.profile.profile import Profile
+from ...schedules.action_order import Order, make_order
+from ...schedules.activation_memory import most_in_flight
+from ...schedules.warmup_depths import checked_depths
+from ..simulator.plan_timeline import skip_times
+from ..simulator.simulate import StageTimes, step_time
+from .reference_placement import Place, level_between
+from .reference_skips import Passing, passing
+
+CLOSED_FORM_DEPTH = ("gpipe", "1f1b")
+"""Schedules with a formula for the micro-batches in flight; the others' are simulated."""
+
+SPLIT_BACKWARD = ("zero_bubble", "interleaved_zero_bubble", "zbv", "dualpipev")
+"""Schedules in which gradients run on to the front before a stage's own backward is done."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """All layers of a profile cut into stages, each on its devices.
+
+    Attributes:
+        counts: Layers of each stage, at least one, adding up to the profile's.
+        devices: Of each stage, as indices in the cluster, the first replica's first.
+        recompute: Whether each stage is recomputed; none is where this is empty.
+        held: Micro-batches in flight at each stage; the schedule's own where this is empty.
+        chunks: Stages a device.
+        direct: Whether values go past stages that have no use for them instead of being relayed.
+    """
+
+    counts: tuple[int, ...]
+    devices: tuple[tuple[int, ...], ...]
+    profile: Profile
+    cluster: Cluster
+    options: PlanOptions
+    recompute: tuple[bool, ...] = ()
+    held: tuple[int, ...] = ()
+    chunks: int = 1
+    direct: bool = False
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.counts)
+
+    @property
+    def only_forward(self) -> bool:
+        """Whether one micro-batch runs forward and nothing else."""
+        return self.options.objective == "latency"
+
+    def layers(self, stage: int) -> range:
+        """Indices of the stage's layers."""
+        begin = sum(self.counts[:stage])
+        return range(begin, begin + self.counts[stage])
+
+    def boundaries(self) -> tuple[Boundary, ...]:
+        """The profile's boundary at each cut."""
+        return tuple(self.profile.boundaries[end - 1] for end in accumulate(self.counts[:-1]))
+
+    def place(self, stage: int) -> Place:
+        """The stage's devices."""
+        return Place(self.cluster, self.devices[stage])
+
+    def replicas(self, stage: int) -> int:
+        """How many devices hold the stage."""
+        return len(self.devices[stage])
+
+    def recomputes(self, stage: int) -> bool:
+        """Whether the stage runs its forward again before its backward."""
+        return bool(self.recompute) and self.recompute[stage]
+
+    def microbatches(self, stage: int) -> int:
+        """How many the stage's first replica does: ``n``."""
+        if self.only_forward:
+            return 1
+        return math.ceil(self.options.num_microbatches / self.replicas(stage))
+
+    def work_s(self, stage: int) -> tuple[float, float]:
+        """Forward and backward at one replica: ``F`` and ``B``."""
+        layers = self.layers(stage)
+        return work_s(self.profile, layers, self.place(stage).speed, self.recomputes(stage))
+
+    def send_forward(self, stage: int) -> tuple[int, float]:
+        """Bytes and time of the activations sent to the next stage."""
+        if stage + 1 == self.num_stages:
+            return 0, 0.0
+        size = self.profile.boundaries[self.layers(stage)[-1]].forward_bytes
+        size -= sum(past.forward_bytes for past in self.passing if past.crosses(stage))
+        return self._sent(stage, stage + 1, size)
+
+    def send_backward(self, stage: int) -> tuple[int, float]:
+        """Bytes and time of the gradients sent to the previous stage."""
+        if stage == 0 or self.only_forward:
+            return 0, 0.0
+        size = self.profile.boundaries[self.layers(stage)[0] - 1].backward_bytes
+        size -= sum(past.backward_bytes for past in self.passing if past.crosses(stage - 1))
+        return self._sent(stage - 1, stage, size)
+
+    @cached_property
+    def passing(self) -> tuple[Passing, ...]:
+        """What goes past stages."""
+        return passing(self.profile, self.counts) if self.direct else ()
+
+    def direct_sends(self) -> tuple[DirectSend, ...]:
+        """The same as a plan lists it."""
+        _, _, forward_channels, backward_channels = self.all_channels()
+        found = []
+        for index, past in enumerate(self.passing):
+            forward = self._sent(past.source, past.target, past.forward_bytes)
+            backward = self._sent(past.source, past.target, past.backward_bytes)
+            if self.only_forward:
+                backward = 0, 0.0
+            found.append(
+                DirectSend(
+                    source=past.source,
+                    target=past.target,
+                    tensors=past.names,
+                    forward_bytes=forward[0],
+                    backward_bytes=backward[0],
+                    forward_time_s=forward[1],
+                    backward_time_s=backward[1],
+                    forward_channel=forward_channels[index],
+                    backward_channel=backward_channels[index],
+                )
+            )
+        return tuple(found)
+
+    def channels(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Which shared connection each cut's activations leave by, and each cut's gradients.
+
+        Numbered from 0 in order of appearance; -1 for one of the sender's own.
+        """
+        forward, backward, *_ = self.all_channels()
+        return forward, backward
+
+    def all_channels(self) -> tuple[tuple[int, ...], ...]:
+        """The same, then those of what goes past stages."""
+        numbers: dict[tuple[int, int], int] = {}
+        neighbours = [(stage, stage + 1) for stage in range(self.num_stages - 1)]
+        found = []
+        for pairs in (neighbours, [(past.source, past.target) for past in self.passing]):
+            for direction in (0, 1):
+                found.append(tuple(self._exit(pair, direction, numbers) for pair in pairs))
+        return tuple(found)
+
+    def _exit(
+        self, pair: tuple[int, int], direction: int, numbers: dict[tuple[int, int], int]
+    ) -> int:
+        level = self._level(*pair)
+        group = self.place(pair[direction]).shared_exit(level)
+        return -1 if group is None else numbers.setdefault((level, group), len(numbers))
+
+    def _sent(self, stage: int, other: int, size: int) -> tuple[int, float]:
+        """Bytes between two stages and their time; none between stages on the same devices."""
+        if self.devices[stage] == self.devices[other]:
+            return 0, 0.0
+        return size, self._link(stage, other).transfer_time_s(size)
+
+    def whole_s(self, stage: int) -> float:
+        """Forward, backward and what the cut behind the stage sends both ways: ``tau``."""
+        back_s = self.send_backward(stage + 1)[1] if stage + 1 < self.num_stages else 0.0
+        return sum(self.work_s(stage)) + self.send_forward(stage)[1] + back_s
+
+    def sync_s(self, stage: int) -> float:
+        """Summing the stage's gradients over its replicas: ``A``."""
+        if self.only_forward:
+            return 0.0
+        return self.place(stage).all_reduce_s(self.memory(stage).gradients_bytes)
+
+    def exposed_sync_s(self, stage: int) -> float:
+        """What of it outlasts the backward of the layers in front: ``E``."""
+        return max(0.0, self.sync_s(stage) - self._in_front_s(stage)[1])
+
+    def tied_sync_s(self) -> float:
+        """One ring after another over the stages that own each tied weight: ``Z``."""
+        if self.only_forward:
+            return 0.0
+        total_s = 0.0
+        for parameter in filter(is_learned, parameters_of(self.profile)):
+            owners = self._owners(parameter)
+            if len(owners) > 1:
+                total_s += self._slowest_link(owners).all_reduce_time_s(
+                    parameter.size_bytes, len(owners)
+                )
+        return total_s
+
+    def depth(self, stage: int) -> int:
+        """Micro-batches in flight at one replica by the schedule itself."""
+        own = self.microbatches(stage)
+        if self.options.schedule == "gpipe":
+            return own
+        if self.options.schedule not in CLOSED_FORM_DEPTH and not self.only_forward:
+            return most_in_flight(self._order())[stage]
+        ahead = held = 0
+        for later in range(self.num_stages - 1, stage - 1, -1):
+            held = 1 + math.ceil(ahead / self.replicas(later))
+            ahead = held * self.replicas(later)
+        return min(own, held)
+
+    def in_flight(self, stage: int) -> int:
+        """Micro-batches whose activations one replica holds at once."""
+        return self.held[stage] if self.held else self.depth(stage)
+
+    def memory(self, stage: int) -> MemoryUse:
+        """Every byte of one of the stage's devices, storage by storage."""
+        return memory(
+            self.profile,
+            self.options,
+            self.layers(stage),
+            recompute=self.recomputes(stage),
+            microbatches=self.microbatches(stage),
+            held=self.in_flight(stage),
+            past=(
+                sum(past.forward_bytes for past in self.passing if past.goes_by(stage)),
+                sum(past.backward_bytes for past in self.passing if past.goes_by(stage)),
+            ),
+        )
+
+    def limit_bytes(self, stage: int) -> int | None:
+        """What each of the stage's devices allows, `None` for no limit."""
+        memory_bytes = self.cluster.devices[self.devices[stage][0]].memory_bytes
+        return None if memory_bytes is None else int(memory_bytes * self.options.memory_fraction)
+
+    def step_model_s(self) -> float:
+        """The objective ``step_time`` of GPipe, or of 1F1B for every other schedule."""
+        stages = range(self.num_stages)
+        repeats = [self.microbatches(stage) - 1 for stage in stages]
+        total_s = sum(self.whole_s(stage) for stage in stages)
+        if self.options.schedule == "gpipe":
+            total_s += max(repeats[stage] * self.work_s(stage)[0] for stage in stages)
+            total_s += max(repeats[stage] * self.work_s(stage)[1] for stage in stages)
+        else:
+            total_s += max(repeats[stage] * self.whole_s(stage) for stage in stages)
+        return total_s + max(self.exposed_sync_s(stage) for stage in stages) + self.tied_sync_s()
+
+    def objective(self) -> float:
+        """What the options ask to minimise; but for a simulated step all values are relayed.
+
+        Raises:
+            InvalidInput: The objective is PipeDream's, which is not counted here.
+        """
+        is_simulated = (
+            self.options.objective == "step_time" and self.options.schedule not in CLOSED_FORM_DEPTH
+        )
+        if self.direct and not is_simulated:
+            return replace(self, direct=False).objective()
+        stages, name = range(self.num_stages), self.options.objective
+        if name == "throughput":
+            slowest_s = max(self.whole_s(stage) / self.replicas(stage) for stage in stages)
+            syncs_s = max(self.sync_s(stage) for stage in stages)
+            return slowest_s + syncs_s / self.options.num_microbatches
+        if name == "latency":
+            return sum(self.work_s(stage)[0] + self.send_forward(stage)[1] for stage in stages)
+        if name == "memory":
+            return max(self.memory(stage).total_bytes for stage in stages)
+        if name == "devices":
+            return len({device for stage in stages for device in self.devices[stage]})
+        if name == "balance_time":
+            return max(sum(self.work_s(stage)) for stage in stages)
+        if name == "balance_size":
+            return max(self._size_bytes(stage) for stage in stages)
+        if is_simulated:
+            return self.step_time_s()
+        return self.step_model_s()
+
+    def bound_s(self) -> float:
+        """What no simulated step of this split can be shorter than."""
+        fastest = max(device.speed for device in self.cluster.devices)
+        whole_s = work_s(self.profile, range(len(self.profile.layers)), fastest)
+        if self.only_forward:
+            return whole_s[0]
+        splits = self.options.schedule in SPLIT_BACKWARD
+        bounds = [whole_s[0] + whole_s[1] / 2 if splits else sum(whole_s)]
+        for stage in range(self.num_stages):
+            forward_s, backward_s = self._in_front_s(stage)
+            if splits:
+                backward_s = 0.0
+            own_s = self.microbatches(stage) * sum(self.work_s(stage))
+            bounds.append(forward_s + own_s + max(backward_s, self.sync_s(stage)))
+        return max(bounds)
+
+    def step_time_s(self) -> float:
+        """The simulated step."""
+        stages, options = range(self.num_stages), self.options
+        forward_channel, backward_channel = self.channels()
+        times = StageTimes(
+            forward_s=[self.work_s(stage)[0] for stage in stages],
+            backward_s=[self.work_s(stage)[1] for stage in stages],
+            send_forward_s=[self.send_forward(stage)[1] for stage in stages[:-1]],
+            send_backward_s=[self.send_backward(stage)[1] for stage in stages[1:]],
+            sync_s=[self.sync_s(stage) for stage in stages],
+            tied_sync_s=self.tied_sync_s(),
+            forward_channel=forward_channel,
+            backward_channel=backward_channel,
+            skips=skip_times(self.direct_sends()),
+        )
+        return step_time(
+            "forward_only" if self.only_forward else options.schedule,
+            times,
+            1 if self.only_forward else options.num_microbatches,
+            [self.replicas(stage) for stage in stages],
+            [self.in_flight(stage) for stage in stages]
+            if options.schedule == "1f1b" and not self.only_forward
+            else (),
+            self.chunks,
+        )[0]
+
+    def either_way(self) -> tuple[float, ...]:
+        """The simulated steps of the ways that the options allow: relayed, or past stages too."""
+        ways = (False, True) if self.options.skips == "direct" else (False,)
+        return tuple(replace(self, direct=direct).step_time_s() for direct in ways)
+
+    def is_usable(self) -> bool:
+        """Whether the split may be made, its devices are well placed, and every stage fits."""
+        return next(self.faults(), None) is None
+
+    def faults(self) -> Iterator[str]:
+        """Every rule the split breaks, in words."""
+        wrong = list(self.basic_faults())
+        if wrong:
+            yield from wrong
+            return
+        yield from self._count_faults()
+        yield from self._cut_faults()
+        yield from self._pin_faults()
+        for stage in range(self.num_stages):
+            yield from self._stage_faults(stage)
+
+    def basic_faults(self) -> Iterator[str]:
+        """Broken rules without which the numbers mean nothing."""
+        yield from self._placement_faults()
+        yield from self._schedule_faults()
+
+    def _placement_faults(self) -> Iterator[str]:
+        """Of each stage alone, and of the order in which stages take the devices of a class."""
+        positions = self.num_stages // self.chunks
+        places = [self.place(stage) for stage in range(positions)]
+        alone = [
+            f"stage {stage}: {fault}"
+            for stage, place in enumerate(places)
+            for fault in place.faults(is_last=not any(map(place.is_in_front_of, places)))
+        ]
+        if alone:
+            yield from alone
+            return
+        for one, other in combinations(range(positions), 2):
+            first, second = self.place(one), self.place(other)
+            if first.is_like(second) and max(first.ranks()) >= min(second.ranks()):
+                yield f"stage {other} is not behind stage {one} on devices of their kind"
+        for stage in range(positions, self.num_stages):
+            lap, position = divmod(stage, positions)
+            folds = self.options.schedule in ("zbv", "dualpipev") and lap % 2 == 1
+            expected = self.devices[positions - 1 - position if folds else position]
+            if self.devices[stage] != expected:
+                yield f"stage {stage} is not on the devices its schedule puts it on"
+
+    def _schedule_faults(self) -> Iterator[str]:
+        """Stages, replicas and micro-batches the schedule does not take."""
+        options, num_stages = self.options, self.num_stages
+        if self.only_forward:
+            return
+        try:
+            self._order()
+            if options.schedule == "1f1b" and self.held:
+                replicas = [self.replicas(stage) for stage in range(num_stages)]
+                checked_depths(options.num_microbatches, replicas, self.held)
+        except InvalidInput as error:
+            yield str(error)
+
+    def _count_faults(self) -> Iterator[str]:
+        """Stages and replicas, as many as the options ask for."""
+        options, num_stages = self.options, self.num_stages
+        if options.num_stages not in (None, num_stages):
+            yield f"it has {num_stages} stages, {options.num_stages} were asked for"
+        if options.max_stages is not None and num_stages > options.max_stages:
+            yield f"it has {num_stages} stages, at most {options.max_stages} were asked for"
+        most = 1 if self.only_forward else options.num_microbatches
+        if options.max_replicas is not None:
+            most = min(most, options.max_replicas)
+        for stage in range(num_stages):
+            if self.replicas(stage) > most:
+                yield f"stage {stage} has {self.replicas(stage)} replicas, at most {most} may be"
+
+    def _cut_faults(self) -> Iterator[str]:
+        """Cuts that are not legal, and layers that are asked to stay together and do not."""
+        for index, boundary in enumerate(self.boundaries()):
+            if not boundary.legal:
+                yield f"the cut behind stage {index} is not legal: {boundary.reason}"
+        owner = self._stage_of_each_name()
+        for name in self.options.no_cut_after:
+            layer = list(owner).index(name) if name in owner else None
+            if layer is None:
+                yield f"no layer is called {name!r}, behind which no stage may end"
+            elif any(self.layers(stage)[-1] == layer for stage in range(self.num_stages - 1)):
+                yield f"a stage ends behind {name!r}, which the options forbid"
+        for one, other in self.options.together:
+            if one not in owner or other not in owner:
+                yield f"no two layers are called {one!r} and {other!r}, which are to be together"
+            elif owner[one] != owner[other]:
+                yield f"{one!r} and {other!r} are in stages {owner[one]} and {owner[other]}"
+        if self.options.tied == "together":
+            for parameter in filter(is_learned, parameters_of(self.profile)):
+                if len(self._owners(parameter)) > 1:
+                    yield f"{parameter.names[0]!r} is used by several stages, which is forbidden"
+
+    def _pin_faults(self) -> Iterator[str]:
+        """Layers that are not where the options want them."""
+        owner = self._stage_of_each_name()
+        for pin in self.options.pins:
+            if pin.layer not in owner:
+                yield f"no layer is called {pin.layer!r}, which is pinned"
+                continue
+            stage = owner[pin.layer]
+            if pin.stage not in (None, stage):
+                yield f"{pin.layer!r} is in stage {stage}, pinned to stage {pin.stage}"
+            kind = self.place(stage).kind
+            if pin.kind not in (None, kind):
+                yield f"{pin.layer!r} is on a {kind!r}, pinned to a {pin.kind!r}"
+
+    def _stage_faults(self, stage: int) -> Iterator[str]:
+        """Recomputation, micro-batches in flight and memory of one stage."""
+        options, held, least = self.options, self.in_flight(stage), self.depth(stage)
+        never = options.recompute == "never" or self.only_forward
+        if never and self.recomputes(stage):
+            yield f"stage {stage} is recomputed, which the options forbid"
+        if options.recompute == "always" and not self.only_forward and not self.recomputes(stage):
+            yield f"stage {stage} is not recomputed, which the options demand"
+        most = least
+        is_last = stage + 1 == self.num_stages
+        if options.schedule == "1f1b" and not self.only_forward and not is_last:
+            most = min(self.microbatches(stage), least + options.max_extra_in_flight)
+        if not least <= held <= most:
+            yield f"stage {stage}: in_flight is {held}, it may be {least} to {most}"
+        devices = set(self.devices[stage])
+        needed = sum(
+            self.memory(other).total_bytes
+            for other in range(self.num_stages)
+            if devices & set(self.devices[other])
+        )
+        limit = self.limit_bytes(stage)
+        if limit is not None and needed > limit:
+            yield f"stage {stage}: needs {needed} bytes, its device allows {limit}"
+
+    def _order(self) -> Order:
+        """What every device does, by the schedule itself."""
+        name, num_microbatches = self.options.schedule, self.options.num_microbatches
+        replicas = [self.replicas(stage) for stage in range(self.num_stages)]
+        return make_order(name, num_microbatches, replicas, chunks=self.chunks)
+
+    def _stage_of_each_name(self) -> dict[str, int]:
+        """The stage of every layer, by name, in order."""
+        names = [entry.layer.name for entry in self.profile.layers]
+        return {
+            names[layer]: stage for stage in range(self.num_stages) for layer in self.layers(stage)
+        }
+
+    def _level(self, stage: int, other: int) -> int:
+        """That joins the last device of one stage with the first of a later one."""
+        return level_between(self.cluster, self.devices[stage][-1], self.devices[other][0])
+
+    def _link(self, stage: int, other: int) -> LinkLevel:
+        return self.cluster.levels[self._level(stage, other)]
+
+    def _slowest_link(self, stages: list[int]) -> LinkLevel:
+        """The outermost level between any devices of any two of the stages."""
+        levels = [
+            level_between(self.cluster, one, two)
+            for first, second in combinations(stages, 2)
+            for one in (self.devices[first][0], self.devices[first][-1])
+            for two in (self.devices[second][0], self.devices[second][-1])
+        ]
+        return self.cluster.levels[max(levels)]
+
+    def _owners(self, parameter: Parameter) -> list[int]:
+        """Stages with a layer that uses the parameter."""
+        owners = []
+        for stage in range(self.num_stages):
+            if not set(self.layers(stage)).isdisjoint(parameter.layers):
+                owners.append(stage)
+        return owners
+
+    def _in_front_s(self, stage: int) -> tuple[float, float]:
+        """Forward and backward of all layers in front of a stage, at the fastest speed."""
+        fastest = max(device.speed for device in self.cluster.devices)
+        entries = self.profile.layers[: self.layers(stage)[0]]
+        forward_s = math.fsum(entry.forward.median_s for entry in entries)
+        backward_s = math.fsum(entry.backward.median_s for entry in entries)
+        return forward_s / fastest, backward_s / fastest
+
+    def _size_bytes(self, stage: int) -> int:
+        """Parameters and the activations of one micro-batch."""
+        layers = self.layers(stage)
+        return self.memory(stage).weights_bytes + saved_bytes(self.profile, layers)
+
+
+def work_s(
+    profile: Profile, layers: range, speed: float, recompute: bool = False
+) -> tuple[float, float]:
+    """Forward and backward of a stage; the last one also carries the loss."""
+    entries = [profile.layers[layer] for layer in layers]
+    forward_s = math.fsum(entry.forward.median_s for entry in entries)
+    backward_s = math.fsum(entry.backward.median_s for entry in entries)
+    if recompute:
+        backward_s += forward_s
+    if profile.loss and layers[-1] + 1 == len(profile.layers):
+        forward_s += profile.loss.forward.median_s
+        backward_s += profile.loss.backward.median_s
+    return forward_s / speed, backward_s / speed
+
+
+def memory(
+    profile: Profile,
+    options: PlanOptions,
+    layers: range,
+    *,
+    recompute: bool,
+    microbatches: int,
+    held: int,
+    past: tuple[int, int] = (0, 0),
+) -> MemoryUse:
+    """Every byte of a device that holds these layers, storage by storage.
+
+    Args:
+        profile: Its costs for one micro-batch.
+        options: Optimizer and objective.
+        layers: Of the stage.
+        recompute: Whether it keeps only what arrives.
+        microbatches: Those its first replica does in a step.
+        held: Those in flight at once.
+        past: Bytes there and back that go past the stage instead of through it.
+    """
+    weights = gradients = state = 0
+    for parameter in parameters_of(profile):
+        if set(layers).isdisjoint(parameter.layers):
+            continue
+        weights += parameter.size_bytes
+        if is_learned(parameter):
+            gradients += parameter.size_bytes
+            state += parameter.numel * OPTIMIZER_BYTES_PER_ELEMENT[options.optimizer]
+    arriving = returning = 0
+    if layers[0] > 0:
+        arriving = profile.boundaries[layers[0] - 1].forward_bytes - past[0]
+    if layers[-1] + 1 < len(profile.layers):
+        returning = profile.boundaries[layers[-1]].backward_bytes - past[1]
+    workspace = max(profile.layers[layer].workspace_bytes for layer in layers)
+    if options.objective == "latency":
+        return MemoryUse(
+            weights_bytes=weights, workspace_bytes=workspace, receive_buffers_bytes=arriving
+        )
+    kept = saved_bytes(profile, layers)
+    if recompute:
+        workspace += kept
+        kept = arriving
+        if layers[0] == 0:
+            kept = sum(tensor.size_bytes for tensor in profile.inputs)
+    return MemoryUse(
+        weights_bytes=weights,
+        gradients_bytes=gradients,
+        optimizer_bytes=state,
+        activations_bytes=kept * held,
+        workspace_bytes=workspace,
+        receive_buffers_bytes=(arriving + returning) * microbatches,
+    )
+
+
+def saved_bytes(profile: Profile, layers: range) -> int:
+    """What autograd keeps of one micro-batch for these layers, the loss's with the last."""
+    saved = 0
+    for storage in profile.storages:
+        saved += 0 if set(layers).isdisjoint(storage.layers) else storage.size_bytes
+    if not profile.storages:
+        saved = sum(profile.layers[layer].saved_activation_bytes for layer in layers)
+    if profile.loss and layers[-1] + 1 == len(profile.layers):
+        saved += profile.loss.saved_activation_bytes
+    return saved
+
+
+def parameters_of(profile: Profile) -> list[Parameter]:
+    """The profile's, or one fp32 weight a layer where it lists none."""
+    if profile.parameters:
+        return list(profile.parameters)
+    parameters = []
+    for index, entry in enumerate(profile.layers):
+        size = entry.layer.parameter_bytes
+        parameters.append(
+            Parameter(names=("weight",), size_bytes=size, numel=(size + 3) // 4, layers=(index,))
+        )
+    return parameters
+
+
+def is_learned(parameter: Parameter) -> bool:
+    """Whether it gets a gradient."""
+    return parameter.kind == "parameter" and parameter.trainable

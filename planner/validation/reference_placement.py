@@ -1,0 +1,140 @@
+"""Where a stage may be, and which links it uses: counted device by device, for `recount`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...core.cluster.cluster import Cluster, Device
+
+
+@dataclass(frozen=True)
+class Place:
+    """Devices of one class that hold a stage.
+
+    Attributes:
+        cluster: Theirs.
+        devices: Indices in the cluster, the first replica's first.
+    """
+
+    cluster: Cluster
+    devices: tuple[int, ...]
+
+    @property
+    def speed(self) -> float:
+        return self.cluster.devices[self.devices[0]].speed
+
+    @property
+    def kind(self) -> str:
+        return self.cluster.devices[self.devices[0]].kind
+
+    def is_like(self, other: Place) -> bool:
+        """Whether both are on devices of one class."""
+        return other.devices[0] in _peers(self.cluster, self.devices[0])
+
+    def is_in_front_of(self, other: Place) -> bool:
+        """Whether the other is on later devices of the same class."""
+        return self.is_like(other) and self.devices[0] < other.devices[0]
+
+    def ranks(self) -> list[int]:
+        """Where the devices stand among all of their class."""
+        peers = _peers(self.cluster, self.devices[0])
+        ranks = {device: rank for rank, device in enumerate(peers)}
+        return [ranks[device] for device in self.devices]
+
+    def faults(self, *, is_last: bool = True) -> Iterator[str]:
+        """What the rules of placement object to, for this stage alone.
+
+        Args:
+            is_last: Whether no stage is on devices of its class behind it.
+        """
+        peers = _peers(self.cluster, self.devices[0])
+        if not set(self.devices) <= set(peers):
+            yield "its devices differ in kind, speed or memory"
+            return
+        ranks = self.ranks()
+        first, end = ranks[0], ranks[0] + len(ranks)
+        if ranks != list(range(first, end)):
+            yield "its devices do not follow each other"
+            return
+        sizes = _group_sizes(self.cluster, peers)
+        for level, size in zip(self.cluster.levels[:-1], sizes[:-1], strict=True):
+            inside = first // size == (end - 1) // size
+            whole = first % size == 0 and (end % size == 0 or is_last)
+            if not inside and not whole:
+                yield f"its devices are neither inside one {level.name!r} nor whole ones"
+
+    def all_reduce_s(self, size_bytes: int) -> float:
+        """Rings inside the innermost groups, then rings over groups with each device's share."""
+        if len(self.devices) == 1:
+            return 0.0
+        total_s, share, members = 0.0, size_bytes, self.ranks()
+        sizes = _group_sizes(self.cluster, _peers(self.cluster, self.devices[0]))
+        for level, size in zip(self.cluster.levels, sizes, strict=True):
+            groups: dict[int, list[int]] = {}
+            for rank in members:
+                groups.setdefault(rank // size, []).append(rank)
+            fullest = max(len(group) for group in groups.values())
+            total_s += level.all_reduce_time_s(share, fullest)
+            share = math.ceil(share / fullest)
+            members = [group[0] for group in groups.values()]
+            if len(members) == 1:
+                break
+        return total_s
+
+    def shared_exit(self, level: int) -> int | None:
+        """The group whose one connection all messages leave by that cross a level.
+
+        `None` where the level is not shared, or the devices are spread over several groups.
+        """
+        if not self.cluster.levels[level].shared:
+            return None
+        if level == 0:
+            groups = set(self.devices)
+        else:
+            inside = self.cluster.levels[level - 1].group_size
+            groups = {device // inside for device in self.devices}
+        return groups.pop() if len(groups) == 1 else None
+
+
+def level_between(cluster: Cluster, one: int, other: int) -> int:
+    """The level that joins two devices of a plan.
+
+    In one class the one that joins them, groups counted in devices of that class; between two
+    classes the outermost that joins any device of the one with any of the other.
+    """
+    peers, others = _peers(cluster, one), _peers(cluster, other)
+    if peers != others:
+        ends = [(first, second) for first in (peers[0], peers[-1]) for second in others]
+        return max(cluster.levels.index(cluster.link(*pair)) for pair in ends)
+    first, second = peers.index(one), peers.index(other)
+    sizes = _group_sizes(cluster, peers)
+    return next(level for level, size in enumerate(sizes) if first // size == second // size)
+
+
+def _peers(cluster: Cluster, device: int) -> list[int]:
+    """All devices equal to this one in kind, speed and memory."""
+    like = _class_of(cluster.devices[device])
+    return [index for index, entry in enumerate(cluster.devices) if _class_of(entry) == like]
+
+
+def _class_of(device: Device) -> tuple[str, float, int | None]:
+    return device.kind, device.speed, device.memory_bytes
+
+
+def _group_sizes(cluster: Cluster, peers: list[int]) -> list[int]:
+    """For each level, how many devices of a class one group holds.
+
+    One, where the groups that hold any do not hold equally many (the last may hold fewer).
+    """
+    sizes = []
+    for level in cluster.levels:
+        groups: dict[int, int] = {}
+        for device in peers:
+            group = device // level.group_size
+            groups[group] = groups.get(group, 0) + 1
+        *full, last = groups.values()
+        is_regular = all(count == full[0] for count in full) and last <= (full or [last])[0]
+        sizes.append((full or [last])[0] if is_regular else 1)
+    return [*sizes[:-1], len(peers)] if sizes else []

@@ -1,0 +1,166 @@
+"""Estimates for the devices of a cluster: which catalogue entries they are, and how fast each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...core.cluster.accelerators import (
+    CATALOGUE,
+    Accelerator,
+    Precision,
+    accelerator,
+    by_driver_name,
+    default_precision,
+    with_memory,
+)
+from ...core.cluster.cluster import Cluster, Device
+from ...core.errors import InvalidInput
+from ...core.graph.graph import Graph
+from ...core.graph.sample import Sample
+from ...core.models.families import ModelSpec
+from ...core.profile.profile import Profile
+from .estimate import Target, document, rates_for, spec_work, target
+from .graph_costs import graph_precision, graph_work
+from .layer_costs import ModelWork
+
+
+@dataclass(frozen=True)
+class ClusterEstimate:
+    """A profile for a cluster's first kind of device, and the others' speeds beside it.
+
+    Attributes:
+        profile: Estimated for the first device's kind.
+        cluster: The cluster; devices of other kinds carry their speed.
+        taken: What each kind was taken for.
+        guessed: Kinds told by their memory alone, with what else they might be.
+    """
+
+    profile: Profile
+    cluster: Cluster
+    taken: dict[str, Accelerator]
+    guessed: dict[str, tuple[Accelerator, ...]]
+
+
+def estimate_for_cluster(
+    spec: ModelSpec,
+    sample: Sample,
+    cluster: Cluster,
+    *,
+    kind: str | None = None,
+    precision: Precision | None = None,
+    calibrate_by: Sequence[Profile] = (),
+) -> ClusterEstimate:
+    """Estimate a model of a family for a cluster, capturing it once.
+
+    Args:
+        spec: Family and configuration.
+        sample: One micro-batch.
+        cluster: Its devices' kinds are names of the catalogue, names drivers report, or tell
+            nothing; then a device with that memory is taken.
+        kind: Take all devices for this one of the catalogue instead.
+        precision: Of all devices; if not given, what GPUs of every kind have.
+        calibrate_by: Measured profiles on the first kind of device.
+
+    Raises:
+        InvalidInput: A kind is not in the catalogue, or lacks the precision.
+    """
+    return _estimate(
+        lambda wanted: spec_work(spec, sample, wanted),
+        cluster,
+        kind=kind,
+        precision=precision,
+        spec=spec,
+        calibrate_by=calibrate_by,
+    )
+
+
+def estimate_graph_for_cluster(
+    graph: Graph, cluster: Cluster, *, kind: str | None = None, precision: Precision | None = None
+) -> ClusterEstimate:
+    """The same of a graph that can be rebuilt; nothing of it is run but on tensors without memory.
+
+    Args:
+        graph: Captured with ``rebuildable`` set; its tensors' types decide the precision.
+        cluster: See `estimate_for_cluster`.
+        kind: See `estimate_for_cluster`.
+        precision: ``tf32`` for products of a float32 graph; else what its tensors are of.
+
+    Raises:
+        InvalidInput: See `estimate_for_cluster` and `graphs.captured.rebuild_captured`; or the
+            graph's tensors are of another type than ``precision`` says.
+    """
+    return _estimate(
+        lambda wanted: graph_work(graph, wanted),
+        cluster,
+        kind=kind,
+        precision=graph_precision(graph, precision),
+        graph=graph,
+    )
+
+
+def _estimate(
+    work_on: Callable[[Target], ModelWork],
+    cluster: Cluster,
+    *,
+    kind: str | None,
+    precision: Precision | None,
+    spec: ModelSpec | None = None,
+    calibrate_by: Sequence[Profile] = (),
+    graph: Graph | None = None,
+) -> ClusterEstimate:
+    taken: dict[str, Accelerator] = {}
+    guessed: dict[str, tuple[Accelerator, ...]] = {}
+    for device in cluster.devices:
+        if device.kind in taken:
+            continue
+        if kind is not None:
+            taken[device.kind] = accelerator(kind)
+        else:
+            found = _by_name(device.kind)
+            if found is None:
+                guessed[device.kind] = _by_memory(device)
+                found = guessed[device.kind][0]
+            taken[device.kind] = found
+    first = taken[cluster.devices[0].kind]
+    precision = precision or default_precision(list(taken.values()))
+    targets = {name: target(found, precision, 1) for name, found in taken.items()}
+    wanted = targets[cluster.devices[0].kind]
+    work = work_on(wanted)
+    profile = document(work, wanted, rates_for(wanted, calibrate_by), spec, calibrate_by, graph)
+    speeds = {
+        name: 1.0
+        if other.device is first
+        else _usual_s(work, wanted, graph) / _usual_s(work, other, graph)
+        for name, other in targets.items()
+    }
+    devices = tuple(
+        device.model_copy(update={"speed": device.speed * speeds[device.kind]})
+        for device in cluster.devices
+    )
+    return ClusterEstimate(profile, cluster.model_copy(update={"devices": devices}), taken, guessed)
+
+
+def _by_name(kind: str) -> Accelerator | None:
+    for entry in CATALOGUE:
+        if kind.lower() in (entry.name.lower(), *entry.aliases):
+            return entry
+    return by_driver_name(kind)
+
+
+def _by_memory(device: Device) -> tuple[Accelerator, ...]:
+    near = with_memory(device.memory_bytes) if device.memory_bytes else ()
+    if not near:
+        names = ", ".join(entry.name for entry in CATALOGUE)
+        raise InvalidInput(
+            f"what {device.kind!r} devices can do is not in the catalogue, which has {names}; say "
+            "which one to take (--estimate-for), or profile the model on such a device",
+            field="/devices",
+        )
+    return near
+
+
+def _usual_s(work: ModelWork, wanted: Target, graph: Graph | None) -> float:
+    """Time of a step of all layers, not calibrated: profiles there are of one kind at most."""
+    profile = document(work, wanted, rates_for(wanted, ()), graph=graph)
+    return sum(entry.forward.median_s + entry.backward.median_s for entry in profile.layers)

@@ -1,0 +1,66 @@
+"""What the layers of a graph do, its operations put together again on the meta device."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from ...core.cluster.accelerators import Precision
+from ...core.errors import InvalidInput, MeasurementError, first_line
+from ...core.graph.graph import Graph
+from ..graphs.rebuilt_capture import rebuild_captured
+from .estimate import Target
+from .layer_costs import ModelWork, captured_work
+from .meta_copies import META
+from .settings_match import FLOATING, TENSORS
+
+
+def graph_precision(graph: Graph, asked: Precision | None = None) -> Precision | None:
+    """What an estimate of a graph is at: its types are written into its operations.
+
+    Returns:
+        What was asked for; else what most of its floating state is of, `None` without any.
+
+    Raises:
+        InvalidInput: It was asked for at another precision than its tensors are of.
+    """
+    types = Counter(tensor.dtype for tensor in graph.state if tensor.dtype in FLOATING)
+    if not types:
+        return asked
+    found = types.most_common(1)[0][0]
+    fitting = [name for name, dtype in TENSORS.items() if dtype == found]
+    if not fitting or (asked is not None and asked not in fitting):
+        wanted = f", not of {asked}" if asked is not None else ""
+        raise InvalidInput(
+            f"the graph's weights are of {found}{wanted}; capture the model converted to the type "
+            "it is to be estimated in",
+            field="/precision",
+        )
+    return asked or fitting[0]
+
+
+def graph_work(graph: Graph, wanted: Target) -> ModelWork:
+    """What the layers of a graph do for one micro-batch. Its loss is not known and left out.
+
+    Raises:
+        InvalidInput: It cannot be rebuilt, or contradicts itself; see `rebuild_captured`.
+    """
+    captured = rebuild_captured(graph, META).captured
+    shapes = {tensor.name: tensor for tensor in graph.inputs}
+    flat = [
+        torch.empty(shapes[name].shape, dtype=getattr(torch, shapes[name].dtype), device=META)
+        for name in captured.program.structure.names
+    ]
+    try:
+        return captured_work(
+            captured,
+            captured.program.model,
+            flat,
+            backend=wanted.device.backend,
+            winograd=wanted.winograd,
+        )
+    except MeasurementError as error:
+        raise InvalidInput(
+            f"the graph cannot be estimated: {first_line(error)}", field="/operations"
+        ) from error

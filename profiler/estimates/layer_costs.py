@@ -1,0 +1,212 @@
+"""What every layer of a model computes and keeps, found by running it on the meta device.
+
+Nothing is allocated: tensors there have shapes, not memory, so neither the model nor its sample
+need fit anywhere. What layers keep and need in passing is found by the same runs as in a
+measurement; of layers that do the same, one is looked at for its operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...capture.capture import trace
+from ...capture.captured import Captured
+from ...capture.program.program import tensors_of
+from ...capture.sample import read_sample
+from ...core.cluster.accelerators import Backend
+from ...core.profile.profile import SavedStorage
+from ..layers.cost_classes import cost_classes, members_of
+from ..layers.first_run import first_run
+from ..layers.layer_run import LayerRun, Values, backward_pairs, layer_runs
+from ..layers.loss_layer import Loss, LossFunction
+from .device_kernels import DeviceKernels
+from .flops import Cost, cost_of
+
+Operations = tuple[Cost, ...]
+
+
+@dataclass(frozen=True)
+class LayerWork:
+    """One layer (or the loss) for one micro-batch.
+
+    Attributes:
+        forward: Operations of its forward.
+        backward: Operations of its whole backward, gradients summed into existing ones.
+        backward_input: Those of a backward that computes gradients of inputs alone.
+        saved_bytes: Distinct storages kept for the backward.
+        output_bytes: What later layers read.
+        workspace_bytes: See `memory_run.MemoryRun`.
+    """
+
+    forward: tuple[Cost, ...] = ()
+    backward: tuple[Cost, ...] = ()
+    backward_input: tuple[Cost, ...] = ()
+    saved_bytes: int = 0
+    output_bytes: int = 0
+    workspace_bytes: int = 0
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of products, forward and backward."""
+        return sum(cost.flops for cost in (*self.forward, *self.backward))
+
+
+@dataclass(frozen=True)
+class ModelWork:
+    """All layers of a captured model, the loss where it has one, and the storage table."""
+
+    captured: Captured
+    classes: tuple[str, ...]
+    layers: tuple[LayerWork, ...]
+    loss: LayerWork | None
+    storages: tuple[SavedStorage, ...]
+
+    @property
+    def parts(self) -> tuple[LayerWork, ...]:
+        """The layers, and the loss behind them."""
+        return self.layers if self.loss is None else (*self.layers, self.loss)
+
+
+@torch.enable_grad()
+def model_work(
+    model: nn.Module,
+    sample: Any,
+    *,
+    backend: Backend,
+    winograd: bool = False,
+    loss_fn: LossFunction | None = None,
+    target: Tensor | None = None,
+) -> ModelWork:
+    """Capture a model on the meta device and find what its layers do.
+
+    Args:
+        model: All its parameters and buffers on the meta device; gradients are put on it, and if
+            it is in evaluation mode, it is put in training mode.
+        sample: One micro-batch, likewise.
+        backend: Whose kernels the operations are.
+        winograd: See `flops.cost_of`.
+        loss_fn: ``loss_fn(output, target)``, if its cost is wanted.
+        target: What the loss is taken against, on the meta device.
+
+    Raises:
+        CaptureError: The model cannot be traced.
+        InvalidInput: The sample does not fit, or there is a loss without a target.
+    """
+    if not model.training:
+        model.train()  # as `profile` does; a frozen part of a model in training stays frozen
+    structure, flat = read_sample(model, sample)
+    loss = None if loss_fn is None else Loss(loss_fn, target, torch.device("meta"))
+    captured = trace(model, structure.as_sample(flat), check=False)
+    return captured_work(captured, model, flat, backend=backend, winograd=winograd, loss=loss)
+
+
+@torch.enable_grad()
+def captured_work(
+    captured: Captured,
+    model: nn.Module,
+    flat: Sequence[Tensor],
+    *,
+    backend: Backend,
+    winograd: bool = False,
+    loss: Loss | None = None,
+) -> ModelWork:
+    """The same of a model that is captured already.
+
+    Args:
+        captured: Its operations and layers.
+        model: Its parameters and buffers, on the meta device; gradients are put on it.
+        flat: Its inputs in order, likewise.
+        backend: Whose kernels the operations are.
+        winograd: See `flops.cost_of`.
+        loss: What follows the last layer, if its cost is wanted.
+    """
+    runs = layer_runs(captured)
+    classes = cost_classes(captured, runs)
+    groups = members_of(classes)
+    if loss is not None:
+        runs.append(loss.run(captured))
+        groups.append([len(runs) - 1])
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    inputs = dict(zip(captured.program.inputs, flat, strict=True))
+    first = first_run(model, runs, inputs, len(classes), lambda: DeviceKernels(backend))
+    parts = [LayerWork()] * len(runs)
+    for group in groups:
+        forward, whole, alone = _operations(runs[group[0]], first.values, backend, winograd)
+        for index in group:
+            parts[index] = LayerWork(
+                forward=forward,
+                backward=whole,
+                backward_input=alone,
+                saved_bytes=runs[index].saved_bytes or 0,
+                output_bytes=first.output_bytes[index],
+                workspace_bytes=first.workspace_bytes[index],
+            )
+    return ModelWork(
+        captured=captured,
+        classes=tuple(classes),
+        layers=tuple(parts[: len(classes)]),
+        loss=None if loss is None else parts[-1],
+        storages=first.storages,
+    )
+
+
+class _Recorder(TorchDispatchMode):
+    """Lists what every operation inside costs."""
+
+    def __init__(self, winograd: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.costs: list[Cost] = []
+        self._winograd = winograd
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        cost = cost_of(func, args, kwargs, result, winograd=self._winograd)
+        if cost is not None:
+            self.costs.append(cost)
+        return result
+
+
+def recorded(
+    module: nn.Module, inputs: Sequence[Tensor], backend: Backend, *, winograd: bool = False
+) -> tuple[Operations, Operations, Tensor]:
+    """Operations of one module's forward and backward on the meta device, and its output."""
+    forward, backward = _Recorder(winograd), _Recorder(winograd)
+    with DeviceKernels(backend), forward:
+        output: Tensor = module(*inputs)
+    gradient = torch.ones_like(output)
+    wanted = [t for t in (*inputs, *module.parameters()) if t.requires_grad]
+    if wanted and output.requires_grad:
+        with backward:
+            torch.autograd.grad([output], wanted, [gradient])
+    return tuple(forward.costs), tuple(backward.costs), output.detach()
+
+
+def _operations(
+    run: LayerRun, values: Values, backend: Backend, winograd: bool
+) -> tuple[Operations, Operations, Operations]:
+    """Of the forward, of the backward, and of a backward for the inputs' gradients alone."""
+    forward, whole, alone = (_Recorder(winograd) for _ in range(3))
+    leaves = run.leaves(values)
+    arguments = run.arguments(leaves)
+    with DeviceKernels(backend), forward:
+        outputs = run.function(*arguments)
+    roots, gradients = backward_pairs(outputs)
+    inputs = [leaf for leaf in tensors_of(leaves) if leaf.requires_grad]
+    if roots and inputs:
+        with alone:
+            torch.autograd.grad(roots, inputs, gradients, retain_graph=True, allow_unused=True)
+    if roots and (inputs or run.parameters):
+        with whole:
+            torch.autograd.backward(roots, gradients, inputs=[*inputs, *run.parameters])
+    return tuple(forward.costs), tuple(whole.costs), tuple(alone.costs)

@@ -1,0 +1,174 @@
+"""What a layer of a rebuilt graph is given: made up, with the memory layout of the real values.
+
+Values that follow from the model's inputs without any weight (position ids, masks) are computed;
+all others are random numbers, or zeros where they are integers, which are valid as indices of
+anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ...capture.program.mutation import is_random, is_region
+from ...capture.program.program import Program, storage_key, tensors_of, value_of
+from ...core.errors import InvalidInput
+from ..layers.layer_run import LayerRun, mapped
+from ..models.families import make_sample
+from .graph_module import in_one_line
+from .memory_needed import within_budget
+from .random_values import made_up
+from .rebuilt_capture import Rebuilt
+
+MAX_COMPUTED_BYTES = 2**30
+"""Larger values are made up even where they could be computed."""
+MAX_HELD_BYTES = 2**32
+"""Of computed values and what they are computed from, at once."""
+
+
+class BoundaryValues:
+    """Makes up what each layer reads.
+
+    Args:
+        rebuilt: The graph.
+        runs: Its layers.
+        device: Where values are made.
+        generator: Of random numbers, on that device.
+        budget_bytes: Of the values computed, and the model's inputs, at once; what does not fit is
+            made up when a layer reads it.
+    """
+
+    def __init__(
+        self,
+        rebuilt: Rebuilt,
+        runs: Iterable[LayerRun],
+        device: torch.device,
+        generator: torch.Generator,
+        budget_bytes: int = MAX_HELD_BYTES,
+    ) -> None:
+        self._device, self._generator = device, generator
+        wanted = {node for run in runs for node in run.reads}
+        program = rebuilt.captured.program
+        budget_bytes = min(budget_bytes, MAX_HELD_BYTES)
+        known = within_budget(_computable(program), program.inputs, wanted, budget_bytes)
+        self._known = _known_values(rebuilt, known, wanted, device, generator)
+
+    def of(self, nodes: Sequence[fx.Node]) -> dict[fx.Node, Any]:
+        """Values for these nodes; those that are views of one memory are so here, too."""
+        memory: dict[int, Tensor] = {}
+        return {
+            node: self._known[node]
+            if node in self._known
+            else self._made_up(value_of(node), memory)
+            for node in nodes
+        }
+
+    def _made_up(self, like: Any, memory: dict[int, Tensor]) -> Any:
+        def make(tensor: Tensor) -> Tensor:
+            key = storage_key(tensor)
+            if key not in memory:
+                memory[key] = self._filled(tensor)
+            base = memory[key].untyped_storage()
+            empty = torch.empty(0, dtype=tensor.dtype, device=self._device)
+            return empty.set_(base, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+        return mapped(make, like)
+
+    def _filled(self, like: Tensor) -> Tensor:
+        """Memory as large as a value's, read as that value's dtype."""
+        count = like.untyped_storage().nbytes() // like.element_size()
+        memory = torch.empty(count, dtype=like.dtype, device=self._device)
+        if not (like.is_floating_point() or like.is_complex()):
+            return memory.fill_(like.dtype == torch.bool)
+        if like.element_size() == 1:
+            return memory.fill_(1.0)
+        return memory.normal_(generator=self._generator)
+
+
+def _known_values(
+    rebuilt: Rebuilt,
+    known: Sequence[fx.Node],
+    wanted: set[fx.Node],
+    device: torch.device,
+    generator: torch.Generator,
+) -> dict[fx.Node, Any]:
+    """The model's inputs, and the known nodes, which follow from them, buffers and constants."""
+    program, sample = rebuilt.captured.program, rebuilt.graph.sample
+    assert sample is not None, "reading a rebuildable graph checks that"
+    inputs, _ = make_sample(sample, device)
+    values: dict[fx.Node, Any] = {
+        node: inputs[name]
+        for node, name in zip(program.inputs, program.structure.names, strict=True)
+    }
+    last_use = {source: node for node in known for source in node.all_input_nodes}
+    with torch.no_grad():
+        for node in known:
+            try:
+                values[node] = _value(node, values, rebuilt, device, generator)
+            except Exception as error:
+                raise InvalidInput(
+                    f"operation {node.name!r} cannot be done on what it is given: "
+                    f"{in_one_line(error)}",
+                    field="/operations",
+                ) from error
+            for source in node.all_input_nodes:
+                if last_use[source] is node and source not in wanted:
+                    values.pop(source, None)
+    return {node: value for node, value in values.items() if node in wanted}
+
+
+def _value(
+    node: fx.Node,
+    values: dict[fx.Node, Any],
+    rebuilt: Rebuilt,
+    device: torch.device,
+    generator: torch.Generator,
+) -> Any:
+    if node.op == "get_attr":
+        attribute = rebuilt.captured.program.attribute(str(node.target))
+        if isinstance(attribute, Tensor):
+            return made_up(rebuilt.state[id(attribute)], device, generator)
+        return attribute
+    arguments = fx.map_arg(node.args, values.__getitem__)
+    keywords = fx.map_arg(node.kwargs, values.__getitem__)
+    return node.target(*arguments, **keywords)  # type: ignore[operator]
+
+
+def _computable(program: Program) -> list[fx.Node]:
+    """Nodes, in order, that depend on no parameter and no random number, and are not large."""
+    parameters = {name for name, _ in program.model.named_parameters(remove_duplicate=False)}
+    known = set(program.inputs)
+    found = []
+    for node in program.graph.nodes:
+        if node.op == "get_attr":
+            small = _bytes(value_of(node)) <= MAX_COMPUTED_BYTES
+            possible = small and str(node.target) not in parameters
+        else:
+            possible = (
+                node.op == "call_function"
+                and not is_random(node)
+                and (not is_region(node) or not _draws_inside(node, program))
+                and all(source in known for source in node.all_input_nodes)
+                and _bytes(value_of(node)) <= MAX_COMPUTED_BYTES
+            )
+        if possible:
+            known.add(node)
+            found.append(node)
+    return found
+
+
+def _draws_inside(node: fx.Node, program: Program) -> bool:
+    bodies = [program.attribute(str(n.target)) for n in node.all_input_nodes if n.op == "get_attr"]
+    return any(
+        is_random(inner)
+        for body in bodies
+        if isinstance(body, fx.GraphModule)
+        for inner in body.graph.nodes
+    )
+
+
+def _bytes(value: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(value))

@@ -1,0 +1,325 @@
+"""A graph without code made into a module that runs: allow-listed operations, no weights yet.
+
+Every tensor of state is on the meta device here; `values` makes up real ones.
+"""
+
+from __future__ import annotations
+
+import importlib
+import keyword
+import math
+import operator
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._higher_order_ops.wrap import wrap_with_autocast, wrap_with_set_grad_enabled
+from torch._ops import OpOverload
+
+from ...capture.program.program import resolve_in
+from ...capture.serialize.leaf_modules import construct
+from ...core.errors import InvalidInput, first_line
+from ...core.graph.allowed_ops import GETITEM
+from ...core.graph.arguments import (
+    Argument,
+    DeviceArgument,
+    DTypeArgument,
+    InputReference,
+    MemoryFormatArgument,
+    NodeReference,
+    SpecialFloat,
+    StateReference,
+)
+from ...core.graph.graph import Graph, LeafModule, Operation, Region
+from ...core.graph.state_tensors import StateTensor
+from .random_values import meta_tensor
+
+LIBRARIES = {"transformers": "transformers.integrations.moe"}
+"""Where operators that are not torch's are registered."""
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """A graph's operations over modules and tensors without memory.
+
+    Attributes:
+        model: Parameters, buffers and leaf modules under their names.
+        holder: Constants and the bodies of regions.
+        graph: Placeholders named as the inputs; a flat list as its output.
+        nodes: By name, in order, with the operation each stands for.
+        state: What each meta tensor stands for, by identity.
+    """
+
+    model: nn.Module
+    holder: nn.Module
+    graph: fx.Graph
+    inputs: list[fx.Node]
+    nodes: list[tuple[Operation, fx.Node]]
+    state: dict[int, StateTensor]
+
+    def module(self, graph: fx.Graph | None = None) -> fx.GraphModule:
+        """A module that runs the graph, or another over the same attributes, with them as they
+        are now.
+        """
+        graph = graph or self.graph
+        attributes = {
+            str(node.target): resolve_in((self.model, self.holder), str(node.target))
+            for node in graph.nodes
+            if node.op in ("get_attr", "call_module")
+        }
+        return fx.GraphModule(attributes, graph)
+
+
+def skeleton(graph: Graph, device: torch.device) -> Skeleton:
+    """Put a graph together for a device.
+
+    Raises:
+        InvalidInput: It cannot be rebuilt, or its parts do not fit together.
+    """
+    if not graph.rebuildable:
+        raise InvalidInput(_why_not(graph), field="/rebuildable")
+    return _Builder(graph, device).build()
+
+
+def _why_not(graph: Graph) -> str:
+    if not graph.not_rebuildable:
+        return (
+            "this graph holds no arguments of its operations, so it cannot be run; capture the "
+            "model again with this release"
+        )
+    reasons = "; ".join(
+        f"{entry.layer or 'the model'}: {entry.operation} is {entry.reason}"
+        if entry.operation
+        else entry.reason
+        for entry in graph.not_rebuildable[:3]
+    )
+    return (
+        f"this graph cannot be run without its model's code: {reasons}; measure the model where "
+        "its code is, with stagewright profile package.module:model"
+    )
+
+
+class _Builder:
+    def __init__(self, graph: Graph, device: torch.device) -> None:
+        self._source, self._device = graph, device
+        self._model, self._holder = nn.Module(), nn.Module()
+        self._graph = fx.Graph()
+        self._tensors: dict[str, Tensor] = {}
+        self._below: defaultdict[str, list[str]] = defaultdict(list)
+        self._attributes: dict[str, fx.Node] = {}
+        self._regions = {region.name: region for region in graph.regions}
+        self._nodes: list[tuple[Operation, fx.Node]] = []
+
+    def build(self) -> Skeleton:
+        source = self._source
+        state: dict[int, StateTensor] = {}
+        for entry in source.state:
+            tensor = meta_tensor(entry)
+            state[id(tensor)] = entry
+            self._tensors |= dict.fromkeys(entry.names, tensor)
+        for name in self._tensors:
+            parts = name.split(".")
+            for length in range(1, len(parts)):
+                self._below[".".join(parts[:length])].append(name)
+        for leaf in source.modules:
+            self._add_leaf(leaf)
+        for entry in source.state:
+            for name in entry.names:
+                self._add_tensor(name, entry)
+        self._model.train(source.training)
+        for leaf in source.modules:
+            self._model.get_submodule(leaf.name).train(leaf.training)
+        inputs = [self._graph.placeholder(tensor.name) for tensor in source.inputs]
+        made: dict[str, fx.Node] = {}
+        by_input = dict(zip((tensor.name for tensor in source.inputs), inputs, strict=True))
+        for operation in source.operations:
+            made[operation.name] = self._add_operation(operation, made, by_input)
+            self._nodes.append((operation, made[operation.name]))
+        returns = [self._argument(value, made, by_input) for value in source.returns]
+        self._graph.output(returns)
+        return Skeleton(self._model, self._holder, self._graph, inputs, self._nodes, state)
+
+    def _add_leaf(self, leaf: LeafModule) -> None:
+        own = {name.removeprefix(f"{leaf.name}."): name for name in self._below[leaf.name]}
+        try:
+            module = construct(leaf)
+        except Exception as error:
+            raise InvalidInput(
+                f"module {leaf.name!r}: {leaf.type} does not accept these settings: "
+                f"{in_one_line(error)}",
+                field="/modules",
+            ) from error
+        wanted = {
+            **dict(module.named_parameters(remove_duplicate=False)),
+            **dict(module.named_buffers(remove_duplicate=False)),
+        }
+        if set(wanted) != set(own):
+            raise InvalidInput(
+                f"module {leaf.name!r}: {leaf.type} has the tensors {sorted(wanted)}, the state "
+                f"lists {sorted(own)}",
+                field="/modules",
+            )
+        for key, tensor in wanted.items():
+            if tensor.shape != self._tensors[own[key]].shape:
+                raise InvalidInput(
+                    f"{own[key]!r} has shape {list(self._tensors[own[key]].shape)}, but "
+                    f"{leaf.type} needs {list(tensor.shape)}",
+                    field="/state",
+                )
+        _place(self._model, leaf.name, module)
+
+    def _add_tensor(self, name: str, entry: StateTensor) -> None:
+        tensor = self._tensors[name]
+        path, _, own = name.rpartition(".")
+        constant = entry.kind == "constant"
+        parent = _container(self._holder if constant else self._model, path)
+        if own not in {**parent._parameters, **parent._buffers}:
+            _insist_free(parent, own, name)
+            if entry.kind == "buffer":
+                parent.register_buffer(own, tensor, persistent=entry.persistent)
+        setattr(parent, own, tensor)
+
+    def _add_operation(
+        self, operation: Operation, made: Mapping[str, fx.Node], inputs: Mapping[str, fx.Node]
+    ) -> fx.Node:
+        arguments = tuple(self._argument(value, made, inputs) for value in operation.arguments)
+        keywords = {
+            name: self._argument(value, made, inputs) for name, value in operation.keywords.items()
+        }
+        if operation.kind == "module":
+            return self._graph.create_node(
+                "call_module", operation.target, arguments, keywords, operation.name
+            )
+        if operation.kind == "region":
+            return self._add_region(operation, arguments)
+        target = function_of(operation)
+        keywords |= self._placement(target, arguments, keywords)
+        return self._graph.create_node("call_function", target, arguments, keywords, operation.name)
+
+    def _add_region(self, operation: Operation, operands: tuple[Any, ...]) -> fx.Node:
+        region = self._regions[operation.target]
+        name = f"_{region.name}"
+        if name not in self._holder._modules:
+            self._holder._modules[name] = self._body(region)
+        body = self._graph.get_attr(name)
+        if region.kind == "autocast":
+            dtype = None if region.dtype is None else getattr(torch, region.dtype)
+            target: Any = wrap_with_autocast
+            modes: tuple[Any, ...] = (self._device.type, dtype, region.enabled, None)
+        else:
+            target = wrap_with_set_grad_enabled
+            modes = (region.kind == "enable_grad",)
+        return self._graph.create_node(
+            "call_function", target, (*modes, body, *operands), {}, operation.name
+        )
+
+    def _body(self, region: Region) -> fx.GraphModule:
+        outer, self._graph = self._graph, fx.Graph()
+        made: dict[str, fx.Node] = {}
+        for name in region.inputs:
+            made[name] = self._graph.placeholder(name)
+        for operation in region.operations:
+            if operation.kind != "function":
+                raise InvalidInput(
+                    f"region {region.name!r} holds a {operation.kind}; it may hold operators only",
+                    field="/regions",
+                )
+            made[operation.name] = self._add_operation(operation, made, {})
+        self._graph.output(tuple(self._argument(value, made, {}) for value in region.returns))
+        body = fx.GraphModule(nn.Module(), self._graph)
+        self._graph = outer
+        return body
+
+    def _placement(
+        self, target: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The device, for operators that have a say in where their result is."""
+        if not isinstance(target, OpOverload):
+            return {}
+        for position, declared in enumerate(target._schema.arguments):
+            if declared.name == "device":
+                given = position < len(arguments) or "device" in keywords
+                return {} if given else {"device": self._device}
+        return {}
+
+    def _argument(
+        self, value: Argument, made: Mapping[str, fx.Node], inputs: Mapping[str, fx.Node]
+    ) -> Any:
+        if isinstance(value, tuple):
+            return [self._argument(item, made, inputs) for item in value]
+        if isinstance(value, NodeReference):
+            return made[value.node]
+        if isinstance(value, InputReference):
+            return inputs[value.input]
+        if isinstance(value, StateReference):
+            return self._attribute(value.state)
+        if isinstance(value, DTypeArgument):
+            return getattr(torch, value.dtype)
+        if isinstance(value, MemoryFormatArgument):
+            return getattr(torch, value.memory_format)
+        if isinstance(value, DeviceArgument):
+            return self._device
+        if isinstance(value, SpecialFloat):
+            return {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[value.special]
+        return value
+
+    def _attribute(self, name: str) -> fx.Node:
+        if name not in self._attributes:
+            self._attributes[name] = self._graph.get_attr(name)
+        return self._attributes[name]
+
+
+def _place(root: nn.Module, name: str, module: nn.Module) -> None:
+    path, _, own = name.rpartition(".")
+    parent = _container(root, path)
+    _insist_free(parent, own, name)
+    parent.add_module(own, module)
+
+
+def _container(root: nn.Module, path: str) -> nn.Module:
+    """The module of that path, made of empty modules where there is none yet."""
+    module = root
+    for part in path.split(".") if path else ():
+        if part not in module._modules:
+            _insist_free(module, part, path)
+            module.add_module(part, nn.Module())
+        module = module.get_submodule(part)
+    return module
+
+
+def _insist_free(parent: nn.Module, own: str, name: str) -> None:
+    if hasattr(parent, own) or keyword.iskeyword(own):
+        raise InvalidInput(
+            f"{name!r} cannot be the name of a module or tensor: modules have {own!r} already, or "
+            "Python has; rename it in the model and capture it again",
+            field="/state",
+        )
+
+
+def function_of(operation: Operation) -> Any:
+    """What an operation of kind ``function`` calls.
+
+    Raises:
+        InvalidInput: This installation has no such operator.
+    """
+    if operation.target == GETITEM:
+        return operator.getitem
+    library, name, overload = operation.target.split(".")
+    try:
+        if library in LIBRARIES:
+            importlib.import_module(LIBRARIES[library])
+        return getattr(getattr(getattr(torch.ops, library), name), overload)
+    except (AttributeError, ImportError) as error:
+        raise InvalidInput(
+            f"operation {operation.name!r} calls {operation.target}, which this installation does "
+            f"not have (torch {torch.__version__}): {in_one_line(error)}",
+            field="/operations",
+        ) from error
+
+
+def in_one_line(error: Exception) -> str:
+    """What went wrong, and of what kind it is."""
+    return f"{type(error).__name__}: {first_line(error)}"

@@ -1,0 +1,108 @@
+"""One layer of a rebuilt graph, given memory, measured, and let go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from ...capture.program.program import tensors_of
+from ...capture.program.segment import constants_of
+from ...core.requests.requests import ProfilingOptions
+from ..layers.error_attribution import blamed
+from ..layers.layer_run import LayerRun
+from ..layers.memory_run import memory_run
+from ..layers.precision import forward_context
+from ..machine.clock import Clock
+from ..measure.compile_layers import compile_layers
+from ..measure.sampling import worth_repeating
+from ..measure.session import MAX_PASSES, MIN_PASSES, MIN_SPLIT_PASSES, SPLIT_EVERY
+from ..measure.timed_passes import Passes, Samples
+from .boundary_inputs import BoundaryValues
+from .random_values import materialised
+from .rebuilt_capture import Rebuilt
+from .saved_storages import Kept, LayerTable
+
+
+@dataclass(frozen=True)
+class MeasuredLayer:
+    """What there is to know of one layer.
+
+    Attributes:
+        forward_bytes: See `MemoryRun`.
+        backward_bytes: Likewise, without gradients that wait for layers in front.
+        on_its_own: Whether the device works while the host issues more, as CUDA does.
+    """
+
+    samples: Samples
+    kept: Sequence[Kept]
+    output_bytes: int
+    forward_bytes: int
+    backward_bytes: int
+    on_its_own: bool
+
+
+def measure_layer(
+    rebuilt: Rebuilt,
+    run: LayerRun,
+    inputs: BoundaryValues,
+    options: ProfilingOptions,
+    budget_s: float,
+    generator: torch.Generator,
+) -> MeasuredLayer:
+    """Give a layer weights and inputs, run it for memory, then for time.
+
+    Args:
+        rebuilt: The graph it belongs to.
+        run: The layer.
+        inputs: Makes up what it reads.
+        options: Precision, whether to compile it, and whether neighbours keep the device busy.
+        budget_s: To spend on repeats beyond the least number.
+        generator: Of random weights; its device is where the layer is measured.
+
+    Raises:
+        MeasurementError: It failed, or ran out of memory.
+    """
+    device, segment = generator.device, run.segment
+    assert segment is not None, "the loss is no layer"
+    context = forward_context(options, device)
+    clock = Clock(device, shared=options.busy_neighbours > 0)
+    with blamed(run), materialised(segment, rebuilt.state, device, generator):
+        trainable: list[Tensor] = [p for p in segment.parameters() if p.requires_grad]
+        for parameter in trainable:
+            parameter.grad = torch.zeros_like(parameter)
+        live = replace(run, parameters=trainable)
+        values = inputs.of(run.reads)
+        table = LayerTable(segment)
+        found = memory_run(live, values, table, device, context)
+        given = [values[node] for node in run.reads]
+        kept = table.places(found.kept, given, found.produced, constants_of(segment).values())
+        sizes = [tensor.numel() * tensor.element_size() for tensor in tensors_of(found.produced)]
+        needs = found.forward_bytes, found.backward_bytes
+        del found, given
+        if options.compile:
+            compile_layers([live], values, context)
+        samples = Samples()
+        passes = Passes([live], values, clock, context, [samples])
+        _repeat(passes, samples, budget_s, split=not options.compile)
+    return MeasuredLayer(samples, kept, sum(sizes), *needs, clock.cuda)
+
+
+def _repeat(passes: Passes, samples: Samples, budget_s: float, *, split: bool) -> None:
+    """A cold run, the least number of passes, then more until the time is certain enough."""
+    passes.run([0], keep=False)
+    started = time.perf_counter()
+    for done in range(MIN_PASSES):
+        passes.run([0])
+        if split and done < MIN_SPLIT_PASSES:
+            passes.run([0], split=True)
+    for extra in range(1, MAX_PASSES - MIN_PASSES + 1):
+        totals = samples.total_s()
+        spent_s = time.perf_counter() - started
+        if not worth_repeating([totals], [1]) or spent_s + median(totals) > budget_s:
+            return
+        passes.run([0], split=split and extra % SPLIT_EVERY == 0)

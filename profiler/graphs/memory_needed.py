@@ -1,0 +1,113 @@
+"""Memory that measuring a graph takes at the least, known before any of it is taken."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor, fx
+
+from ...capture.program.program import storage_key, tensors_of, value_of
+from ...capture.program.segment import constants_of
+from ..layers.layer_run import LayerRun
+
+
+class HeldBytes:
+    """Bytes of the distinct storages of the values held, from values without memory."""
+
+    def __init__(self) -> None:
+        self.size_bytes = 0
+        self._holders: Counter[int] = Counter()
+
+    def added_bytes(self, value: Any) -> int:
+        """What holding a value, too, would add."""
+        return sum(size for key, size in _storages(value).items() if not self._holders[key])
+
+    def add(self, value: Any) -> None:
+        self.size_bytes += self.added_bytes(value)
+        self._holders.update(_storages(value).keys())
+
+    def drop(self, value: Any) -> None:
+        for key, size in _storages(value).items():
+            self._holders[key] -= 1
+            if not self._holders[key]:
+                self.size_bytes -= size
+
+
+def within_budget(
+    nodes: Iterable[fx.Node], given: Iterable[fx.Node], wanted: set[fx.Node], budget_bytes: int
+) -> list[fx.Node]:
+    """Of operations in order those that can be computed without holding more than the budget.
+
+    Args:
+        nodes: Their arguments are among them, or given.
+        given: Values that are there from the start.
+        wanted: Values that are to be kept; others are let go after their last use.
+        budget_bytes: Of all values held at once, besides the given ones.
+    """
+    needed = _leading_to(list(nodes), wanted)
+    last_use = {source: node for node in needed for source in node.all_input_nodes}
+    kept = {*wanted, *given}
+    held, there, found = HeldBytes(), set(given), []
+    for node in there:
+        held.add(value_of(node))
+    budget_bytes += held.size_bytes
+    for node in needed:
+        value = value_of(node)
+        fits = held.size_bytes + held.added_bytes(value) <= budget_bytes
+        if fits and all(source in there for source in node.all_input_nodes):
+            there.add(node)
+            held.add(value)
+            found.append(node)
+        for source in set(node.all_input_nodes) & there:
+            if last_use[source] is node and source not in kept:
+                held.drop(value_of(source))
+    return _leading_to(found, wanted)
+
+
+def _leading_to(nodes: list[fx.Node], wanted: set[fx.Node]) -> list[fx.Node]:
+    """Those the wanted values follow from, changes in place of what they follow from included."""
+    needed = set(wanted)
+    storages = {key for node in wanted for key in _storages(value_of(node))}
+    found = []
+    for node in reversed(nodes):
+        if node in needed or not storages.isdisjoint(_storages(value_of(node))):
+            found.append(node)
+            needed.update(node.all_input_nodes)
+            storages.update(k for n in node.all_input_nodes for k in _storages(value_of(n)))
+    return found[::-1]
+
+
+def least_bytes(run: LayerRun, held: Iterable[fx.Node] = ()) -> int:
+    """Of a layer's inputs, outputs, parameters and their gradients, buffers and constants.
+
+    Args:
+        run: The layer.
+        held: Values that are there beside it.
+    """
+    values = HeldBytes()
+    for node in (*held, *run.reads, *run.writes):
+        if node is not None:
+            values.add(value_of(node))
+    gradients = sum(_size_bytes(tensor) for tensor in run.parameters)
+    return values.size_bytes + run.parameter_bytes + gradients + fixed_bytes(run)
+
+
+def fixed_bytes(run: LayerRun) -> int:
+    """Of a layer's buffers and constants."""
+    return sum(_size_bytes(tensor) for tensor in _fixed(run))
+
+
+def _fixed(run: LayerRun) -> Iterator[Tensor]:
+    if run.segment is not None:
+        yield from run.segment.buffers()
+        yield from constants_of(run.segment).values()
+
+
+def _size_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _storages(value: Any) -> dict[int, int]:
+    return {storage_key(t): t.untyped_storage().nbytes() for t in tensors_of(value)}

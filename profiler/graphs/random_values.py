@@ -1,0 +1,115 @@
+"""Made-up values in the place of a graph's parameters, buffers and constants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import prod, sqrt
+
+import torch
+from torch import Tensor, nn
+
+from ...capture.program.segment import Segment, constants_of
+from ...core.graph.state_tensors import StateTensor
+
+
+def meta_tensor(entry: StateTensor) -> Tensor:
+    """A tensor of state without memory."""
+    dtype: torch.dtype = getattr(torch, entry.dtype)
+    tensor = _empty(entry, torch.device("meta"))
+    if entry.kind == "parameter":
+        floating = dtype.is_floating_point or dtype.is_complex
+        return nn.Parameter(tensor, requires_grad=entry.requires_grad and floating)
+    return tensor
+
+
+def made_up(entry: StateTensor, device: torch.device, generator: torch.Generator) -> Tensor:
+    """A tensor of state with values: random ones for parameters, as its fill says for others.
+
+    Args:
+        entry: What is wanted.
+        device: Where the tensor is to be.
+        generator: Of random numbers, on that device.
+    """
+    tensor = _empty(entry, device)
+    fill = entry.fill
+    with torch.no_grad():
+        if entry.kind == "parameter" or fill is None:
+            _random_weight(tensor, generator)
+        elif fill.kind == "normal":
+            _normal(tensor, fill.std, generator)
+        elif fill.kind == "integers":
+            tensor.random_(fill.low, fill.high, generator=generator)
+        elif fill.kind == "constant":
+            tensor.fill_(fill.value)
+        elif fill.kind == "range":
+            last = tensor.shape[-1] if tensor.dim() else 1
+            row = fill.start + fill.step * torch.arange(last, device=device)
+            tensor.copy_(row if tensor.dim() else row[0])
+        elif fill.kind == "causal":
+            tensor.fill_(1)
+            tensor.tril_()
+        else:
+            values = torch.tensor(fill.values, device=device)
+            tensor.copy_(values.reshape(tensor.shape))
+    if entry.kind == "parameter":
+        return nn.Parameter(tensor, requires_grad=meta_tensor(entry).requires_grad)
+    return tensor
+
+
+def _empty(entry: StateTensor, device: torch.device) -> Tensor:
+    dtype: torch.dtype = getattr(torch, entry.dtype)
+    if entry.strides is None:
+        return torch.empty(entry.shape, dtype=dtype, device=device)
+    return torch.empty_strided(entry.shape, entry.strides, dtype=dtype, device=device)
+
+
+def _random_weight(tensor: Tensor, generator: torch.Generator) -> None:
+    """Matrices keep the scale of what they are applied to; vectors scale by one half to three."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        tensor.zero_()
+    elif tensor.dim() >= 2:
+        _normal(tensor, 1 / sqrt(max(1, prod(tensor.shape[1:]))), generator)
+    else:
+        tensor.fill_(1)
+        tensor += 0.1 * torch.rand(tensor.shape, generator=generator, device=tensor.device)
+
+
+def _normal(tensor: Tensor, std: float, generator: torch.Generator) -> None:
+    if tensor.element_size() == 1:  # eight-bit floats draw no random numbers
+        tensor.copy_(torch.randn(tensor.shape, generator=generator, device=tensor.device) * std)
+    else:
+        tensor.normal_(0, std, generator=generator)
+
+
+@contextmanager
+def materialised(
+    segment: Segment,
+    state: Mapping[int, StateTensor],
+    device: torch.device,
+    generator: torch.Generator,
+) -> Iterator[None]:
+    """Give a segment memory and made-up values for a while."""
+    real: dict[int, Tensor] = {}
+    places: list[tuple[nn.Module, str, Tensor]] = []
+    constants = dict(constants_of(segment))
+
+    def value(meta: Tensor) -> Tensor:
+        if id(meta) not in real:
+            real[id(meta)] = made_up(state[id(meta)], device, generator)
+        return real[id(meta)]
+
+    try:
+        for module in segment.modules():
+            for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+                if tensor is not None:
+                    places.append((module, name, tensor))
+        for module, name, tensor in places:
+            setattr(module, name, value(tensor))
+        segment.apply_to_constants(value)
+        yield
+    finally:
+        for module, name, tensor in places:
+            setattr(module, name, tensor)
+        restored = iter(constants.values())
+        segment.apply_to_constants(lambda _: next(restored))

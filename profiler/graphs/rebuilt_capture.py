@@ -1,0 +1,222 @@
+"""A graph without code as a `Captured` whose tensors have shapes but no memory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from ...capture.captured import Captured
+from ...capture.program.constants import constant_nodes
+from ...capture.program.cuts import find_cuts
+from ...capture.program.layers import Layers
+from ...capture.program.program import VALUE, Program, storage_key, tensors_of
+from ...capture.sample import CallStructure, dtype_name
+from ...capture.serialize.graph_document import parameter_records
+from ...capture.tracers.quiet_tomerge import quiet_loggers
+from ...core.errors import InvalidInput
+from ...core.graph.graph import Boundary, Graph, Parameter
+from ...core.graph.state_tensors import StateTensor
+from .graph_module import Skeleton, in_one_line, skeleton
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """A graph ready to be run layer by layer.
+
+    Attributes:
+        graph: The document.
+        captured: The same as a traced model; its parameters are on the meta device.
+        state: What each of its meta tensors stands for, by identity.
+        resident: Storages of parameters, buffers and inputs, as the nodes' values hold them.
+    """
+
+    graph: Graph
+    captured: Captured
+    state: dict[int, StateTensor]
+    resident: frozenset[int]
+
+
+def rebuild_captured(graph: Graph, device: torch.device) -> Rebuilt:
+    """Put a graph together for a device, and find the shape and memory layout of every value.
+
+    Raises:
+        InvalidInput: It cannot be rebuilt, or its shapes, layers or boundaries do not follow from
+            its operations.
+    """
+    parts = skeleton(graph, device)
+    structure = _structure(graph)
+    program = Program(
+        model=parts.model,
+        holder=parts.holder,
+        graph=parts.graph,
+        mode=graph.mode,
+        structure=structure,
+        inputs=_in_order(parts, graph, structure),
+        out_spec=pytree.tree_flatten([0] * len(graph.returns))[1],
+        training=graph.training,
+        fixed_mode=graph.fixed_mode,
+        notes=list(graph.notes),
+    )
+    resident = _propagate(parts, graph, device)
+    _check_values(parts)
+    layers = _layers(parts, program, graph)
+    captured = Captured(program, layers, find_cuts(program, layers))
+    _check_against(graph, captured)
+    return Rebuilt(graph, captured, parts.state, resident)
+
+
+def _structure(graph: Graph) -> CallStructure:
+    try:
+        structure = CallStructure.from_json(graph.input_structure)
+        names = set(structure.names)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InvalidInput(
+            "input_structure does not say how the model is called; capture it again",
+            field="/input_structure",
+        ) from error
+    if names != {tensor.name for tensor in graph.inputs} or len(names) != len(structure.names):
+        raise InvalidInput("input_structure names other inputs", field="/input_structure")
+    return structure
+
+
+def _in_order(parts: Skeleton, graph: Graph, structure: CallStructure) -> list[fx.Node]:
+    by_name = dict(zip((tensor.name for tensor in graph.inputs), parts.inputs, strict=True))
+    return [by_name[name] for name in structure.names]
+
+
+def _propagate(parts: Skeleton, graph: Graph, device: torch.device) -> frozenset[int]:
+    """Run every operation on tensors without memory; returns the storages that are there anyway."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with warnings.catch_warnings(), quiet_loggers("torch"), torch.no_grad(), mode:
+        warnings.simplefilter("ignore")
+        inputs = [
+            torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=device)
+            for tensor in graph.inputs
+        ]
+        with _stand_ins(parts, device) as state:
+            recorder = _Recorder(parts.module())
+            try:
+                recorder.run(*inputs)
+            except Exception as error:
+                raise InvalidInput(
+                    f"operation {recorder.current!r} cannot be done on what it is given: "
+                    f"{in_one_line(error)}",
+                    field="/operations",
+                ) from error
+    by_name = recorder.values
+    for node in parts.graph.nodes:
+        if node.name in by_name:
+            node.meta[VALUE] = by_name[node.name]
+    return frozenset(storage_key(tensor) for tensor in (*inputs, *state))
+
+
+class _Recorder(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.values: dict[str, Any] = {}
+        self.current = ""
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.current = n.name
+        value = super().run_node(n)
+        if n.op != "output":
+            self.values[n.name] = value
+        return value
+
+
+@contextmanager
+def _stand_ins(parts: Skeleton, device: torch.device) -> Iterator[list[Tensor]]:
+    """Put tensors that say they are on the device in the place of those on the meta device."""
+    made: dict[int, Tensor] = {}
+    saved = list(_tensor_places((parts.model, parts.holder)))
+    try:
+        for module, name, tensor in saved:
+            if id(tensor) not in made:
+                made[id(tensor)] = _stand_in(tensor, device)
+            setattr(module, name, made[id(tensor)])
+        yield list(made.values())
+    finally:
+        for module, name, tensor in saved:
+            setattr(module, name, tensor)
+
+
+def _tensor_places(roots: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Every attribute that is a tensor; constants are plain ones."""
+    for root in roots:
+        for module in root.modules():
+            for table in (module._parameters, module._buffers, vars(module)):
+                for name, tensor in list(table.items()):
+                    if isinstance(tensor, Tensor):
+                        yield module, name, tensor
+
+
+def _stand_in(tensor: Tensor, device: torch.device) -> Tensor:
+    like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(like, requires_grad=tensor.requires_grad)
+    return like
+
+
+def _check_values(parts: Skeleton) -> None:
+    """Every operation makes what the graph says it makes."""
+    for operation, node in parts.nodes:
+        found = [
+            (tuple(tensor.shape), dtype_name(tensor.dtype))
+            for tensor in tensors_of(node.meta.get(VALUE))
+        ]
+        stated = [(tensor.shape, tensor.dtype) for tensor in operation.outputs]
+        if found != stated:
+            raise InvalidInput(
+                f"operation {operation.name!r} ({operation.target}) makes {found}, but the graph "
+                f"says {stated}",
+                field="/operations",
+            )
+
+
+def _layers(parts: Skeleton, program: Program, graph: Graph) -> Layers:
+    constant = constant_nodes(program)
+    return Layers(
+        names=[layer.name for layer in graph.layers],
+        paths=[layer.name.partition("@")[0] for layer in graph.layers],
+        layer_of={node: operation.layer for operation, node in parts.nodes if node not in constant},
+        constant=constant,
+    )
+
+
+def _check_against(graph: Graph, captured: Captured) -> None:
+    """Layers run forwards, and boundaries and parameters are what the operations make of them."""
+    layer_of = captured.layers.layer_of
+    for node, layer in layer_of.items():
+        if any(layer_of.get(source, -1) > layer for source in node.all_input_nodes):
+            raise InvalidInput(
+                f"operation {node.name!r} reads what a later layer makes", field="/operations"
+            )
+    for stated, cut in zip(graph.boundaries, captured.cuts, strict=True):
+        if _crossing(stated) != _crossing(cut.boundary):
+            raise InvalidInput(
+                f"boundary {stated.after} lists other tensors than cross it; capture it again",
+                field=f"/boundaries/{stated.after}",
+            )
+    records = parameter_records(captured.program, captured.layers)
+    found = {frozenset(record.names): _costs(record) for record in records}
+    if found != {frozenset(record.names): _costs(record) for record in graph.parameters}:
+        raise InvalidInput(
+            "parameters differ from the state that the operations read; capture it again",
+            field="/parameters",
+        )
+
+
+def _crossing(boundary: Boundary) -> list[tuple[object, ...]]:
+    return [(spec.shape, spec.dtype, spec.requires_grad) for spec in boundary.tensors]
+
+
+def _costs(record: Parameter) -> tuple[object, ...]:
+    return record.size_bytes, record.numel, record.layers, record.kind, record.trainable

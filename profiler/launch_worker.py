@@ -1,0 +1,101 @@
+"""Start the measuring process and understand what it says, however it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+
+from ..core.errors import InvalidInput, MeasurementError, OutOfMemory, StagewrightError
+from ..core.profile.profile import Profile
+from ..core.progress import Progress
+from ..core.requests.requests import MeasureRequest
+
+COMMAND = (sys.executable, "-m", "stagewright.profiler.measure_worker")
+
+
+def measure_apart(
+    request: MeasureRequest,
+    progress: Progress | None = None,
+    *,
+    command: Iterable[str] = COMMAND,
+) -> Profile:
+    """Measure what a request describes in a process of its own, which a crash ends alone.
+
+    Args:
+        request: What to measure.
+        progress: Called with layers done, layers in all, and the layer's name.
+        command: How to start the process; for tests.
+
+    Raises:
+        StagewrightError: What the process says went wrong.
+        MeasurementError: It ended without saying so.
+    """
+    with tempfile.TemporaryFile("w+b") as given, tempfile.TemporaryFile("w+b") as answer:
+        given.write(request.model_dump_json().encode())
+        given.seek(0)
+        process = subprocess.Popen(
+            [*command], stdin=given, stdout=answer, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stderr is not None
+        told: dict[str, object] = {}
+        layer, last = "", ""
+        try:
+            for line in process.stderr:
+                last = line.strip() or last
+                told = _message(line) or told
+                if "layer" in told:
+                    layer = str(told["layer"])
+                    if progress is not None and "done" in told:
+                        progress(int(str(told["done"])), int(str(told["total"])), layer)
+            process.wait()
+        finally:
+            process.kill()
+            process.wait()
+            process.stderr.close()
+        if process.returncode == 0:
+            answer.seek(0)
+            return Profile.from_json(answer.read())
+    raise _error(told, process.returncode, layer, last)
+
+
+def _message(line: str) -> dict[str, object]:
+    """One JSON object; empty for anything else that was said."""
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _error(told: dict[str, object], code: int, layer: str, last: str) -> StagewrightError:
+    kind = told.get("error")
+    if kind == "InvalidInput":
+        field = told.get("field")
+        return InvalidInput(str(told["message"]), field=None if field is None else str(field))
+    if kind == "OutOfMemory":
+        layer_told = told.get("layer")
+        return OutOfMemory(
+            str(told["message"]),
+            layer=None if layer_told is None else str(layer_told),
+            required_bytes=_number(told.get("required_bytes")),
+            available_bytes=_number(told.get("available_bytes")),
+        )
+    if kind is not None:
+        return MeasurementError(str(told["message"]))
+    ended = f"with exit code {code}: {last}"
+    if code < 0:
+        ended = f"by {signal.Signals(-code).name}"
+    return MeasurementError(
+        f"the process that measured was ended {ended}, "
+        + (f"while it measured {layer}" if layer else "before it measured a layer")
+        + "; an operator crashed on its arguments, or the system took its memory back: capture the "
+        "model again, or use a smaller micro-batch"
+    )
+
+
+def _number(said: object) -> int | None:
+    return said if isinstance(said, int) else None

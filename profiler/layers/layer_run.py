@@ -1,0 +1,137 @@
+"""One layer, ready to be run alone or in its turn, forwards and backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from ...capture.captured import Captured
+from ...capture.program.cuts import differentiable_nodes
+from ...capture.program.mutation import mutated_inputs
+from ...capture.program.program import storage_key, tensors_of, value_of
+from ...capture.program.segment import Segment, make_segment
+
+Values = Mapping[fx.Node, Any]
+"""What nodes produced: tensors, or tuples of them."""
+
+
+@dataclass
+class LayerRun:
+    """A callable piece of the model and the values it is given.
+
+    Attributes:
+        name: For progress and error messages.
+        function: Flat tensors in, flat values out.
+        reads: Nodes whose values it takes, in order.
+        writes: Nodes whose values it makes, in order; `None` for a value no layer reads.
+        needs_grad: For each input, whether a gradient is to be computed for it.
+        changed: For each input, whether the layer may change it in place: it is given a copy.
+        parameters: Trainable parameters it uses.
+        segment: What `function` runs, as a module; `None` for the loss.
+        parameter_bytes: Of all parameters it uses.
+        saved_bytes: What it keeps for its backward; `None` before its first run.
+    """
+
+    name: str
+    function: Callable[..., tuple[Any, ...]]
+    reads: list[fx.Node]
+    writes: list[fx.Node | None]
+    needs_grad: list[bool]
+    changed: list[bool]
+    parameters: list[Tensor]
+    segment: Segment | None = None
+    parameter_bytes: int = 0
+    saved_bytes: int | None = None
+
+    def leaves(self, values: Values) -> list[Any]:
+        """Its inputs, cut from what made them."""
+        return [
+            detached(values[node], needed)
+            for node, needed in zip(self.reads, self.needs_grad, strict=True)
+        ]
+
+    def arguments(self, leaves: Sequence[Any]) -> list[Any]:
+        """What to call it with: the leaves, copied where it would change them."""
+        return [
+            mapped(torch.clone, leaf) if changed else leaf
+            for leaf, changed in zip(leaves, self.changed, strict=True)
+        ]
+
+
+def layer_runs(captured: Captured) -> list[LayerRun]:
+    """Every layer of a traced model, reading and writing only what it uses itself."""
+    program, layers = captured.program, captured.layers
+    differentiable = differentiable_nodes(program)
+    count = len(layers)
+    runs = []
+    for index in range(count):
+        before = program.inputs if index == 0 else list(captured.cuts[index - 1].nodes)
+        if index + 1 == count:
+            behind = [node for node in program.flat_outputs if isinstance(node, fx.Node)]
+        else:
+            behind = list(captured.cuts[index].nodes)
+        reads = [
+            node
+            for node in before
+            if any(layers.layer_of.get(user) == index for user in node.users)
+        ]
+        writes = list(dict.fromkeys(n for n in behind if layers.layer_of.get(n) == index))
+        segment = make_segment(program, layers, index, index + 1, reads, writes)
+        runs.append(
+            LayerRun(
+                name=layers.names[index],
+                function=segment,
+                reads=reads,
+                writes=[*writes],
+                needs_grad=[node in differentiable for node in reads],
+                changed=_changed(captured, index, reads),
+                parameters=[p for p in segment.parameters() if p.requires_grad],
+                segment=segment,
+                parameter_bytes=sum(p.numel() * p.element_size() for p in segment.parameters()),
+            )
+        )
+    return runs
+
+
+def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """The function applied to a tensor, or to every one in a tuple or list."""
+    if isinstance(value, tuple | list):
+        return type(value)(mapped(function, item) for item in value)
+    return function(value) if isinstance(value, Tensor) else value
+
+
+def detached(value: Any, needs_grad: bool = False) -> Any:
+    """The same memory without its history; what can be differentiated for is, if asked."""
+    return mapped(
+        lambda tensor: tensor.detach().requires_grad_(needs_grad and _is_differentiable(tensor)),
+        value,
+    )
+
+
+def _is_differentiable(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _changed(captured: Captured, index: int, reads: Sequence[fx.Node]) -> list[bool]:
+    """Which inputs share memory with something that a layer changes in place."""
+    program = captured.program
+    touched = {
+        storage_key(tensor)
+        for node, layer in captured.layers.layer_of.items()
+        if layer == index
+        for source in mutated_inputs(node, program)
+        for tensor in tensors_of(value_of(source))
+    }
+    return [
+        any(storage_key(tensor) in touched for tensor in tensors_of(value_of(n))) for n in reads
+    ]
+
+
+def backward_pairs(outputs: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs that take part in the backward pass, and a gradient of ones for each."""
+    roots = [out for out in tensors_of(list(outputs)) if out.requires_grad]
+    return roots, [torch.ones_like(out) for out in roots]

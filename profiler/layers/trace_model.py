@@ -1,0 +1,95 @@
+"""A model traced to be measured; where it does not fit into memory, the layer to blame is found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from ...capture.capture import trace
+from ...capture.captured import Captured
+from ...capture.sample import CallStructure
+from ...core.errors import CaptureError, OutOfMemory, StagewrightError, first_line
+from ..machine.out_of_memory import device_bytes, is_out_of_memory
+from .error_attribution import blamed, out_of_memory
+from .first_run import first_run
+from .layer_run import LayerRun, layer_runs
+from .precision import Context
+
+
+def traced(
+    model: nn.Module,
+    structure: CallStructure,
+    flat: Sequence[Tensor],
+    context: Context,
+    tracing: Context,
+) -> Captured:
+    """`capture.capture.trace`, which runs the whole model to check what it traced.
+
+    In the precision it is measured in, on which its types depend and its Python may branch.
+
+    Args:
+        model: The model.
+        structure: How it is called.
+        flat: With what.
+        context: Around the forward of each layer, where memory runs out.
+        tracing: Around the capture: the same precision.
+
+    Raises:
+        InvalidInput: The sample does not fit the model.
+        CaptureError: The model cannot be traced.
+        OutOfMemory: Memory ran out; the message names the layer and what it needs.
+    """
+    try:
+        with tracing():
+            return trace(model, structure.as_sample(flat))
+    except StagewrightError as error:
+        if not is_out_of_memory(error):
+            raise
+        failed = error
+    _name_the_layer(model, structure, flat, context, tracing, failed)
+
+
+def _name_the_layer(
+    model: nn.Module,
+    structure: CallStructure,
+    flat: Sequence[Tensor],
+    context: Context,
+    tracing: Context,
+    error: StagewrightError,
+) -> NoReturn:
+    """Run layer by layer what did not fit as a whole.
+
+    Raises:
+        OutOfMemory: Always.
+    """
+    try:
+        with tracing():
+            captured = trace(model, structure.as_sample(flat), check=False)
+    except StagewrightError as refused:
+        where = (refused.module if isinstance(refused, CaptureError) else None) or "the whole model"
+        raise OutOfMemory(
+            f"out of memory in {where}: {first_line(error)}; use a smaller micro-batch, or a "
+            "device with more memory",
+            layer=refused.module if isinstance(refused, CaptureError) else None,
+            available_bytes=device_bytes(error),
+        ) from error
+    runs = layer_runs(captured)
+    make_gradients(runs)
+    inputs = dict(zip(captured.program.inputs, flat, strict=True))
+    first_run(model, runs, inputs, len(runs), context)
+    raise out_of_memory(error, *runs) from error
+
+
+def make_gradients(runs: Sequence[LayerRun]) -> None:
+    """Zeros for every trainable parameter, to be accumulated into as in training.
+
+    Raises:
+        MeasurementError: They do not fit.
+    """
+    for run in runs:
+        with blamed(run):
+            for parameter in run.parameters:
+                parameter.grad = torch.zeros_like(parameter)

@@ -1,0 +1,70 @@
+"""Layers compiled one by one with ``torch.compile``, as stages are that hold them.
+
+A compiled backward computes all gradients in one piece, so it is not taken apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from ...core.errors import MeasurementError, first_line
+from ..layers.error_attribution import blamed
+from ..layers.layer_run import LayerRun, Values, backward_pairs
+from ..layers.precision import Context
+
+NOTE = "compiled layer by layer; no run of the whole model, compiled likewise, to compare with"
+
+WAY_OUT = (
+    "torch.compile needs a C++ compiler for the CPU (g++ or clang++ on PATH, or named by CXX) and "
+    "Triton for CUDA; install it, or profile without compiling"
+)
+
+MISSING = ("InvalidCxxCompiler", "TritonMissing", "No working C++ compiler found")
+"""How inductor tells that it has nothing to compile with."""
+
+
+def compile_layers(runs: Sequence[LayerRun], values: Values, context: Context) -> None:
+    """Replace each layer's function by its compiled one, already compiled in both directions.
+
+    Raises:
+        MeasurementError: There is no compiler, or a layer cannot be compiled.
+    """
+    for run in runs:
+        if run.segment is None:
+            continue
+        # The generated function, not the module: all segments share one `forward`, and dynamo
+        # gives up on a function after a few versions of it.
+        assert run.segment._code is not None
+        compiled: Callable[..., tuple[Any, ...]] = torch.compile(run.segment._code)
+        run.function = partial(compiled, run.segment)
+        with blamed(run), _compiler_needed():
+            with context():
+                outputs = run.function(*run.arguments(run.leaves(values)))
+            roots, gradients = backward_pairs(outputs)
+            if roots:
+                torch.autograd.backward(roots, gradients)
+
+
+@contextmanager
+def _compiler_needed() -> Iterator[None]:
+    """Say what to install where that is what is missing."""
+    try:
+        yield
+    except Exception as error:
+        if _says_no_compiler(error):
+            raise MeasurementError(f"{first_line(error)}; {WAY_OUT}") from error
+        raise
+
+
+def _says_no_compiler(error: BaseException | None) -> bool:
+    """Whether an error, or what caused it, is inductor's for a missing compiler."""
+    while error is not None:
+        if type(error).__name__ in MISSING or any(name in str(error) for name in MISSING):
+            return True
+        error = error.__cause__
+    return False

@@ -1,0 +1,114 @@
+"""The order of measuring: passes over the layers and runs of the whole model take turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import count
+from statistics import median
+
+from ...core.progress import Progress
+from .sampling import representative, worth_repeating
+from .timed_passes import Passes, Samples
+from .whole_model import WholeModel
+
+MIN_PASSES = 3
+"""Over one layer of every class; the whole model runs as often."""
+
+MIN_SPLIT_PASSES = 2
+"""With gradients of inputs and of parameters apart."""
+
+SPLIT_EVERY = 3
+"""Of the passes made because the total is uncertain, one in so many takes the gradients apart."""
+
+MAX_PASSES = 60
+WHOLE_RUNS = 5
+
+WORTHWHILE = 1 / 12
+"""Where measuring one layer of every class takes less than this share of measuring every layer as
+often as the least, repeats stop there: most of the saving is kept."""
+
+
+class Measuring:
+    """Fills the samples of every class of layers, and times the whole model in between.
+
+    Args:
+        passes: Over the layers.
+        whole: The whole model.
+        classes: Layers that cost the same, a list each; the loss is one by itself.
+        samples: Of each layer; those of a class share theirs.
+        names: Of the layers, for progress.
+        progress: Called with layers done, layers planned so far, and the layer's name.
+    """
+
+    def __init__(
+        self,
+        passes: Passes,
+        whole: WholeModel,
+        classes: Sequence[Sequence[int]],
+        samples: Sequence[Samples],
+        names: Sequence[str],
+        progress: Progress | None = None,
+    ) -> None:
+        self._passes, self._whole, self._classes = passes, whole, classes
+        self._samples = [samples[members[0]] for members in classes]
+        self._names, self._progress = names, progress or (lambda *_: None)
+        self._turns = count()
+        self._done = self._planned = 0
+        self.layers_s = 0.0
+        """Time the recorded passes took, with everything around them."""
+
+    def run(self, budget_s: float, *, split: bool = True) -> None:
+        """Until the total is certain enough or the budget is spent, but the least in any case.
+
+        Args:
+            budget_s: For passes over layers.
+            split: Take gradients of inputs and parameters apart in some of them.
+        """
+        every = range(len(self._classes))
+        split_passes = MIN_SPLIT_PASSES if split else 0
+        self._planned = len(every) * (1 + MIN_PASSES + split_passes)
+        self._pass(every, split=split, keep=False)  # whole backwards are warm from the first run
+        self.layers_s = 0.0
+        for done in range(MIN_PASSES):
+            self._whole.run()
+            self._pass(every)
+            if done < split_passes:
+                self._pass(every, split=True)
+        self._repeat(min(budget_s, self._worthwhile_s()), split=split)
+        self._progress(self._planned, self._planned, "whole model")
+
+    def _repeat(self, budget_s: float, *, split: bool) -> None:
+        """More passes, over the layers that make the total uncertain, in the budget."""
+        counts = [len(members) for members in self._classes]
+        for extra in range(1, MAX_PASSES - MIN_PASSES + 1):
+            totals = [samples.total_s() for samples in self._samples]
+            chosen = worth_repeating(totals, counts)
+            if not chosen or self.layers_s + sum(median(totals[i]) for i in chosen) > budget_s:
+                return
+            self._planned += len(chosen)
+            if len(self._whole.forward_s) < WHOLE_RUNS:
+                self._whole.run()
+            self._pass(chosen, split=split and extra % SPLIT_EVERY == 0)
+
+    def _worthwhile_s(self) -> float:
+        """How long repeats may go on where layers repeat; unlimited where they hardly do."""
+        alone = sum(median(samples.total_s()) for samples in self._samples)
+        every = sum(
+            len(members) * median(samples.total_s())
+            for members, samples in zip(self._classes, self._samples, strict=True)
+        )
+        limit_s = WORTHWHILE * self.layers_s * every / alone if alone else 0.0
+        return limit_s if self.layers_s < limit_s else float("inf")
+
+    def _pass(self, chosen: Sequence[int], *, split: bool = False, keep: bool = True) -> None:
+        """One pass over a layer of each chosen class, another one every time."""
+        turn = next(self._turns)
+        layers = sorted(representative(self._classes[index], turn) for index in chosen)
+        started = time.perf_counter()
+        self._passes.run(layers, split=split, keep=keep, tell=self._tell)
+        self.layers_s += time.perf_counter() - started
+
+    def _tell(self, layer: int) -> None:
+        self._progress(self._done, self._planned, self._names[layer])
+        self._done += 1

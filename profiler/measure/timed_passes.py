@@ -1,0 +1,236 @@
+"""Layers timed inside forward and backward passes over the model, as they run in training.
+
+A pass runs the chosen layers forwards in the model's order, keeping their graphs, then backwards in
+reverse. So every layer finds caches, freed memory and fresh inputs as it does in the whole model; a
+layer run over and over by itself finds its weights and saved activations still warm.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, fx
+
+from ...capture.program.program import tensors_of
+from ..layers.error_attribution import blamed
+from ..layers.layer_run import LayerRun, Values, detached, mapped
+from ..machine.clock import Clock, Mark
+
+Phase = Literal["forward", "backward", "backward_input", "backward_weight"]
+
+
+@dataclass
+class Samples:
+    """What one layer took, in seconds, a number a repeat, by phase.
+
+    Attributes:
+        device_s: On the device.
+        dispatch_s: By the wall clock, until the host had issued it.
+    """
+
+    device_s: dict[Phase, list[float]] = field(default_factory=lambda: defaultdict(list))
+    dispatch_s: dict[Phase, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def total_s(self) -> list[float]:
+        """Forward and backward together, a number a repeat of both."""
+        pairs = zip(self.device_s["forward"], self.device_s["backward"], strict=False)
+        return [forward + backward for forward, backward in pairs]
+
+
+@dataclass
+class _Kept:
+    """A layer between its forward and its backward."""
+
+    index: int
+    leaves: list[Tensor]
+    outputs: list[tuple[fx.Node | None, list[Tensor]]]
+    read: list[tuple[fx.Node, list[Tensor]]]
+
+
+@dataclass(frozen=True)
+class _Span:
+    """One measurement, to be read off the clock when the pass is over."""
+
+    index: int
+    phase: Phase
+    start: Mark
+    end: Mark
+
+
+class Passes:
+    """Runs passes over layers and gathers samples.
+
+    Args:
+        runs: Every layer in the model's order, the loss last if there is one.
+        values: What every node produced; inputs of layers whose producers are left out of a pass.
+        clock: Of the device.
+        context: Made anew around every forward, e.g. autocast.
+        samples: Where each layer's samples go; layers that share a list are one.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[LayerRun],
+        values: Values,
+        clock: Clock,
+        context: Callable[[], AbstractContextManager[object]],
+        samples: Sequence[Samples],
+    ) -> None:
+        self._runs, self._values, self._samples = runs, values, samples
+        self._clock, self._context = clock, context
+        self._last_read = {node: index for index, run in enumerate(runs) for node in run.reads}
+        self._issued_s: dict[tuple[int, Phase], float] = {}
+        self._spans: list[_Span] = []
+
+    def run(
+        self,
+        chosen: Sequence[int],
+        *,
+        split: bool = False,
+        keep: bool = True,
+        tell: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """One pass over the chosen layers, ascending.
+
+        Args:
+            chosen: Indices of layers.
+            split: Take gradients of inputs and of parameters in two goes, as zero-bubble schedules
+                do: first all inputs' with the graphs kept, then all parameters'. Each goes through
+                the layer again, so together they cost more than the whole backward.
+            keep: Record the samples; not those of a cold run.
+            tell: Called before each layer's forward.
+        """
+        kept = self._forward(chosen, tell)
+        if split:
+            self._split_backward(kept)
+        else:
+            self._backward(kept)
+        for span in self._spans:
+            dispatch_s = span.end.host_s - span.start.host_s
+            self._issued_s[span.index, span.phase] = dispatch_s
+            if keep:
+                samples = self._samples[span.index]
+                samples.device_s[span.phase].append(self._clock.seconds(span.start, span.end))
+                samples.dispatch_s[span.phase].append(dispatch_s)
+        self._spans.clear()
+
+    def _forward(self, chosen: Sequence[int], tell: Callable[[int], None]) -> list[_Kept]:
+        fresh: dict[fx.Node, object] = {}
+        kept = []
+        for index in chosen:
+            run = self._runs[index]
+            tell(index)
+            with blamed(run):
+                leaves = run.leaves(self._inputs(run, fresh))
+                arguments = run.arguments(leaves)
+                with self._context(), self._timed(index, "forward"):
+                    outputs = run.function(*arguments)
+                del arguments
+                for node, value in zip(run.writes, outputs, strict=True):
+                    if node is not None:
+                        fresh[node] = detached(value)
+                kept.append(_kept(index, run, leaves, outputs))
+            fresh = {n: value for n, value in fresh.items() if self._last_read.get(n, -1) > index}
+        return kept
+
+    def _inputs(self, run: LayerRun, fresh: Values) -> dict[fx.Node, object]:
+        """What this pass has made, or else a copy, as warm as that, of what was made once."""
+        return {
+            node: fresh[node] if node in fresh else mapped(torch.clone, self._values[node])
+            for node in run.reads
+        }
+
+    def _backward(self, kept: list[_Kept]) -> None:
+        pending: Pending = {}
+        while kept:
+            layer = kept.pop()
+            with blamed(self._runs[layer.index]):
+                roots, gradients = _roots(layer, pending)
+                with self._timed(layer.index, "backward"):
+                    if roots:
+                        torch.autograd.backward(roots, gradients)
+                        _hand_back(layer, [leaf.grad for leaf in layer.leaves], pending)
+
+    def _split_backward(self, kept: list[_Kept]) -> None:
+        pending: Pending = {}
+        weights_later = []
+        for layer in reversed(kept):
+            with blamed(self._runs[layer.index]):
+                roots, gradients = _roots(layer, pending)
+                with self._timed(layer.index, "backward_input"):
+                    _hand_back(layer, _input_gradients(layer, roots, gradients), pending)
+                weights_later.append((layer.index, roots, gradients))
+        kept.clear()
+        for index, roots, gradients in weights_later:
+            run = self._runs[index]
+            with blamed(run), self._timed(index, "backward_weight"):
+                if roots and run.parameters:
+                    torch.autograd.backward(roots, gradients, inputs=run.parameters)
+
+    @contextmanager
+    def _timed(self, index: int, phase: Phase) -> Iterator[None]:
+        """From an idle device, given as long to wait as issuing took last time, to the end."""
+        self._clock.settle()
+        self._clock.head_start(self._issued_s.get((index, phase), 0.0))
+        start = self._clock.mark()
+        yield
+        self._spans.append(_Span(index, phase, start, self._clock.mark()))
+
+
+def _input_gradients(
+    layer: _Kept, roots: list[Tensor], gradients: list[Tensor]
+) -> list[Tensor | None]:
+    """One for each of its leaves; the graph stays for the parameters' gradients."""
+    wanted = [leaf for leaf in layer.leaves if leaf.requires_grad]
+    if not roots or not wanted:
+        return [None] * len(layer.leaves)
+    found = iter(
+        torch.autograd.grad(roots, wanted, gradients, retain_graph=True, allow_unused=True)
+    )
+    return [next(found) if leaf.requires_grad else None for leaf in layer.leaves]
+
+
+def _kept(index: int, run: LayerRun, leaves: list[object], outputs: Sequence[object]) -> _Kept:
+    return _Kept(
+        index=index,
+        leaves=list(tensors_of(leaves)),
+        outputs=[
+            (node, list(tensors_of(value))) for node, value in zip(run.writes, outputs, strict=True)
+        ],
+        read=[(node, list(tensors_of(leaf))) for node, leaf in zip(run.reads, leaves, strict=True)],
+    )
+
+
+Pending = dict[fx.Node, list[Tensor | None]]
+"""Gradients of values, as later layers have handed them back so far."""
+
+
+def _roots(layer: _Kept, pending: Pending) -> tuple[list[Tensor], list[Tensor]]:
+    """What its backward starts from, and with which gradients: ones where none was handed back."""
+    roots, gradients = [], []
+    for node, tensors in layer.outputs:
+        found = pending.pop(node, None) if node is not None else None
+        for tensor, gradient in zip(tensors, found or [None] * len(tensors), strict=True):
+            if tensor.requires_grad:
+                roots.append(tensor)
+                gradients.append(torch.ones_like(tensor) if gradient is None else gradient)
+    return roots, gradients
+
+
+def _hand_back(layer: _Kept, found: list[Tensor | None], pending: Pending) -> None:
+    """Add gradients of its inputs to those that other readers handed back."""
+    remaining = iter(found)
+    for node, tensors in layer.read:
+        new = [next(remaining) for _ in tensors]
+        if node not in pending:
+            pending[node] = new
+        else:
+            pending[node] = [
+                theirs if ours is None else ours if theirs is None else theirs + ours
+                for theirs, ours in zip(pending[node], new, strict=True)
+            ]

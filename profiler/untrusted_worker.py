@@ -1,0 +1,166 @@
+"""Measure a model whose code is not ours, in a process of its own that somebody else confines.
+
+Reads and writes as `profiler.child` does. What may be imported or run is said on the command line,
+which whoever starts the process writes, and never in the request:
+
+``--factory NAME=package.module:callable`` with ``--path FOLDER`` for where to find it, or
+``--code``, which runs the request's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import linecache
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import InvalidInput, MeasurementError, OutOfMemory, StagewrightError, first_line
+from ..core.profile.profile import Profile
+from ..core.requests.requests import FactoryCall, MeasureRequest, ModelCode
+from .machine.out_of_memory import is_out_of_memory
+from .measure_worker import announcement, read_request, tell
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..core.progress import Progress
+
+NAME_OF_CODE = "<the request's code>"
+
+
+def main() -> int:
+    """Exit code 0 with a profile on standard output, 1 with an error on standard error."""
+    allowed = _arguments()
+    answer = os.dup(1)
+    os.dup2(2, 1)  # what the model prints is no part of the answer
+    try:
+        profile = measure_foreign(
+            read_request(sys.stdin.read()),
+            allowed,
+            lambda done, total, layer: tell({"done": done, "total": total, "layer": layer}),
+        )
+    except StagewrightError as error:
+        tell(announcement(error))
+        return 1
+    with os.fdopen(answer, "w") as output:
+        output.write(profile.to_json())
+    return 0
+
+
+def measure_foreign(
+    request: MeasureRequest, allowed: argparse.Namespace, progress: Progress | None = None
+) -> Profile:
+    """Measure what a registered factory or the request's code makes.
+
+    Args:
+        request: Its ``factory`` or ``code`` says what.
+        allowed: What the command line allows.
+        progress: Called with layers done, layers in all, and the layer's name.
+
+    Raises:
+        InvalidInput: It is not allowed, or the model does not take the sample.
+        MeasurementError: The code failed.
+    """
+    import torch
+
+    from .machine.device_check import check_device
+    from .measure.profile import profile
+    from .models.families import make_sample
+
+    sample = request.sample
+    if sample is None:
+        raise InvalidInput("a model is measured with a sample", field="/sample")
+    if sample.target is not None:
+        raise InvalidInput(
+            "the loss of this model is not known, so it takes no target; leave it out",
+            field="/sample/target",
+        )
+    device = check_device(request.profiling.device or "cpu")
+    torch.manual_seed(sample.seed)
+    model = _made(request, allowed).to(device)
+    inputs, _ = make_sample(sample, device)
+    try:
+        return profile(model, inputs, options=request.profiling, progress=progress)
+    except InvalidInput as error:
+        if is_out_of_memory(error):
+            raise OutOfMemory(f"{error}; use a smaller micro-batch") from error
+        raise InvalidInput(str(error), field="/sample/inputs") from error
+
+
+def _made(request: MeasureRequest, allowed: argparse.Namespace) -> nn.Module:
+    from torch import nn
+
+    if request.code is not None and allowed.code:
+        what, make = "the code", _from_code(request.code)
+        arguments: dict[str, Any] = {}
+    elif request.factory is not None and request.factory.name in allowed.factory:
+        what, make = (
+            f"the factory {request.factory.name!r}",
+            _from_registry(request.factory, allowed),
+        )
+        arguments = request.factory.arguments
+    else:
+        raise InvalidInput("this process was not allowed to run such a model")
+    made = _run(what, lambda: make(**arguments))
+    if not isinstance(made, nn.Module):
+        raise InvalidInput(f"{what} returned a {type(made).__name__}, not an nn.Module")
+    return made
+
+
+def _from_registry(call: FactoryCall, allowed: argparse.Namespace) -> Callable[..., Any]:
+    sys.path.extend(allowed.path)
+    module, _, name = allowed.factory[call.name].partition(":")
+    what = f"the factory {call.name!r}"
+    found: Callable[..., Any] = _run(what, lambda: getattr(importlib.import_module(module), name))
+    return found
+
+
+def _from_code(code: ModelCode) -> Callable[..., Any]:
+    """The function a module's text defines; its lines are known to tracebacks and torch."""
+    module = ModuleType("the_model")
+    sys.modules[module.__name__] = module
+    lines = code.source.splitlines(keepends=True)
+    linecache.cache[NAME_OF_CODE] = (len(code.source), None, lines, NAME_OF_CODE)
+
+    def run() -> None:
+        exec(compile(code.source, NAME_OF_CODE, "exec"), module.__dict__)
+
+    _run("the code", run)
+    found = getattr(module, code.entry, None)
+    if not callable(found):
+        raise InvalidInput(f"the code has no function {code.entry!r}", field="/code/entry")
+    return found  # type: ignore[no-any-return]  # nobody knows what it returns
+
+
+def _run(what: str, run: Callable[[], Any]) -> Any:
+    """Somebody else's code; whatever it raises is said.
+
+    Raises:
+        MeasurementError: It raised something.
+    """
+    try:
+        return run()
+    except (Exception, SystemExit) as error:  # it may raise anything
+        if is_out_of_memory(error):
+            raise OutOfMemory(f"{what} needs more memory than there is") from error
+        raise MeasurementError(
+            f"{what} raised {type(error).__name__}: {first_line(error)}"
+        ) from error
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="stagewright.profiler.untrusted_worker")
+    parser.add_argument("--factory", action="append", default=[])
+    parser.add_argument("--path", action="append", default=[])
+    parser.add_argument("--code", action="store_true")
+    arguments = parser.parse_args()
+    arguments.factory = dict(entry.split("=", 1) for entry in arguments.factory)
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Whether a checkpoint fits a model, said for all ranks at once and before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...core.errors import InvalidInput
+from ..checkpoint_files.manifest import Checkpoint
+from ..checkpoint_files.tensors import same_kind, torch_dtype
+from .target import Target
+
+SHOWN = 8
+"""Names listed of each kind of mismatch."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """How this rank's tensors and those of a checkpoint belong together.
+
+    Attributes:
+        names: Of each tensor that was saved, by its key on this rank: the name it was saved under.
+        missing: Keys of those that were not saved.
+        wrong: Those that were saved otherwise, in words.
+        without_state: Parameters in the optimizer here, but not in the one that was saved.
+        with_state: Names of those in both.
+    """
+
+    names: dict[str, str] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    without_state: list[str] = field(default_factory=list)
+    with_state: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What a model and a checkpoint do not share, over all ranks.
+
+    Attributes:
+        missing: Names in the model that the checkpoint lacks, ``optim.`` before those of which
+            only the optimizer's state is lacking.
+        unused: Names in the checkpoint that no rank asked for, likewise.
+    """
+
+    missing: tuple[str, ...]
+    unused: tuple[str, ...]
+
+
+def match(target: Target, optimizer: Optimizer | None, record: Checkpoint) -> Match:
+    """Find this rank's tensors in a checkpoint."""
+    found = Match()
+    for key, tensor in target.tensors.items():
+        names = record.names_for(target.names[key])
+        if not names:
+            found.missing.append(key)
+        elif problem := _problem(key, tensor, names, record):
+            found.wrong.append(problem)
+        else:
+            found.names[key] = names[0]
+    if optimizer is not None and record.optimizer is not None:
+        canonical = target.canonical_names()
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                key = canonical.get(id(parameter), "")
+                if not key:
+                    found.wrong.append(
+                        f"the optimizer has a parameter of shape {tuple(parameter.shape)} that "
+                        "the model does not"
+                    )
+                elif found.names.get(key) in record.optimizer.parameters:
+                    found.with_state.append(found.names[key])
+                elif key not in found.missing:
+                    found.without_state.append(key)
+    return found
+
+
+def compare(
+    record: Checkpoint, matches: Sequence[Match], *, with_optimizer: bool, strict: bool
+) -> Difference:
+    """Bring the ranks' matches together.
+
+    Raises:
+        InvalidInput: Something does not fit.
+    """
+    wrong = _ordered(line for found in matches for line in found.wrong)
+    used = {name for found in matches for name in found.names.values()}
+    missing = _ordered(name for found in matches for name in found.missing)
+    stateless = _ordered(name for found in matches for name in found.without_state)
+    unused = [name for name in record.model if name not in used]
+    stale: list[str] = []
+    if with_optimizer and record.optimizer is not None:
+        given = {name for found in matches for name in found.with_state}
+        stale = [name for name in record.optimizer.parameters if name not in given | set(unused)]
+    lines = [
+        *([f"fits no tensor here: {_listed(wrong)}"] if wrong else []),
+        *([f"not in the checkpoint: {_listed(missing)}"] if missing and strict else []),
+        *([f"not in the model: {_listed(unused)}"] if unused and strict else []),
+        *(
+            [f"in the optimizer, but not in the one that was saved: {_listed(stateless)}"]
+            if stateless and strict
+            else []
+        ),
+        *(
+            [f"in the optimizer that was saved, but not in this one: {_listed(stale)}"]
+            if stale and strict
+            else []
+        ),
+    ]
+    if lines:
+        way_out = "load it into the model it was saved from" + (
+            "" if wrong else ", or pass strict=False to load what both have"
+        )
+        raise InvalidInput(f"step {record.step} does not fit: " + "; ".join([*lines, way_out]))
+    return Difference(
+        missing=(*missing, *(f"optim.{name}" for name in stateless)),
+        unused=(*unused, *(f"optim.{name}" for name in stale)),
+    )
+
+
+def _problem(key: str, tensor: Tensor, names: Sequence[str], record: Checkpoint) -> str | None:
+    """Why a tensor cannot take what was saved under its names."""
+    if len(names) > 1:
+        return f"{' and '.join(names)} are one tensor in the model and several in the checkpoint"
+    saved = record.model[names[0]]
+    if saved.shape != tuple(tensor.shape):
+        return f"{key} is {list(tensor.shape)} in the model, {list(saved.shape)} in the checkpoint"
+    if not same_kind(torch_dtype(saved), tensor.dtype):
+        ours = str(tensor.dtype).removeprefix("torch.")
+        return f"{key} is {ours} in the model, {saved.dtype} in the checkpoint"
+    return None
+
+
+def _ordered(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

@@ -1,0 +1,267 @@
+"""An optimizer's state by the names of its parameters, out of one and into another.
+
+A group is not kept as a group: every parameter has its own hyperparameters, so that the ranks of
+another plan find those of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import JsonValue
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...core.errors import InvalidInput
+from ..checkpoint_files.manifest import SavedOptimizer, SavedState, slot_key
+from ..checkpoint_files.tensors import as_json, describe, like, torch_dtype
+
+HOW = frozenset(("params", "param_names", "foreach", "fused", "capturable", "differentiable"))
+"""Entries of a group that say how to compute, not what: they belong to the device at hand."""
+
+Hyperparameters = dict[str, JsonValue]
+
+
+@dataclass(frozen=True)
+class OptimizerPart:
+    """What one rank's optimizer holds.
+
+    Attributes:
+        saved: As the record has it.
+        tensors: By key.
+    """
+
+    saved: SavedOptimizer
+    tensors: Mapping[str, Tensor]
+
+
+def read_optimizer(optimizer: Optimizer, names: Mapping[int, str]) -> OptimizerPart:
+    """Take an optimizer apart; its tensors are not copied.
+
+    Args:
+        optimizer: One whose state belongs to single parameters.
+        names: The canonical name of each tensor of the model by its identity.
+
+    Raises:
+        InvalidInput: It holds parameters the model does not, or state of another kind.
+    """
+    groups: list[Hyperparameters] = []
+    parameters: dict[str, SavedState] = {}
+    tensors: dict[str, Tensor] = {}
+    for group, parameter, name in _parameters(optimizer, names):
+        hyperparameters = _hyperparameters(group)
+        if hyperparameters not in groups:
+            groups.append(hyperparameters)
+        slots, values = _slots(name, optimizer.state.get(parameter, {}))
+        tensors |= {slot_key(name, slot): tensor for slot, tensor in slots.items()}
+        parameters[name] = SavedState(
+            group=groups.index(hyperparameters),
+            slots={slot: describe(f"{slot} of {name}", t) for slot, t in slots.items()},
+            values=values,
+        )
+    _refuse_shared_state(optimizer, names)
+    kind = type(optimizer).__name__
+    return OptimizerPart(
+        SavedOptimizer(kind=kind, groups=tuple(groups), parameters=parameters), tensors
+    )
+
+
+def merge_optimizers(parts: list[SavedOptimizer]) -> SavedOptimizer:
+    """The optimizers of all ranks as one.
+
+    Raises:
+        InvalidInput: Ranks that hold the same parameter disagree about it, or use different
+            optimizers.
+    """
+    groups: list[Hyperparameters] = []
+    parameters: dict[str, SavedState] = {}
+    kinds = sorted({part.kind for part in parts})
+    if len(kinds) > 1:
+        raise InvalidInput(f"ranks use different optimizers: {', '.join(kinds)}; use one")
+    for part in parts:
+        for hyperparameters in part.groups:
+            if hyperparameters not in groups:
+                groups.append(hyperparameters)
+        places = [groups.index(hyperparameters) for hyperparameters in part.groups]
+        for name, state in part.parameters.items():
+            moved = state.model_copy(update={"group": places[state.group]})
+            other = parameters.setdefault(name, moved)
+            if other != moved:
+                raise InvalidInput(
+                    f"ranks that hold {name} keep different state for it: "
+                    f"{_words(other, groups)} and {_words(moved, groups)}; give every copy the "
+                    "same hyperparameters and steps"
+                )
+    return SavedOptimizer(kind=kinds[0], groups=tuple(groups), parameters=parameters)
+
+
+def check_optimizer(
+    optimizer: Optimizer, saved: SavedOptimizer, saved_names: Mapping[int, str]
+) -> None:
+    """See that an optimizer can take what was saved, before anything is changed.
+
+    Args:
+        optimizer: To be filled.
+        saved: From the record.
+        saved_names: The name each of its parameters was saved under, by identity; those that
+            were not saved are absent.
+
+    Raises:
+        InvalidInput: It is of another kind, or its groups cannot hold what was saved.
+    """
+    kind = type(optimizer).__name__
+    if kind != saved.kind:
+        raise InvalidInput(
+            f"the checkpoint is of {saved.kind}, the optimizer is {kind}; use {saved.kind}, or "
+            "load without the optimizer"
+        )
+    for index, group in enumerate(optimizer.param_groups):
+        _agreed(index, group, saved, saved_names)
+
+
+def room_for(
+    optimizer: Optimizer, saved: SavedOptimizer, saved_names: Mapping[int, str]
+) -> dict[str, Tensor]:
+    """Empty tensors of the saved shapes where the optimizer wants them, by key."""
+    room: dict[str, Tensor] = {}
+    for group in optimizer.param_groups:
+        on_device = bool(group.get("capturable") or group.get("fused"))
+        for parameter in group["params"]:
+            name = saved_names.get(id(parameter), "")
+            if name not in saved.parameters:
+                continue
+            for slot, tensor in saved.parameters[name].slots.items():
+                dtype = torch_dtype(tensor)
+                if tensor.shape == tuple(parameter.shape) and parameter.dim() > 0:
+                    empty = torch.empty_like(parameter, dtype=dtype, requires_grad=False)
+                else:  # step counters stay on the CPU unless a kernel reads them
+                    device = parameter.device if tensor.shape or on_device else "cpu"
+                    empty = torch.empty(tensor.shape, dtype=dtype, device=device)
+                room[slot_key(name, slot)] = empty
+    return room
+
+
+def fill_optimizer(
+    optimizer: Optimizer,
+    saved: SavedOptimizer,
+    saved_names: Mapping[int, str],
+    tensors: Mapping[str, Tensor],
+) -> None:
+    """Put saved state and hyperparameters into an optimizer, by its own ``load_state_dict``.
+
+    Parameters without saved state have none afterwards, as when it was saved; those that were
+    not saved at all keep theirs.
+    """
+    state: dict[int, Any] = {}
+    groups, position = [], 0
+    for index, group in enumerate(optimizer.param_groups):
+        values = {
+            key: like(group.get(key), value)
+            for key, value in _agreed(index, group, saved, saved_names).items()
+        }
+        indices = range(position, position + len(group["params"]))
+        position = indices.stop
+        for number, parameter in zip(indices, group["params"], strict=True):
+            name = saved_names.get(id(parameter), "")
+            if name in saved.parameters:
+                kept = saved.parameters[name]
+                state[number] = dict(kept.values) | {
+                    slot: tensors[slot_key(name, slot)] for slot in kept.slots
+                }
+            else:
+                state[number] = optimizer.state.get(parameter, {})
+        own = {key: value for key, value in group.items() if key != "params"}
+        groups.append(own | values | {"params": list(indices)})
+    loaded = {number: values for number, values in state.items() if values}
+    optimizer.load_state_dict({"state": loaded, "param_groups": groups})
+    for group, wanted in zip(optimizer.param_groups, groups, strict=True):
+        for key, value in wanted.items():
+            if isinstance(value, Tensor):  # load_state_dict copied it
+                group[key] = value
+
+
+def _parameters(
+    optimizer: Optimizer, names: Mapping[int, str]
+) -> Iterator[tuple[dict[str, Any], Tensor, str]]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            name = names.get(id(parameter))
+            if name is None:
+                raise InvalidInput(
+                    f"the optimizer has a parameter of shape {tuple(parameter.shape)} that the "
+                    "model does not; make it from the parameters of the model that is saved"
+                )
+            yield group, parameter, name
+
+
+def _hyperparameters(group: Mapping[str, Any]) -> Hyperparameters:
+    return {
+        key: as_json(f"{key} of the optimizer", value)
+        for key, value in group.items()
+        if key not in HOW
+    }
+
+
+def _slots(name: str, state: Mapping[str, Any]) -> tuple[dict[str, Tensor], Hyperparameters]:
+    """A parameter's state, tensors apart from plain numbers."""
+    tensors: dict[str, Tensor] = {}
+    values: Hyperparameters = {}
+    for slot, value in state.items():
+        if isinstance(value, Tensor):
+            tensors[slot] = value
+        elif value is None or isinstance(value, bool | int | float):
+            values[slot] = value
+        else:
+            raise InvalidInput(
+                f"the optimizer keeps {slot!r} of {name} as a {type(value).__name__}; only "
+                "tensors, numbers and None of single parameters can be saved under one plan and "
+                "loaded under another"
+            )
+    return tensors, values
+
+
+def _refuse_shared_state(optimizer: Optimizer, names: Mapping[int, str]) -> None:
+    for owner in optimizer.state:
+        if not isinstance(owner, Tensor) or id(owner) not in names:
+            raise InvalidInput(
+                f"{type(optimizer).__name__} keeps state that belongs to no parameter "
+                f"({owner if isinstance(owner, str) else type(owner).__name__}); it cannot be saved"
+            )
+
+
+def _agreed(
+    index: int,
+    group: Mapping[str, Any],
+    saved: SavedOptimizer,
+    saved_names: Mapping[int, str],
+) -> Hyperparameters:
+    """The hyperparameters saved for the parameters of a group, which must agree.
+
+    Raises:
+        InvalidInput: They do not.
+    """
+    first: tuple[str, Hyperparameters] | None = None
+    for parameter in group["params"]:
+        name = saved_names.get(id(parameter), "")
+        if name not in saved.parameters:
+            continue
+        found = saved.groups[saved.parameters[name].group]
+        if first is None:
+            first = name, found
+        for key in first[1].keys() | found.keys():
+            ours, theirs = first[1].get(key), found.get(key)
+            if ours != theirs:
+                raise InvalidInput(
+                    f"group {index} of the optimizer joins parameters that were saved with "
+                    f"different {key}: {ours} for {first[0]}, {theirs} for {name}; make groups "
+                    "as they were when saved"
+                )
+    return first[1] if first else {}
+
+
+def _words(state: SavedState, groups: list[Hyperparameters]) -> str:
+    slots = ", ".join(f"{slot} {list(t.shape)}" for slot, t in state.slots.items()) or "no state"
+    return f"{slots} with {groups[state.group]}"

@@ -1,0 +1,189 @@
+"""Put the engine of a rank together: its stages, its connections, and who shares its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from ...capture.program.segment import Segment
+from ...core.plan.plan import Plan
+from ...core.plan.schedule import Schedule
+from ..batchnorm.fixed_buffers import FixedBuffers
+from ..batchnorm.norms_as_operations_tomerge import check_statistics_in_reach
+from ..batchnorm.running_statistics import BatchStatistics, RunningStatistics, Statistics
+from ..partition.cut import CutModel
+from ..partition.rank_module import held
+from ..ranks.collective import OfGroup
+from ..ranks.process_groups import Groups, Ranks
+from ..replicas.apply import apply
+from ..replicas.gradient_sync import GradientSum
+from ..replicas.replication import Replication
+from ..replicas.sharded import is_sharded
+from ..replicas.shared_weights import agree, holders, shared_weights
+from ..replicas.strategy import Chosen
+from ..replicas.sync_batchnorm import SynchronisedStatistics, check_synchronised
+from .executor import Executor
+from .lanes_tomerge import lanes_of
+from .p2p import Connections, connected
+from .stage import LossOfFlat, StageRun
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What a rank has in common with others.
+
+    Attributes:
+        groups: A process group for each set of ranks that hold the same weights, this one among
+            them; replicas of a stage are such a set.
+        gradient_sum: Of the weights that others hold too and no strategy takes care of; `None`
+            if there are none.
+        replication: That, and what replicas of this rank's stages do.
+        holders: By ``id`` of a weight, how many ranks hold it, where that is not one.
+        chosen: What the replicas of each stage do, where that is not to sum gradients.
+    """
+
+    groups: Mapping[Ranks, dist.ProcessGroup]
+    gradient_sum: GradientSum | None
+    replication: Replication
+    holders: Mapping[int, int]
+    chosen: Mapping[int, Chosen]
+
+
+def share(
+    pieces: CutModel,
+    stages: Mapping[int, Segment],
+    plan: Plan,
+    schedule: Schedule,
+    ranks: Groups,
+    chosen: Mapping[int, Chosen],
+    device: torch.device,
+) -> Sharing:
+    """Let all holders of a weight begin with the same values; called on every rank.
+
+    Args:
+        pieces: The cut model.
+        stages: This rank's, by index, on their device; some of their weights may be others
+            afterwards.
+        plan: Where it was cut.
+        schedule: Which ranks hold which stage.
+        ranks: Of the pipeline.
+        chosen: What the replicas of each stage do, where that is not to sum gradients.
+        device: Where the stages are.
+    """
+    graph = pieces.captured.graph
+    stage_of = [stage for stage, count in enumerate(plan.balance) for _ in range(count)]
+    sets = {holders(record, stage_of, schedule) for record in graph.parameters}
+    sets.update(schedule.stage_ranks)
+    groups = ranks.of_sets(each for each in sets if len(each) > 1)
+    agree(graph.parameters, stage_of, schedule, held(list(stages.values())), groups)
+    strategies = apply(
+        chosen,
+        stages,
+        graph.parameters,
+        stage_of,
+        schedule,
+        groups,
+        device,
+        pieces.captured.program.model,
+    )
+    module = held(list(stages.values()))
+    weights = [
+        weight
+        for weight in shared_weights(graph.parameters, stage_of, schedule, module)
+        if not is_sharded(weight.tensor)
+    ]
+    summed = [w for w in weights if not any(s.sums(w.tensor) for s in strategies.values())]
+    together = {each: OfGroup(group) for each, group in groups.items()}
+    stages_here = schedule.stages_of(ranks.rank)
+    gradient_sum = GradientSum(summed, together, stages_here) if summed else None
+    return Sharing(
+        groups,
+        gradient_sum,
+        Replication(gradient_sum, strategies),
+        {id(weight.tensor): len(weight.ranks) for weight in weights},
+        chosen,
+    )
+
+
+def own_executor(
+    pieces: CutModel,
+    stages: Mapping[int, Segment],
+    plan: Plan,
+    schedule: Schedule,
+    ranks: Groups,
+    sharing: Sharing,
+    *,
+    loss: LossOfFlat | None,
+    device: torch.device,
+    batch_statistics: BatchStatistics,
+    autocast: torch.dtype | None,
+    doing: Callable[[str], None],
+) -> Executor:
+    """The executor of one rank, connected to the others; called on every rank.
+
+    Args:
+        pieces: The cut model.
+        stages: This rank's, by index.
+        plan: For the shapes.
+        schedule: The order of work.
+        ranks: Of the pipeline.
+        sharing: What this rank has in common with others.
+        loss: Takes the last stage's outputs and a target; `None` to evaluate only.
+        device: Where the stages are.
+        batch_statistics: How running statistics move.
+        autocast: The dtype that stages and loss are cast to; `None` for none.
+        doing: Told in words what comes next, for errors.
+    """
+    if batch_statistics == "synchronised":
+        check_synchronised(pieces.stages, schedule, sharing.chosen)
+    moved = [
+        stage
+        for stage, replicas in zip(pieces.stages, schedule.stage_ranks, strict=True)
+        if batch_statistics == "deferred" or len(replicas) > 1
+    ]
+    check_statistics_in_reach(pieces.captured.program, moved)
+    last, hops = plan.num_stages - 1, pieces.hops
+    lanes = lanes_of(ranks, connected(schedule.ranks, schedule, hops))
+    connections = Connections(ranks.rank, lanes, ranks.global_ranks, device)
+    runs = {
+        index: StageRun(
+            stage,
+            hops.received(index) if index else plan.inputs,
+            hops.sent(index),
+            loss if index == last else None,
+            device,
+            _statistics(index, stage, schedule, ranks.rank, sharing, batch_statistics),
+            autocast,
+            FixedBuffers(stage) if len(schedule.stage_ranks[index]) > 1 else None,
+        )
+        for index, stage in stages.items()
+    }
+    executor = Executor(schedule, ranks.rank, hops, runs, connections, sharing.replication, doing)
+    connections.introduce()
+    return executor
+
+
+def _statistics(
+    index: int,
+    stage: Segment,
+    schedule: Schedule,
+    rank: int,
+    sharing: Sharing,
+    policy: BatchStatistics,
+) -> Statistics | None:
+    replicas = schedule.stage_ranks[index]
+    group = sharing.groups.get(replicas)
+    if policy == "synchronised":
+        return SynchronisedStatistics(stage, OfGroup(group)) if group is not None else None
+    found = RunningStatistics(
+        stage,
+        policy,
+        schedule.num_microbatches,
+        len(replicas),
+        replicas.index(rank),
+        OfGroup(group) if group is not None else None,
+    )
+    return found if found.is_needed else None

@@ -1,0 +1,147 @@
+"""What becomes of the last stage's outputs: the loss, and the output of the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from ...capture.captured import Captured
+from ...capture.program.program import value_of
+from ...capture.sample import tensor_spec
+from ...core.errors import InvalidInput
+from ...core.graph.tensors import TensorSpec
+from ..ranks.process_groups import Ranks
+from .microbatch import join_outputs
+from .padding import Part, cut_off, num_samples
+
+LossFunction = Callable[[Any, Tensor], Tensor]
+
+
+class LastStage:
+    """Takes losses of micro-batches and puts outputs of the batch together.
+
+    Args:
+        captured: The whole model, for the structure of its output.
+        loss_fn: Of an output and a target, the mean over a micro-batch; `None` for no loss.
+        num_microbatches: Of a step.
+        device: Where the stage is.
+        replicas: Ranks of the last stage; micro-batch k is done by entry k mod length.
+        group: The replicas' group, where there are several and this rank is one.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        loss_fn: LossFunction | None,
+        num_microbatches: int,
+        device: torch.device,
+        replicas: Ranks,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        self._captured, self._loss_fn = captured, loss_fn
+        self._num_microbatches, self._device = num_microbatches, device
+        self._replicas, self._group = replicas, group
+
+    def share_of_loss(self, flat: Any, target: Any) -> Tensor:
+        """A micro-batch's part of the batch's mean loss.
+
+        Args:
+            flat: The stage's outputs.
+            target: Of the micro-batch; a `Part` if some of its samples are filled in.
+
+        Raises:
+            InvalidInput: ``loss_fn`` returned anything but one number.
+        """
+        assert self._loss_fn is not None
+        tensors = iter(flat if isinstance(flat, tuple | list) else [flat])
+        tensors = (value for value in tensors if isinstance(value, Tensor))
+        outputs = [
+            next(tensors) if isinstance(node, fx.Node) else node
+            for node in self._captured.program.flat_outputs
+        ]
+        output, weight = self._captured.unflatten_output(outputs), 1 / self._num_microbatches
+        if isinstance(target, Part):
+            size = num_samples(outputs) or 0
+            output, weight = cut_off(output, size, target.samples), target.samples / target.of
+            target = target.target
+        if self._device.type != "cpu":
+            target = pytree.tree_map_only(Tensor, lambda value: value.to(self._device), target)
+        return one_number(self._loss_fn(output, target)) * weight
+
+    def whole_loss(self, shares: Sequence[Tensor]) -> Tensor:
+        """The mean over the batch, of which each replica took a part."""
+        loss = torch.stack(list(shares)).sum() if shares else torch.zeros((), device=self._device)
+        if self._group is not None:
+            dist.all_reduce(loss, group=self._group)
+        return loss
+
+    def whole_output(self, made: dict[int, list[Any]], microbatch_size: int) -> Any:
+        """The model's output for the whole batch.
+
+        Args:
+            made: The outputs made here, by micro-batch.
+            microbatch_size: Samples of each.
+        """
+        outputs = self._all_outputs(made)
+        sizes = [microbatch_size] * len(outputs)
+        return self._captured.unflatten_output(join_outputs(outputs, sizes))
+
+    def specs(self) -> tuple[TensorSpec, ...]:
+        """Of each tensor that the stage puts out."""
+        return tuple(
+            tensor_spec(node.name, value_of(node), requires_grad=value_of(node).is_floating_point())
+            for node in self._captured.program.flat_outputs
+            if isinstance(node, fx.Node)
+        )
+
+    def _all_outputs(self, made: dict[int, list[Any]]) -> list[tuple[Any, ...]]:
+        """Outputs of all micro-batches, those that other replicas made too."""
+        if self._group is None:
+            return [tuple(made[index]) for index in range(self._num_microbatches)]
+        template = next(iter(made.values()))
+        columns = [
+            self._exchanged(made, position) if isinstance(value, Tensor) else None
+            for position, value in enumerate(template)
+        ]
+        return [
+            tuple(
+                value if column is None else column[index]
+                for value, column in zip(template, columns, strict=True)
+            )
+            for index in range(self._num_microbatches)
+        ]
+
+    def _exchanged(self, made: dict[int, list[Any]], position: int) -> list[Tensor]:
+        """One output of all micro-batches; each replica sends its own at once, densely packed."""
+        like: Tensor = next(iter(made.values()))[position]
+        found = [like] * self._num_microbatches
+        for place in range(len(self._replicas)):
+            theirs = range(place, self._num_microbatches, len(self._replicas))
+            if place in made:
+                packed = torch.stack([made[index][position] for index in theirs]).contiguous()
+            else:
+                packed = like.new_empty((len(theirs), *like.shape))
+            dist.broadcast(packed, group_src=place, group=self._group)
+            for index, value in zip(theirs, packed, strict=True):
+                found[index] = value
+        return found
+
+
+def one_number(loss: Any) -> Tensor:
+    """A loss as a tensor without dimensions.
+
+    Raises:
+        InvalidInput: It is anything but one number.
+    """
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise InvalidInput(
+            f"loss_fn returned {found}, and has to return one number; take the mean over the "
+            "micro-batch"
+        )
+    return loss.reshape(())

@@ -1,0 +1,81 @@
+"""Split a batch into micro-batches and put outputs together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...core.errors import InvalidInput
+
+
+def split_batch(
+    flat: Sequence[Tensor], num_microbatches: int, size: int | None, names: Sequence[str]
+) -> list[tuple[Tensor, ...]]:
+    """Micro-batches along the first dimension.
+
+    Args:
+        flat: The batch, every tensor with the same first dimension.
+        num_microbatches: At most this many.
+        size: Samples a micro-batch must have, for models captured at one size; `None` splits as
+            evenly as it goes, in fewer pieces if there are fewer samples.
+        names: Names of the inputs, for errors.
+
+    Raises:
+        InvalidInput: First dimensions differ, or do not fit the captured size.
+    """
+    lengths = [tensor.shape[0] if tensor.dim() else 0 for tensor in flat]
+    if len(set(lengths)) != 1 or not lengths[0]:
+        pairs = ", ".join(f"{n}: {length}" for n, length in zip(names, lengths, strict=True))
+        raise InvalidInput(f"inputs are split along their first dimension, which differs: {pairs}")
+    if size is not None and lengths[0] % size:
+        raise InvalidInput(
+            f"a batch of {lengths[0]} is no multiple of the micro-batch size {size} the model was "
+            f"captured at; give {size * num_microbatches} samples, or profile and plan at "
+            "another size. The last batch of the data may be left out (drop_last=True), or in an "
+            "evaluation be given to the unsplit model"
+        )
+    if size is not None and lengths[0] != size * num_microbatches:
+        raise InvalidInput(
+            f"a batch of {lengths[0]} is not {num_microbatches} micro-batches of {size}; give "
+            f"{size * num_microbatches} samples, or plan with {lengths[0] // size} micro-batches"
+        )
+    pieces = min(num_microbatches, lengths[0])
+    columns = [torch.tensor_split(tensor, pieces) for tensor in flat]
+    return list(zip(*columns, strict=True))
+
+
+def join_outputs(outputs: list[tuple[Any, ...]], sizes: Sequence[int]) -> tuple[Any, ...]:
+    """Put the flat outputs of micro-batches together.
+
+    Args:
+        outputs: One tuple a micro-batch.
+        sizes: Samples of each micro-batch.
+
+    Returns:
+        Tensors concatenated along their first dimension; scalars averaged, weighted by samples;
+        anything else as it is, if all micro-batches agree.
+
+    Raises:
+        InvalidInput: A tensor's first dimension is not its micro-batch, or constants disagree.
+    """
+    joined: list[Any] = []
+    for position, column in enumerate(zip(*outputs, strict=True)):
+        if not isinstance(column[0], Tensor):
+            if any(value != column[0] for value in column):
+                raise InvalidInput(f"output {position} differs between micro-batches: {column}")
+            joined.append(column[0])
+        elif column[0].dim() == 0:
+            total = sum(value * size for value, size in zip(column, sizes, strict=True))
+            joined.append(total / sum(sizes))
+        elif [len(value) for value in column] != list(sizes):
+            raise InvalidInput(
+                f"output {position} has shape {tuple(column[0].shape)} for a micro-batch of "
+                f"{sizes[0]}; outputs are put together along their first dimension, so it must be "
+                "the batch (an nn.LSTM's states, for one, have theirs second)"
+            )
+        else:
+            joined.append(torch.cat(list(column)))
+    return tuple(joined)

@@ -1,0 +1,247 @@
+"""What ranks send each other in a step, known to both sides before it begins."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...core.errors import InvalidInput
+from ...core.graph.tensors import TensorSpec
+from ...core.plan.schedule import Action, Schedule, Work
+from ..partition.routes import Hop, Hops
+from .lanes_tomerge import Lanes, Pair
+
+POSTED_AHEAD = 2
+"""Receives posted on a connection before anything needs them: one message travels while another
+waits to be used. More would take memory that the plan does not count."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What one action makes for another stage.
+
+    Attributes:
+        hop: The stages it goes between.
+        is_gradient: Whether it goes back, from a backward, or on, from a forward.
+        microbatch: Which one it belongs to.
+    """
+
+    hop: Hop
+    is_gradient: bool
+    microbatch: int
+
+    @property
+    def maker(self) -> int:
+        """The stage that makes it."""
+        return self.hop.target if self.is_gradient else self.hop.source
+
+    @property
+    def reader(self) -> int:
+        """The stage that reads it."""
+        return self.hop.source if self.is_gradient else self.hop.target
+
+    @property
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """What it holds: activations, or the gradients of those that have one."""
+        if not self.is_gradient:
+            return self.hop.tensors
+        return tuple(spec for spec in self.hop.tensors if spec.requires_grad)
+
+
+def made_by(action: Action, hops: Hops) -> list[Message]:
+    """What an action makes for other stages, in the order of its outputs or gradients."""
+    if action.work is Work.FORWARD:
+        return [Message(hop, False, action.microbatch) for hop in hops.out_of(action.stage)]
+    if action.work in (Work.BACKWARD, Work.BACKWARD_INPUT):
+        return [Message(hop, True, action.microbatch) for hop in hops.into(action.stage)]
+    return []
+
+
+def read_by(action: Action, hops: Hops) -> list[Message]:
+    """What an action reads of other stages, in the order of its inputs or gradients."""
+    if action.work is Work.FORWARD:
+        return [Message(hop, False, action.microbatch) for hop in hops.into(action.stage)]
+    if action.work in (Work.BACKWARD, Work.BACKWARD_INPUT):
+        return [Message(hop, True, action.microbatch) for hop in hops.out_of(action.stage)]
+    return []
+
+
+def incoming(
+    actions: Sequence[Sequence[Action]], schedule: Schedule, hops: Hops, rank: int
+) -> list[list[Message]]:
+    """For each rank what it sends to this one, in the order in which it makes it.
+
+    Args:
+        actions: What every rank does.
+        schedule: Which rank does which stage.
+        hops: What stages send each other.
+        rank: The receiver.
+    """
+    return [
+        [
+            message
+            for action in theirs
+            for message in made_by(action, hops)
+            if sender != rank and schedule.rank_of(message.reader, message.microbatch) == rank
+        ]
+        for sender, theirs in enumerate(actions)
+    ]
+
+
+def connected(actions: Sequence[Sequence[Action]], schedule: Schedule, hops: Hops) -> list[Pair]:
+    """The pairs of ranks between which something is sent, sorted; arguments as of `incoming`."""
+    made = {
+        (sender, schedule.rank_of(message.reader, message.microbatch))
+        for sender, theirs in enumerate(actions)
+        for action in theirs
+        for message in made_by(action, hops)
+    }
+    return sorted(pair for pair in made if pair[0] != pair[1])
+
+
+class Carrier(Protocol):
+    """Takes one rank's messages to others; see `Connections`."""
+
+    def begin(self, expected: Sequence[Sequence[Message]]) -> None: ...
+
+    def send(self, message: Message, receiver: int, tensors: Sequence[Tensor]) -> None: ...
+
+    def receive(self, message: Message, sender: int) -> list[Tensor]: ...
+
+    def finish(self) -> None: ...
+
+
+class Connections:
+    """Point-to-point messages of one rank; a step's messages are posted in their senders' order.
+
+    Messages from one rank to another go through a lane of their own (`lanes_of`). Both ends of it
+    work in the same order, which is what NCCL asks for; and as senders never wait for a message to
+    be taken, no order of work that a `Schedule` allows can end in ranks waiting for each other.
+
+    Args:
+        rank: This one.
+        lanes: Which group carries what this rank sends and receives.
+        global_ranks: Of each rank, its number in the default group.
+        device: Where received tensors are made.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        lanes: Lanes,
+        global_ranks: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        self._rank = rank
+        self._lanes = lanes
+        self._global_ranks = global_ranks
+        self._device = device
+        self._expected: dict[int, deque[Message]] = {}
+        self._posted: dict[int, deque[_Receiving]] = {}
+        self._arrived: dict[Message, list[Tensor]] = {}
+        self._sending: deque[tuple[Any, Tensor]] = deque()
+
+    def introduce(self) -> None:
+        """Send a byte along each lane, in an order that is the same on all ranks.
+
+        NCCL sets a connection up when it is first used, and both ends have to come.
+        """
+        byte = torch.zeros(1, dtype=torch.uint8, device=self._device)
+        for (sender, receiver), group in sorted(self._lanes.items(), key=itemgetter(0)):
+            if sender == self._rank:
+                dist.send(byte, self._global_ranks[receiver], group=group)
+            elif receiver == self._rank:
+                dist.recv(byte, self._global_ranks[sender], group=group)
+
+    def begin(self, expected: Sequence[Sequence[Message]]) -> None:
+        """Post the first receives of a step.
+
+        Args:
+            expected: For each rank what it will send, as `incoming` lists it.
+        """
+        self._expected = {rank: deque(messages) for rank, messages in enumerate(expected)}
+        self._posted = {rank: deque() for rank in self._expected}
+        self._arrived = {}
+        for rank in self._expected:
+            self._post(rank)
+
+    def send(self, message: Message, receiver: int, tensors: Sequence[Tensor]) -> None:
+        """Send a message, without waiting for the receiver.
+
+        Raises:
+            InvalidInput: It is not of the shapes and dtypes that the receiver expects.
+        """
+        check(message, tensors)
+        while self._sending and self._sending[0][0].is_completed():
+            self._sending.popleft()
+        for tensor in tensors:
+            lane = self._lanes[self._rank, receiver]
+            work = dist.isend(tensor, self._global_ranks[receiver], group=lane)
+            self._sending.append((work, tensor))
+
+    def receive(self, message: Message, sender: int) -> list[Tensor]:
+        """What a message holds, once it has arrived."""
+        posted = self._posted[sender]
+        while message not in self._arrived:
+            if not posted:
+                self._post(sender)
+            receiving = posted.popleft()
+            self._post(sender)
+            self._arrived[receiving.message] = receiving.wait()
+        return self._arrived.pop(message)
+
+    def finish(self) -> None:
+        """Wait until all that was sent has been taken."""
+        while self._sending:
+            self._sending.popleft()[0].wait()
+
+    def _post(self, sender: int) -> None:
+        expected, posted = self._expected[sender], self._posted[sender]
+        while expected and len(posted) < POSTED_AHEAD:
+            posted.append(self._start(expected.popleft(), sender))
+
+    def _start(self, message: Message, sender: int) -> _Receiving:
+        lane, source = self._lanes[sender, self._rank], self._global_ranks[sender]
+        tensors = [_empty(spec, self._device) for spec in message.tensors]
+        works = [dist.irecv(tensor, source, group=lane) for tensor in tensors]
+        return _Receiving(message, tensors, [work.wait for work in works if work is not None])
+
+
+@dataclass(frozen=True)
+class _Receiving:
+    message: Message
+    tensors: list[Tensor]
+    waits: list[Callable[[], Any]]
+
+    def wait(self) -> list[Tensor]:
+        for wait in self.waits:
+            wait()
+        return self.tensors
+
+
+def check(message: Message, tensors: Sequence[Tensor]) -> None:
+    """Refuse what would arrive as something else: the receiver has made room for the specs.
+
+    Raises:
+        InvalidInput: Naming the tensor.
+    """
+    for tensor, spec in zip(tensors, message.tensors, strict=True):
+        found = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        if found != (spec.shape, spec.dtype):
+            kind = "gradient of" if message.is_gradient else "activation"
+            raise InvalidInput(
+                f"the {kind} {spec.name!r} for stage {message.reader} is {found[1]} {found[0]}, "
+                f"but {spec.dtype} {spec.shape} was planned; call the pipeline outside of autocast "
+                "and ask for it by autocast=, and plan for the batch that is given"
+            )
+
+
+def _empty(spec: TensorSpec, device: torch.device) -> Tensor:
+    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device)

@@ -1,0 +1,4 @@
+"""Cut a captured model into stage modules and route the tensors between them.
+
+Nothing here runs a stage.
+"""

@@ -1,0 +1,294 @@
+"""Cut a captured model into the stages of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from ...capture.capture import default_device, trace
+from ...capture.captured import Captured
+from ...capture.program.segment import Segment, adopt
+from ...capture.sample import CallStructure, check_module, dtype_name, synthetic_inputs
+from ...core.errors import CaptureError, InvalidInput, PlanMismatch, first_line
+from ...core.graph.graph import Boundary, Parameter
+from ...core.plan.plan import Plan
+from ..meta_init.captured_devices import make_tensors_on, send_planned_dtypes
+from ..meta_init.meta_checks import all_on_meta, on_meta
+from .boundary import enter, enter_copy, leave
+from .routes import Hops, check_planned, find_hops
+
+
+@dataclass(frozen=True)
+class TiedGroup:
+    """A trainable parameter that several stages hold, and whose gradients must be summed.
+
+    Attributes:
+        names: All its names.
+        stages: The stages that hold it, ascending.
+    """
+
+    names: tuple[str, ...]
+    stages: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CutModel:
+    """The stages of a model, and what its pieces must know of each other.
+
+    Attributes:
+        stages: One module a stage: flat tensors in, a tuple of tensors out. Together they hold
+            every parameter and buffer of the model under its own name.
+        boundaries: What crosses each cut.
+        hops: What each stage sends to which.
+        tied: Parameters held by more than one stage.
+    """
+
+    captured: Captured
+    stages: tuple[Segment, ...]
+    boundaries: tuple[Boundary, ...]
+    hops: Hops
+    tied: tuple[TiedGroup, ...]
+
+    @property
+    def structure(self) -> CallStructure:
+        return self.captured.structure
+
+
+def cut(captured: Captured, balance: Sequence[int], *, direct: bool = False) -> CutModel:
+    """Cut after the given numbers of layers.
+
+    Args:
+        captured: The model.
+        balance: Layers of each stage.
+        direct: Whether values pass by stages that have no use for them; see `hops`.
+
+    Raises:
+        PlanMismatch: The numbers do not add up to the model's layers, or see `find_hops`.
+        InvalidInput: A cut falls where it is not legal; the message says why.
+    """
+    if sum(balance) != len(captured.layers) or min(balance, default=0) < 1:
+        raise PlanMismatch(
+            f"the balance {list(balance)} covers {sum(balance)} layers, but the model has "
+            f"{len(captured.layers)}; plan again from a profile of this model"
+        )
+    edges = [0]
+    for count in balance:
+        edges.append(edges[-1] + count)
+    for position in edges[1:-1]:
+        boundary = captured.cuts[position - 1].boundary
+        if not boundary.legal:
+            raise InvalidInput(
+                f"cannot cut after {captured.layers.names[position - 1]!r}: {boundary.reason}"
+            )
+    hops = find_hops(captured, balance, direct=direct)
+    stages = tuple(
+        captured.segment(
+            first,
+            last,
+            enter=enter_copy
+            if captured.mutates_inputs(first, last)  # micro-batches are views of one batch
+            else (enter if first else None),
+            leave=leave,
+            received=[there for hop in hops.into(stage) for _, there in hop.positions],
+            sent=[here for hop in hops.out_of(stage) for here, _ in hop.positions],
+        )
+        for stage, (first, last) in enumerate(pairwise(edges))
+    )
+    stage_of = [index for index, count in enumerate(balance) for _ in range(count)]
+    _adopt_unused(captured, stages, stage_of)
+    return CutModel(
+        captured=captured,
+        stages=stages,
+        boundaries=tuple(captured.cuts[position - 1].boundary for position in edges[1:-1]),
+        hops=hops,
+        tied=_tied_groups(captured.graph.parameters, stage_of),
+    )
+
+
+def cut_for_plan(
+    model: nn.Module,
+    plan: Plan,
+    sample: Any = None,
+    *,
+    direct: bool = False,
+    device: torch.device | None = None,
+) -> CutModel:
+    """Capture a model again at the plan's input shapes and cut it where the plan says.
+
+    Args:
+        model: The model the plan was made for; it may be on the meta device.
+        plan: Where to cut.
+        sample: Used instead of made-up inputs of the recorded shapes, for models whose capture
+            looks at values.
+        direct: Whether values may go straight to the stages that read them where the plan sends
+            them so; they are relayed otherwise, with the same numbers.
+        device: Where the stages will run, if that is not where the model is.
+
+    Raises:
+        PlanMismatch: The model's layers are not the plan's, or its values take other ways.
+        InvalidInput: What was given is no module, or the plan records no inputs.
+    """
+    check_module(model)
+    if sample is None and not plan.inputs:
+        raise InvalidInput("this plan records no inputs; give a sample of one micro-batch")
+    recipe = ""
+    if sample is None or plan.input_structure:
+        structure = CallStructure.from_json(plan.input_structure)
+        recipe = structure.recipe
+        if sample is None:
+            sample = structure.as_sample(synthetic_inputs(plan.inputs, default_device(model)))
+    if plan.model and type(model).__name__ != plan.model:
+        raise PlanMismatch(
+            f"the plan was made for a {plan.model}, this is a {type(model).__name__}; "
+            "profile and plan this model"
+        )
+    with _other_precision_named(model, plan):
+        captured = _traced(model, sample, recipe)
+    captured.program.fixed_mode = plan.fixed_mode or captured.program.fixed_mode
+    found, planned = tuple(captured.layers.names), plan.layer_names
+    if found != planned:
+        different = next(
+            (pair for pair in zip(found, planned, strict=False) if pair[0] != pair[1]),
+            (f"{len(found)} layers", f"{len(planned)} layers"),
+        )
+        raise PlanMismatch(
+            f"the plan was made for another model: here {different[0]!r}, in the plan "
+            f"{different[1]!r}; profile and plan this model again"
+        )
+    _check_shapes(plan, captured)
+    if device is not None:
+        make_tensors_on(captured, device, instead_of=default_device(model))
+        if on_meta(model) and torch.is_autocast_enabled(device.type):
+            send_planned_dtypes(captured, plan)
+    goes_straight = direct and bool(plan.direct_sends)
+    pieces = cut(captured, plan.balance, direct=goes_straight)
+    if goes_straight:
+        check_planned(pieces.hops, plan.direct_sends)
+    _follow(model, pieces.stages)
+    return pieces
+
+
+@contextmanager
+def _other_precision_named(model: nn.Module, plan: Plan) -> Iterator[None]:
+    """Whatever fails inside because the weights are not of the inputs' precision is said so.
+
+    Raises:
+        PlanMismatch: It failed, and they are not.
+    """
+    try:
+        yield
+    except Exception as error:
+        planned = {
+            spec.dtype for spec in plan.inputs if getattr(torch, spec.dtype).is_floating_point
+        }
+        held = {dtype_name(p.dtype) for p in model.parameters() if p.is_floating_point()}
+        if not planned or not held or planned & held:
+            raise
+        wanted, found = " and ".join(sorted(planned)), " and ".join(sorted(held))
+        raise PlanMismatch(
+            f"the plan is for inputs of {wanted}, this model's weights are {found} "
+            f"({first_line(error)}); convert the model, or profile and plan it as it is"
+        ) from None
+
+
+def _traced(model: nn.Module, sample: Any, recipe: str) -> Captured:
+    if not on_meta(model):
+        return trace(model, sample, check=False, recipe=recipe)
+    with all_on_meta(model), torch.device("meta"):
+        sample = pytree.tree_map_only(Tensor, lambda tensor: tensor.to("meta"), sample)
+        try:
+            return trace(model, sample, check=False, recipe=recipe)
+        except CaptureError as error:
+            raise CaptureError(
+                f"{error}\nIt is on the meta device, where its Python cannot look at values "
+                "(.item(), if on a tensor): if it does, build it with memory",
+                module=error.module,
+                operation=error.operation,
+            ) from error
+
+
+def _check_shapes(plan: Plan, captured: Captured) -> None:
+    """The tensors that cross the cuts have the planned shapes."""
+    after = 0
+    for count, planned in zip(plan.balance, plan.boundaries, strict=False):
+        after += count
+        found = captured.cuts[after - 1].boundary
+        ours = [tensor.shape for tensor in found.tensors]
+        theirs = [tensor.shape for tensor in planned.tensors]
+        if ours != theirs:
+            raise PlanMismatch(
+                f"after {captured.layers.names[after - 1]!r} this model sends {ours}, the plan "
+                f"was made for {theirs}; profile and plan this model again"
+            )
+
+
+def _follow(model: nn.Module, stages: Sequence[Segment]) -> None:
+    """Put what capture added into the mode of the module it came from.
+
+    Raises:
+        PlanMismatch: The model is in evaluation mode, and the traced one cannot follow.
+    """
+    for stage in stages:
+        if not model.training:
+            stage.check_mode(False)
+        originals = set(model.modules())
+        for module in stage.modules():
+            if module not in originals:
+                path = getattr(module, "stagewright_follows", "")
+                module.training = model.get_submodule(path).training
+
+
+def _adopt_unused(captured: Captured, stages: tuple[Segment, ...], stage_of: list[int]) -> None:
+    """Parameters and buffers no layer reads go to the stage of their nearest relative."""
+    records = captured.graph.parameters
+    owners = {
+        name: stage_of[record.layers[0]]
+        for record in records
+        if record.layers
+        for name in record.names
+    }
+    for record in records:
+        missing = [
+            name for name in record.names if not any(_holds(stage, name) for stage in stages)
+        ]
+        for name in missing:
+            home = stage_of[record.layers[0]] if record.layers else _nearest(name, owners)
+            adopt(stages[home], captured.program.model, [name])
+
+
+def _holds(stage: Segment, name: str) -> bool:
+    value: Any = stage
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value is not None
+
+
+def _nearest(name: str, owners: dict[str, int]) -> int:
+    """The stage of the parameter whose name shares the longest beginning; the first if none."""
+
+    def shared(other: str) -> int:
+        count = 0
+        for ours, theirs in zip(name.split("."), other.split("."), strict=False):
+            if ours != theirs:
+                break
+            count += 1
+        return count
+
+    best = max(owners, key=shared, default=None)
+    return owners[best] if best is not None and shared(best) else 0
+
+
+def _tied_groups(parameters: tuple[Parameter, ...], stage_of: list[int]) -> tuple[TiedGroup, ...]:
+    groups = []
+    for record in parameters:
+        stages = tuple(sorted({stage_of[layer] for layer in record.layers}))
+        if record.trainable and len(stages) > 1:
+            groups.append(TiedGroup(record.names, stages))
+    return tuple(groups)

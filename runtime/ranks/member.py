@@ -1,0 +1,105 @@
+"""One rank among those of a pipeline: it waits for the others, tells them, and parts from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+
+from ...core.plan.schedule import Schedule
+from ...core.units import count
+from .failure_detection import Watch
+from .process_groups import Groups
+
+
+class Member:
+    """What a rank of a pipeline does together with the others.
+
+    Args:
+        schedule: Which rank does what.
+        group: The ranks, in order; the default group if `None`.
+        device: Where this rank works.
+
+    Attributes:
+        schedule: As given.
+        rank: This one, counted in the group.
+        device: As given.
+        steps: Steps taken, which keyed dropout follows: set it when resuming.
+    """
+
+    def __init__(
+        self, schedule: Schedule, group: dist.ProcessGroup | None, device: torch.device
+    ) -> None:
+        self.schedule, self.device = schedule, device
+        self.steps = 0
+        self._group = group
+        self._ranks = Groups(group)
+        self.rank = self._ranks.rank
+        store = distributed_c10d._get_default_store()
+        self._watch = Watch(store, self.rank, self._ranks.size, group)
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The ranks; `None` for the default group."""
+        return self._group
+
+    @property
+    def diagnosing(self) -> bool:
+        """Whether it is finding out which rank failed; a signal handler should let it finish."""
+        return self._watch.diagnosing
+
+    def barrier(self) -> None:
+        """Wait until every rank is here.
+
+        Raises:
+            RankFailed: One never came; the message names it.
+        """
+        with self.during("a barrier"):
+            dist.barrier(self._group)
+
+    def share_results(self, loss: Tensor | None, elapsed_s: float) -> tuple[float, float]:
+        """The last stage's loss and the slowest rank's time, on every rank.
+
+        Raises:
+            RankFailed: A rank died; the message names it.
+        """
+        last = self.schedule.stage_ranks[-1][0]
+        mean = loss if loss is not None else torch.zeros(())
+        figures = torch.tensor([float(mean), elapsed_s], dtype=torch.float64, device=self.device)
+        with self.during("sharing the loss"):
+            dist.broadcast(figures[:1], group_src=last, group=self._group)
+            dist.all_reduce(figures[1:], op=dist.ReduceOp.MAX, group=self._group)
+        return float(figures[0]), float(figures[1])
+
+    def close(self) -> None:
+        """Stop watching the other ranks, and give back the process groups made here.
+
+        Every rank calls it, before the process group they share is destroyed; leaving a ``with``
+        block does. After an error the groups stay: to take them apart may mean to wait for ranks
+        that are gone, and so may a normal exit; see `runtime.process_group.end_process`.
+        """
+        self._watch.close()
+        if not self._watch.has_failed:
+            self._ranks.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._watch.close()
+
+    @contextmanager
+    def during(self, doing: str) -> Iterator[None]:
+        """Inside, communication that fails raises a `RankFailed` that says what this rank did."""
+        self._watch.says(doing)
+        with self._watch.explained():
+            yield
+        self._watch.says(f"its own work after {count(self.steps, 'step')}")

@@ -1,0 +1,86 @@
+"""A stage whose gradients are summed by torch's own ``DistributedDataParallel``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ...core.plan.schedule import Work
+from .gradients_tomerge import anywhere
+from .replication import StageStrategy
+from .weak_hook_tomerge import call_when_accumulated
+
+
+class DdpStage(StageStrategy):
+    """Lets DistributedDataParallel see a stage's last backward of a step, and no other.
+
+    It holds the weights alone, and is told of the backward as ``torch.distributed.pipelining``
+    tells it, by its reducer: the stage's forwards are none of its own.
+
+    Args:
+        weights: Trainable, of one stage; every replica's in the same order.
+        group: The stage's replicas.
+    """
+
+    def __init__(self, weights: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
+        self._weights, self._group = list(weights), group
+        self._replicas = dist.get_world_size(group)
+        self._ddp = DistributedDataParallel(nn.ParameterList(self._weights), process_group=group)
+        # Without annotations: torch compares them with types, and ours are text.
+        self._ddp.register_comm_hook(group, lambda group, bucket: _sum(group, bucket.buffer()))
+        self._sums, self._is_summed = False, True
+        self._missing: dict[int, nn.Parameter] = {}
+        self._had_one: list[bool] = []
+        for weight in self._weights:
+            call_when_accumulated(weight, self._accumulated)
+
+    def begin(self, *, trains: bool, sums: bool) -> None:
+        self._sums = sums
+        if trains and self._is_summed:  # every replica keeps its share, as in `GradientSum`
+            for weight in self._weights:
+                if weight.grad is not None:
+                    weight.grad /= self._replicas
+            self._is_summed = False
+
+    def action_begins(self, work: Work, *, last: bool) -> None:
+        if last and self._sums:
+            self._missing = {id(weight): weight for weight in self._weights}
+            reducer: Any = self._ddp.reducer
+            reducer.prepare_for_backward([])
+
+    def action_ended(self, work: Work, *, last: bool) -> None:
+        if not (last and self._sums):
+            return
+        self._had_one = [
+            id(weight) not in self._missing or weight.grad is not None for weight in self._weights
+        ]
+        if self._missing:
+            unreached = list(self._missing.values())
+            torch.autograd.backward(unreached, [w.new_zeros(()).expand_as(w) for w in unreached])
+
+    def finish(self) -> None:
+        if not self._sums:
+            return
+        self._is_summed = True
+        had_one = anywhere(self._had_one, self._group, self._weights[0].device)
+        for weight, keeps in zip(self._weights, had_one, strict=True):
+            if not keeps:
+                weight.grad = None
+
+    def sums(self, weight: Tensor) -> bool:
+        return any(weight is own for own in self._weights)
+
+    def _accumulated(self, weight: Tensor) -> None:
+        self._missing.pop(id(weight), None)
+
+
+def _sum(group: dist.ProcessGroup, bucket: Tensor) -> torch.futures.Future[Tensor]:
+    """DistributedDataParallel's own hook takes the mean."""
+    work: Any = dist.all_reduce(bucket, group=group, async_op=True)
+    summed: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+    return summed

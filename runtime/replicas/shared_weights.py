@@ -1,0 +1,70 @@
+"""Which weights several ranks hold: those of replicated stages, and tied ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ...core.graph.graph import Parameter
+from ...core.plan.schedule import Schedule
+from ..ranks.process_groups import Ranks
+from .gradient_sync import SharedWeight
+
+
+def holders(record: Parameter, stage_of: Sequence[int], schedule: Schedule) -> Ranks:
+    """The ranks whose stages use a parameter or buffer, ascending."""
+    stages = {stage_of[layer] for layer in record.layers}
+    return tuple(sorted({rank for stage in stages for rank in schedule.stage_ranks[stage]}))
+
+
+def shared_weights(
+    parameters: Sequence[Parameter], stage_of: Sequence[int], schedule: Schedule, module: nn.Module
+) -> list[SharedWeight]:
+    """The weights of a rank that others hold too, frozen ones too, those used last first.
+
+    Backwards complete their gradients in this order.
+
+    Args:
+        parameters: Of the whole model.
+        stage_of: The stage of each layer.
+        schedule: Which ranks hold which stage.
+        module: What this rank holds, under the model's names.
+    """
+    here = dict(module.named_parameters(remove_duplicate=False))
+    found = []
+    for record in sorted(parameters, key=lambda each: each.layers, reverse=True):
+        name = next((name for name in record.names if name in here), None)
+        ranks = holders(record, stage_of, schedule)
+        if name is None or len(ranks) < 2:
+            continue
+        stages = tuple(sorted({stage_of[layer] for layer in record.layers}))
+        found.append(SharedWeight(name, here[name], stages, ranks))
+    return found
+
+
+def agree(
+    parameters: Sequence[Parameter],
+    stage_of: Sequence[int],
+    schedule: Schedule,
+    module: nn.Module,
+    groups: dict[Ranks, dist.ProcessGroup],
+) -> None:
+    """Every holder of a parameter or buffer takes the values of the lowest of them."""
+    here = dict(_tensors(module))
+    with torch.no_grad():
+        for record in parameters:
+            name = next((name for name in record.names if name in here), None)
+            ranks = holders(record, stage_of, schedule)
+            if name is not None and len(ranks) > 1:
+                value = here[name].contiguous()  # gloo takes no strides, and no booleans
+                bytes_of = value.view(torch.uint8) if value.dtype is torch.bool else value
+                dist.broadcast(bytes_of, group_src=0, group=groups[ranks])
+                here[name].copy_(value)
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)

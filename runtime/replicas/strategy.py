@@ -1,0 +1,131 @@
+"""Which strategy each stage's replicas follow, and which combinations are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from ...core.errors import InvalidInput, PlanMismatch
+from ...core.plan.plan import Plan
+from ...core.plan.schedule import Schedule, Work
+from ..engine.executor import BACKWARDS
+from .deadlock_check import finishes, unequal
+from .sharded import FullyShard
+
+Name = Literal["reduce", "ddp", "fully_shard"]
+Strategy = Name | FullyShard
+"""``reduce`` sums gradients in buckets while the last backward is at work (`GradientSum`), for any
+numbers of replicas and micro-batches. ``ddp`` leaves that to DistributedDataParallel.
+``fully_shard`` spreads weights, gradients and optimizer state over the replicas."""
+
+Chosen = Literal["ddp"] | FullyShard
+
+NAMES = ("reduce", "ddp", "fully_shard")
+
+
+def choose(
+    plan: Plan, schedule: Schedule, strategy: Strategy | Mapping[int, Strategy] | None
+) -> dict[int, Chosen]:
+    """The stages whose gradients `GradientSum` does not sum, and what is done instead.
+
+    Args:
+        plan: What its stages say is followed where nothing is given.
+        schedule: Which ranks hold which stage, and in which order they work.
+        strategy: For all stages with several replicas, or by stage.
+
+    Raises:
+        InvalidInput: There is no such strategy or stage.
+        PlanMismatch: It cannot be followed by this schedule; the message says why, and what can.
+    """
+    found = {
+        stage: FullyShard() if asked == "fully_shard" else asked
+        for stage, asked in _asked(plan, schedule, strategy).items()
+        if asked != "reduce"
+    }
+    for stage, asked in found.items():
+        if asked == "ddp":
+            _check_ddp(schedule, stage)
+        elif asked.meets_in_actions and (why := unequal(schedule, stage)):
+            raise PlanMismatch(
+                f"stage {stage} cannot gather or reduce in every action: {why}; use "
+                "FullyShard() as it is, which does so once a step, or as many micro-batches for "
+                "every replica"
+            )
+    _check_finishes(schedule, found)
+    return found
+
+
+def _asked(
+    plan: Plan, schedule: Schedule, strategy: Strategy | Mapping[int, Strategy] | None
+) -> dict[int, Strategy]:
+    """What is asked of each stage with replicas."""
+    several = [stage for stage, ranks in enumerate(schedule.stage_ranks) if len(ranks) > 1]
+    if strategy is None:
+        planned = {stage: plan.stages[stage].strategy for stage in several}
+        return {stage: "fully_shard" for stage in several if planned[stage] == "fully_shard"}
+    if not isinstance(strategy, Mapping):
+        _check_known(strategy)
+        if not several and strategy != "reduce":
+            raise PlanMismatch(
+                f"strategy={strategy!r} is about replicas, and no stage of this plan has any; "
+                "plan for more devices than stages, or leave it out"
+            )
+        return dict.fromkeys(several, strategy)
+    for stage, asked in strategy.items():
+        _check_known(asked)
+        if stage not in range(schedule.num_stages):
+            raise InvalidInput(
+                f"strategy names stage {stage!r}; this plan has stages 0 to "
+                f"{schedule.num_stages - 1}"
+            )
+        if stage not in several and asked != "reduce":
+            raise PlanMismatch(
+                f"strategy={asked!r} is about replicas, and stage {stage} has one device; stages "
+                f"with several: {', '.join(map(str, several)) or 'none'}"
+            )
+    return dict(strategy)
+
+
+def _check_known(strategy: Strategy) -> None:
+    if not isinstance(strategy, FullyShard) and strategy not in NAMES:
+        raise InvalidInput(
+            f"there is no strategy {strategy!r}; use {', '.join(NAMES)} or FullyShard(...)"
+        )
+
+
+def _check_ddp(schedule: Schedule, stage: int) -> None:
+    replicas = schedule.stage_ranks[stage]
+    works = [[a.work for a in schedule.ranks[rank] if a.stage == stage] for rank in replicas]
+    if any(work in (Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT) for own in works for work in own):
+        raise PlanMismatch(
+            f"stage {stage} goes backward in two parts, and DistributedDataParallel reduces a "
+            "gradient when the first is done; use strategy='reduce' or 'fully_shard', or plan "
+            "with --schedule 1f1b"
+        )
+    idle = [
+        rank
+        for rank, own in zip(replicas, works, strict=True)
+        if not any(work in BACKWARDS for work in own)
+    ]
+    if idle and any(work in BACKWARDS for own in works for work in own):
+        raise PlanMismatch(
+            f"rank {idle[0]} has no micro-batch of stage {stage}, and DistributedDataParallel "
+            f"waits for its backward; use strategy='reduce', or at least {len(replicas)} "
+            "micro-batches"
+        )
+
+
+def _check_finishes(schedule: Schedule, chosen: Mapping[int, Chosen]) -> None:
+    every = {
+        stage
+        for stage, asked in chosen.items()
+        if isinstance(asked, FullyShard) and asked.meets_in_actions
+    }
+    last = {stage for stage, asked in chosen.items() if asked == "ddp"}
+    if (every or last) and not finishes(schedule, every, last):
+        stages = ", ".join(str(stage) for stage in sorted(every | last))
+        raise PlanMismatch(
+            f"in this schedule the replicas of stages {stages} would wait for each other for ever, "
+            "as one needs what comes after the other; use strategy='reduce', FullyShard() as it "
+            "is, or as many replicas for every stage"
+        )

@@ -1,0 +1,54 @@
+"""The order of work of DualPipeV, DualPipe cut in half."""
+
+from __future__ import annotations
+
+from .kinds_tomerge import (
+    BACK,
+    BACK_INPUT,
+    BACK_WEIGHT,
+    BACK_WHOLE,
+    UP,
+    UP_INPUT,
+    UP_WEIGHT,
+    UP_WHOLE,
+)
+
+
+def dualpipev_pattern(position: int, positions: int, num_microbatches: int) -> bytes:
+    """What the rank at one place of the V does (DeepSeek-V3, section 3.2.1).
+
+    As ``ScheduleDualPipeV`` of torch, with a forward in front of the backward it overlaps there.
+    Drawn for at least 2 P micro-batches, as many as torch asks for; actions on those that do not
+    exist are to be left out. Backwards are split where that fills a bubble: on the way back of the
+    warm-up, and in the second half of the cool-down, whose weight parts come last.
+
+    Returns:
+        Indices of `KINDS`, first to last. Forwards take the micro-batches in order; so do
+        backwards, whole or split; weight parts follow their input parts.
+    """
+    count = max(2 * positions, num_microbatches)
+    behind = positions - 1 - position  # places behind this one
+    warm_up = (
+        bytes([UP]) * (2 * behind)
+        + bytes([UP, BACK]) * (position + 1)
+        + bytes([BACK_INPUT, BACK_WEIGHT, BACK]) * behind
+    )
+    steady = bytes([UP, BACK_WHOLE, BACK, UP_WHOLE]) * (count - positions - behind)
+    drain = bytes([BACK_WHOLE, BACK, UP_WHOLE]) * behind
+    return warm_up + steady + drain + bytes(_cool_down(position, behind))
+
+
+def _cool_down(position: int, behind: int) -> list[int]:
+    """The last backwards: p + 1 whole ones, then input parts with their weight parts put off."""
+    chunks = [1, 0] * (position + 1) + [0] * behind
+    pattern: list[int] = []
+    weights: list[int] = []
+    for number, chunk in enumerate(chunks):
+        if number >= 2 * (position + 1):  # nothing comes back any more: a bubble to fill
+            pattern.append(weights.pop(0))
+        if number <= position:
+            pattern.append((UP_WHOLE, BACK_WHOLE)[chunk])
+        else:
+            pattern.append((UP_INPUT, BACK_INPUT)[chunk])
+            weights.append((UP_WEIGHT, BACK_WEIGHT)[chunk])
+    return pattern + weights

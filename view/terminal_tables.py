@@ -1,0 +1,118 @@
+"""A printed plan or profile that is no wider than the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from io import StringIO
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..core.plan.plan import Plan
+from ..core.plan.table import plan_columns, summary_lines
+from ..core.profile.profile import Profile
+from ..core.profile.table import profile_lines, profile_rows
+from ..core.text_table import printable
+
+PLAN_COLUMNS = (
+    "to", "from", "sync", "sends", "used", "in flight", "recompute", "limit", "replicas", "device",
+    "backward",
+)  # fmt: skip
+"""Columns in the order they are left out where there is no room; the others always stay."""
+
+PROFILE_COLUMNS = ("memory", "activations", "parameters", "time", "")
+"""The same of a profile."""
+
+NAMES = ("device", "from", "to", "layer")
+MARKS = ""
+"""Heading of the column of remarks, which are cut at their end."""
+NAME_WIDTHS = (64, 32, 24, 16, 10)
+"""To how many characters names are cut, tried in this order before a column is left out."""
+
+GAP = 2
+INDENT = 2
+
+Column = tuple[str, ...]
+
+
+def fitted_plan(plan: Plan, width: int, spelled: Callable[[str], str] = str) -> str:
+    """What ``print(plan)`` shows, in lines of at most ``width`` characters.
+
+    Args:
+        plan: What is printed.
+        width: Characters in a line.
+        spelled: What is done to each sentence before it is wrapped.
+    """
+    sentences = map(spelled, summary_lines(plan))
+    return _written(plan_columns(plan), PLAN_COLUMNS, sentences, width)
+
+
+def fitted_profile(
+    profile: Profile, width: int, *, tree: bool = True, depth: int | None = None
+) -> str:
+    """What ``print(profile)`` shows, likewise; see `profile_table`."""
+    columns = list(zip(*profile_rows(profile, tree=tree, depth=depth), strict=True))
+    return _written(columns, PROFILE_COLUMNS, profile_lines(profile), width)
+
+
+def _written(
+    columns: Sequence[Column], dropped: Sequence[str], sentences: Iterable[str], width: int
+) -> str:
+    """A table, and what is said below it."""
+    written = StringIO()
+    console = Console(file=written, width=width, color_system=None)
+    console.print(_table(_fitting(columns, dropped, width)))
+    console.print()
+    for sentence in sentences:
+        for number, line in enumerate(Text(sentence).wrap(console, width - INDENT)):
+            console.print(Text(" " * (INDENT if number else 0)).append_text(line))
+    return "\n".join(line.rstrip() for line in written.getvalue().splitlines())
+
+
+def _fitting(columns: Sequence[Column], dropped: Sequence[str], width: int) -> list[Column]:
+    """The columns there is room for, with names cut as little as that needs."""
+    shown = list(columns)
+    for heading in (None, *dropped):
+        shown = [column for column in shown if column[0] != heading]
+        for most in NAME_WIDTHS:
+            cut = [_cut(column, most) for column in shown]
+            if sum(max(map(cell_len, column)) + GAP for column in cut) - GAP <= width:
+                return cut
+    return cut
+
+
+def _cut(column: Column, most: int) -> Column:
+    cells = map(printable, column)
+    if column[0] == MARKS:
+        return tuple(_start(cell, most) for cell in cells)
+    return tuple(_end(cell, most) for cell in cells) if column[0] in NAMES else tuple(cells)
+
+
+def _end(name: str, most: int) -> str:
+    """The end of a long name, which tells more than its beginning, as far in as it was."""
+    if cell_len(name) <= most:
+        return name
+    short = name.lstrip(" ")
+    inset = " " * min(len(name) - len(short), most // 2)
+    while cell_len(short) > most - 1 - len(inset):
+        short = short[1:]
+    return f"{inset}…{short}"
+
+
+def _start(remark: str, most: int) -> str:
+    text = Text(remark)
+    text.truncate(most, overflow="ellipsis")
+    return text.plain
+
+
+def _table(columns: Sequence[Column]) -> Table:
+    made = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=False)
+    for _ in columns:
+        made.add_column(no_wrap=True, overflow="ellipsis")
+    heading, *rows = zip(*columns, strict=True)
+    rule = ["-" * max(map(cell_len, column)) for column in columns]
+    for row in (heading, rule, *rows):
+        made.add_row(*map(Text, row))
+    return made
