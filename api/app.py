@@ -25,9 +25,9 @@ from .jobs.attempt import Rules
 from .jobs.backends import is_local, setup_of, workers_of
 from .jobs.estimates import EstimatingWorkers
 from .jobs.notifications import Board
-from .jobs.place_tomerge import place_of
 from .jobs.runner import Runner
 from .jobs.service import JobService, Offer
+from .jobs.worker_resources import place_of
 from .jobs.workers import Workers
 from .middleware.access_log import Requests
 from .middleware.allowed_hosts import HostCheck
@@ -57,10 +57,9 @@ from .routes.graphs import graph_routes
 from .routes.health import health_routes
 from .routes.jobs import job_routes
 from .routes.keys import key_routes
-from .routes.metrics import watch
+from .routes.metrics import metrics_routes, watch
 from .routes.plans import plan_routes
 from .routes.profiles import profile_routes
-from .routes.routes_metrics_tomerge import metrics_routes
 from .routes.what_if import what_if_routes
 from .settings.settings import Settings
 from .store.base import Store

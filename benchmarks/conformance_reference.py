@@ -12,7 +12,7 @@ from conformance_masks import Masks, Replay
 from conformance_models import MODELS, ROWS, Model
 from torch import Tensor, nn
 
-from stagewright.capture.equivalence.difference_tomerge import relative_difference
+from stagewright.capture.equivalence.check import relative_difference
 
 STEPS = 2
 """The second begins with the buffers the first left, and with new data."""

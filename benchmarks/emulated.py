@@ -38,8 +38,7 @@ from stagewright.planner.price_split import plan_from_balance
 from stagewright.planner.simulator.simulate import StageTimes, simulate
 from stagewright.profiler.links.launch_local import free_port
 from stagewright.runtime.engine.executor import Executor
-from stagewright.runtime.engine.lanes_tomerge import lanes_of
-from stagewright.runtime.engine.p2p import Connections, connected
+from stagewright.runtime.engine.p2p import Connections, connected, lanes_of
 from stagewright.runtime.engine.stage import StageRun
 from stagewright.runtime.partition.routes import Hop, Hops
 from stagewright.runtime.ranks.process_groups import Groups

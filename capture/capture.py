@@ -19,9 +19,8 @@ from .captured import Captured
 from .equivalence.check import Expected, compare_pieces, eager_steps, follows_mode, observe
 from .equivalence.evaluation_graph import fits
 from .observation.preserve import preserved
-from .plain_reasons_tomerge import plainest
 from .program.segment import Segment
-from .recipe_tomerge import Recipe
+from .report import Recipe, plainest
 from .sample import check_module, read_sample, sample_ranges
 from .tracers.frontier import mode_suspects, trace_around
 from .tracers.registry import Mode, Tracer, tracers_for, with_layers

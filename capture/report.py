@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ..core.document import Record
+from ..core.errors import InvalidInput
 from ..core.graph.graph import CaptureMode, Graph
 from ..core.graph.table import why_not_rebuildable
-from ..core.text_table import text_table
-from .plain_reasons_tomerge import plain_reason
+from ..core.text_table import clipped, text_table
 
 
 class CapturedLayer(Record):
@@ -132,3 +135,70 @@ def capture_report(
 def _kept(functions: Sequence[str]) -> str:
     names = ", ".join(dict.fromkeys(functions))
     return f"calls {names} with its own derivative, kept as it is" if names else ""
+
+
+MOST = 100
+"""Characters of a tracer's own words, where nothing plainer is known."""
+
+_PLAIN = (
+    (r"random number was drawn", "it draws random numbers in Python"),
+    (r"could not guard on data-dependent|inputs to control flow|_local_scalar_dense",
+     "it branches on its data"),
+    (r"extract specialized integer|number computed from data|data-dependent expression",
+     "it computes a number from its data and goes on with it in Python"),
+    (r"the traced model is not the model|the traced model fails where",
+     "traced it would not be the same model: hooks, state kept in Python, random numbers or a "
+     "custom derivative get lost"),
+    (r"lies in a no_grad or autocast region",
+     "what has to stay as written lies in a no_grad or autocast region"),
+)  # fmt: skip
+"""What tracers say, and what it means, the most telling first."""
+
+_PREFIX = re.compile(r"^(torch\.export: |torch\.fx: )?(CaptureError: )?")
+
+
+def plain_reason(refusal: str) -> str:
+    """A tracer's refusal as a clause with "it", or the first of the tracer's own words."""
+    for pattern, meaning in _PLAIN:
+        if re.search(pattern, refusal, re.IGNORECASE):
+            return meaning
+    first = _PREFIX.sub("", refusal.strip().partition("\n")[0])
+    return clipped(first.replace("forward of the model itself ", "its own forward "), MOST)
+
+
+def plainest(refusals: Sequence[str]) -> str:
+    """One reason for several refusals of one model: the most telling known, else the first."""
+    reasons = [plain_reason(refusal) for refusal in refusals]
+    return next((meaning for _, meaning in _PLAIN if meaning in reasons), reasons[0])
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The tracer that was accepted, and what it had to leave as written.
+
+    Attributes:
+        tracer: ``sequential``, ``export``, ``trace`` or ``modules``.
+        opaque: Why modules are called as their author wrote them, by path.
+        evaluation: Whether evaluation has a graph of its own.
+    """
+
+    tracer: str
+    opaque: dict[str, str] = field(default_factory=dict)
+    evaluation: bool = False
+
+    def to_json(self) -> str:
+        data = {"tracer": self.tracer, "opaque": self.opaque, "evaluation": self.evaluation}
+        return json.dumps(data)
+
+    @classmethod
+    def from_json(cls, text: str) -> Recipe:
+        """Read what `to_json` wrote.
+
+        Raises:
+            InvalidInput: The text is no recipe.
+        """
+        try:
+            data = json.loads(text)
+            return cls(str(data["tracer"]), dict(data["opaque"]), bool(data["evaluation"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidInput(f"no capture recipe: {error!r}") from None

@@ -8,14 +8,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 from typer.main import get_command
 
 from .. import __version__
 from .exit_codes import ExitCode, exit_code, report
-from .grouped_tomerge import GroupedCommand
 
 COMMANDS = (
     "doctor",
@@ -116,3 +116,23 @@ def _debug(words: Sequence[str]) -> bool:
     """Whether tracebacks are wanted; ``--debug`` comes before the command."""
     before_command = takewhile(lambda word: word.startswith("-"), words)
     return "--debug" in before_command or bool(os.environ.get(DEBUG_VARIABLE))
+
+
+OTHER = "Options"
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help has a section for each group, in the order of the options."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the sections; options without a group come last."""
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                panel = getattr(parameter, "rich_help_panel", None)
+                name = "Arguments" if parameter.param_type_name == "argument" else panel or OTHER
+                groups.setdefault(name, []).append(record)
+        for name in sorted(groups, key=lambda name: name == OTHER):
+            with formatter.section(name):
+                formatter.write_dl(groups[name])

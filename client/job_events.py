@@ -9,8 +9,7 @@ from typing import Any, TypeAlias
 from ..core.errors import DeadlineExceeded
 from ..core.service.jobs import JobEvent, JobView
 from .errors import error_of
-from .patience_tomerge import Patience
-from .retry import TRANSIENT, error_for, exchange
+from .retry import TRANSIENT, Patience, error_for, exchange
 from .sans_io import Call, Failure, Reply, Sleep, Step, Steps, hear, listen, own_patience
 from .sse import EventParser
 

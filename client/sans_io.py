@@ -6,14 +6,16 @@ A method is written once, as a generator of steps that returns its answer. `bloc
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import inspect
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
+from functools import update_wrapper
 from typing import Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from ..core.errors import StagewrightError
-from .patience_tomerge import Patience
+from .retry import Patience
 
 Model = TypeVar("Model", bound=BaseModel)
 Result = TypeVar("Result")
@@ -144,3 +146,14 @@ def own_patience() -> Steps[Patience]:
     """See `AskPatience`."""
     answer: Patience = yield AskPatience()
     return answer
+
+
+def as_method(method: Callable[..., Any], steps: Callable[..., Any]) -> None:
+    """Give a method the name, documentation and parameters of the function it is made of."""
+    update_wrapper(method, steps)
+    signature = inspect.signature(steps)
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    method.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[own, *signature.parameters.values()],
+        return_annotation=inspect.Signature.empty,
+    )

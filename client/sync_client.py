@@ -15,10 +15,9 @@ from .methods import documents as of_documents
 from .methods import jobs as of_jobs
 from .methods import keys as of_keys
 from .methods import plans as of_plans
-from .patience_tomerge import Patience
-from .sans_io import AskPatience, Failure, Hear, Listen, Reply, Send, Sleep, Step, Steps
+from .retry import Patience
+from .sans_io import AskPatience, Failure, Hear, Listen, Reply, Send, Sleep, Step, Steps, as_method
 from .settings import TIMEOUT_S, Settings
-from .surface_tomerge import as_method
 from .transport import failure_of, http_options, httpx2, reply_of, request_of
 
 P = ParamSpec("P")

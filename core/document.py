@@ -13,7 +13,9 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
+    model_serializer,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -155,3 +157,18 @@ def invalid_input(error: ValidationError, what: str) -> InvalidInput:
 def json_pointer(location: tuple[int | str, ...]) -> str:
     """An RFC 6901 pointer, e.g. ``/layers/3/forward/median_s``."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in location)
+
+
+class CompactRecord(Record):
+    """A record whose JSON leaves out every field that has its default value."""
+
+    @model_serializer(mode="wrap")
+    def _leave_out_defaults(self, write: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # noqa: ANN202 - a return type would replace the schema
+        written: dict[str, Any] = write(self)
+        fields = type(self).model_fields
+        return {
+            name: value
+            for name, value in written.items()
+            if fields[name].is_required()
+            or getattr(self, name) != fields[name].get_default(call_default_factory=True)
+        }

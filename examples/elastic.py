@@ -38,7 +38,7 @@ from stagewright.runtime.elastic import (
     release_spares,
     wait_as_spare,
 )
-from stagewright.runtime.ranks.process_group_tomerge import end_process
+from stagewright.runtime.ranks.process_groups import end_process
 
 WIDTH, CLASSES = 64, 10
 

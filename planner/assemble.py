@@ -10,8 +10,7 @@ from ..core.plan.plan import Baseline, Plan, Proof, Stage
 from ..core.units import format_time
 from .cost.assignment import Assignment, counts_of
 from .cost.plan_cost import Priced
-from .heuristics.baselines import baselines, places
-from .heuristics.refusals_tomerge import refusal
+from .heuristics.baselines import baselines, places, refusal
 from .problem.option_rules import option_notes
 from .problem.problem import Request
 from .search.branch_and_bound import ROUNDING

@@ -16,8 +16,7 @@ from ..core.profile.profile import Profile
 from ..core.units import count, format_time
 from .heuristics.comparisons import comparisons
 from .plan import Planner
-from .problem.arguments import cluster_of, deadline_of, plan_of, profile_of
-from .problem.scaled_tomerge import as_planned
+from .problem.arguments import as_planned, cluster_of, deadline_of, plan_of, profile_of
 from .remedies import with_devices
 from .search.branch_and_bound import ROUNDING
 from .simulator.plan_timeline import skip_times

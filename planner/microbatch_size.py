@@ -15,10 +15,10 @@ from ..core.plan.plan import Plan, PlanOptions
 from ..core.profile.profile import Profile
 from .assemble import build_plan
 from .cost.chain import tables
+from .problem.arguments import scaled, size_of
 from .problem.problem import Progress, Request
-from .problem.scaled_tomerge import scaled, size_of
 from .search.arcs import SPLIT_BACKWARD
-from .solvers.least_memory_tomerge import any_plan
+from .solvers.feasibility import any_plan
 from .solvers.solve import CLOSED_FORM, solve
 
 MAX_SIZES = 12

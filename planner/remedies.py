@@ -21,9 +21,9 @@ from ..core.profile.profile import Profile
 from ..core.units import format_time
 from .cost.chain import Tables, tables
 from .microbatch_size import candidates, may_fit, only_planning_tells, request_of
+from .problem.arguments import size_of
 from .problem.constraints import allowed_positions
 from .problem.problem import Request
-from .problem.scaled_tomerge import size_of
 from .solvers.solve import CLOSED_FORM
 
 BUDGET_S = 2.0

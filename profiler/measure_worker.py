@@ -22,7 +22,7 @@ from ..core.profile.profile import Profile
 from ..core.requests.requests import MeasureRequest
 from .launch_worker import measure_apart
 from .machine.out_of_memory import device_bytes, is_out_of_memory
-from .models.expected_sample_tomerge import expected_inputs, expected_target
+from .models.families import expected_inputs, expected_target
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

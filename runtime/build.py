@@ -17,7 +17,7 @@ from ..core.plan.plan import Plan
 from .batchnorm.running_statistics import BatchStatistics
 from .distributed import DistributedPipeline
 from .engine.batch_io import LossFunction
-from .engine.casting_tomerge import casting
+from .engine.stage import casting
 from .meta_init.materialise import materialise_whole
 from .meta_init.meta_checks import check_weights
 from .meta_init.weights import Weights

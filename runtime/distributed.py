@@ -19,28 +19,24 @@ from ..core.plan.schedule import Schedule
 from ..schedules.plan_schedule import schedule_of
 from .batchnorm.running_statistics import BatchStatistics
 from .engine.assemble import own_executor, share
-from .engine.batch_io import LastStage, LossFunction
-from .engine.casting_tomerge import casting
+from .engine.batch_io import FirstStage, LastStage, LossFunction
 from .engine.executor import Executor, Observer
-from .engine.first_stage_tomerge import FirstStage
+from .engine.microbatch import split_target
 from .engine.padding import check_evaluates, cut_off, filled, num_samples, parts
-from .engine.targets_tomerge import split_target
+from .engine.stage import casting
 from .engine.torch_engine import TorchEngine
-from .engine_choice_tomerge import Engine, check_engine
 from .meta_init.materialise import materialise
 from .meta_init.meta_checks import check_weights
 from .meta_init.weights import Weights
 from .partition.cut import cut_for_plan
 from .partition.rank_module import held
 from .ranks.member import Member
-from .ranks.process_group_tomerge import check_world, device_for
-from .ranks.process_group_tomerge import (
-    init_process_group as init_process_group,  # where it used to be
-)
+from .ranks.process_groups import check_world, device_for
+from .ranks.process_groups import init_process_group as init_process_group
 from .replicas.clip_grad import clipping_factor, global_norm, scale_gradients
 from .replicas.strategy import Strategy, choose
 from .replicas.sync_batchnorm import check_no_sync_batch_norm
-from .supported_plans import check_runnable, check_schedule
+from .supported_plans import Engine, check_engine, check_runnable, check_schedule
 
 
 class DistributedPipeline(Member):

@@ -23,8 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ..core.errors import Infeasible, InvalidInput, RankFailed, StagewrightError
 from ..core.plan.plan import Plan
 from ..schedules.plan_schedule import schedule_of
-from .ranks.process_group_tomerge import DEFAULT_TIMEOUT_S, init_process_group
-from .ranks.process_groups import timeout_of
+from .ranks.process_groups import DEFAULT_TIMEOUT_S, init_process_group, timeout_of
 
 PREFIX = "stagewright-elastic"
 FINISHED = f"{PREFIX}/finished"

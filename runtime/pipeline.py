@@ -15,8 +15,7 @@ from ..capture.sample import check_module
 from ..core.errors import InvalidInput
 from ..core.plan.plan import Plan
 from .batchnorm.deferred import batch_norms, deferred_statistics
-from .batchnorm.norms_as_operations_tomerge import check_statistics_in_reach
-from .batchnorm.running_statistics import BatchStatistics, checked_policy
+from .batchnorm.running_statistics import BatchStatistics, check_statistics_in_reach, checked_policy
 from .engine.keyed_dropout import keyed_dropout as keyed
 from .engine.microbatch import join_outputs, split_batch
 from .local.checkpoint_state import is_checkpointing, is_recomputing

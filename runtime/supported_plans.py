@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, get_args
 
-from ..core.errors import PlanMismatch
+from ..core.errors import InvalidInput, PlanMismatch
 from ..core.plan.plan import Plan
 from ..core.plan.schedule import Schedule
 from ..schedules.validate import validate
+from .batchnorm.running_statistics import BatchStatistics, checked_policy
 
 TORCH_SCHEDULES = ("gpipe", "1f1b")
 """Schedules that torch's engine is asked to run."""
@@ -146,3 +147,28 @@ def _elsewhere(plan: Plan, where: Where) -> str:
     return (
         "; in processes it runs as it is, and stagewright.Pipeline on one device computes the same"
     )
+
+
+Engine = Literal["stagewright", "torch"]
+
+
+def check_engine(
+    engine: Engine, *, keyed_dropout: int | None, batch_statistics: BatchStatistics
+) -> None:
+    """Refuse what an engine would pass over.
+
+    Raises:
+        InvalidInput: There is no such engine or policy, or torch's schedules have no place for it.
+    """
+    if engine not in get_args(Engine):
+        raise InvalidInput(f"engine is {engine!r}; give one of {', '.join(get_args(Engine))}")
+    checked_policy(batch_statistics)
+    ignored = {
+        "keyed_dropout": keyed_dropout is not None,
+        "batch_statistics": batch_statistics != "microbatch",
+    }
+    found = [name for name, is_asked_for in ignored.items() if is_asked_for]
+    if engine == "torch" and found:
+        raise InvalidInput(
+            f"torch's schedules take no {' and no '.join(found)}; use engine='stagewright'"
+        )

@@ -13,18 +13,17 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..capture.capture import default_device
-from ..capture.equivalence.difference_tomerge import relative_difference
+from ..capture.equivalence.check import relative_difference
 from ..capture.observation.preserve import preserved
 from ..capture.sample import CallStructure
-from ..core.errors import PlanMismatch, StagewrightError
+from ..core.errors import InvalidInput, PlanMismatch, StagewrightError
 from ..core.plan.plan import Plan
 from ..schedules.plan_schedule import schedule_of
-from .engine.batch_io import LastStage, one_number
+from .engine.batch_io import FirstStage, LastStage, one_number
 from .engine.emulated_ranks import Rehearsal
-from .engine.first_stage_tomerge import FirstStage
-from .engine.targets_tomerge import split_target
+from .engine.microbatch import split_target
 from .partition.cut import cut_for_plan
-from .recompute_tomerge import RandomState
+from .random_state import RandomState
 from .replicas.strategy import choose
 from .replicas.sync_batchnorm import check_no_sync_batch_norm
 from .supported_plans import check_runnable
@@ -260,3 +259,33 @@ def _call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(batch, dict):
         return (), batch
     return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}
+
+
+def together(samples: Sequence[Any]) -> Any:
+    """Micro-batches as one batch: tensors of any nest, along their first dimension."""
+
+    def joined(*parts: Any) -> Any:
+        return torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0]
+
+    return pytree.tree_map(joined, *samples)
+
+
+def mean_of_squares(output: Any, target: Tensor) -> Tensor:
+    """A loss that reaches every floating output; the target is not looked at.
+
+    Raises:
+        InvalidInput: There is none.
+    """
+    found = [
+        value.square().mean()
+        for value in pytree.tree_leaves(output)
+        if isinstance(value, Tensor) and value.is_floating_point()
+    ]
+    if not found:
+        raise InvalidInput("the model returns no floating tensor; give a loss and its target")
+    return torch.stack(found).sum()
+
+
+def no_target(num_samples: int) -> Tensor:
+    """For `mean_of_squares`: one entry a sample."""
+    return torch.zeros(num_samples)

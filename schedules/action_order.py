@@ -30,12 +30,10 @@ from numpy.typing import NDArray
 
 from ..core.errors import InvalidInput
 from ..core.plan.schedule import ScheduleName, Work
-from .kinds_tomerge import KINDS
 from .layout import IN_ROUNDS, Layout, make_layout
 from .numba_jit import Kernel
-from .v_shapes import dualpipev_pattern
+from .v_shapes import KINDS, dualpipev_pattern, zbv_pattern
 from .warmup_depths import checked_depths, default_depths
-from .zbv_tomerge import zbv_pattern
 
 Ints = NDArray[np.int64]
 

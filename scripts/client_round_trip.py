@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 import stagewright
 from stagewright import AsyncClient, Client, Plan, PlanOptions
 from stagewright.capture.capture import capture
-from stagewright.cli.commands.demo_requests_tomerge import MODELS
+from stagewright.cli.commands.demo import MODELS
 from stagewright.cli.support.local_service import Service, running_service
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.graph.sample import Sample

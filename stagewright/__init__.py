@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .runtime.inference.pipeline import InferencePipeline as InferencePipeline
     from .runtime.meta_init.weights import Weights as Weights
     from .runtime.pipeline import Pipeline as Pipeline
-    from .runtime.ranks.process_group_tomerge import init_process_group as init_process_group
+    from .runtime.ranks.process_groups import init_process_group as init_process_group
     from .runtime.replicas.grad_scaler import LossScale as LossScale
     from .runtime.replicas.sharded import FullyShard as FullyShard
     from .runtime.trace import record as record
@@ -78,7 +78,7 @@ _HOME = {
     "estimate": "profiler.estimates.estimate",
     "explain": "planner.explain",
     "for_inference": "core.profile.forward_only",
-    "init_process_group": "runtime.ranks.process_group_tomerge",
+    "init_process_group": "runtime.ranks.process_groups",
     "latest_step": "runtime.checkpoint.load",
     "load_checkpoint": "runtime.checkpoint.load",
     "plan": "planner.plan",

@@ -8,7 +8,7 @@ from ..core.plan.assumptions import assumptions
 from ..core.plan.plan import Plan, Stage
 from ..core.plan.table import proof_lines
 from ..core.profile.profile import Profile
-from ..planner.problem.scaled_tomerge import as_planned
+from ..planner.problem.arguments import as_planned
 from ..planner.simulator.plan_timeline import plan_rows
 from ..planner.validation.validate import as_ordered
 from ..schedules.layout import Layout, make_layout

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from email.message import Message
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from .converted_tomerge import converted
 from .large_bodies import LARGE_BYTES, WrongItems, in_slices
 from .problems import Problem, from_validation
 from .threads import in_busy_thread
@@ -122,3 +121,41 @@ def _is_json(content_type: str) -> bool:
     return message.get_content_maintype() == "application" and (
         subtype == "json" or subtype.endswith("+json")
     )
+
+
+Kind = Literal["number", "boolean"]
+Place = tuple[str | int, ...]
+
+PLAIN = frozenset({int, float, str, bool, type(None)})
+
+
+def converted(value: Any, found: Any) -> list[tuple[Place, Kind]]:
+    """Where a number or a boolean was something else, and what it is now.
+
+    Args:
+        value: As validated.
+        found: The JSON it was made from.
+    """
+    if isinstance(value, bool):
+        return [] if isinstance(found, bool) else [((), "boolean")]
+    if isinstance(value, int | float):
+        return [((), "number")] if isinstance(found, bool | str) else []
+    places: list[tuple[Place, Kind]] = []
+    for key, inner, was in _pairs(value, found):
+        if type(inner) is type(was) and type(was) in PLAIN:
+            continue
+        places += [((key, *place), kind) for place, kind in converted(inner, was)]
+    return places
+
+
+def _pairs(value: Any, found: Any) -> list[tuple[str | int, Any, Any]]:
+    """What is inside, each with what it was made from."""
+    if isinstance(value, BaseModel) and isinstance(found, dict):
+        fields = type(value).model_fields.items()
+        named = [(field.alias or name, name) for name, field in fields]
+        return [(key, getattr(value, name), found[key]) for key, name in named if key in found]
+    if isinstance(value, dict) and isinstance(found, dict):
+        return [(key, value[key], was) for key, was in found.items() if key in value]
+    if isinstance(value, tuple | list) and isinstance(found, list) and len(value) == len(found):
+        return [(index, *both) for index, both in enumerate(zip(value, found, strict=True))]
+    return []

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
@@ -17,16 +17,16 @@ from ...core.errors import DeadlineExceeded
 from ...core.profile.profile import Profile
 from ...core.service.plans import PlanRecord
 from ..planning.cache_keys import is_final
+from ..planning.requests import PlanRequest
 from ..store.base import Store
 from ..store.errors import StoreUnavailable
-from ..store.job_records_tomerge import FinalState, Job
+from ..store.records import FinalState, Job
 from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import span
 from .async_workers import Reaching
 from .job_spec import Work
 from .messages import Alive, Failed, Lost, Measured, Progressed, Started, Task, Told
 from .outcome import as_data, as_json, new_problem, printable, problem_of, problem_of_worker
-from .planning_tomerge import Plans
 
 _log = logging.getLogger(__name__)
 
@@ -366,3 +366,16 @@ def late_problem(job: Job) -> str:
             )
         )
     )
+
+
+class Plans(Protocol):
+    """Plans from a profile that was measured."""
+
+    async def from_profile(
+        self, request: PlanRequest, profile: Profile, deadline_s: float
+    ) -> PlanRecord:
+        """The answer to a request, once its model is measured; stores nothing.
+
+        Raises:
+            StagewrightError: There is none.
+        """

@@ -7,10 +7,11 @@ from contextlib import suppress
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from distributed import WorkerPlugin
+
 from ...core.errors import InvalidInput, Refused
-from ..settings.settings import LOOPBACK_NAMES
-from ..settings.tls_tomerge import TlsFiles
-from ..telemetry.logs import LogFormat
+from ..settings.settings import LOOPBACK_NAMES, TlsFiles
+from ..telemetry.logs import LogFormat, configure_logging
 from .worker_resources import own_offers
 from .workers import WorkersUnavailable
 
@@ -56,7 +57,7 @@ class EmbeddedScheduler:
         try:
             from distributed import Client, LocalCluster, Security
 
-            from .worker_log_tomerge import WorkerLog
+            pass  # SELFIMPORT
 
             security = Security.temporary()
         except ImportError as error:
@@ -193,3 +194,21 @@ QUIET = {
     "logging": {"distributed": "warning", "distributed.scheduler": "critical"},
 }
 """Settings of Dask."""
+
+
+class WorkerLog(WorkerPlugin):
+    """Sets up the log of every worker that is started, also in another's place.
+
+    Args:
+        format: See `telemetry.logs.configure_logging`.
+        level: Likewise.
+    """
+
+    name = "stagewright-log"
+
+    def __init__(self, format: LogFormat, level: str) -> None:
+        self._format: LogFormat = format
+        self._level = level
+
+    def setup(self, worker: Any) -> None:
+        configure_logging(self._format, self._level)

@@ -15,18 +15,25 @@ from starlette.concurrency import run_in_threadpool
 
 from ..store.base import Store
 from ..store.errors import StoreUnavailable
-from ..store.job_records_tomerge import Job
-from ..store.records import Retention
+from ..store.records import Job, Retention
 from ..store.sql_store import utc_now
 from ..telemetry.log_context import bind
 from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import span
 from .async_workers import AGAIN_S, Reaching
-from .attempt import GIVE_BACK_S, Attempt, Rules, give_up_or_requeue, insist, is_late, late_problem
+from .attempt import (
+    GIVE_BACK_S,
+    Attempt,
+    Plans,
+    Rules,
+    give_up_or_requeue,
+    insist,
+    is_late,
+    late_problem,
+)
 from .job_spec import Work, work_of
 from .notifications import Board
 from .outcome import as_json, new_problem
-from .planning_tomerge import Plans
 from .workers import Workers, WorkersUnavailable
 
 SWEEP_S = 5.0

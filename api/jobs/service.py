@@ -21,16 +21,14 @@ from ..errors import MeasuringUnavailable
 from ..planning.cache_keys import measure_digest
 from ..planning.requests import PlanRequest
 from ..planning.service import Planning, Unmeasured, pointing_at
-from ..store.base import Store
-from ..store.job_records_tomerge import Job, JobRequest, JobState
-from ..store.records import Page
+from ..store.base import Jobs, Store
+from ..store.records import Job, JobRequest, JobState, Page
 from ..store.sql_store import utc_now
 from .job_spec import Work, needs_of
 from .notifications import Board
 from .outcome import from_json
 from .requests import ProfileJobRequest
 from .runner import Runner
-from .submitting_tomerge import submit
 
 Kind = Literal["plan", "profile"]
 
@@ -274,3 +272,16 @@ def _result(result_id: str | None) -> JobResult | None:
     else:
         kind = "profile" if result_id.startswith("profile_") else "graph"
     return JobResult(kind=kind, id=result_id, href=f"/v1/{kind}s/{result_id}")
+
+
+def submit(jobs: Jobs, caller: Caller, request: JobRequest) -> Job:
+    """Queue a job of the caller's project.
+
+    It counts for the caller's key until it ends; those of the server's own token count together.
+
+    Raises:
+        TooManyJobs: As many jobs of that key are unfinished as it may have; 429.
+    """
+    owned = request.model_copy(update={"key_id": caller.id})
+    limit = caller.quotas.max_unfinished_jobs
+    return jobs.submit(caller.project_id, owned, max_unfinished=limit)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ...core.errors import InvalidInput
 from ..settings.load import configure
-from ..settings.tls_tomerge import TlsFiles
+from ..settings.settings import TlsFiles
 from ..telemetry.logs import configure_logging
 from .dask_scheduler import MISSING, check_address, configure_dask, security_of
 from .measurements import own_setup

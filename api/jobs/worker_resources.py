@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -77,3 +80,16 @@ def parsed_offers(text: str) -> dict[str, float]:
             raise InvalidInput(f"cannot read {part.strip()!r}; write kinds like H200=1,cuda=1")
         offers[kind] = float(number or 1)
     return offers
+
+
+def place_of(scheduler: str) -> str:
+    """This machine's processors, or the fleet behind a scheduler."""
+    return scheduler if "://" in scheduler else f"{os.cpu_count()} x {_processor()}"
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -25,8 +25,7 @@ from ..planning.what_if import ComparisonRequest
 from ..store.base import Store
 from ..store.errors import NotFound
 from .display_names import job_words
-from .drawings_tomerge import place_of_step
-from .plan_views import Views
+from .plan_views import Views, place_of_step
 from .routes_sign_in import signing_routes
 from .security_headers import SECURITY
 from .sessions import Sessions

@@ -11,8 +11,7 @@ from ..auth.principal import CallerOfRequest
 from ..http.strict_json import StrictRoute
 from ..openapi import PROBLEM_RESPONSE
 from ..routes.idempotency import TAGGED, IfNoneMatch, of_release, tagged
-from .drawings_tomerge import ViewAnswer
-from .plan_views import ViewRequest, Views
+from .plan_views import ViewAnswer, ViewRequest, Views
 
 
 def view_routes(views: Views) -> APIRouter:

@@ -15,7 +15,7 @@ from ...core.errors import InvalidInput
 from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile
 from ...planner.microbatch_size import sizes_to_try
-from ...planner.problem.scaled_tomerge import size_of
+from ...planner.problem.arguments import size_of
 from ...schedules.numba_jit import available
 
 MAX_KINDS = 4

@@ -10,7 +10,7 @@ from ... import __version__
 from ...core.document import json_digest
 from ...core.requests.requests import EstimateRequest, MeasureRequest
 from ...core.service.plans import PlanRecord
-from ...planner.cut_short_tomerge import was_cut_short
+from ...planner.plan import was_cut_short
 from ...schedules.numba_jit import available
 from .requests import PlanRequest
 

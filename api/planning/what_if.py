@@ -17,7 +17,7 @@ from ...core.service.what_if import ComparedPlan
 from ...core.service.what_if import Comparison as Comparison
 from ...core.service.what_if import Simulation as Simulation
 from ...planner.price_split import plan_from_balance
-from ...planner.problem.scaled_tomerge import as_planned
+from ...planner.problem.arguments import as_planned
 from ...planner.simulator.plan_timeline import plan_timeline
 from ...planner.validation.validate import as_ordered
 from .requests import ClusterInput

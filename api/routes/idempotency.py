@@ -179,3 +179,21 @@ def _held(request: Request) -> set[str]:
     """Entity tags of ``If-None-Match``, weak ones too: RFC 9110 compares them weakly."""
     sent = ",".join(request.headers.getlist("if-none-match"))
     return {entry.strip().removeprefix("W/") for entry in sent.split(",")}
+
+
+REUSED = "Stagewright-Reused"
+"""Names what of an answer had been found out before."""
+
+
+def is_fresh(request: Request) -> bool:
+    """Whether everything is to be found out again."""
+    return "no-cache" in request.headers.get("cache-control", "").lower()
+
+
+async def submit_key(request: Request) -> str | None:
+    """What makes two submissions of a job one: the idempotency key, with what was sent."""
+    key = request.headers.get(KEY_HEADER)
+    if key is None:
+        return None
+    sent = hashlib.sha256(request.url.path.encode() + await request.body())
+    return f"{key}:{sent.hexdigest()[:24]}"

@@ -23,9 +23,8 @@ from ..jobs.requests import ProfileJobRequest
 from ..jobs.service import POLL_S, JobService
 from ..openapi import PROBLEM_RESPONSE
 from ..store.base import Store
-from ..store.job_records_tomerge import Job, JobEvent, JobState
-from .idempotency import IdempotencyKey, once
-from .reuse_header_tomerge import REUSED, is_fresh, submit_key
+from ..store.records import Job, JobEvent, JobState
+from .idempotency import REUSED, IdempotencyKey, is_fresh, once, submit_key
 
 KEEP_ALIVE_S = 15.0
 """A stream that has nothing to say says so, before somebody between takes it for dead."""

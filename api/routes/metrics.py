@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from ...core.errors import StagewrightError
+from ..auth.scopes import METRICS
 from ..middleware.graceful_shutdown import Drain
+from ..openapi import PROBLEM_RESPONSE
 from ..planning.solver_pool import Solver
 from ..store.base import Store
 from ..telemetry.metrics import Metrics
@@ -48,3 +52,24 @@ class StoreNumbers(Collector):
             up.add_metric((), 0)
         yield up
         yield jobs
+
+
+def metrics_routes(metrics: Metrics) -> APIRouter:
+    """The route that Prometheus asks; it needs the scope ``metrics``."""
+    router = APIRouter(tags=["operations"], responses=PROBLEM_RESPONSE)
+
+    @router.get(
+        METRICS,
+        response_class=Response,
+        responses={
+            200: {
+                "description": "Prometheus's text format",
+                "content": {"text/plain": {"schema": {"type": "string"}}},
+            }
+        },
+    )
+    def get_metrics() -> Response:
+        """What this server counts: requests, searches, jobs, and its own process."""
+        return Response(metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+    return router

@@ -34,18 +34,20 @@ from ..planning.requests import PlanRequest
 from ..planning.service import Answered, Planning
 from ..store.base import Store
 from .idempotency import (
+    REUSED,
     TAGGED,
     IdempotencyKey,
     IfNoneMatch,
     created,
+    is_fresh,
     of_release,
     once,
+    submit_key,
     tagged,
     tagged_elsewhere,
 )
 from .jobs import ACCEPTED, job_response
 from .preferences import APPLIED, Prefer, wait_of
-from .reuse_header_tomerge import REUSED, is_fresh, submit_key
 
 CREATED = {
     "headers": {

@@ -20,7 +20,6 @@ from ...core.units import format_bytes
 from .bubblewrap import Sandbox
 from .cgroups import Cgroup, CgroupParents
 from .child_messages import error_of, progress_of
-from .environment_tomerge import child_environment
 from .limits import Limits
 from .process_tree import descendants, end_all, memory_bytes
 
@@ -250,3 +249,23 @@ def _too_much(layer: str | None, used_bytes: int, limits: Limits) -> OutOfMemory
 
 def _group(cgroups: CgroupParents | None, limits: Limits) -> AbstractContextManager[Cgroup]:
     return nullcontext(Cgroup(())) if cgroups is None else cgroups.group(limits.memory_bytes)
+
+
+HANDED_ON = (
+    "PATH", "LANG", "LC_ALL", "TZ", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_PROC_BIND",
+    "OMP_PLACES", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES", "LD_LIBRARY_PATH", "PYTORCH_CUDA_ALLOC_CONF",
+)  # fmt: skip
+"""Variables that change how torch runs; every other stays with the server."""
+
+
+def child_environment() -> dict[str, str]:
+    """Variables of a child that measures or estimates."""
+    given = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
+    return {
+        **given,
+        "USER": "nobody",  # torch asks who it is, and would look for a list of users
+        "LOGNAME": "nobody",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }

@@ -24,8 +24,7 @@ from typing import Any
 from ...core.errors import Cancelled, MeasurementError, OutOfMemory, Refused, StagewrightError
 from .bubblewrap import Sandbox, find_sandbox
 from .cgroups import MAX_PROCESSES, CgroupParents, find_cgroups
-from .child import run_confined
-from .environment_tomerge import HANDED_ON
+from .child import HANDED_ON, run_confined
 from .limits import Limits
 
 PROBES = Path(__file__).with_name("escape_probes.py")

@@ -15,7 +15,6 @@ from pydantic import ConfigDict, Field
 
 from ...core.document import Record
 from .oidc import OidcSettings
-from .tls_tomerge import TlsFiles
 from .types import SECRET, Days, NameSet, Words
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -159,3 +158,11 @@ class Settings(Record):
     )
     measure_command: Words = Field(MEASURE_COMMAND, description="Program that measures.")
     estimate_command: Words = Field(ESTIMATE_COMMAND, description="Program that estimates.")
+
+
+class TlsFiles(Record):
+    """What a scheduler, its workers and its servers show each other."""
+
+    ca_file: str = Field(min_length=1, description="The authority that signed all certificates.")
+    cert: str = Field(min_length=1, description="This end's certificate.")
+    key: str | None = Field(None, description="Its private key, unless the same file has it.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Table, select
+from sqlalchemy import Connection, Row, Select, Table, and_, or_, select
 
 from ...core.cluster.table import devices_line
 from ...core.document import Record
@@ -23,7 +23,6 @@ from .errors import NotFound
 from .idempotency import remember
 from .lru_cache import Lately
 from .pagination import page
-from .plan_lists_tomerge import as_summary, plan_summaries
 from .records import Page, Stored
 from .tables import GRAPHS, PLANS, PROFILES
 
@@ -241,3 +240,35 @@ def _as_stored(row: Row[Any], rest: str) -> str:
 def _stored_plan(row: Row[Any]) -> StoredPlan:
     record = PlanRecord.model_validate_json(row.document)
     return StoredPlan(id=row.id, created_at=row.created_at, **dict(record))
+
+
+OF_PROFILE = frozenset({"model", "family", "num_layers", "num_parameters"})
+COLUMNS = {
+    name: (PROFILES if name in OF_PROFILE else PLANS).c[name] for name in PlanSummary.model_fields
+}
+SEARCHED = ("id", "model", "family", "devices", "schedule", "status")
+
+MAX_WORDS = 8
+"""Searched for; each is looked for in every column."""
+
+
+def plan_summaries(project_id: str, search: str) -> Select[Any]:
+    """A project's plans, in no order; those alone that have every word of a search."""
+    profile_of_plan = and_(
+        PLANS.c.project_id == PROFILES.c.project_id, PLANS.c.profile_id == PROFILES.c.id
+    )
+    rows = (
+        select(PLANS.c.position, *COLUMNS.values())
+        .join_from(PLANS, PROFILES, profile_of_plan)
+        .where(PLANS.c.project_id == project_id)
+    )
+    for word in search.replace("\0", " ").split()[:MAX_WORDS]:
+        found = (COLUMNS[name].icontains(word, autoescape=True) for name in SEARCHED)
+        rows = rows.where(or_(*found))
+    return rows
+
+
+def as_summary(row: Row[Any]) -> PlanSummary:
+    """A row of `plan_summaries`."""
+    values = row[1:]  # the first is its position
+    return PlanSummary.model_validate(dict(zip(COLUMNS, values, strict=True)))

@@ -9,8 +9,8 @@ from sqlalchemy import Connection, Table, func, select
 
 from ...core.document import json_digest
 from .database import Database
-from .job_records_tomerge import UNFINISHED
 from .migrate import check_revision
+from .records import UNFINISHED
 from .tables import GRAPHS, JOB_EVENTS, JOBS, PLANS, PROFILES
 
 ROWS_AT_ONCE = 50

@@ -7,8 +7,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import ColumnElement, Table, and_, delete, exists, select
 
 from .database import Database
-from .job_records_tomerge import UNFINISHED
-from .records import Retention
+from .records import UNFINISHED, Retention
 from .tables import ANSWERS, AUDIT, GRAPHS, JOB_EVENTS, JOBS, PLANS, PROFILES, REUSE
 
 BATCH_ROWS = 500

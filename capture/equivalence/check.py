@@ -16,7 +16,6 @@ from ..observation.observe import KeptState, Observation, blame_once, blame_repe
 from ..observation.parameter_guard import ParameterGuard, changes_parameter
 from ..observation.preserve import modes_kept, preserved, seed_everything
 from ..sample import CallStructure
-from .difference_tomerge import relative_difference
 from .input_variations import variations
 from .piecewise_run import PieceRun
 
@@ -295,3 +294,34 @@ def _evaluated(model: nn.Module, output: Any) -> Behaviour:
     form = take_tensors(output, leaves)
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     return Behaviour([leaf.clone() for leaf in leaves], form, {}, buffers)
+
+
+SMALLEST_NORM = 1e-150
+"""Stands in for a norm of zero; its square is still a number."""
+
+
+def relative_difference(found: Tensor, expected: Tensor, *, floor: float = 0.0) -> float:
+    """Norm of the difference over the norm of the expected tensor, in double precision.
+
+    Infinities and NaN must stand in the same places; where they do not, the difference is
+    infinite.
+
+    Args:
+        found: One tensor.
+        expected: The one it is held against.
+        floor: Used as the norm of ``expected`` where that is smaller.
+    """
+    if found.shape != expected.shape:
+        return float("inf")
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    ours, theirs = found.detach().to(wide), expected.detach().to(wide)
+    finite = theirs.isfinite()
+    if not finite.all():
+        same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+        if not bool((finite | same).all()):
+            return float("inf")
+        ours, theirs = ours[finite], theirs[finite]
+    difference = float((ours - theirs).norm())
+    if difference != difference:
+        return float("inf")
+    return difference / max(float(theirs.norm()), floor, SMALLEST_NORM)

@@ -72,3 +72,6 @@ def observed_calls(model: nn.Module, observer: Observer) -> Iterator[list[Frame]
     finally:
         for owner, original in originals.items():
             owner.__call__ = original  # type: ignore[method-assign]
+
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

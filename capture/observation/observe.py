@@ -15,9 +15,8 @@ from ...core.errors import CaptureError
 from ..program.program import storage_key
 from .activation_checkpoints import watched_checkpoints
 from .gradient_hooks import watched_gradients
-from .hooks_tomerge import HOOKS
 from .mode_reads import mode_readers
-from .module_calls import Frame, observed_calls
+from .module_calls import HOOKS, Frame, observed_calls
 from .nested_values import is_plain, take_tensors
 from .parameter_guard import ParameterGuard
 from .preserve import copied, random_state

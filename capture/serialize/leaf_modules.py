@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from ...core.graph.allowed_ops import MODULES
 from ...core.graph.arguments import Setting
 from ...core.graph.graph import LeafModule
-from ..observation.hooks_tomerge import HOOKS
+from ..observation.module_calls import HOOKS
 from ..program.mode_dependent import AttentionDropout
 from .literals import NotData
 
@@ -113,3 +114,42 @@ def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
         **dict(module.named_buffers(remove_duplicate=False)),
     }
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def is_plain_sequence(module: nn.Module) -> bool:
+    """Whether it only calls its children in turn."""
+    hooked = any(getattr(module, hooks, None) for hooks in HOOKS)
+    return (
+        type(module) is nn.Sequential
+        and bool(len(module))
+        and not hooked
+        and "forward" not in vars(module)
+    )
+
+
+def leaves_of(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules it calls in the end, in order, with their names."""
+    if is_plain_sequence(module):
+        for own, child in module._modules.items():
+            assert child is not None, "a Sequential calls every child"
+            yield from leaves_of(f"{name}.{own}", child)
+    else:
+        yield name, module
+
+
+def output_of(name: str, module: nn.Module, given: Tensor) -> Tensor:
+    """What a listed leaf makes of a tensor, without memory; the leaf itself is not run.
+
+    Raises:
+        NotData: It is not a listed leaf.
+    """
+    dtypes = [p.dtype for p in module.parameters() if p.is_floating_point()]
+    again = construct(leaf_module(name, module), dtypes[0] if dtypes else None)
+    try:
+        with torch.no_grad():
+            made = again(given)
+    except Exception as error:
+        raise NotData(f"a {type(module).__name__} that does not run without memory") from error
+    if not isinstance(made, Tensor):
+        raise NotData(f"a {type(module).__name__} that returns more than one tensor")
+    return made

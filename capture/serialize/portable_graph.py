@@ -21,10 +21,9 @@ from ..program.program import Program, path_of, tensors_of, value_of
 from ..sample import dtype_name, tensor_spec
 from .allowed_ops import allowed_target, is_check
 from .fills import fill_of
-from .leaf_modules import leaf_module
+from .leaf_modules import leaf_module, leaves_of, output_of
 from .literals import NotData, argument_of, keywords_of
 from .regions import write_region
-from .sequences_tomerge import leaves_of, output_of
 
 MAX_REASONS = 20
 """Operations named as reasons why a graph cannot be rebuilt; more would help nobody."""

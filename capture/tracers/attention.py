@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from ..program.constants import constant_nodes, evaluate
 from ..program.mode_dependent import argument
-from ..program.program import VALUE, Program
+from ..program.program import VALUE, Program, value_of
 
 MAX_MASK_BYTES = 2**28
 """Larger masks are left as they are rather than computed to be looked at."""
@@ -54,3 +54,37 @@ def _use_causal_flag(call: fx.Node) -> None:
     values.update(attn_mask=None, is_causal=True)
     call.args = tuple(values.pop(name) for name in ("query", "key", "value"))
     call.kwargs = values
+
+
+aten = torch.ops.aten
+
+_VIEWS = (aten.transpose.int, aten.reshape.default, aten.view.default)
+
+
+def erase_copies_behind_attention(program: Program) -> None:
+    """Erase ``contiguous()`` behind attention, where a real kernel's memory is so already.
+
+    Fused attention lays its result out token by token; without data it is computed in steps that
+    lay it out head by head, and the author's ``transpose(1, 2).contiguous()`` becomes a copy that
+    no device makes. Attention with dropout is left alone: the CPU computes that in steps, too.
+    """
+    for node in list(program.graph.nodes):
+        if node.target is not aten.contiguous.default or not value_of(node).is_meta:
+            continue
+        laid_out = node.all_input_nodes[0]
+        if _is_fused(_viewed(laid_out)):
+            laid_out.meta[VALUE] = node.meta[VALUE]
+            node.replace_all_uses_with(laid_out)
+            program.graph.erase_node(node)
+
+
+def _viewed(node: fx.Node) -> fx.Node:
+    """What a node is a view of, as far as shapes and order of dimensions go."""
+    while node.target in _VIEWS:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _is_fused(node: fx.Node) -> bool:
+    attention = aten.scaled_dot_product_attention.default
+    return node.target is attention and not argument(node, "dropout_p")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,6 @@ from ...core.errors import CaptureError
 from ..observation.nested_values import skeleton, take_tensors
 from ..program.program import CALL, PATH, Program, is_inside
 from .opaque_calls import call_as_written, recurrent, stand_ins
-from .quiet_tomerge import quiet_loggers
 from .target import Subject
 
 _CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range")
@@ -154,3 +154,21 @@ def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
         frames.append((trace.tb_frame, trace.tb_lineno))
         trace = trace.tb_next
     return frames[::-1]
+
+
+@contextmanager
+def quiet_loggers(prefix: str) -> Iterator[None]:
+    """Silence every logger of that name or below it, for a while."""
+    found = [
+        logging.getLogger(name)
+        for name in logging.root.manager.loggerDict
+        if name == prefix or name.startswith(f"{prefix}.")
+    ]
+    before = [logger.disabled for logger in found]
+    for logger in found:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, disabled in zip(found, before, strict=True):
+            logger.disabled = disabled

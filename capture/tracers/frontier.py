@@ -8,8 +8,8 @@ from torch import nn
 
 from ...core.errors import CaptureError
 from ..observation.observe import Observation
-from ..plain_reasons_tomerge import plain_reason
 from ..program.program import Program, is_inside
+from ..report import plain_reason
 
 MAX_STEPS = 12
 """Times the frontier may grow before capture gives up; each step traces the model anew."""

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from ...core.errors import CaptureError
 from ..observation.activation_checkpoints import without_checkpoints
-from ..observation.hooks_tomerge import HOOKS
+from ..observation.module_calls import HOOKS
 from ..observation.nested_values import is_plain, places, put, reach, take_tensors
 from ..observation.observe import Observation, RecordedCall
 from ..program.mutation import is_region, region_of

@@ -14,8 +14,7 @@ from ..program.cuts import find_cuts
 from ..program.layers import assign_layers
 from ..program.mode_dependent import follow_mode
 from ..program.program import Program
-from .attention import restore_causal_attention
-from .dataless_tomerge import erase_copies_behind_attention
+from .attention import erase_copies_behind_attention, restore_causal_attention
 from .export import export_program
 from .frontier import outermost
 from .leaf_modules import restore_leaves

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from ...core.errors import CaptureError, first_line
 from ..observation.preserve import preserved, random_state
 from ..program.program import CALL, OPAQUE, PATH, VALUE, Program, is_inside, path_of
-from .quiet_tomerge import quiet_loggers
+from .export import quiet_loggers
 from .target import Subject
 
 

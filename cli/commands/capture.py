@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def command(
     context: Context,
     model: flags.Model = None,
-    sample: flags.Sample = None,
+    sample: flags.SampleObject = None,
     family: flags.Family = None,
     config: flags.Config = None,
     inputs: flags.Inputs = None,

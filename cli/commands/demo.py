@@ -6,7 +6,7 @@ import json
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -41,7 +41,8 @@ def command(
     from ...profiler.links.launch_local import measure_local_links
     from ..support.local_service import running_service
     from ..support.run_report import HEADINGS
-    from .demo_requests_tomerge import MODELS, RANKS
+
+    pass  # SELFIMPORT
 
     chosen = [name.strip() for name in models.split(",")]
     if unknown := [name for name in chosen if name not in MODELS]:
@@ -78,7 +79,8 @@ def _plan(name: str, service: Service, cluster: Cluster, output: Path, *, quiet:
     from ...client.sync_client import Client
     from ...formats.svg import timeline_svg
     from ...planner.simulator.plan_timeline import plan_timeline
-    from .demo_requests_tomerge import MEASURING, MODELS, OPTIONS
+
+    pass  # SELFIMPORT
 
     say(f"\n{name}: posting model and sample; the service measures and plans", quiet=quiet)
     with Client(service.url, service.token, timeout_s=ANSWER_TIMEOUT_S) as client:
@@ -106,3 +108,39 @@ def _train(plan: Plan, steps: int, *, quiet: bool) -> Comparison:
     split = train(plan, steps=steps)
     say(f"{plan.model}: {count(steps, 'step')} unsplit, for comparison", quiet=quiet)
     return Comparison.of(plan, split, train(plan, steps=steps, whole=True))
+
+
+NUM_MICROBATCHES = 4
+RANKS = 2
+
+MEASURING = {"num_threads": 1, "busy_neighbours": RANKS - 1, "budget_s": 15.0}
+"""One thread a rank, beside a neighbour as busy as the other rank will be."""
+
+GPT2_SMALL: dict[str, Any] = {
+    "model": {"family": "gpt2", "config": {"dropout": 0.0}},
+    "sample": {
+        "inputs": {
+            "input_ids": {"shape": [1, 128], "dtype": "int64", "fill": "randint", "high": 50257}
+        },
+        "target": {"shape": [1, 128], "dtype": "int64", "fill": "randint", "high": 50257},
+    },
+}
+"""GPT-2 small (124 million parameters); dropout 0, so that split and unsplit can be compared."""
+
+RESNET50: dict[str, Any] = {
+    "model": {"family": "resnet", "config": {"depth": 50}},
+    "sample": {
+        "inputs": {"x": {"shape": [2, 3, 224, 224]}},
+        "target": {"shape": [2], "dtype": "int64", "fill": "randint", "high": 1000},
+    },
+}
+"""ResNet-50 (25.6 million parameters) on ImageNet-sized images."""
+
+MODELS: dict[str, dict[str, Any]] = {"gpt2": GPT2_SMALL, "resnet50": RESNET50}
+
+
+OPTIONS: dict[str, Any] = {
+    "num_microbatches": NUM_MICROBATCHES,
+    "num_stages": RANKS,
+    "optimizer": "sgd",
+}

@@ -7,6 +7,9 @@ from typing import Annotated
 
 from typer import Argument
 
+from ...core.profile.diff import LayerChange, ProfileDiff, SizeChange, TimeChange
+from ...core.text_table import printable, text_table
+from ...core.units import count, format_bytes, format_time
 from ..support.next_steps import command_line
 from ..support.output import JsonFlag, emit, say_next
 from ..support.read_documents import read_document
@@ -24,8 +27,87 @@ def command(
     """
     from ...core.profile.diff import diff
     from ...core.profile.profile import Profile
-    from .diff_table_tomerge import diff_table
+
+    pass  # SELFIMPORT
 
     found = diff(read_document(before, Profile), read_document(after, Profile))
     emit(found.model_dump_json(indent=2) if as_json else diff_table(found))
     say_next(command_line("show", after), quiet=as_json)
+
+
+HEADINGS = ("layer", "forward", "", "backward", "", "both", "", "activations", "")
+
+BAR = 10
+"""Characters for a change by the whole, each way."""
+
+MOST_NAMED = 10
+"""Layers of one profile alone that are listed by name."""
+
+
+def diff_table(found: ProfileDiff) -> str:
+    """What ``stagewright diff`` prints."""
+    rows = [HEADINGS, *map(_row, found.layers), _row(found.total)]
+    lines = [
+        text_table(rows),
+        "",
+        "* beyond the larger spread of both; ? neither says how far its times spread",
+        f"{found.before_id} -> {found.after_id}",
+        *(
+            f"{what}: {printable(before)} -> {printable(after)}"
+            for what, before, after in found.settings
+        ),
+        *_alone("the first", found.only_before),
+        *_alone("the second", found.only_after),
+    ]
+    return "\n".join(lines)
+
+
+def _row(entry: LayerChange) -> tuple[str, ...]:
+    return (
+        entry.name,
+        _times(entry.forward), _change(entry.forward),
+        _times(entry.backward), _change(entry.backward),
+        bar(entry.time.relative), _change(entry.time),
+        _sizes(entry.activations), _relative(entry.activations.relative),
+    )  # fmt: skip
+
+
+def _times(change: TimeChange) -> str:
+    return f"{format_time(change.before_s)} -> {format_time(change.after_s)}"
+
+
+def _sizes(change: SizeChange) -> str:
+    if change.before_bytes == change.after_bytes:
+        return format_bytes(change.before_bytes)
+    return f"{format_bytes(change.before_bytes)} -> {format_bytes(change.after_bytes)}"
+
+
+def _change(change: TimeChange) -> str:
+    mark = {True: " *", False: "", None: " ?"}[change.significant]
+    return _relative(change.relative) + (mark if change.before_s != change.after_s else "")
+
+
+def _relative(relative: float | None) -> str:
+    if relative is None:
+        return "new"
+    return f"{relative:+.1%}" if relative else "same"
+
+
+def bar(relative: float | None) -> str:
+    """A bar to the left for less, to the right for more; full for half as much, or twice."""
+    if relative is None:
+        return " " * BAR + "|" + "+" * BAR
+    ratio = 1 + relative
+    share = relative if relative >= 0 else 1 / ratio - 1 if ratio > 0 else 1.0
+    length = min(round(share * BAR), BAR)
+    left = "-" * length if relative < 0 else ""
+    right = "+" * length if relative > 0 else ""
+    return f"{left:>{BAR}}|{right:<{BAR}}"
+
+
+def _alone(which: str, names: tuple[str, ...]) -> list[str]:
+    if not names:
+        return []
+    shown = ", ".join(map(printable, names[:MOST_NAMED]))
+    rest = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return [f"only in {which}: {count(len(names), 'layer')}: {shown}{rest}"]

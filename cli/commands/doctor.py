@@ -106,7 +106,7 @@ def _as_json(report: Report, links: Links | None) -> str:
 
 
 def _lines(report: Report, links: Links | None) -> list[str]:
-    from ..support.links_table_tomerge import links_table
+    from ..support.links import links_table
 
     lines = [describe(report)]
     if links is not None:

@@ -7,11 +7,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from ..options.model_names_tomerge import named_model
-from ..options.precisions_tomerge import read_precision
+from ..options.model import named_model, read_precision
 from ..support.next_steps import command_line
-from ..support.output import JsonFlag, check_writable, emit, say, say_next, write_file
-from ..support.printed_tomerge import profile_text
+from ..support.output import JsonFlag, check_writable, emit, profile_text, say, say_next, write_file
 from ..support.read_documents import read_document
 
 

@@ -8,8 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from ..support.next_steps import planning
-from ..support.output import JsonFlag, check_writable, emit, say, say_next, write_file
-from ..support.printed_tomerge import profile_text
+from ..support.output import JsonFlag, check_writable, emit, profile_text, say, say_next, write_file
 from ..support.read_documents import read_document
 
 

@@ -10,8 +10,8 @@ from typer import Context
 
 from ..options import plan as flags
 from ..options.estimate import EstimateWords, what_was_taken, with_shorter_samples
-from ..options.model_names_tomerge import is_stored_id, model_named
-from ..options.plan_options_tomerge import number_or_any, pair, pins
+from ..options.model import is_stored_id, model_named
+from ..options.plan import number_or_any, pair, pins
 from ..options.server import Server, Token, token_needs_server
 from ..support.flag_names import plan_text
 from ..support.next_steps import after_plan, command_line, without
@@ -30,7 +30,7 @@ def command(
     profiles: flags.Profiles,
     devices: flags.Devices,
     microbatch: flags.Microbatch = None,
-    sequence: flags.Sequence = None,
+    sequence: flags.SequenceLength = None,
     precision: flags.Precision = None,
     estimate_for: flags.EstimateFor = None,
     calibrate: flags.Calibrate = None,
@@ -48,7 +48,7 @@ def command(
     skips: flags.Skips = "relay",
     together: flags.Together = None,
     no_cut_after: flags.NoCutAfter = None,
-    pin: flags.Pin = None,
+    pin: flags.Pins = None,
     tied: flags.Tied = "priced",
     optimizer: flags.Optimizer = "adam",
     memory_fraction: flags.MemoryFraction = 1.0,

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 from ...core.errors import InvalidInput
 from ..options import model as of_model
 from ..options import profile as flags
-from ..options.model import own_model, refuse, request_named
-from ..options.precisions_tomerge import long_name
+from ..options.model import long_name, own_model, refuse, request_named
 from ..options.server import Server, Token, token_needs_server
 from ..support.next_steps import planning
-from ..support.output import JsonFlag, check_writable, emit, say, say_next, write_file
-from ..support.printed_tomerge import profile_text
+from ..support.output import JsonFlag, check_writable, emit, profile_text, say, say_next, write_file
 from ..support.service_documents import profile_on_service
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ DEFAULT_OUTPUT = Path("profile.json")
 
 def command(
     model: of_model.Model = None,
-    sample: of_model.Sample = None,
+    sample: of_model.SampleObject = None,
     loss: flags.Loss = None,
     target: flags.Target = None,
     family: of_model.Family = None,

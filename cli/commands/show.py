@@ -11,8 +11,7 @@ from ...core.errors import InvalidInput
 from ..options.server import Server, Token, token_needs_server
 from ..support.flag_names import plan_text
 from ..support.next_steps import after_plan, command_line, measuring, planning
-from ..support.output import JsonFlag, check_writable, emit, say, say_next, write_file
-from ..support.printed_tomerge import profile_text
+from ..support.output import JsonFlag, check_writable, emit, profile_text, say, say_next, write_file
 from ..support.read_documents import read_document
 from ..support.service_documents import after_showing, stored_document
 

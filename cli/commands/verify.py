@@ -29,7 +29,7 @@ DOUBLE_TOLERANCE, SINGLE_TOLERANCE = 1e-9, 1e-4
 def command(
     plan: Annotated[Path, Argument(metavar="PLAN", help="A file written by 'stagewright plan'.")],
     model: of_model.Model = None,
-    sample: of_model.Sample = None,
+    sample: of_model.SampleObject = None,
     loss: flags.Loss = None,
     target: flags.Target = None,
     single: Annotated[
@@ -92,7 +92,7 @@ def _of_own(
     plan: Plan, model: str | None, sample: str | None, loss: str | None, target: str | None
 ) -> tuple[Any, Any, Any, Any]:
     """The user's model, a batch of as many samples as there are micro-batches, target, loss."""
-    from ...runtime.made_up_tomerge import mean_of_squares, no_target, together
+    from ...runtime.verify import mean_of_squares, no_target, together
 
     module, first = own_model(model, sample)
     if (loss is None) != (target is None):
@@ -113,7 +113,7 @@ def _own_loss(name: str) -> Callable[[Any, Any], Any]:
     Raises:
         InvalidInput: It is no function; when called: it failed.
     """
-    from ...runtime.engine.targets_tomerge import shapes_of
+    from ...runtime.engine.microbatch import shapes_of
 
     loss_fn = load_target(name)
     if not callable(loss_fn):

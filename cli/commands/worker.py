@@ -47,7 +47,7 @@ def command(
     """
     from ...api.jobs.worker_process import work
     from ...api.jobs.worker_resources import parsed_offers
-    from ...api.settings.tls_tomerge import TlsFiles
+    from ...api.settings.settings import TlsFiles
     from ...core.errors import InvalidInput
 
     if (tls_ca_file is None) != (tls_cert is None):

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from ...core.errors import Infeasible, InvalidInput
 from ..support.next_steps import command_line
 from ..support.read_documents import read_document
-from .model_names_tomerge import named_model
-from .precisions_tomerge import read_precision
+from .model import named_model, read_precision
 
 if TYPE_CHECKING:
     from ...core.cluster.cluster import Cluster

@@ -6,11 +6,15 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from ...core.profile.profile import Profile
+
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
@@ -102,3 +106,15 @@ def check_folder(path: Path) -> None:
     except OSError as error:
         raise InvalidInput(f"cannot make the folder {path}: {error.strerror or error}") from None
     check_writable(path / "file")
+
+
+def profile_text(profile: Profile, *, tree: bool = True, depth: int | None = None) -> str:
+    """What ``print(profile)`` shows; see `core.profile_table.profile_table`."""
+    width = output_width()
+    if width is not None:
+        from ...view.terminal_tables import fitted_profile
+
+        return fitted_profile(profile, width, tree=tree, depth=depth)
+    from ...core.profile.table import profile_table
+
+    return profile_table(profile, tree=tree, depth=depth)

@@ -43,7 +43,7 @@ def read_devices(text: str) -> Cluster:
         InvalidInput: Neither a readable cluster file nor shorthand.
     """
     from ...core.cluster.cluster import Cluster
-    from ...core.cluster.named_devices_tomerge import parse_devices
+    from ...core.cluster.shorthand import parse_devices
 
     if not text.strip():
         raise InvalidInput(

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import InvalidInput
-from ..options.model_names_tomerge import is_stored_id, named_model
-from ..options.precisions_tomerge import read_precision
+from ..options.model import is_stored_id, named_model, read_precision
 from ..options.server import client_of
 from .output import say
 from .read_documents import read_document

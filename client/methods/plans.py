@@ -19,7 +19,6 @@ from ..progress import Progress
 from ..request_builders import ask, create, get, given
 from ..retry import exchange
 from ..sans_io import Reply, Steps
-from .answers_tomerge import PlanAnswer
 from .documents import model_fields
 from .jobs import wait
 
@@ -177,3 +176,13 @@ def compare(*plans: str | StoredPlan) -> Steps[Comparison]:
     fields = {"plan_ids": [getattr(entry, "id", entry) for entry in plans]}
     call = ask("comparisons", fields=fields)
     return (yield from exchange(call)).read(Comparison)
+
+
+class PlanAnswer(StoredPlan):
+    """A plan as stored, or why there is none.
+
+    Attributes:
+        reused: What the service had found out before: this very plan, or the model's costs.
+    """
+
+    reused: Literal["plan", "profile"] | None = None

@@ -174,7 +174,7 @@ class Cluster(Document):
             InvalidInput: The text is none of these, names a device that is not in the catalogue,
                 or says more devices than are allowed.
         """
-        from .named_devices_tomerge import parse_devices
+        from .shorthand import parse_devices
 
         return parse_devices(text, max_devices=max_devices)
 

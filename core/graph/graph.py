@@ -6,8 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..compact_tomerge import CompactRecord
-from ..document import Document, Many, Record, Some
+from ..document import CompactRecord, Document, Many, Record, Some
 from .arguments import Argument, Name, Path, Setting
 from .rebuildable import check_rebuildable
 from .sample import Sample

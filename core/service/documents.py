@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from ..document import Record
 from ..graph.graph import Graph
 from ..profile.profile import Profile
 from .plans import Status
-from .stored_tomerge import Stored
+
+
+class Stored(Record):
+    """What every row carries: its id, and when it was first stored (UTC)."""
+
+    id: str
+    created_at: datetime
 
 
 class StoredProfile(Stored):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
@@ -11,7 +12,6 @@ import numpy as np
 
 from ...core.cluster.cluster import Cluster, LinkLevel
 from ...core.plan.plan import PlanOptions
-from .limits_tomerge import usable_bytes
 
 NO_LINK = LinkLevel(name="none", group_size=1, latency_s=0.0, bandwidth_bytes_per_s=1e30)
 """Stands in where a cluster of one device describes no link."""
@@ -161,3 +161,15 @@ def _level(cluster: Cluster, first: int, last: int) -> int:
         if first // level.group_size == last // level.group_size:
             return index
     return max(len(cluster.levels) - 1, 0)
+
+
+LARGEST_TOTAL_BYTES = 2**60
+"""Above this (1 EiB) products of bytes and micro-batches could overflow 64 bits."""
+
+LARGEST_TOTAL_S = 1e12
+"""Above this (30,000 years) a time is a mistake, and sums could become infinite."""
+
+
+def usable_bytes(memory_bytes: int | None, options: PlanOptions) -> int | None:
+    """The share of a device's memory that a plan may use, rounded down."""
+    return None if memory_bytes is None else math.floor(memory_bytes * options.memory_fraction)

@@ -13,10 +13,9 @@ from ..cost.assignment import Assignment, counts_of, cuts_of, placed
 from ..cost.chain import tables
 from ..cost.device_classes import Devices
 from ..problem.problem import Request
-from .baselines import data_parallel, one_device_a_stage
+from .baselines import data_parallel, one_device_a_stage, refusal
 from .candidates import with_recompute
 from .published_rules import equal_layers, equal_parameters, pipedream_plan, torchgpipe_balance
-from .refusals_tomerge import refusal
 
 UNCONSTRAINED = {"num_stages": None, "max_stages": None, "max_replicas": None, "pins": ()}
 """Options that others' splits need not keep."""

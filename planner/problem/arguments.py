@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from fractions import Fraction
 from numbers import Real
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from ...core.cluster.cluster import Cluster
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan, PlanOptions
 from ...core.profile.profile import Profile
+from ...core.profile.scale import scaled as scaled
+from ...core.profile.scale import size_of as size_of
 
 
 def profiles_of(profile: Profile | Sequence[Profile]) -> tuple[Profile, ...]:
@@ -105,3 +108,13 @@ def deadline_of(deadline_s: float | None) -> float:
             field="/deadline_s",
         )
     return time.monotonic() + deadline_s
+
+
+def as_planned(plan: Plan, profile: Profile) -> Profile:
+    """The profile at the micro-batch size of a plan that was free to choose it."""
+    if plan.options.batch_size is None or not plan.inputs or not profile.inputs:
+        return profile
+    before, after = profile.inputs[0].shape, plan.inputs[0].shape
+    if not before or not after or not before[0] or not after[0]:
+        return profile
+    return scaled(profile, Fraction(after[0], before[0]))

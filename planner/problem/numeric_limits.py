@@ -7,8 +7,7 @@ from ...core.errors import InvalidInput
 from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, PlanOptions
 from ...core.profile.profile import Profile
 from ..cost.chain import parameters_of
-from ..cost.device_classes import Devices
-from ..cost.limits_tomerge import LARGEST_TOTAL_BYTES, LARGEST_TOTAL_S
+from ..cost.device_classes import LARGEST_TOTAL_BYTES, LARGEST_TOTAL_S, Devices
 
 
 def check_magnitude(profile: Profile, devices: Devices, options: PlanOptions) -> None:

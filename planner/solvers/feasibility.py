@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT
 from ...core.units import format_bytes
+from ..cost.assignment import Assignment, from_hops
+from ..cost.device_classes import Devices
 from ..problem.pin_conflicts import Pins, described, least_conflict
-from ..problem.problem import Request
-from .least_memory_tomerge import any_plan
-from .misfit_tomerge import LEAST_S, Misfit, closest_misfit, without_limits
+from ..problem.problem import Request, all_parts
+from ..search.arcs import Measure
+from ..search.branch_and_bound import BoxSearch, Effort
 
 
 def out_of_memory(request: Request) -> Infeasible:
@@ -91,3 +93,104 @@ def _stage(request: Request, misfit: Misfit) -> str:
     if first == last:
         return f"stage {misfit.stage} (layer {first}, {one!r})"
     return f"stage {misfit.stage} (layers {first} to {last}, {one!r} to {other!r})"
+
+
+def any_plan(request: Request, devices: Devices) -> Assignment | None:
+    """Some plan that fits these devices.
+
+    Raises:
+        DeadlineExceeded: The search was given up.
+    """
+    effort = Effort(request.deadline)
+    schedule = request.options.schedule
+    measure: Measure = (
+        "latency" if request.pricer.only_forward else ("gpipe" if schedule == "gpipe" else "1f1b")
+    )
+    for part in all_parts(request, devices, with_ties=False):
+        search = BoxSearch(part.space, measure, effort)
+        path = search.first_plan()
+        if path is not None:
+            return from_hops(
+                path.hops,
+                search.space.tables,
+                search.moves.config_class.tolist(),
+                search.moves.config_recompute.tolist(),
+                devices,
+            )
+    return None
+
+
+LEAST_S = 2.0
+"""Time there is to find the numbers of an error, whatever the deadline was."""
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A plan that would fit if every device allowed ``needed - limit`` bytes more, and no less.
+
+    Attributes:
+        stage: Its stage that lacks most.
+        needed_bytes: On each of that stage's devices; where all devices are equal, no plan needs
+            less on its largest one.
+        limit_bytes: What such a device allows.
+    """
+
+    assignment: Assignment
+    stage: int
+    needed_bytes: int
+    limit_bytes: int
+
+    @property
+    def excess_bytes(self) -> int:
+        return self.needed_bytes - self.limit_bytes
+
+
+def closest_misfit(request: Request) -> Misfit | None:
+    """Of all plans the one that lacks least; `None` if none would fit any limits, or one fits.
+
+    Bisection over bytes added to every limit, between too few and what a plan found lacks.
+    """
+    request = replace(request, deadline=max(request.deadline, time.monotonic() + LEAST_S))
+    best = _misfit(request, any_plan(request, without_limits(request.devices)))
+    low = 0
+    while best is not None and best.excess_bytes - low > 1:
+        middle = (low + best.excess_bytes) // 2
+        try:
+            found = any_plan(request, _with_limits(request.devices, middle))
+        except DeadlineExceeded:
+            break
+        if found is None:
+            low = middle
+        else:
+            best = _misfit(request, found)
+    return best
+
+
+def without_limits(devices: Devices) -> Devices:
+    """The same with all the memory one could want."""
+    return _with_limits(devices, None)
+
+
+def _with_limits(devices: Devices, added_bytes: int | None) -> Devices:
+    """The same with so much more on every device that has a limit; `None` for no limits."""
+    classes = tuple(
+        replace(
+            entry,
+            limit_bytes=None
+            if entry.limit_bytes is None or added_bytes is None
+            else entry.limit_bytes + added_bytes,
+        )
+        for entry in devices.classes
+    )
+    return Devices(devices.cluster, classes)
+
+
+def _misfit(request: Request, assignment: Assignment | None) -> Misfit | None:
+    if assignment is None:
+        return None
+    misfits = [
+        Misfit(assignment, number, stage.memory.total_bytes, stage.limit_bytes)
+        for number, stage in enumerate(request.pricer.stages(assignment))
+        if stage.limit_bytes is not None and stage.memory.total_bytes > stage.limit_bytes
+    ]
+    return max(misfits, key=lambda misfit: misfit.excess_bytes, default=None)

@@ -20,11 +20,9 @@ from ..search.arcs import Measure
 from ..search.branch_and_bound import GAVE_UP, ROUNDING, BoxSearch, Effort
 from ..search.label_setting import Hop
 from .balance_objectives import balanced
-from .feasibility import out_of_memory
-from .least_memory_tomerge import any_plan
+from .feasibility import any_plan, out_of_memory
 from .replica_rounding import filled
 from .simulated_search import best_of_schedule, rescue
-from .steady_tomerge import steady
 from .tournament import Race
 from .warmup_depth import deepen
 
@@ -453,3 +451,38 @@ def _simulated_bound(request: Request, priced: Priced) -> float:
         search = BoxSearch(part.space, "simulated_bound", effort, best_value=priced.step_time_s)
         bound = min(bound, search.narrow(1e-3))
     return min(max(bound, whole_s), priced.step_time_s)
+
+
+MAX_ATOMS = 12
+"""Positions of the search."""
+
+MAX_DEVICES = 32
+"""Beyond, the search takes long beside the one it is meant to help."""
+
+MAX_SEARCHES = 1
+"""Label searches of each part."""
+
+MAX_PLANS = 5
+"""The best plans of each part."""
+
+
+def steady(request: Request) -> Iterator[Assignment]:
+    """The plans of least time per micro-batch that a search of some ten milliseconds finds.
+
+    The closed form of a step adds up every stage's share of warm-up and drain; where stages have
+    different numbers of replicas it can prefer plans that the simulator does not.
+    """
+    if len(request.cluster.devices) > MAX_DEVICES or request.is_over:
+        return
+    table = request.coarse(MAX_ATOMS).stages
+    effort = Effort(request.deadline, gap=3e-2)
+    for part in parts(table, request.devices, request.options, with_ties=False):
+        search = BoxSearch(part.space, "throughput", effort)
+        try:
+            search.run(max_searches=MAX_SEARCHES)
+        except DeadlineExceeded:
+            return
+        classes = search.moves.config_class.tolist()
+        recompute = search.moves.config_recompute.tolist()
+        for path in sorted(search.paths, key=lambda path: path.value)[:MAX_PLANS]:
+            yield from_hops(path.hops, table, classes, recompute, request.devices)

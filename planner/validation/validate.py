@@ -15,8 +15,7 @@ from ...core.errors import InvalidInput, PlanMismatch
 from ...core.plan.plan import Baseline, DirectSend, Plan, Stage
 from ...core.profile.profile import Profile
 from ..dag.reorder import by_name, in_order
-from ..problem.arguments import cluster_of, plan_of, profile_of
-from ..problem.scaled_tomerge import as_planned
+from ..problem.arguments import as_planned, cluster_of, plan_of, profile_of
 from ..simulator.plan_timeline import plan_timeline
 from .reference_cost import Split
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...core.cluster.accelerators import Backend
-from .functions_tomerge import FunctionMode
+from .layer_costs import FunctionMode
 
 aten = torch.ops.aten
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -20,7 +21,7 @@ from ...core.cluster.accelerators import (
     check_precision,
     default_precision,
 )
-from ...core.errors import InvalidInput
+from ...core.errors import CaptureError, InvalidInput, MeasurementError, first_line
 from ...core.graph.graph import Graph, Layer
 from ...core.graph.sample import Sample
 from ...core.models.families import ModelSpec
@@ -32,7 +33,6 @@ from .calibration import Observation, calibrated, observation
 from .error_band import error_band, error_note
 from .layer_costs import LayerWork, ModelWork, model_work
 from .meta_copies import META, on_meta, without_values
-from .refusal_tomerge import measured_instead
 from .roofline import CostTable, Rates, default_rates
 from .settings_match import TENSORS, check_settings, floating_dtype
 
@@ -334,3 +334,30 @@ def _layer(
         output_bytes=part.output_bytes,
         workspace_bytes=part.workspace_bytes,
     )
+
+
+@contextmanager
+def measured_instead(model: str) -> Iterator[None]:
+    """Offer to measure a model that does not run without values.
+
+    Args:
+        model: Its class, for the message.
+
+    Raises:
+        CaptureError: It branches on data, recomputes at random or does something else that
+            tensors without values cannot follow; the message says to measure it.
+    """
+    try:
+        yield
+    except (CaptureError, MeasurementError) as error:
+        module, operation = getattr(error, "module", None), getattr(error, "operation", None)
+        where = repr(module) if module else ""
+        where += f" ({operation})" if module and operation else ""
+        reason = f"{where} needs them" if where else first_line(error).rstrip(".")
+        raise CaptureError(
+            f"{model} cannot be estimated: an estimate runs without values, and {reason}. "
+            "Measure it where it can run: stagewright.profile(model, sample), or 'stagewright "
+            "profile package.module:model --sample package.module:sample'",
+            module=module,
+            operation=operation,
+        ) from error

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from ...capture.sample import check_module
 from ...core.errors import InvalidInput
-from .functions_tomerge import FunctionMode
+from .layer_costs import FunctionMode
 
 META = torch.device("meta")
 

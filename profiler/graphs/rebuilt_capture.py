@@ -20,7 +20,7 @@ from ...capture.program.layers import Layers
 from ...capture.program.program import VALUE, Program, storage_key, tensors_of
 from ...capture.sample import CallStructure, dtype_name
 from ...capture.serialize.graph_document import parameter_records
-from ...capture.tracers.quiet_tomerge import quiet_loggers
+from ...capture.tracers.export import quiet_loggers
 from ...core.errors import InvalidInput
 from ...core.graph.graph import Boundary, Graph, Parameter
 from ...core.graph.state_tensors import StateTensor

@@ -38,3 +38,19 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
+
+
+BLOCK_BYTES = 512
+"""Every request is rounded up to a multiple of this."""
+
+
+def block_bytes(size_bytes: int) -> int:
+    """What a tensor of this size adds to ``torch.cuda.memory_allocated``; nothing takes nothing."""
+    if size_bytes <= 0:
+        return 0
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def allocated_bytes(size_bytes: int, device: Any) -> int:
+    """What a tensor takes on this device: blocks on CUDA, its own bytes elsewhere."""
+    return block_bytes(size_bytes) if device.type == "cuda" else size_bytes

@@ -23,8 +23,7 @@ from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ..checkpoint_files.checksums import Sums, sums_of_writer
 from ..checkpoint_files.manifest import Checkpoint, SavedOptimizer, SavedTensor, model_key
-from ..checkpoint_files.quiet_tomerge import quiet
-from ..checkpoint_files.rank_agreement import Ranks, plain_errors
+from ..checkpoint_files.rank_agreement import Ranks, plain_errors, quiet
 from ..checkpoint_files.step_folder import abandon, begin, keep_newest, locked, publish
 from ..checkpoint_files.tensors import as_json, describe
 from ..distributed import DistributedPipeline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar, cast
@@ -136,3 +137,11 @@ def _portable(outcome: Outcome[T]) -> Outcome[T]:
     if isinstance(error, StagewrightError | OSError):
         return None, InvalidInput(str(error))
     return None, RankFailed(f"{type(error).__name__}: {error}")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warning that a single process is a single process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

@@ -24,8 +24,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from ...core.errors import InvalidInput
 from .checksums import check_sums, summed
 from .manifest import RECORD
-from .quiet_tomerge import quiet
-from .rank_agreement import Ranks, plain_errors
+from .rank_agreement import Ranks, plain_errors, quiet
 
 INDEX = ".metadata"
 

@@ -12,8 +12,12 @@ from ...capture.program.segment import Segment
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import Schedule
 from ..batchnorm.fixed_buffers import FixedBuffers
-from ..batchnorm.norms_as_operations_tomerge import check_statistics_in_reach
-from ..batchnorm.running_statistics import BatchStatistics, RunningStatistics, Statistics
+from ..batchnorm.running_statistics import (
+    BatchStatistics,
+    RunningStatistics,
+    Statistics,
+    check_statistics_in_reach,
+)
 from ..partition.cut import CutModel
 from ..partition.rank_module import held
 from ..ranks.collective import OfGroup
@@ -26,8 +30,7 @@ from ..replicas.shared_weights import agree, holders, shared_weights
 from ..replicas.strategy import Chosen
 from ..replicas.sync_batchnorm import SynchronisedStatistics, check_synchronised
 from .executor import Executor
-from .lanes_tomerge import lanes_of
-from .p2p import Connections, connected
+from .p2p import Connections, connected, lanes_of
 from .stage import LossOfFlat, StageRun
 
 

@@ -13,7 +13,7 @@ from ...capture.capture import default_device
 from ...capture.program.keyed_randomness import Keys
 from ...capture.program.segment import Segment
 from ...core.errors import InvalidInput
-from ..recompute_tomerge import RandomState
+from ..random_state import RandomState
 
 # Generators of the CPU and of Python are one for the whole process.
 _lock = threading.RLock()

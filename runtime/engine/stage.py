@@ -15,8 +15,7 @@ from ...core.errors import InvalidInput
 from ...core.graph.tensors import TensorSpec
 from ..batchnorm.fixed_buffers import FixedBuffers
 from ..batchnorm.running_statistics import Statistics
-from ..recompute_tomerge import RandomState, as_before
-from .casting_tomerge import casting
+from ..random_state import RandomState, as_before
 from .keyed_dropout import keyed_dropout
 from .split_backward import SplitBackward
 
@@ -262,3 +261,11 @@ def _root(value: Any) -> GradientEdge | None:
     if isinstance(value, Tensor) and value.requires_grad:
         return get_gradient_edge(value)
     return None
+
+
+def casting(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    """Autocast to a dtype, if there is one."""
+    if dtype is None:
+        return nullcontext()
+    # Weights are cast anew in every action: a cache would outlive the step that fills it.
+    return torch.autocast(device.type, dtype, cache_enabled=False)

@@ -19,7 +19,7 @@ from ...core.graph.tensors import TensorSpec
 from ...core.plan.plan import Plan
 from ..ranks.failure_detection import Watch
 from ..replicas.gradient_sync import GradientSum
-from .casting_tomerge import casting
+from .stage import casting
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 

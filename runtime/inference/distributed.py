@@ -22,8 +22,7 @@ from ...schedules.plan_schedule import schedule_of
 from ..partition.cut import CutModel, cut_for_plan
 from ..partition.rank_module import held
 from ..ranks.failure_detection import ConnectionEnded, Watch
-from ..ranks.process_group_tomerge import check_world
-from ..ranks.process_groups import Groups, timeout_of
+from ..ranks.process_groups import Groups, check_world, timeout_of
 from ..replicas.shared_weights import agree, holders
 from ..supported_plans import check_runnable
 from .pipeline import room_for

@@ -18,8 +18,8 @@ from ...core.plan.plan import Plan
 from ..partition.cut import cut_for_plan
 from ..supported_plans import check_runnable
 from .microbatch import Inbox, Piece
-from .placement_tomerge import placed, seats_for
 from .requests import Requests
+from .stage_device import placed, seats_for
 from .stage_worker import StageWork, Worker
 
 

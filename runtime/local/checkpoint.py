@@ -9,15 +9,21 @@ Two nodes of the graph do it, in the order the backward meets them::
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
+from .checkpoint_state import checkpointing, recomputing
 from .dependency import first_differentiable
-from .rerun_tomerge import Rerun
+from .thread_modes import Surroundings
 
 Values = tuple[Any, ...]
 
@@ -100,3 +106,162 @@ def recompute_before(values: Values, node: Any) -> Values:
         return values
     value = Recompute.apply(node, values[index])  # type: ignore[no-untyped-call]
     return (*values[:index], value, *values[index + 1 :])
+
+
+@contextmanager
+def buffers_aside(module: nn.Module) -> Iterator[None]:
+    """The module works on copies of its buffers inside, and has its own again afterwards.
+
+    Copies rather than values put back: batch normalisation's native operation changes running
+    statistics without counting it as a change, so that nothing tells which to put back; and what
+    is written after autograd has saved it makes the backward fail.
+    """
+    copies: dict[Tensor, Tensor] = {}
+    places: list[tuple[nn.Module, str, Tensor]] = []
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                places.append((part, name, buffer))
+                copies.setdefault(buffer, buffer.clone())
+    try:
+        for part, name, buffer in places:
+            part._buffers[name] = copies[buffer]
+        yield
+    finally:
+        for part, name, buffer in places:
+            part._buffers[name] = buffer
+
+
+# The CPU's generators are one for the whole process, and backwards of several devices are threads.
+_lock = threading.RLock()
+
+
+@dataclass(frozen=True)
+class Generators:
+    """Where generators stood.
+
+    Attributes:
+        cpu: torch's on the CPU and Python's `random`; `None` if nothing was drawn from them.
+        gpu: That of the stage's GPU, if it is on one.
+    """
+
+    cpu: tuple[Tensor, Any] | None
+    gpu: Tensor | None
+
+    @classmethod
+    def now(cls, device: torch.device) -> Generators:
+        """Where they stand."""
+        gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return cls((torch.get_rng_state(), random.getstate()), gpu)
+
+    def restore(self, device: torch.device) -> None:
+        """Draw from here on what was drawn after this was taken."""
+        if self.cpu is not None:
+            torch.set_rng_state(self.cpu[0])
+            random.setstate(self.cpu[1])
+        if self.gpu is not None:
+            torch.cuda.set_rng_state(self.gpu, device)
+
+    def where_drawn(self, device: torch.device) -> Generators:
+        """Without those that still stand where they stood: others may use them meanwhile."""
+        now = Generators.now(device)
+        assert self.cpu is not None
+        assert now.cpu is not None
+        same = self.cpu[1] == now.cpu[1] and torch.equal(self.cpu[0], now.cpu[0])
+        return Generators(None if same else self.cpu, self.gpu)
+
+
+@contextmanager
+def drawing_from(then: Generators, device: torch.device) -> Iterator[None]:
+    """Draw inside what was drawn after ``then``; generators do not move by it."""
+    with _lock if then.cpu is not None else nullcontext():
+        now = Generators.now(device)
+        then.restore(device)
+        try:
+            yield
+        finally:
+            Generators(now.cpu if then.cpu is not None else None, now.gpu).restore(device)
+
+
+class Rerun:
+    """A stage's forward of one micro-batch: run first without a graph, then again with one.
+
+    The second run draws the same random numbers, under the same autocast, and leaves buffers and
+    generators as they are.
+
+    Args:
+        function: From the stage's inputs to its outputs.
+        module: Whose buffers the second run must not change.
+    """
+
+    def __init__(self, function: Callable[[Values], Values], module: nn.Module) -> None:
+        self._function = function
+        self._module = module
+        self._graph: tuple[Values, Values] | None = None
+
+    def first(self, inputs: Values) -> Values:
+        """Run without a graph, and remember what the second run needs."""
+        tensors = [value for value in inputs if isinstance(value, Tensor)]
+        self._device = tensors[0].device if tensors else torch.device("cpu")
+        self._surroundings = dataclasses.replace(Surroundings.here(), grad=True)
+        before, versions = Generators.now(self._device), _versions(inputs)
+        with checkpointing():
+            outputs = self._function(inputs)
+        self._generators = before.where_drawn(self._device)
+        self._changed = {
+            index
+            for index, (old, new) in enumerate(zip(versions, _versions(inputs), strict=True))
+            if old != new and not inputs[index].requires_grad
+        }
+        return outputs
+
+    def again(self, inputs: Values) -> None:
+        """Run with a graph, which `backward` goes back through.
+
+        Raises:
+            RuntimeError: The stage changes an input in place, and a second run changes it further.
+        """
+        leaves = tuple(_leaf(v, i in self._changed) for i, v in enumerate(inputs))
+        with (
+            self._surroundings.entered(),
+            drawing_from(self._generators, self._device),
+            buffers_aside(self._module),
+            recomputing(),
+        ):
+            outputs = self._function(leaves)
+        for index in self._changed:
+            if not torch.equal(leaves[index], inputs[index]):
+                raise RuntimeError(
+                    f"input {index} of a checkpointed stage was used in an in-place operation, and "
+                    "a second run changes it again; use an operation that is not in place, or "
+                    "checkpoint='never'"
+                )
+        self._graph = outputs, leaves
+
+    def backward(self, inputs: Values, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradients of the inputs."""
+        if self._graph is None:  # the output that triggers it is not part of the loss
+            self.again(inputs)
+        assert self._graph is not None
+        (outputs, leaves), self._graph = self._graph, None
+        pairs = [
+            (output, gradient)
+            for output, gradient in zip(outputs, gradients, strict=True)
+            if isinstance(output, Tensor) and output.requires_grad and gradient is not None
+        ]
+        if pairs:
+            roots, root_gradients = zip(*pairs, strict=True)
+            torch.autograd.backward(roots, root_gradients)
+        return [leaf.grad if isinstance(leaf, Tensor) else None for leaf in leaves]
+
+
+def _versions(values: Values) -> list[int]:
+    return [value._version if isinstance(value, Tensor) else 0 for value in values]
+
+
+def _leaf(value: Any, changed: bool) -> Any:
+    """What a second run is given for an input: the same values, without what led to them."""
+    if not isinstance(value, Tensor):
+        return value
+    leaf = value.detach().clone() if changed else value.detach()
+    return leaf.requires_grad_(value.requires_grad)

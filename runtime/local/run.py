@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from .checkpoint import checkpoint, recompute_before
-from .clock_tomerge import clock_order
 from .copy import arrive, cross, leave
 from .dependency import fork, join
 from .streams import Place
@@ -147,3 +146,19 @@ def _brought(values: Values, place: Place) -> Values:
         value.to(place.device, non_blocking=on_gpu) if isinstance(value, Tensor) else value
         for value in values
     )
+
+
+def clock_order(num_microbatches: int, num_stages: int) -> Iterator[list[tuple[int, int]]]:
+    """What runs at each clock: stage ``s`` works on micro-batch ``clock - s``.
+
+    Source: Huang et al., "GPipe", NeurIPS 2019, section 2.3.
+
+    Yields:
+        Pairs of micro-batch and stage, stages ascending. No two of a clock depend on each other.
+    """
+    for clock in range(num_microbatches + num_stages - 1):
+        yield [
+            (clock - stage, stage)
+            for stage in range(num_stages)
+            if 0 <= clock - stage < num_microbatches
+        ]

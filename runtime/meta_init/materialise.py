@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from ...capture.program.segment import Segment, constants_of
 from ...core.errors import InvalidInput
 from .initialise import initialise
-from .read_tomerge import Reading
 from .tensor_slots import Slot, empty_like, slots_of
+from .weight_files import Reading
 from .weights import Weights
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...capture.program.program import storage_key
-from ..recompute_tomerge import RandomState
+from ..random_state import RandomState
 
 
 class KeyedDraws(TorchDispatchMode):

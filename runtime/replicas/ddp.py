@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...core.plan.schedule import Work
-from .gradients_tomerge import anywhere
+from .gradient_sync import call_when_accumulated
 from .replication import StageStrategy
-from .weak_hook_tomerge import call_when_accumulated
+from .sharded import anywhere
 
 
 class DdpStage(StageStrategy):

@@ -7,7 +7,8 @@ rest of that backward and other stages' work. All ranks of a group send their bu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ..ranks.collective import Collective, Work
-from .weak_hook_tomerge import call_when_accumulated
 
 BUCKET_BYTES = 25 * 2**20
 """As large as DistributedDataParallel's: large enough for a link, small enough to leave early."""
@@ -205,3 +205,19 @@ def _in_buckets(weights: Sequence[SharedWeight]) -> Iterator[list[SharedWeight]]
             part.append(weight)
             size += weight.tensor.nbytes
         yield part
+
+
+def call_when_accumulated(weight: Tensor, method: Callable[[Tensor], None]) -> None:
+    """Call a method whenever autograd has added to a weight's gradient, while its object lives.
+
+    A weight holds its hooks where the garbage collector does not look. One that holds its object,
+    which holds the weight, would be kept for ever, with process groups and all.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def accumulated(tensor: Tensor) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(tensor)
+
+    weight.register_post_accumulate_grad_hook(accumulated)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed.rpc as rpc
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.futures import Future
 
 from ...core.errors import CaptureError, InvalidInput, PlanMismatch, StagewrightError
@@ -110,3 +113,33 @@ def packed(value: Any, what: str) -> bytes:
         return pickle.dumps(value)
     except Exception as error:
         raise InvalidInput(f"{what} cannot be pickled: {type(error).__name__}: {error}") from error
+
+
+class _Anchor(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, value: Tensor, *anchored: Tensor) -> Tensor:
+        ctx.others = len(anchored)  # type: ignore[attr-defined]
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> Any:
+        return gradients[0], *[None] * ctx.others  # type: ignore[attr-defined]
+
+
+def anchor(value: Tensor, received: Iterable[Any]) -> Tensor:
+    """The value; its backward reaches everything received, with no gradient where there is none."""
+    needed = [item for item in received if isinstance(item, Tensor) and item.requires_grad]
+    if not needed or not torch.is_grad_enabled():
+        return value
+    anchored: Tensor = _Anchor.apply(value, *needed)  # type: ignore[no-untyped-call]
+    return anchored
+
+
+def anchor_one(values: Sequence[Any], received: Iterable[Any]) -> tuple[Any, ...]:
+    """The values, the first that can have a gradient anchored: one a message is enough."""
+    anchored = list(values)
+    for index, value in enumerate(anchored):
+        if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
+            anchored[index] = anchor(value, received)
+            break
+    return tuple(anchored)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,11 +16,8 @@ from torch import Tensor, nn
 
 from ...capture.program.segment import Segment
 from ...core.errors import InvalidInput
-from .anchor_tomerge import anchor_one
-from .calls import Failure, send
-from .loans_tomerge import Loans
+from .calls import Failure, anchor_one, send
 from .results import Inbox, deliver, report
-from .turns_tomerge import Abandoned, Turns
 
 
 @dataclass(frozen=True)
@@ -241,3 +241,115 @@ def borrow(stage: rpc.RRef[StageServer], step: int, group: int, weight: Tensor) 
 def on_stage(stage: rpc.RRef[StageServer], method: str, *args: Any) -> Any:
     """Runs on the stage's worker: one of its methods, by name."""
     return getattr(stage.local_value(), method)(*args)
+
+
+class Loans:
+    """What other stages lent, by tied group; those of the latest step only."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._step = -1
+        self._weights: dict[int, Tensor] = {}
+
+    def add(self, step: int, group: int, weight: Tensor) -> None:
+        """A weight has come; one of an earlier step comes too late and is dropped."""
+        with self._lock:
+            if step > self._step:
+                self._step, self._weights = step, {}
+            if step == self._step:
+                self._weights[group] = weight
+
+    def has(self, step: int, groups: Iterable[int]) -> bool:
+        """Whether everything needed for a step has come."""
+        with self._lock:
+            return not (wanted := set(groups)) or (
+                step == self._step and wanted <= self._weights.keys()
+            )
+
+    def current(self) -> Mapping[int, Tensor]:
+        """The weights of the latest step."""
+        with self._lock:
+            return MappingProxyType(dict(self._weights))
+
+    def clear(self) -> None:
+        """Forget them."""
+        with self._lock:
+            self._weights = {}
+
+
+class Abandoned(Exception):
+    """The step this turn belongs to is over: it failed, or a later one has begun."""
+
+
+class Turns:
+    """The order of work of one stage.
+
+    Steps are numbered upwards by the master. The first turn of a later step ends all waiting for
+    turns of earlier ones, so an abandoned step keeps no thread.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._working = threading.Lock()
+        self._step = -1
+        self._next = 0
+        self._failed = False
+
+    @contextmanager
+    def turn(self, step: int, microbatch: int, ready: Callable[[], bool]) -> Iterator[None]:
+        """Wait until this micro-batch is next and ready, and keep the others out meanwhile.
+
+        Args:
+            step: Which step.
+            microbatch: Its place in the step.
+            ready: Whether whatever else it needs has come; asked again after `changed`.
+
+        Raises:
+            Abandoned: The step ended before its turn came.
+        """
+        with self._changed:
+            self._begin(step)
+            self._changed.wait_for(
+                lambda: self._is_over(step) or (self._next == microbatch and ready())
+            )
+            if self._is_over(step):
+                raise Abandoned
+        with self._working:
+            try:
+                yield
+            except BaseException:
+                self._finish(step, failed=True)
+                raise
+        self._finish(step, failed=False)
+
+    @contextmanager
+    def between(self) -> Iterator[None]:
+        """Keep micro-batches out, to look at the stage or to change it."""
+        with self._working:
+            yield
+
+    def changed(self) -> None:
+        """Something that a turn may wait for has come."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def end(self) -> None:
+        """No turn will come any more."""
+        with self._changed:
+            self._failed = True
+            self._changed.notify_all()
+
+    def _begin(self, step: int) -> None:
+        if step > self._step:
+            self._step, self._next, self._failed = step, 0, False
+            self._changed.notify_all()
+
+    def _is_over(self, step: int) -> bool:
+        return self._failed or step != self._step
+
+    def _finish(self, step: int, *, failed: bool) -> None:
+        with self._changed:
+            if step == self._step:
+                self._next += 1
+                self._failed = self._failed or failed
+            self._changed.notify_all()

@@ -14,11 +14,10 @@ import pytest
 import stagewright.api
 from stagewright.api.auth.authenticate import as_caller
 from stagewright.api.auth.scopes import AUDIT, KEYS, SCOPES, is_below, is_open, needed_scope
-from stagewright.api.jobs.submitting_tomerge import submit
+from stagewright.api.jobs.service import submit
 from stagewright.api.settings.settings import IN_MEMORY
 from stagewright.api.store.errors import NotFound, TooManyJobs
-from stagewright.api.store.job_records_tomerge import JobRequest
-from stagewright.api.store.records import Quotas
+from stagewright.api.store.records import JobRequest, Quotas
 from stagewright.api.store.sql_store import SqlStore
 from tests.api.app_routes import routes
 from tests.api.stored import a_graph

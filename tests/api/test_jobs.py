@@ -247,7 +247,7 @@ def test_what_makes_no_sense_together_is_refused(serving, change, pointer):
 
 
 def test_jobs_of_another_project_are_not_there(make_client, token):
-    from stagewright.api.store.job_records_tomerge import JobRequest
+    from stagewright.api.store.records import JobRequest
     from stagewright.api.store.sql_store import SqlStore
 
     store = SqlStore(":memory:")

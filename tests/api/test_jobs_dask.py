@@ -22,7 +22,7 @@ from stagewright.api.jobs.dask_workers import DaskWorkers
 from stagewright.api.jobs.messages import CPU, Lost, Measured, Progressed, Started, Task, Told
 from stagewright.api.jobs.workers import WorkersUnavailable
 from stagewright.api.model_sources.measure import MeasuringSetup
-from stagewright.api.settings.tls_tomerge import TlsFiles
+from stagewright.api.settings.settings import TlsFiles
 from stagewright.core.errors import InvalidInput, Refused
 from tests.api.job_children import measuring, sleeping
 

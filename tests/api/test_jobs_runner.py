@@ -33,8 +33,8 @@ from stagewright.api.jobs.runner import Runner
 from stagewright.api.jobs.workers import WorkersUnavailable
 from stagewright.api.settings.settings import IN_MEMORY
 from stagewright.api.store.errors import StoreUnavailable
-from stagewright.api.store.job_records_tomerge import Job, JobRequest
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
+from stagewright.api.store.records import Job, JobRequest
 from stagewright.api.store.sql_store import SqlStore, utc_now
 from stagewright.core.profile.profile import Profile
 

@@ -11,8 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from stagewright.api.jobs.runner import Runner
 from stagewright.api.settings.settings import IN_MEMORY
 from stagewright.api.store.errors import StoreUnavailable
-from stagewright.api.store.job_records_tomerge import JobRequest
-from stagewright.api.store.records import DEFAULT_PROJECT
+from stagewright.api.store.records import DEFAULT_PROJECT, JobRequest
 from stagewright.api.store.sql_store import SqlStore
 from stagewright.api.telemetry.metrics import Metrics
 

@@ -15,7 +15,7 @@ from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import DeadlineExceeded, Infeasible
 from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.core.profile.profile import Profile
-from stagewright.planner.cut_short_tomerge import NOTE
+from stagewright.planner.plan import NOTE
 from stagewright.planner.plan import plan as make_plan
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from stagewright.api.store import database as database_module
 from stagewright.api.store.database import database_url
+from stagewright.api.store.documents import plan_summaries
 from stagewright.api.store.errors import NotFound, StoreUnavailable
-from stagewright.api.store.plan_lists_tomerge import plan_summaries
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.sql_store import SqlStore
 from stagewright.api.store.tables import PLANS

@@ -17,9 +17,8 @@ from stagewright.api.store import backup as backup_module
 from stagewright.api.store.backup import backup, restore
 from stagewright.api.store.database import Database
 from stagewright.api.store.integrity import find_faults
-from stagewright.api.store.job_records_tomerge import JobRequest
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
-from stagewright.api.store.records import Answer, AuditEvent
+from stagewright.api.store.records import Answer, AuditEvent, JobRequest
 from stagewright.api.store.sql_store import SqlStore, utc_now
 from stagewright.api.store.tables import METADATA
 from stagewright.core.errors import InvalidInput

@@ -15,8 +15,8 @@ import pytest
 
 from stagewright.api.store import jobs as jobs_module
 from stagewright.api.store.errors import NotFound, TooManyJobs
-from stagewright.api.store.job_records_tomerge import JobRequest
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
+from stagewright.api.store.records import JobRequest
 from stagewright.core.profile.profile import Profile
 from tests.api.stored import a_graph, infeasible
 

@@ -10,9 +10,8 @@ import pytest
 
 from stagewright.api.store import retention as retention_module
 from stagewright.api.store.errors import NotFound
-from stagewright.api.store.job_records_tomerge import JobRequest
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
-from stagewright.api.store.records import Answer, AuditEvent, Retention
+from stagewright.api.store.records import Answer, AuditEvent, JobRequest, Retention
 from stagewright.core.profile.profile import Profile
 from tests.api.stored import a_graph, infeasible
 

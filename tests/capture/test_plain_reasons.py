@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from stagewright.capture.capture import trace
-from stagewright.capture.plain_reasons_tomerge import plain_reason, plainest
+from stagewright.capture.report import plain_reason, plainest
 from tests.capture.awkward import Branch, Quantised
 
 TORCH_SAYS = (

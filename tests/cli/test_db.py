@@ -5,8 +5,7 @@ import sqlite3
 
 import pytest
 
-from stagewright.api.store.job_records_tomerge import JobRequest
-from stagewright.api.store.records import DEFAULT_PROJECT
+from stagewright.api.store.records import DEFAULT_PROJECT, JobRequest
 from stagewright.api.store.sql_store import SqlStore
 
 

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from stagewright.cli.commands.plan import command
-from stagewright.cli.options.plan_options_tomerge import number_or_any
+from stagewright.cli.options.plan import number_or_any
 from stagewright.core.errors import DeadlineExceeded
 from stagewright.core.plan.plan import Objective, Pin, Plan, PlanOptions
 from stagewright.core.plan.schedule import TrainingSchedule

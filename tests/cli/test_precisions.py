@@ -2,7 +2,7 @@
 
 import pytest
 
-from stagewright.cli.options.precisions_tomerge import long_name, read_precision
+from stagewright.cli.options.model import long_name, read_precision
 from stagewright.core.errors import InvalidInput
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from stagewright.cli.commands.diff_table_tomerge import bar
+from stagewright.cli.commands.diff import bar
 from stagewright.core.profile.diff import ProfileDiff, diff
 from stagewright.core.profile.merge import merge
 from stagewright.core.profile.profile import Profile

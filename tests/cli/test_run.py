@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from stagewright.cli.commands import demo_requests_tomerge as demo_requests
+from stagewright.cli.commands import demo as demo_requests
 from stagewright.cli.main import main
 from stagewright.cli.support import launch_ranks as launch
 from stagewright.cli.support.run_report import Comparison

@@ -12,7 +12,7 @@ import torch
 import stagewright
 from stagewright import AsyncClient, Client, Graph, Plan, PlanOptions, Profile
 from stagewright.capture.capture import capture
-from stagewright.cli.options.model_names_tomerge import named_model
+from stagewright.cli.options.model import named_model
 from stagewright.client.model_sources import read_pt2, source_of
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.graph.sample import Sample, SampleTensor

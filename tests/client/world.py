@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from stagewright.client.patience_tomerge import Patience
+from stagewright.client.retry import Patience
 from stagewright.client.sans_io import AskPatience, Call, Hear, Listen, Reply, Send, Sleep
 from stagewright.core.service.jobs import JobEvent
 from stagewright.core.service.problems import TYPE_PREFIX

@@ -3,8 +3,7 @@
 import pytest
 
 from stagewright.core.cluster.cluster import Cluster
-from stagewright.core.cluster.named_devices_tomerge import parse_devices
-from stagewright.core.cluster.shorthand import parse
+from stagewright.core.cluster.shorthand import parse, parse_devices
 from stagewright.core.errors import InvalidInput
 from stagewright.planner.plan import plan
 from tests.core.affine import affine_profile

@@ -38,7 +38,7 @@ def test_every_public_name_resolves(name):
 
 def test_what_has_moved_is_still_where_it_was():
     from stagewright.runtime import distributed
-    from stagewright.runtime.ranks import process_group_tomerge as process_group
+    from stagewright.runtime.ranks import process_groups as process_group
 
     assert distributed.init_process_group is process_group.init_process_group
     assert stagewright.init_process_group is process_group.init_process_group

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import expect
 
 from stagewright.api.http.examples import example_profile
-from stagewright.api.page import drawings_tomerge as drawings
+from stagewright.api.page import plan_views as drawings
 from stagewright.core.plan.plan import Plan
 from stagewright.core.plan.schedule import Work
 from stagewright.core.plan.timeline import Timeline

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from stagewright.api.app import create_app
 from stagewright.api.http.examples import example_profile
 from stagewright.api.page import plan_views as views
-from stagewright.api.page.drawings_tomerge import drawing
+from stagewright.api.page.plan_views import drawing
 from stagewright.api.settings.settings import IN_MEMORY, Settings
 from stagewright.core.plan.plan import Plan
 from stagewright.core.profile.profile import Profile

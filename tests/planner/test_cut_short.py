@@ -9,7 +9,7 @@ import pytest
 
 from stagewright import Cluster, PlanOptions, plan
 from stagewright.core.plan.plan import Plan
-from stagewright.planner.cut_short_tomerge import NOTE, marked, was_cut_short
+from stagewright.planner.plan import NOTE, marked, was_cut_short
 from tests.builders import chain_profile
 
 NOW_S = 1000.0

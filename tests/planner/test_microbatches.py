@@ -13,7 +13,7 @@ from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.profile.profile import Profile
 from stagewright.planner.microbatch_size import MAX_MICROBATCHES, MAX_SIZES, sizes_to_try
 from stagewright.planner.plan import plan
-from stagewright.planner.problem.scaled_tomerge import scaled
+from stagewright.planner.problem.arguments import scaled
 from stagewright.planner.validation.validate import validate
 from tests.builders import chain_profile, random_cluster, random_profile
 

@@ -8,7 +8,7 @@ from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.cost.chain import tables
 from stagewright.planner.plan import plan
 from stagewright.planner.problem.problem import Request
-from stagewright.planner.solvers.steady_tomerge import steady
+from stagewright.planner.solvers.solve import steady
 from tests.builders import random_profile
 
 from .instances import draw_cluster

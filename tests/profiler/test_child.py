@@ -16,7 +16,7 @@ from stagewright.profiler import measure_worker as child
 from stagewright.profiler.launch_worker import measure_apart
 from stagewright.profiler.machine.device_check import check_device
 from stagewright.profiler.machine.out_of_memory import is_out_of_memory
-from stagewright.profiler.models.expected_sample_tomerge import expected_inputs, expected_target
+from stagewright.profiler.models.families import expected_inputs, expected_target
 
 REQUEST = {
     "model": {"family": "mlp", "config": {"num_layers": 2, "input_size": 8}},

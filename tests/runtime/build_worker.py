@@ -16,14 +16,14 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from stagewright import LossScale, Training, Weights, build
-from stagewright.capture.equivalence.difference_tomerge import relative_difference
+from stagewright.capture.equivalence.check import relative_difference
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.core.profile.profile import Profile
 from stagewright.planner.price_split import plan_from_balance
 from stagewright.profiler.models.families import build_model
 from stagewright.runtime.meta_init.materialise import materialise_whole
-from stagewright.runtime.ranks.process_group_tomerge import init_process_group
+from stagewright.runtime.ranks.process_groups import init_process_group
 from tests.runtime.forked import run_forked
 from tests.torch_models import SPECS, Case, make_batch, make_case, make_plan, traced_profile
 

@@ -15,7 +15,7 @@ from stagewright.core.errors import InvalidInput
 from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.planner.price_split import plan_from_balance
 from stagewright.runtime.distributed import DistributedPipeline
-from stagewright.runtime.ranks.process_group_tomerge import init_process_group
+from stagewright.runtime.ranks.process_groups import init_process_group
 from tests.runtime.forked import print_line, run_forked
 from tests.torch_models import SPECS, Case, traced_profile
 

@@ -18,7 +18,7 @@ import torch
 from stagewright.core.errors import StagewrightError
 from stagewright.core.plan.plan import Plan
 from stagewright.runtime.distributed import DistributedPipeline
-from stagewright.runtime.ranks.process_group_tomerge import init_process_group
+from stagewright.runtime.ranks.process_groups import init_process_group
 from tests.runtime.forked import exit_codes, fork_ranks
 from tests.torch_models import Case, make_batch, make_case, make_plan
 

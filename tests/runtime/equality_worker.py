@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stagewright.capture.equivalence.difference_tomerge import relative_difference
+from stagewright.capture.equivalence.check import relative_difference
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.core.plan.schedule import Schedule
@@ -20,8 +20,8 @@ from stagewright.core.profile.profile import Profile
 from stagewright.planner.price_split import plan_from_balance
 from stagewright.runtime.distributed import DistributedPipeline
 from stagewright.runtime.engine import torch_engine
-from stagewright.runtime.ranks.process_group_tomerge import init_process_group
-from stagewright.runtime.recompute_tomerge import RandomState
+from stagewright.runtime.random_state import RandomState
+from stagewright.runtime.ranks.process_groups import init_process_group
 from stagewright.runtime.trace import record as record_step
 from tests.runtime.forked import run_forked
 from tests.torch_models import Case, make_batch, make_case, traced_profile

@@ -23,14 +23,14 @@ import torch.distributed as dist
 from torch import nn
 
 from examples import inference
-from stagewright.capture.equivalence.difference_tomerge import relative_difference
+from stagewright.capture.equivalence.check import relative_difference
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput, RankFailed
 from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.core.profile.profile import Profile
 from stagewright.planner.price_split import plan_from_balance
 from stagewright.runtime.inference.distributed import DistributedInferencePipeline
-from stagewright.runtime.ranks.process_group_tomerge import init_process_group
+from stagewright.runtime.ranks.process_groups import init_process_group
 from tests.runtime.forked import exit_codes, fork_ranks, print_line
 from tests.torch_models import Case, traced_profile
 

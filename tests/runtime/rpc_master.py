@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.optim import DistributedOptimizer
 from torch.nn.functional import cross_entropy
 
-from stagewright.capture.equivalence.difference_tomerge import relative_difference
+from stagewright.capture.equivalence.check import relative_difference
 from stagewright.core.errors import StagewrightError
 from stagewright.core.plan.plan import Plan
 from stagewright.runtime.rpc import RpcPipeline, controller

@@ -21,10 +21,9 @@ from stagewright.core.profile.profile import Profile
 from stagewright.runtime.checkpoint.load import load_checkpoint
 from stagewright.runtime.checkpoint.save import save_checkpoint
 from stagewright.runtime.distributed import DistributedPipeline
-from stagewright.runtime.ranks.process_group_tomerge import init_process_group
-from stagewright.runtime.recompute_tomerge import RandomState
-from stagewright.runtime.replicas.gradients_tomerge import agree_on_gradients
-from stagewright.runtime.replicas.sharded import FullyShard
+from stagewright.runtime.random_state import RandomState
+from stagewright.runtime.ranks.process_groups import init_process_group
+from stagewright.runtime.replicas.sharded import FullyShard, agree_on_gradients
 from stagewright.runtime.replicas.strategy import Strategy
 from tests.runtime.checkpoint.resume_worker import Tied
 from tests.runtime.checkpoint.resume_worker import loss_fn as loss_of_tied

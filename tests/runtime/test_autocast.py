@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from stagewright.capture.equivalence.difference_tomerge import relative_difference
+from stagewright.capture.equivalence.check import relative_difference
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.price_split import plan_from_balance

@@ -8,7 +8,7 @@ from torch import nn
 
 from stagewright.core.errors import InvalidInput
 from stagewright.runtime.batchnorm.running_statistics import RunningStatistics
-from stagewright.runtime.engine.in_memory_tomerge import Meeting, Seat
+from stagewright.runtime.engine.emulated_ranks import Meeting, Seat
 
 
 def normed(momentum=0.1):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.capture.equivalence.difference_tomerge import relative_difference
+from stagewright.capture.equivalence.check import relative_difference
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.runtime.partition import boundary
 from stagewright.runtime.pipeline import Pipeline

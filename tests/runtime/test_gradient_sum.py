@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stagewright.runtime.engine.in_memory_tomerge import Meeting, Seat
+from stagewright.runtime.engine.emulated_ranks import Meeting, Seat
 from stagewright.runtime.replicas.gradient_sync import GradientSum, SharedWeight
 
 RANKS = (0, 1, 2)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stagewright import InferencePipeline, for_inference, profile
-from stagewright.capture.equivalence.difference_tomerge import relative_difference
+from stagewright.capture.equivalence.check import relative_difference
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.core.plan.plan import PlanOptions

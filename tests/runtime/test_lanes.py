@@ -12,9 +12,15 @@ import torch
 import torch.distributed as dist
 
 from stagewright.core.graph.tensors import TensorSpec
-from stagewright.runtime.engine import lanes_tomerge as lanes
-from stagewright.runtime.engine.lanes_tomerge import lanes_of
-from stagewright.runtime.engine.p2p import Connections, connected, incoming, made_by, read_by
+from stagewright.runtime.engine import p2p as lanes
+from stagewright.runtime.engine.p2p import (
+    Connections,
+    connected,
+    incoming,
+    lanes_of,
+    made_by,
+    read_by,
+)
 from stagewright.runtime.partition.routes import Hop, Hops
 from stagewright.runtime.ranks.process_groups import Groups
 from stagewright.schedules.make_schedule import make_schedule

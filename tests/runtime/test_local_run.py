@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from stagewright.runtime.local.checkpoint_state import is_checkpointing
-from stagewright.runtime.local.clock_tomerge import clock_order
 from stagewright.runtime.local.dependency import fork, join
-from stagewright.runtime.local.run import LocalStage, run_stages
+from stagewright.runtime.local.run import LocalStage, clock_order, run_stages
 from stagewright.runtime.local.streams import CopyStreams, Place, full_device
 from stagewright.runtime.local.thread_modes import Surroundings
 from stagewright.runtime.local.worker import Workers

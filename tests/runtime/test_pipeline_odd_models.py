@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from stagewright.capture.equivalence.difference_tomerge import relative_difference
+from stagewright.capture.equivalence.check import relative_difference
 from stagewright.runtime.pipeline import Pipeline
 from tests.runtime import odd_models
 from tests.runtime.test_odd_models import loss_of_anything, plan_with_every_cut

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from stagewright.runtime.rpc.turns_tomerge import Abandoned, Turns
+from stagewright.runtime.rpc.stage import Abandoned, Turns
 
 WAIT_S = 20
 

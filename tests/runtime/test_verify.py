@@ -9,13 +9,13 @@ from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.planner.price_split import plan_from_balance
-from stagewright.runtime import recompute_tomerge as recompute
+from stagewright.runtime import random_state as recompute
 from stagewright.runtime.engine.batch_io import LastStage
 from stagewright.runtime.engine.emulated_ranks import Rehearsal
 from stagewright.runtime.engine.split_backward import SplitBackward
 from stagewright.runtime.partition.cut import cut_for_plan
 from stagewright.runtime.pipeline import Pipeline
-from stagewright.runtime.recompute_tomerge import RandomState
+from stagewright.runtime.random_state import RandomState
 from stagewright.runtime.replicas.gradient_sync import GradientSum
 from stagewright.runtime.verify import verify
 from stagewright.schedules.plan_schedule import schedule_of

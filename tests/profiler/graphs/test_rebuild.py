@@ -9,8 +9,7 @@ from stagewright.capture.capture import trace
 from stagewright.core.errors import InvalidInput
 from stagewright.core.graph.allowed_ops import MODULES, OPERATORS
 from stagewright.core.graph.graph import Graph
-from stagewright.profiler.graphs.graph_module import function_of
-from stagewright.profiler.graphs.rebuild_tomerge import rebuild
+from stagewright.profiler.graphs.graph_module import function_of, rebuild
 from stagewright.profiler.graphs.rebuilt_capture import rebuild_captured
 from tests.portable_models import MODELS, awkward, gpt2, mlp
 
