@@ -14,8 +14,19 @@ from .methods import documents as of_documents
 from .methods import jobs as of_jobs
 from .methods import keys as of_keys
 from .methods import plans as of_plans
-from .retry import Patience
-from .sans_io import AskPatience, Failure, Hear, Listen, Reply, Send, Sleep, Step, Steps, as_method
+from .sans_io import (
+    AskPatience,
+    Failure,
+    Hear,
+    Listen,
+    Patience,
+    Reply,
+    Send,
+    Sleep,
+    Step,
+    Steps,
+    as_method,
+)
 from .settings import TIMEOUT_S, Settings
 from .transport import failure_of, http_options, httpx2, reply_of, request_of
 

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from ..core.errors import DeadlineExceeded
 from ..core.service.jobs import JobEvent, JobView
 from .errors import error_of
-from .retry import TRANSIENT, Patience, error_for, exchange
-from .sans_io import Call, Failure, Reply, Sleep, Step, Steps, hear, listen, own_patience
+from .retry import TRANSIENT, error_for, exchange
+from .sans_io import Call, Failure, Patience, Reply, Sleep, Step, Steps, hear, listen, own_patience
 from .sse import EventParser
 
 SILENCE_S = 60.0

@@ -21,7 +21,8 @@ from ..core.profile.profile import Profile
 from ..core.requests.default_samples import default_sample
 from ..core.requests.presets import preset
 from ..core.requests.requests import FactoryCall, ModelCode
-from ..core.service.documents import Stored, StoredGraph, StoredProfile
+from ..core.service.documents import StoredGraph, StoredProfile
+from ..core.service.stored import Stored
 from .request_builders import given, plain
 
 

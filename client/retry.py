@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from ..core.errors import DeadlineExceeded, StagewrightError, Unreachable
 from ..core.service.problems import TYPE_PREFIX
 from .errors import error_of, problem_of
-from .sans_io import Call, Failure, Reply, Sleep, Steps, own_patience, send
+from .sans_io import Call, Failure, Patience, Reply, Sleep, Steps, own_patience, send
 
 TRANSIENT = frozenset({502, 503, 504})
 """Statuses that say: not now."""
@@ -94,31 +90,3 @@ def error_for(call: Call, outcome: Reply | Failure, patience: Patience) -> Stage
         f"{call}: {patience.address or 'the service'} does not answer ({outcome.reason}){advice}; "
         "is that its address (--server, url= or STAGEWRIGHT_SERVER)? 'stagewright serve' starts one"
     )
-
-
-FIRST_DELAY_S = 0.25
-LONGEST_DELAY_S = 8.0
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long one call may take, attempts and pauses together.
-
-    Attributes:
-        timeout_s: In seconds.
-        clock: Seconds that never go back.
-        jitter: From 0 up to 1: clients that failed together should not return together.
-        address: Who is asked, for messages.
-        on_wait: Told once for each call that its service does not answer and is waited for.
-    """
-
-    timeout_s: float
-    clock: Callable[[], float]
-    jitter: Callable[[], float] = random.random
-    address: str = ""
-    on_wait: Callable[[str], None] | None = None
-
-    def delay_s(self, attempt: int) -> float:
-        """How long to wait after a number of attempts: doubling, at least half of it."""
-        longest: float = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** min(attempt - 1, 10))
-        return longest * (0.5 + 0.5 * self.jitter())

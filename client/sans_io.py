@@ -7,6 +7,7 @@ A method is written once, as a generator of steps that returns its answer. `bloc
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import update_wrapper
@@ -15,7 +16,6 @@ from typing import Any, TypeAlias, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ..core.errors import StagewrightError
-from .retry import Patience
 
 Model = TypeVar("Model", bound=BaseModel)
 Result = TypeVar("Result")
@@ -112,6 +112,34 @@ class Sleep:
     """Do nothing for a while."""
 
     time_s: float
+
+
+FIRST_DELAY_S = 0.25
+LONGEST_DELAY_S = 8.0
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long one call may take, attempts and pauses together.
+
+    Attributes:
+        timeout_s: In seconds.
+        clock: Seconds that never go back.
+        jitter: From 0 up to 1: clients that failed together should not return together.
+        address: Who is asked, for messages.
+        on_wait: Told once for each call that its service does not answer and is waited for.
+    """
+
+    timeout_s: float
+    clock: Callable[[], float]
+    jitter: Callable[[], float] = random.random
+    address: str = ""
+    on_wait: Callable[[str], None] | None = None
+
+    def delay_s(self, attempt: int) -> float:
+        """How long to wait after a number of attempts: doubling, at least half of it."""
+        longest: float = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** min(attempt - 1, 10))
+        return longest * (0.5 + 0.5 * self.jitter())
 
 
 @dataclass(frozen=True)

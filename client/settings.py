@@ -11,7 +11,7 @@ from importlib.metadata import version
 from urllib.parse import SplitResult, urlsplit
 
 from ..core.errors import InvalidInput
-from .retry import Patience
+from .sans_io import Patience
 
 SERVER_VARIABLE = "STAGEWRIGHT_SERVER"
 TOKEN_VARIABLE = "STAGEWRIGHT_TOKEN"

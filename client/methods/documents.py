@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from ...core.graph.graph import Graph
 from ...core.profile.profile import Profile
-from ...core.service.documents import GraphList, ProfileList, Stored, StoredGraph, StoredProfile
+from ...core.service.documents import GraphList, ProfileList, StoredGraph, StoredProfile
+from ...core.service.stored import Stored
 from ..model_sources import ModelLike, Upload, read_pt2, source_of
 from ..request_builders import create, get, plain, upload
 from ..retry import exchange

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 from ..document import Record
 from ..graph.graph import Graph
 from ..profile.profile import Profile
 from .plans import Status
-
-
-class Stored(Record):
-    """What every row carries: its id, and when it was first stored (UTC)."""
-
-    id: str
-    created_at: datetime
+from .stored import Stored
 
 
 class StoredProfile(Stored):

@@ -7,7 +7,7 @@ from datetime import datetime
 from pydantic import Field
 
 from ..document import Record
-from .documents import Stored
+from .stored import Stored
 
 
 class Quotas(Record):

@@ -11,7 +11,7 @@ from ..cluster.cluster import Cluster
 from ..document import Record, content_digest
 from ..errors import Infeasible
 from ..plan.plan import Plan, PlanOptions
-from .documents import Stored
+from .stored import Stored
 
 Status = Literal["planned", "infeasible"]
 

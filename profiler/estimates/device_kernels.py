@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from ...core.cluster.accelerators import Backend
-from .layer_costs import FunctionMode
 
 aten = torch.ops.aten
 
@@ -23,6 +23,25 @@ _ATTENTION = (
     aten.scaled_dot_product_attention.default,
 )
 _DROPOUT = (functional.dropout, aten.dropout.default, torch.dropout)
+
+
+class FunctionMode(TorchFunctionMode):
+    """Inside, every function of torch goes through `call`."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return self.call(func, args, kwargs or {})
+
+    def call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """What to do instead of the function, or with it."""
+        raise NotImplementedError
 
 
 class DeviceKernels(FunctionMode):

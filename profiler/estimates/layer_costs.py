@@ -7,13 +7,12 @@ measurement; of layers that do the same, one is looked at for its operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...capture.capture import trace
@@ -211,22 +210,3 @@ def _operations(
         with whole:
             torch.autograd.backward(roots, gradients, inputs=[*inputs, *run.parameters])
     return tuple(forward.costs), tuple(whole.costs), tuple(alone.costs)
-
-
-class FunctionMode(TorchFunctionMode):
-    """Inside, every function of torch goes through `call`."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        return self.call(func, args, kwargs or {})
-
-    def call(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """What to do instead of the function, or with it."""
-        raise NotImplementedError

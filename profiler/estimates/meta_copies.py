@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from ...capture.sample import check_module
 from ...core.errors import InvalidInput
-from .layer_costs import FunctionMode
+from .device_kernels import FunctionMode
 
 META = torch.device("meta")
 

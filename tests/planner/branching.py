@@ -10,9 +10,8 @@ from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.profile.profile import Profile
 from stagewright.planner.dag.reorder import in_order
 from tests.builders import chain_profile, random_profile
-
-from .instances import Instance, bound_memory, draw_cluster, draw_options
-from .oracle import Search
+from tests.planner.instances import Instance, bound_memory, draw_cluster, draw_options
+from tests.planner.oracle import Search
 
 
 def with_edges(profile, edges, *, handed_out=(), illegal=()):

@@ -13,8 +13,7 @@ from stagewright.planner.cost.chain import tables
 from stagewright.planner.problem.problem import Request
 from stagewright.planner.solvers.solve import solve
 from tests.builders import random_profile
-
-from .oracle import least
+from tests.planner.oracle import least
 
 SPEEDS = (0.5, 1.0, 2.0)
 

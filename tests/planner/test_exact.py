@@ -14,8 +14,7 @@ from stagewright.planner.cost.device_classes import devices_of
 from stagewright.planner.search import branch_and_bound as search
 from stagewright.planner.validation.validate import split_of, validate
 from tests.builders import chain_profile
-
-from .instances import (
+from tests.planner.instances import (
     Instance,
     instance,
     patterned_instance,
@@ -23,7 +22,7 @@ from .instances import (
     replicated_instance,
     wide_instance,
 )
-from .oracle import least, usable_plans
+from tests.planner.oracle import least, usable_plans
 
 ROUNDING = 1e-10
 

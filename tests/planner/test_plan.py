@@ -16,9 +16,8 @@ from stagewright.planner.plan import plan
 from stagewright.planner.price_split import plan_from_balance
 from stagewright.planner.validation.validate import validate
 from tests.builders import boundary, chain_profile, random_cluster, random_profile
-
-from .instances import Instance
-from .oracle import least, usable_plans
+from tests.planner.instances import Instance
+from tests.planner.oracle import least, usable_plans
 
 
 def instance(seed):

@@ -19,8 +19,7 @@ from stagewright.planner.price_split import plan_from_balance
 from stagewright.planner.problem.constraints import allowed_positions
 from stagewright.planner.validation.validate import validate
 from tests.builders import random_profile
-
-from .instances import Instance, instance
+from tests.planner.instances import Instance, instance
 
 ROUNDING = 1 + 1e-10
 

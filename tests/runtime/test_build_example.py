@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from tests.runtime.test_build_materialise import plan_for
+from tests.runtime.meta_init.test_materialise import plan_for
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(120)]
 

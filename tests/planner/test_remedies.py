@@ -1,0 +1,177 @@
+"""What an error offers is true, and nothing that would help is left out."""
+
+import random
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from stagewright.core.cluster.cluster import Cluster
+from stagewright.core.errors import Infeasible, InvalidInput
+from stagewright.core.plan.plan import PlanOptions
+from stagewright.core.units import format_time
+from stagewright.planner import remedies as ways_out
+from stagewright.planner.plan import plan
+from stagewright.planner.validation.validate import validate
+from tests.builders import chain_profile, random_profile
+from tests.planner.instances import instance
+from tests.planner.oracle import least
+
+SEVERAL = ("interleaved_1f1b", "zbv", "dualpipev")
+
+
+@pytest.fixture
+def ample(monkeypatch):
+    """Time to finish every plan, however busy the machine."""
+    monkeypatch.setattr(ways_out, "BUDGET_S", 50)
+
+
+def refusal(profile, cluster, options):
+    """The error, or `None` where there is a plan."""
+    try:
+        plan(profile, cluster, options)
+    except Infeasible as error:
+        return error
+    except InvalidInput:  # of a request drawn at random
+        return None
+    return None
+
+
+def check_offers(error, profile):
+    for offer in error.ways_out:
+        found = plan(profile, offer.cluster, offer.options)
+        validate(found, profile, offer.cluster)
+        assert offer.is_settled
+        assert offer.step_time_s == found.step_time_s
+        assert f"{offer.text}: {format_time(offer.step_time_s)} a step" in str(error)
+
+
+@pytest.mark.usefixtures("ample")
+@pytest.mark.parametrize("seed", range(12))
+def test_every_way_out_works_and_takes_the_time_it_says(seed):
+    given = instance(seed, memory_fraction=0.9)
+    needed = least(given.limited(None), "memory")
+    if needed is None:
+        return
+    given = given.limited(int(needed.rank[0] / 0.9) - 2)
+    error = refusal(given.profile, given.cluster, given.options)
+    check_offers(error, given.profile)
+    if all(device.memory_bytes for device in given.cluster.devices):
+        assert "memory_fraction=1.0" in [offer.text for offer in error.ways_out]
+
+
+def small(seed):
+    """A request of every kind that is likely to be too large for its devices."""
+    draw = random.Random(seed)
+    profile = random_profile(seed, draw.randrange(2, 5), ties=draw.choice([0, 1]))
+    whole = sum(entry.size_bytes for entry in profile.parameters if entry.layers)
+    memory_bytes = int(whole * draw.choice([0.5, 1, 2, 3, 4])) + 2000 * draw.randrange(4)
+    names = [entry.layer.name for entry in profile.layers]
+    schedule = draw.choice(["1f1b", "1f1b", "gpipe", "zero_bubble", *SEVERAL])
+    closed = schedule in ("1f1b", "gpipe")
+    objectives = ["step_time", "throughput", "memory", "devices", "balance_time", "latency"]
+    return (
+        profile,
+        Cluster.uniform(draw.randrange(1, 4), memory_bytes=memory_bytes),
+        PlanOptions(
+            num_microbatches=draw.choice([1, 2, 3, 4, 6]),
+            schedule=schedule,
+            objective=draw.choice(objectives) if closed else "step_time",
+            max_stages=draw.choice([None, None, 2]),
+            max_replicas=draw.choice([1, 1, 2, None]),
+            recompute=draw.choice(["never", "never", "always", "auto"]),
+            optimizer=draw.choice(["adam", "momentum", "sgd"]),
+            memory_fraction=draw.choice([1.0, 0.8]),
+            together=((names[0], names[1]),) if draw.random() < 0.2 else (),
+            no_cut_after=(names[0],) if draw.random() < 0.2 else (),
+            tied=draw.choice(["priced", "together"]),
+        ),
+    )
+
+
+def single_changes(profile, options):
+    """The list of `docs/planner.md`: the option changed, and every value it may be changed to."""
+    if options.objective != "latency":
+        yield (
+            "num_microbatches",
+            [
+                {"num_microbatches": count}
+                for count in range(1, max(options.num_microbatches, len(profile.layers)) + 1)
+                if count < options.num_microbatches or options.schedule == "1f1b"
+            ],
+        )
+        for name in {"1f1b", "gpipe"} - {options.schedule}:
+            yield f"schedule={name!r}", [{"schedule": name}]
+    for name, value in (
+        ("recompute", "auto"), ("max_replicas", None), ("max_stages", None), ("optimizer", "sgd"),
+        ("memory_fraction", 1.0), ("tied", "priced"), ("together", ()), ("no_cut_after", ()),
+    ):  # fmt: skip
+        yield name, [{name: value}]
+    if options.objective == "balance_time":
+        yield "objective", [{"objective": "step_time"}]
+
+
+def is_possible(profile, cluster, options, changes):
+    try:
+        plan(profile, cluster, PlanOptions.model_validate({**dict(options), **changes}))
+    except (Infeasible, InvalidInput):
+        return False
+    return True
+
+
+def is_offered(error, name, options):
+    if name == "devices":
+        return any(" devices" in offer.text for offer in error.ways_out)
+    if name.startswith("schedule"):
+        return any(offer.text == name for offer in error.ways_out)
+    return any(
+        getattr(offer.options, name) != getattr(options, name) and "devices" not in offer.text
+        for offer in error.ways_out
+    )
+
+
+@pytest.mark.usefixtures("ample")
+@pytest.mark.parametrize("seed", range(12))
+def test_any_single_change_that_helps_is_offered(seed):
+    profile, cluster, options = small(seed)
+    error = refusal(profile, cluster, options)
+    if error is None:
+        return
+    check_offers(error, profile)
+    for name, values in single_changes(profile, options):
+        if any(is_possible(profile, cluster, options, value) for value in values):
+            assert is_offered(error, name, options), (name, str(error))
+    for count in range(len(cluster.devices) + 1, len(profile.layers) + 1):
+        if is_possible(profile, ways_out.with_devices(cluster, count), options, {}):
+            (offer,) = [entry for entry in error.ways_out if " devices" in entry.text]
+            assert len(offer.cluster.devices) <= count
+            break
+
+
+def test_what_was_cut_short_is_said_to_be(monkeypatch):
+    """Every plan takes ten seconds of a clock that allows two for all of them."""
+    profile, options = chain_profile([1] * 4, parameter_bytes=400), PlanOptions(num_microbatches=4)
+    now = [time.monotonic() + 100]  # ahead of the clock of the search for any plan
+
+    def attempt(cluster, asked, deadline):
+        now[0] += 10
+        assert deadline < now[0]
+        return plan(profile, cluster, asked)
+
+    monkeypatch.setattr(ways_out, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    bare = Infeasible("no room", constraint="memory")
+    cluster = Cluster.uniform(2, memory_bytes=3000)
+    error = ways_out.with_ways_out(bare, profile, cluster, options, attempt)
+    found = [(offer.text, offer.step_time_s, offer.is_settled) for offer in error.ways_out]
+    assert found == [("4 devices", 21, False), ("optimizer='sgd'", None, True)]
+    assert str(error).endswith("with 4 devices: at most 21 s a step, or optimizer='sgd'")
+
+
+def test_another_schedule_is_offered_without_what_only_the_first_takes():
+    """Of interleaved 1F1B's three micro-batches in flight one is too many; 1F1B has two."""
+    profile = chain_profile([1] * 4, parameter_bytes=400, saved_bytes=1000)
+    cluster = Cluster.uniform(2, memory_bytes=7500)
+    options = PlanOptions(schedule="interleaved_1f1b", num_microbatches=4, chunks=1)
+    error = refusal(profile, cluster, options)
+    offers = {offer.text: offer for offer in error.ways_out}
+    assert offers["schedule='1f1b'"].options.chunks == PlanOptions().chunks

@@ -1,0 +1,200 @@
+"""Values sent past stages that have no use for them: the numbers of the unsplit model."""
+
+import copy
+import json
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from stagewright.capture.capture import trace
+from stagewright.core.errors import PlanMismatch
+from stagewright.core.plan.plan import DirectSend
+from stagewright.runtime.partition.cut import cut, cut_for_plan
+from stagewright.runtime.partition.routes import find_hops
+from stagewright.runtime.supported_plans import check_runnable
+from tests.runtime.odd_models import Base
+from tests.torch_models import make_case, make_plan
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.distributed
+@pytest.mark.timeout(240)
+def test_cells_of_the_conformance_table_are_equal():
+    """Gradients, buffers, loss and names; four ranks, 1e-9 relative in double precision."""
+    done = subprocess.run(
+        [sys.executable, "tests/runtime/direct_cells.py", "60"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=220,
+        check=False,
+    )
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [row for row in rows if row["ours"] != "equal"] == [], done.stderr[-3000:]
+    assert len(rows) == 7, done.stderr[-3000:]
+
+
+def by_hops(pieces, *inputs):
+    """All stages one after the other in this process, each given what its hops bring."""
+    made = {}
+    outputs = list(inputs)
+    for stage, module in enumerate(pieces.stages):
+        if stage:
+            outputs = [value for hop in pieces.hops.into(stage) for value in made.pop(hop)]
+        outputs = list(module(*outputs))
+        rest = iter(outputs)
+        for hop in pieces.hops.out_of(stage):
+            made[hop] = [next(rest) for _ in hop.tensors]
+    assert not made
+    return outputs
+
+
+class ChangedOnTheWay(Base):
+    """The second layer changes in place what the third and the last one read."""
+
+    def __init__(self):
+        super().__init__()
+        self.b = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 4))
+        self.d = nn.Linear(4, 4)
+
+    def forward(self, x):
+        skip = self.a(x)
+        return self.c(self.d(self.b(skip))) + skip
+
+
+class TwoSkips(Base):
+    """One value is read by the first and the last layer, one by the last alone."""
+
+    def forward(self, x):
+        first = self.a(x)
+        second = first.tanh()
+        h = self.b(first).relu()
+        return self.c(h) + second
+
+
+class ReturnedEarly(Base):
+    """What the first layer makes and what the last one reads of the inputs pass by the second."""
+
+    def forward(self, x, late):
+        first = self.a(x)
+        early = first.tanh()
+        return early, self.c(self.b(first).relu()) * late
+
+
+@pytest.mark.parametrize(
+    ("model", "skipping"), [(ChangedOnTheWay, 1), (TwoSkips, 1), (ReturnedEarly, 2)]
+)
+def test_stages_in_this_process(model, skipping):
+    torch.manual_seed(0)
+    whole = model().double()
+    inputs = [torch.randn(2, 4, dtype=torch.float64)]
+    if model is ReturnedEarly:
+        inputs.append(torch.randn(2, 1, dtype=torch.float64))
+    parts = copy.deepcopy(whole)
+    captured = trace(parts, tuple(inputs), check=False)
+    pieces = cut(captured, [1] * len(captured.layers), direct=True)
+    assert sum(len(hop.tensors) for hop in pieces.hops.all if hop.skips) >= skipping
+    found, wanted = by_hops(pieces, *inputs), whole(*inputs)
+    wanted = list(wanted) if isinstance(wanted, tuple) else [wanted]
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    sum(value.sum() for value in found).backward()
+    sum(value.sum() for value in wanted).backward()
+    expected = dict(whole.named_parameters())
+    for stage in pieces.stages:
+        for name, parameter in stage.named_parameters():
+            torch.testing.assert_close(parameter.grad, expected[name].grad)
+
+
+def test_a_value_goes_from_reader_to_reader():
+    """Of one that is changed in place, what became of it; straight from the first it would not."""
+    captured = trace(ChangedOnTheWay(), (torch.randn(2, 4),), check=False)
+    assert list(captured.layers.names) == ["a", "b.0", "b.1", "d", "c"]
+    hops = find_hops(captured, [1] * 5, direct=True)
+    found = [(hop.source, hop.target, [spec.name for spec in hop.tensors]) for hop in hops.all]
+    assert found == [
+        (0, 1, ["a"]), (1, 2, ["b_0"]), (2, 3, ["b_1"]), (2, 4, ["b_0"]), (3, 4, ["d"]),
+    ]  # fmt: skip
+
+
+def test_relays_are_hops_to_the_next_stage_of_all_that_is_live():
+    captured = trace(TwoSkips(), (torch.randn(2, 4),), check=False)
+    balance = [1] * len(captured.layers)
+    relayed, direct = (find_hops(captured, balance, direct=way) for way in (False, True))
+    assert [(hop.source, hop.target) for hop in relayed.all] == list(pairwise(range(len(balance))))
+    assert [hop.tensors for hop in relayed.all] == [
+        captured.cuts[stage].boundary.tensors for stage in range(len(balance) - 1)
+    ]
+    sent = {spec.name for hop in direct.all for spec in hop.tensors}
+    assert sent == {spec.name for hop in relayed.all for spec in hop.tensors}
+    assert sum(len(h.tensors) for h in direct.all) < sum(len(h.tensors) for h in relayed.all)
+
+
+class InAnotherOrder(Base):
+    """What is read next was made last in training, and first in evaluation."""
+
+    def forward(self, x):
+        first = self.a(x)
+        second = first.tanh()
+        if self.training:
+            first = first * torch.empty(x.shape[0], 1).bernoulli_(0.5)
+        return self.c(self.b(first)) + second
+
+
+class OtherValues(Base):
+    """What passes by the second layer in training is what it reads in evaluation."""
+
+    def forward(self, x):
+        first = self.a(x)
+        second = first.tanh()
+        if self.training:
+            noise = torch.empty(x.shape[0], 1).bernoulli_(0.5)
+            return self.c(self.b(first * noise)) + second
+        return self.c(self.b(second)) + first
+
+
+def test_an_evaluation_whose_values_go_other_ways_is_refused():
+    captured = trace(InAnotherOrder(), (torch.randn(2, 4),))
+    assert captured.evaluation is not None
+    with pytest.raises(PlanMismatch, match="skips='relay'"):
+        find_hops(captured, [1] * len(captured.layers), direct=True)
+
+
+def test_an_evaluation_of_its_own_goes_the_same_ways():
+    torch.manual_seed(0)
+    model, x = OtherValues(), torch.randn(2, 4)
+    captured = trace(model, (x,))
+    assert captured.evaluation is not None
+    pieces = cut(captured, [1] * len(captured.layers), direct=True)
+    assert any(hop.skips for hop in pieces.hops.all)
+    for stage in pieces.stages:
+        stage.eval()
+    torch.testing.assert_close(by_hops(pieces, x)[0], model.eval()(x))
+
+
+def planned_past(plan, source, target):
+    send = DirectSend(source=source, target=target, tensors=("somewhere",))
+    return plan.model_copy(update={"direct_sends": (send,)})
+
+
+def test_a_plan_whose_values_go_other_ways_is_refused():
+    case = make_case("mlp")
+    plan = planned_past(make_plan(case, 4), 0, 2)
+    with pytest.raises(PlanMismatch, match="sends 0 tensors straight from stage 0 to stage 2"):
+        cut_for_plan(case.model, plan, direct=True)
+    relayed = cut_for_plan(case.model, plan)  # where values are relayed whatever the plan says
+    assert [hop for hop in relayed.hops.all if hop.skips] == []
+
+
+def test_torchs_engine_relays_and_so_refuses():
+    plan = planned_past(make_plan(make_case("mlp"), 4), 0, 2)
+    with pytest.raises(PlanMismatch, match="--skips relay"):
+        check_runnable(plan, "torch's processes")
+    for where in ("processes", "devices", "one device"):
+        check_runnable(plan, where)

@@ -1,0 +1,245 @@
+"""Which strategies are refused, and what a sharded stage holds while a step runs."""
+
+import gc
+import random
+import weakref
+from itertools import pairwise
+
+import networkx
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from stagewright.capture.capture import trace
+from stagewright.capture.program.segment import readers_of
+from stagewright.core.errors import InvalidInput, PlanMismatch
+from stagewright.core.plan.schedule import Schedule, Work
+from stagewright.runtime.replicas.apply import apply
+from stagewright.runtime.replicas.deadlock_check import BACKWARDS, finishes, unequal
+from stagewright.runtime.replicas.sharded import FullyShard, ShardedStage, shardable
+from stagewright.runtime.replicas.strategy import choose
+from stagewright.schedules.make_schedule import make_schedule
+from tests.runtime.odd_models import DropPath
+from tests.runtime.replicas.test_strategies import EACH_WAITS
+from tests.torch_models import make_case, make_plan
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return make_plan(make_case("mlp"), 2, num_microbatches=6)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "replicas", "error", "words"),
+    [
+        ("shard", (2, 2), InvalidInput, "no strategy 'shard'; use reduce, ddp, fully_shard or"),
+        ({2: "ddp"}, (2, 2), InvalidInput, "stage 2; this plan has stages 0 to 1"),
+        ({1: "ddp"}, (2, 1), PlanMismatch, "stage 1 has one device; stages with several: 0"),
+        ("fully_shard", (1, 1), PlanMismatch, "no stage of this plan has any"),
+        (FullyShard(True), (1, 4), PlanMismatch, "6 micro-batches between 4.*use FullyShard"),
+        ({1: "ddp"}, (1, 7), PlanMismatch, "rank 7 has no micro-batch of stage 1.*at least 7"),
+    ],
+)
+def test_what_cannot_be_is_refused(plan, strategy, replicas, error, words):
+    schedule = make_schedule("1f1b", 2, 6, replicas=replicas)
+    with pytest.raises(error, match=words):
+        choose(plan, schedule, strategy)
+
+
+def test_ddp_is_refused_where_backwards_are_in_two_parts(plan):
+    schedule = make_schedule("zero_bubble", 2, 6, replicas=(2, 2))
+    with pytest.raises(PlanMismatch, match=r"two parts.*'fully_shard'.*--schedule 1f1b"):
+        choose(plan, schedule, "ddp")
+    assert choose(plan, schedule, "fully_shard") == {0: FullyShard(), 1: FullyShard()}
+
+
+def test_replicas_that_wait_for_each_other_for_ever_are_refused(plan):
+    schedule = Schedule.model_validate(EACH_WAITS)
+    with pytest.raises(PlanMismatch, match=r"stages 1 would wait.*for ever"):
+        choose(plan, schedule, "ddp")
+    with pytest.raises(PlanMismatch, match="for ever"):
+        choose(plan, schedule, FullyShard(reduce_every_backward=True))
+    assert choose(plan, schedule, "fully_shard") == {1: FullyShard()}
+
+
+def test_what_is_not_asked_is_what_the_plan_says(plan):
+    schedule = make_schedule("1f1b", 2, 6, replicas=(2, 2))
+    assert choose(plan, schedule, None) == choose(plan, schedule, "reduce") == {}
+    stages = (plan.stages[0], plan.stages[1].model_copy(update={"strategy": "fully_shard"}))
+    planned = plan.model_copy(update={"stages": stages})
+    assert choose(planned, schedule, None) == {1: FullyShard()}
+    assert choose(planned, schedule, {0: "ddp"}) == {0: "ddp"}
+
+
+def waits_in_a_circle(schedule, every, last):
+    """By networkx: every meeting one node, an edge from what comes before to what comes after."""
+    graph, node = networkx.DiGraph(), {}
+    for stage, replicas in enumerate(schedule.stage_ranks):
+        own = [[a for a in schedule.ranks[rank] if a.stage == stage] for rank in replicas]
+        for each, actions in enumerate(own):
+            backwards = [a for a in actions if a.work in BACKWARDS]
+            for place, action in enumerate(actions):
+                alone = (stage, each, place)
+                meets = stage in every or (stage in last and action == backwards[-1])
+                node[action] = (stage, place if stage in every else "last") if meets else alone
+    graph.add_nodes_from(node.values())
+    by_key = {(a.stage, a.work, a.microbatch): n for a, n in node.items()}
+    for actions in schedule.ranks:
+        graph.add_edges_from((node[a], node[b]) for a, b in pairwise(actions))
+        for a in actions:
+            behind = a.stage - 1 if a.work is Work.FORWARD else a.stage + 1
+            for work in (Work.FORWARD,) if a.work is Work.FORWARD else BACKWARDS[:2]:
+                if a.work is not Work.BACKWARD_WEIGHT and (behind, work, a.microbatch) in by_key:
+                    graph.add_edge(by_key[behind, work, a.microbatch], node[a])
+    return not networkx.is_directed_acyclic_graph(graph)
+
+
+def test_steps_that_end_are_told_from_those_that_do_not():
+    chance, found = random.Random(0), {True: 0, False: 0}
+    for _ in range(500):
+        replicas = [chance.choice((1, 2, 3)) for _ in range(chance.choice((2, 3)))]
+        microbatches = chance.choice((6, 12))
+        deepest = [microbatches // count for count in replicas]
+        schedule = make_schedule("1f1b", len(replicas), microbatches, replicas=replicas)
+        order = [list(actions) for actions in schedule.ranks]
+        most = [depth for depth, r in zip(deepest, replicas, strict=True) for _ in range(r)]
+        for actions, deep in zip(order, most, strict=True):
+            forwards = [a for a in actions if a.work is Work.FORWARD]
+            backwards = [a for a in actions if a.work is Work.BACKWARD]
+            depth = chance.randint(1, deep)
+            actions[:] = forwards[:depth]
+            for number, backward in enumerate(backwards):
+                actions += [backward, *forwards[depth + number : depth + number + 1]]
+        schedule = schedule.model_copy(update={"ranks": tuple(map(tuple, order))})
+        if waits_in_a_circle(schedule, (), ()):
+            continue
+        stages = [s for s, count in enumerate(replicas) if count > 1]
+        every = {s for s in stages if not unequal(schedule, s) and chance.random() < 0.5}
+        last = {s for s in stages if s not in every and chance.random() < 0.5}
+        wanted = not waits_in_a_circle(schedule, every, last)
+        assert finishes(schedule, every, last) == wanted, (schedule, every, last)
+        found[wanted] += 1
+    assert min(found.values()) > 10, found
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "chunks"),
+    [
+        ("gpipe", 3, 1), ("1f1b", 3, 1), ("zero_bubble", 3, 1), ("interleaved_1f1b", 6, 2),
+        ("looped_bfs", 6, 2), ("interleaved_zero_bubble", 6, 2), ("zbv", 6, 2), ("dualpipev", 6, 2),
+    ],
+)  # fmt: skip
+def test_with_equal_replicas_every_schedule_ends(name, stages, chunks):
+    schedule = make_schedule(name, stages, 12, replicas=(2,) * stages, chunks=chunks)
+    everywhere = set(range(stages))
+    assert not any(unequal(schedule, stage) for stage in everywhere)
+    assert finishes(schedule, everywhere, ())
+
+
+@pytest.fixture
+def alone():
+    """A process group of this process only."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def whole_bytes(parameters):
+    return sum(parameter.untyped_storage().nbytes() for parameter in parameters)
+
+
+@pytest.mark.parametrize("reshards", [False, True])
+@pytest.mark.parametrize("reduces", [False, True])
+def test_weights_and_gradients_are_whole_only_as_long_as_asked(alone, reshards, reduces):
+    stage = nn.Linear(4, 3)
+    wanted = nn.Linear(4, 3)
+    wanted.load_state_dict(stage.state_dict())
+    options = FullyShard(reshards, reduces)
+    sharded = ShardedStage([stage], ["weight", "bias"], alone, torch.device("cpu"), options)
+    batch = torch.randn(6, 4)
+    sharded.begin(trains=True, sums=True)
+    outputs, whole = [], []
+    for part in batch.split(2):
+        sharded.action_begins(Work.FORWARD, last=False)
+        whole = list(stage.parameters())
+        assert whole_bytes(whole) > 0
+        outputs.append(stage(part).square().sum())
+        sharded.action_ended(Work.FORWARD, last=False)
+        assert (whole_bytes(whole) == 0) == reshards
+    for number, output in enumerate(outputs):
+        last = number == len(outputs) - 1
+        sharded.action_begins(Work.BACKWARD, last=last)
+        assert whole_bytes(whole) > 0
+        output.backward()
+        sharded.action_ended(Work.BACKWARD, last=last)
+        assert (whole_bytes(whole) == 0) == (reshards or (reduces and last))
+        assert (whole[0].grad is None) == (reduces or (reshards and last))
+    sharded.finish()
+    assert whole_bytes(whole) == 0
+    assert whole[0].grad is None
+    wanted(batch).square().sum().backward()
+    for name, parameter in wanted.named_parameters():
+        found = stage.get_parameter(name).grad.full_tensor()
+        torch.testing.assert_close(found, parameter.grad)
+
+
+def test_an_interrupted_step_leaves_nothing_in_the_next(alone):
+    stage = nn.Linear(4, 3)
+    sharded = ShardedStage([stage], ["weight"], alone, torch.device("cpu"), FullyShard())
+    found = []
+    for _ in range(2):
+        sharded.begin(trains=True, sums=True)
+        stage(torch.ones(2, 4)).sum().backward()  # the first time an error follows
+    sharded.finish()
+    found = stage.weight.grad.full_tensor()
+    torch.testing.assert_close(found, torch.full((3, 4), 2.0))
+
+
+def test_what_cannot_be_sharded_stays_whole():
+    stage = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    stage[1].bfloat16()
+    stage[2].weight = nn.Parameter(torch.randn(4, 2).t())
+    stage.register_parameter("scale", nn.Parameter(torch.tensor(1.0)))
+    stage[0].bias.requires_grad_(False).data = stage[0].bias.data.half()
+    names = [name for name, _ in stage.named_parameters()]
+    assert shardable(stage, names) == ["0.weight", "0.bias", "2.bias"]
+
+
+def sharded_alone(model, group):
+    """A whole model as one sharded stage of a single replica."""
+    captured = trace(model, torch.randn(2, 4))
+    stage = captured.segment(0, len(captured.layers))
+    strategies = apply(
+        {0: FullyShard()},
+        {0: stage},
+        captured.graph.parameters,
+        [0] * len(captured.layers),
+        make_schedule("gpipe", 1, 1),
+        {(0,): group},
+        torch.device("cpu"),
+        model,
+    )
+    return stage, strategies[0]
+
+
+def test_the_model_keeps_no_whole_weights(alone):
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    whole = [weakref.ref(parameter) for parameter in model.parameters()]
+    sharded_alone(model, alone)
+    gc.collect()
+    assert not any(reference() is not None for reference in whole)
+
+
+def test_another_graph_for_evaluation_reads_the_trained_weights(alone):
+    model = DropPath()
+    stage, strategy = sharded_alone(model, alone)
+    with torch.no_grad():
+        for parameter in stage.parameters():
+            parameter.to_local().fill_(0.5)
+    stage.eval()
+    assert len(readers_of(stage)) == 2
+    strategy.begin(trains=False, sums=False)
+    (output,) = stage(torch.ones(2, 4))
+    strategy.finish()
+    torch.testing.assert_close(output, torch.full((2, 4), 5.5))
