@@ -28,8 +28,8 @@ from .middleware.graceful_shutdown import Drain
 from .middleware.header_timeout import PromptHeads
 from .model_sources.measure import chosen_sandbox
 from .settings.load import Configuration, configure
-from .settings.settings import IN_MEMORY, LOOPBACK_NAMES, Settings
-from .store.database import database_url
+from .settings.settings import LOOPBACK_NAMES, Settings
+from .store.database import IN_MEMORY, database_url
 from .store.sql_store import SqlStore, utc_now
 from .telemetry.logs import configure_logging, is_for_people
 from .telemetry.metrics import Metrics

@@ -14,7 +14,8 @@ from starlette.concurrency import run_in_threadpool
 
 from stagewright.api.app import create_app
 from stagewright.api.model_sources.estimator import Estimator
-from stagewright.api.settings.settings import IN_MEMORY, Settings
+from stagewright.api.settings.settings import Settings
+from stagewright.api.store.database import IN_MEMORY
 from stagewright.core.requests.requests import Estimated, EstimateRequest
 
 TOKEN = "a-token-for-tests"

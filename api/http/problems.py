@@ -25,9 +25,7 @@ from ...core.errors import (
 from ...core.service.problems import MEDIA_TYPE as MEDIA_TYPE
 from ...core.service.problems import TYPE_PREFIX as TYPE_PREFIX
 from ...core.service.problems import ProblemDocument as ProblemDocument
-from ..errors import MeasuringUnavailable
-from ..jobs.workers import WorkersUnavailable
-from ..planning.solver_process import SolverEnded
+from ..errors import MeasuringUnavailable, SolverEnded, WorkersUnavailable
 from ..store.errors import AnswerPending, KeyReused, NotFound, StoreUnavailable, TooManyJobs
 from ..telemetry.log_context import request_id
 from .allowed_methods import Paths, allowed_methods, missing_page

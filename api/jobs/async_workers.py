@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from ..errors import WorkersUnavailable
 from .messages import Task, Told
-from .workers import Workers, WorkersUnavailable
+from .workers import Workers
 
 P = ParamSpec("P")
 R = TypeVar("R")

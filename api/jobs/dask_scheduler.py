@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 from distributed import WorkerPlugin
 
 from ...core.errors import InvalidInput, Refused
+from ..errors import WorkersUnavailable
 from ..settings.settings import LOOPBACK_NAMES, TlsFiles
 from ..telemetry.logs import LogFormat, configure_logging
 from .worker_resources import own_offers
-from .workers import WorkersUnavailable
 
 MISSING = "jobs need Dask; run: pip install 'stagewright[cluster]'"
 

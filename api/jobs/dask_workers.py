@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from ..errors import WorkersUnavailable
 from .dask_scheduler import Scheduler
 from .measurements import measure
 from .messages import Alive, Lost, Outcome, Progressed, Started, Task, Told
-from .workers import WorkersUnavailable
 
 CONNECT_TIMEOUT = "10s"
 

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from typing import assert_never
 
-from ..errors import MeasuringUnavailable
+from ..errors import MeasuringUnavailable, WorkersUnavailable
 from ..model_sources.estimator import WITHOUT_TORCH
 from ..model_sources.measure import MeasuringFailed
 from .async_workers import Reaching
@@ -23,7 +23,7 @@ from .messages import (
     Told,
 )
 from .outcome import error_of_worker
-from .workers import Workers, WorkersUnavailable
+from .workers import Workers
 
 
 class EstimatingWorkers:

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
+from ..errors import WorkersUnavailable
 from ..store.base import Store
 from ..store.errors import StoreUnavailable
 from ..store.records import Job, Retention
@@ -34,7 +35,7 @@ from .attempt import (
 from .job_spec import Work, work_of
 from .notifications import Board
 from .outcome import as_json, new_problem
-from .workers import Workers, WorkersUnavailable
+from .workers import Workers
 
 SWEEP_S = 5.0
 """How often the table is searched for what nobody runs."""

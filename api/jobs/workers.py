@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from ...core.errors import StagewrightError
 from .messages import Task, Told
-
-
-class WorkersUnavailable(StagewrightError):
-    """Whatever runs jobs cannot be reached or started; it may be later."""
 
 
 class Workers(Protocol):

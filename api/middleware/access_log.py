@@ -13,13 +13,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..http.problems import internal_problem
 from ..telemetry.log_context import REQUEST_ID_HEADER, accepted_request_id, fresh
 from ..telemetry.metrics import Metrics
+from ..telemetry.tracing import PROBES
 
 MAX_PATH_CHARACTERS = 200
 UNMATCHED = "unmatched"
 """The route of what no route answers, so that strangers make no label of their own."""
-
-PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Asked every few seconds: logged as ``debug`` while all is well."""
 
 _log = logging.getLogger("stagewright.access")
 _errors = logging.getLogger(__name__)

@@ -22,9 +22,10 @@ from starlette.concurrency import run_in_threadpool
 from ...core.errors import InvalidInput
 from ...core.profile.profile import Profile
 from ...schedules import numba_jit as jit
+from ..errors import SolverEnded
 from ..telemetry.tracing import span
 from .kernel_compiler import Compiler
-from .solver_process import PlanningProcess, SolverEnded
+from .solver_process import PlanningProcess
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -10,14 +10,10 @@ from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from typing import ParamSpec, TypeVar
 
-from ...core.errors import StagewrightError
+from ..errors import SolverEnded
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class SolverEnded(StagewrightError):
-    """A planning process was ended from outside, most likely for want of memory."""
 
 
 class PlanningProcess:

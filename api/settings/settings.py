@@ -26,9 +26,6 @@ PREFIX = "STAGEWRIGHT_"
 DATABASE_VARIABLE = PREFIX + "DATABASE"
 """Names the database to the commands that are not told; it may hold a password."""
 
-IN_MEMORY = ":memory:"
-"""A database that lives as long as its server."""
-
 MEASURE_COMMAND = (sys.executable, "-P", "-m", "stagewright.profiler.measure_worker")
 """The measuring child. ``-P`` keeps the working directory out of its import path."""
 

@@ -16,9 +16,11 @@ from sqlalchemy.exc import TimeoutError as NoConnectionFree
 from sqlalchemy.pool import QueuePool
 
 from ...core.errors import InvalidInput
-from ..settings.settings import IN_MEMORY
 from .errors import StoreUnavailable
 from .group_commit import Waited, WritesTogether
+
+IN_MEMORY = ":memory:"
+"""The address of a database that lives as long as its server."""
 
 BUSY_TIMEOUT_MS = 10_000
 """How long a write to SQLite waits for another process's write."""

@@ -18,6 +18,9 @@ OTLP = "http/protobuf"
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
+PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Paths asked every few seconds: they make no spans, and are logged as ``debug`` if answered."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -91,8 +94,6 @@ def fastapi_options() -> dict[str, Any]:
 
     Releases that make no spans themselves take no notice.
     """
-    from ..middleware.access_log import PROBES
-
     return {
         "telemetry": {
             "auto_configure": False,

@@ -16,7 +16,8 @@ from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
 from stagewright.api.http.examples import example_profile
-from stagewright.api.settings.settings import IN_MEMORY, Settings
+from stagewright.api.settings.settings import Settings
+from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.sql_store import SqlStore
 from stagewright.api.store.tables import METADATA, PROJECTS
 from tests.api.postgres_server import PostgresServer, postgres_server, why_not

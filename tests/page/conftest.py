@@ -18,7 +18,8 @@ from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
 from stagewright.api.http.examples import example_profile
-from stagewright.api.settings.settings import IN_MEMORY, Settings
+from stagewright.api.settings.settings import Settings
+from stagewright.api.store.database import IN_MEMORY
 from tests.api.job_children import measuring
 
 TOKEN = "a-token-for-pages"

@@ -8,7 +8,8 @@ from starlette.testclient import TestClient
 from stagewright.api.app import create_app
 from stagewright.api.page.slider_choices import choices_of
 from stagewright.api.planning.what_if import PricedSplit, price
-from stagewright.api.settings.settings import IN_MEMORY, Settings
+from stagewright.api.settings.settings import Settings
+from stagewright.api.store.database import IN_MEMORY
 from stagewright.core.errors import InvalidInput
 from stagewright.core.service.plans import StoredPlan
 from tests.page.blocks import blocks

@@ -11,7 +11,8 @@ from stagewright.api.app import create_app
 from stagewright.api.http.examples import example_profile
 from stagewright.api.page import plan_views as views
 from stagewright.api.page.plan_views import drawing
-from stagewright.api.settings.settings import IN_MEMORY, Settings
+from stagewright.api.settings.settings import Settings
+from stagewright.api.store.database import IN_MEMORY
 from stagewright.core.plan.plan import Plan
 from stagewright.core.profile.profile import Profile
 from stagewright.core.service.plans import StoredPlan

@@ -12,7 +12,8 @@ from stagewright.api.app import create_app
 from stagewright.api.http.examples import example_profile
 from stagewright.api.page import templates
 from stagewright.api.page.display_names import model_words, short
-from stagewright.api.settings.settings import IN_MEMORY, LOOPBACK_NAMES, Settings
+from stagewright.api.settings.settings import LOOPBACK_NAMES, Settings
+from stagewright.api.store.database import IN_MEMORY
 from stagewright.core.service.documents import ProfileSummary
 from stagewright.view.html import environment
 

@@ -12,7 +12,8 @@ from stagewright.api.http.examples import example_profile
 from stagewright.api.middleware.body_limit import MAX_OPEN_BYTES
 from stagewright.api.page.sessions import LIFETIME_S, MAX_SESSIONS, Sessions
 from stagewright.api.page.templates import assets
-from stagewright.api.settings.settings import IN_MEMORY, Settings
+from stagewright.api.settings.settings import Settings
+from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.sql_store import SqlStore
 
 TOKEN = "a-token-for-pages"

@@ -196,7 +196,7 @@ def test_two_origins_are_refused(client):
 
 
 def test_a_database_that_does_not_answer_is_503_and_opens_nothing(make_client):
-    from stagewright.api.settings.settings import IN_MEMORY
+    from stagewright.api.store.database import IN_MEMORY
     from stagewright.api.store.errors import StoreUnavailable
     from stagewright.api.store.sql_store import SqlStore
 
@@ -215,7 +215,7 @@ def test_a_database_that_does_not_answer_is_503_and_opens_nothing(make_client):
 
 
 def test_what_cannot_be_a_key_is_not_looked_up(make_client):
-    from stagewright.api.settings.settings import IN_MEMORY
+    from stagewright.api.store.database import IN_MEMORY
     from stagewright.api.store.sql_store import SqlStore
 
     store = SqlStore(IN_MEMORY)

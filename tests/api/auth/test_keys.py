@@ -9,7 +9,7 @@ import pytest
 
 from stagewright.api.auth.scopes import SCOPES
 from stagewright.api.routes import keys as routes_keys
-from stagewright.api.settings.settings import IN_MEMORY
+from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.records import Quotas
 from stagewright.api.store.sql_store import SqlStore
 

@@ -14,7 +14,8 @@ from stagewright.api.auth.login_throttle import SECONDS_EACH, WRONG_AT_ONCE, Gue
 from stagewright.api.auth.middleware import Gate
 from stagewright.api.auth.principal import OPERATOR
 from stagewright.api.http.problems import Problem
-from stagewright.api.settings.settings import IN_MEMORY, Settings
+from stagewright.api.settings.settings import Settings
+from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.records import DEFAULT_PROJECT
 from stagewright.api.store.sql_store import SqlStore
 

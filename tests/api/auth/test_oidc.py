@@ -13,7 +13,7 @@ from stagewright.api.auth.jwks import SigningKeys, fetch_directly, parse
 from stagewright.api.auth.oidc import OidcTokens
 from stagewright.api.http.problems import Problem
 from stagewright.api.settings.oidc import OidcSettings
-from stagewright.api.settings.settings import IN_MEMORY
+from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.sql_store import SqlStore
 from tests.api.identity_provider import AUDIENCE, ISSUER, identity_provider
 

@@ -15,7 +15,7 @@ import stagewright.api
 from stagewright.api.auth.authenticate import as_caller
 from stagewright.api.auth.scopes import AUDIT, KEYS, SCOPES, is_below, is_open, needed_scope
 from stagewright.api.jobs.service import submit
-from stagewright.api.settings.settings import IN_MEMORY
+from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.errors import NotFound, TooManyJobs
 from stagewright.api.store.records import JobRequest, Quotas
 from stagewright.api.store.sql_store import SqlStore

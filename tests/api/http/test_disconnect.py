@@ -11,10 +11,10 @@ from multiprocessing import active_children
 
 import pytest
 
+from stagewright.api.errors import SolverEnded
 from stagewright.api.http.disconnect import while_connected
 from stagewright.api.http.problems import Problem
 from stagewright.api.planning.solver_pool import Solver
-from stagewright.api.planning.solver_process import SolverEnded
 from tests.api.late_search import DURATION_S, late, ready
 
 pytestmark = pytest.mark.timeout(60)

@@ -9,9 +9,9 @@ from contextlib import suppress
 
 import pytest
 
+from stagewright.api.errors import SolverEnded
 from stagewright.api.planning import solver_pool as solving
 from stagewright.api.planning.solver_pool import Solver
-from stagewright.api.planning.solver_process import SolverEnded
 from stagewright.core.errors import InvalidInput
 
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from stagewright.api.errors import WorkersUnavailable
 from stagewright.api.http.examples import example_profile, measure_example
 from stagewright.api.jobs.dask_scheduler import EmbeddedScheduler, RemoteScheduler, check_address
 from stagewright.api.jobs.dask_workers import DaskWorkers
 from stagewright.api.jobs.messages import CPU, Lost, Measured, Progressed, Started, Task, Told
-from stagewright.api.jobs.workers import WorkersUnavailable
 from stagewright.api.model_sources.measure import MeasuringSetup
 from stagewright.api.settings.settings import TlsFiles
 from stagewright.core.errors import InvalidInput, Refused

@@ -11,12 +11,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
+from stagewright.api.errors import WorkersUnavailable
 from stagewright.api.http.examples import example_graph, measure_example
 from stagewright.api.jobs.messages import Lost, Started
 from stagewright.api.jobs.thread_workers import ThreadWorkers
-from stagewright.api.jobs.workers import WorkersUnavailable
 from stagewright.api.sandbox.child import run_confined
-from stagewright.api.settings.settings import IN_MEMORY, Settings
+from stagewright.api.settings.settings import Settings
+from stagewright.api.store.database import IN_MEMORY
 from tests.api.job_children import failing
 
 SCHEDULER = "tcp://127.0.0.1:8786"

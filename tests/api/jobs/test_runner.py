@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from stagewright.api.errors import WorkersUnavailable
 from stagewright.api.http.examples import measure_example
 from stagewright.api.jobs import async_workers as reaching_module
 from stagewright.api.jobs import attempt as attempt_module
@@ -30,8 +31,7 @@ from stagewright.api.jobs.messages import (
 )
 from stagewright.api.jobs.notifications import Board
 from stagewright.api.jobs.runner import Runner
-from stagewright.api.jobs.workers import WorkersUnavailable
-from stagewright.api.settings.settings import IN_MEMORY
+from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.errors import StoreUnavailable
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.records import Job, JobRequest

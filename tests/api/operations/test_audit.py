@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stagewright.api.settings.settings import IN_MEMORY
+from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.records import DEFAULT_PROJECT
 from stagewright.api.store.sql_store import SqlStore
 

@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 
-from stagewright.api.settings.settings import IN_MEMORY
+from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.records import DEFAULT_PROJECT
 from stagewright.api.store.sql_store import SqlStore
 from stagewright.api.telemetry.log_context import accepted_request_id, bind

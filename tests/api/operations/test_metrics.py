@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from stagewright.api.jobs.runner import Runner
-from stagewright.api.settings.settings import IN_MEMORY
+from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.errors import StoreUnavailable
 from stagewright.api.store.records import DEFAULT_PROJECT, JobRequest
 from stagewright.api.store.sql_store import SqlStore

@@ -14,7 +14,8 @@ import pytest
 from stagewright.api.app import create_app
 from stagewright.api.middleware.graceful_shutdown import RETRY_AFTER_S, Drain
 from stagewright.api.planning.solver_pool import Solver
-from stagewright.api.settings.settings import IN_MEMORY, Settings
+from stagewright.api.settings.settings import Settings
+from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.errors import StoreUnavailable
 from stagewright.api.store.sql_store import SqlStore
 from tests.api.conftest import TOKEN

@@ -16,8 +16,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect
 
 from stagewright.api.http.examples import example_profile
-from stagewright.api.settings.settings import IN_MEMORY
-from stagewright.api.store.database import Database
+from stagewright.api.store.database import IN_MEMORY, Database
 from stagewright.api.store.errors import NotFound
 from stagewright.api.store.migrate import known_revisions, upgrade
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
