@@ -13,13 +13,13 @@ from ..core.cluster.cluster import Cluster
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.plan.plan import Plan, PlanOptions
 from ..core.profile.profile import Profile
+from ..schedules.traits import CLOSED_FORM, SPLIT_BACKWARD
 from .assemble import build_plan
 from .cost.chain import tables
 from .problem.arguments import scaled, size_of
 from .problem.problem import Progress, Request
-from .search.arcs import SPLIT_BACKWARD
 from .solvers.feasibility import any_plan
-from .solvers.solve import CLOSED_FORM, solve
+from .solvers.solve import solve
 
 MAX_SIZES = 12
 """Micro-batch sizes tried; each is planned on its own."""

@@ -10,7 +10,7 @@ from ..core.errors import Infeasible, InvalidInput
 from ..core.plan.plan import Plan, PlanOptions
 from ..core.profile.profile import Profile
 from ..core.units import format_bytes
-from ..schedules.layout import FOLDED
+from ..schedules.traits import FOLDED
 from .assemble import build_plan
 from .cost.assignment import Assignment, cuts_of, in_device_order, placed, repeated
 from .cost.chain import tables

@@ -19,12 +19,12 @@ from ..core.plan.plan import Plan, PlanOptions
 from ..core.plan.schedule import TrainingSchedule
 from ..core.profile.profile import Profile
 from ..core.units import format_time
+from ..schedules.traits import CLOSED_FORM
 from .cost.chain import Tables, tables
 from .microbatch_size import candidates, may_fit, only_planning_tells, request_of
 from .problem.arguments import size_of
 from .problem.constraints import allowed_positions
 from .problem.problem import Request
-from .solvers.solve import CLOSED_FORM
 
 BUDGET_S = 2.0
 """For all ways out together, or what is left of the caller's deadline; then times stay unknown."""

@@ -30,8 +30,9 @@ from numpy.typing import NDArray
 
 from ..core.errors import InvalidInput
 from ..core.plan.schedule import ScheduleName, Work
-from .layout import IN_ROUNDS, Layout, make_layout
+from .layout import Layout, make_layout
 from .numba_jit import Kernel
+from .traits import IN_ROUNDS
 from .v_shapes import KINDS, dualpipev_pattern, zbv_pattern
 from .warmup_depths import checked_depths, default_depths
 

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 from ..core.errors import InvalidInput
-from ..core.plan.schedule import ScheduleName, TrainingSchedule
-
-ONE_STAGE_A_RANK = ("gpipe", "1f1b", "zero_bubble", "forward_only")
-SEVERAL_STAGES = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev")
-ANY_REPLICAS = ("gpipe", "1f1b", "forward_only")
-FOLDED = ("zbv", "dualpipev")
-"""Schedules whose stages run to the last place and back: two on each."""
-IN_ROUNDS = ("interleaved_1f1b", "interleaved_zero_bubble")
-"""Schedules that take as many micro-batches through one chunk before turning to the next."""
-
-NAMES = (*get_args(TrainingSchedule), "forward_only")
+from ..core.plan.schedule import ScheduleName
+from .traits import ANY_REPLICAS, FOLDED, IN_ROUNDS, NAMES, ONE_STAGE_A_RANK
 
 
 @dataclass(frozen=True)

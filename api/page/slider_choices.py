@@ -8,7 +8,8 @@ from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan, PlanOptions
 from ...core.profile.profile import Profile
 from ...planner.problem.option_rules import CHUNKED, check_options, chunks_of
-from ...schedules.layout import IN_ROUNDS, NAMES, copies, in_equal_rounds, make_layout
+from ...schedules.layout import copies, in_equal_rounds, make_layout
+from ...schedules.traits import IN_ROUNDS, NAMES
 from ..planning.admission import check_effort
 
 LEAST_OFFERED = 64

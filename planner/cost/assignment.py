@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from ..search.label_setting import Hop
 from .device_classes import Devices
-from .stage_table import Order, StageTable
+from .stage_table import Order
 
 Cuts = tuple[int, ...]
 """Layers of S stages: 0, the first layer of every later stage, and L."""
@@ -56,23 +55,6 @@ def cuts_of(counts: Sequence[int]) -> Cuts:
 def counts_of(cuts: Cuts) -> tuple[int, ...]:
     """Positions as layer counts."""
     return tuple(last - first for first, last in pairwise(cuts))
-
-
-def from_hops(
-    hops: Sequence[Hop], tables: StageTable, config_class: Sequence[int],
-    config_recompute: Sequence[int], devices: Devices,
-) -> Assignment:  # fmt: skip
-    """What a path of the search stands for, moved to the first devices it can be moved to."""
-    order, cuts = tables.layout([*(hop.first for hop in hops), hops[-1].last])
-    found = Assignment(
-        cuts=cuts,
-        replicas=tuple(hop.replicas for hop in hops),
-        classes=tuple(int(config_class[hop.config]) for hop in hops),
-        ends=tuple(hop.end for hop in hops),
-        recompute=tuple(bool(config_recompute[hop.config]) for hop in hops),
-        order=order,
-    )
-    return moved_forward(found, devices)
 
 
 def moved_forward(assignment: Assignment, devices: Devices) -> Assignment:

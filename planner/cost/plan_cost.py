@@ -12,9 +12,9 @@ from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, DirectSend, MemoryUse
 from ...core.plan.schedule import ScheduleName
 from ...schedules.action_order import make_order
 from ...schedules.activation_memory import most_in_flight
-from ...schedules.layout import FOLDED, copies, make_layout
+from ...schedules.layout import copies, make_layout
+from ...schedules.traits import CLOSED_FORM, FOLDED, SPLIT_BACKWARD
 from ...schedules.warmup_depths import default_depths
-from ..search.arcs import SPLIT_BACKWARD
 from ..simulator.plan_timeline import skip_times
 from ..simulator.simulate import StageTimes, step_time
 from .assignment import Assignment
@@ -23,9 +23,6 @@ from .communication import NOTHING, Links, Sent
 from .device_classes import Devices
 from .skip_connections import Skip, over_cut, past_stage, skips_of, values_of
 from .stage_table import Bytes, Order
-
-CLOSED_FORM = ("gpipe", "1f1b", "forward_only")
-"""Schedules whose step has a closed form; of the others only the simulated step counts."""
 
 
 @dataclass(frozen=True)

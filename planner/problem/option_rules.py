@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import PlanOptions
-from ...schedules.layout import FOLDED, SEVERAL_STAGES
+from ...schedules.traits import FOLDED, SEVERAL_STAGES
 
 CHUNKED = tuple(name for name in SEVERAL_STAGES if name not in FOLDED)
 """Schedules whose number of stages a device may be chosen."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -10,6 +11,8 @@ import numpy as np
 
 from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, PlanOptions
 from ...core.profile.profile import Profile
+from ...schedules.traits import SPLIT_BACKWARD
+from ..cost.assignment import Assignment, moved_forward
 from ..cost.device_classes import Devices
 from ..cost.stage_table import Mask, StageTable
 from .label_setting import (
@@ -18,14 +21,12 @@ from .label_setting import (
     DEPTH_PIPELINE,
     UNLIMITED_BYTES,
     Floats,
+    Hop,
     Integers,
     Machine,
     Moves,
     Rules,
 )
-
-SPLIT_BACKWARD = ("zero_bubble", "interleaved_zero_bubble", "zbv", "dualpipev")
-"""Schedules that send gradients on before the gradients of weights are worked out."""
 
 Measure = Literal["1f1b", "gpipe", "throughput", "latency", "simulated_bound"]
 """What the two metrics and the weight of a stage stand for; `docs/planner.md` has the formulas."""
@@ -232,3 +233,20 @@ def coarse_positions(profile: Profile, positions: tuple[int, ...], count: int) -
         if first < last:
             chosen.add(first + int(np.argmin(sizes[first:last])))
     return tuple(positions[index] for index in sorted(chosen))
+
+
+def from_hops(
+    hops: Sequence[Hop], tables: StageTable, config_class: Sequence[int],
+    config_recompute: Sequence[int], devices: Devices,
+) -> Assignment:  # fmt: skip
+    """What a path of the search stands for, moved to the first devices it can be moved to."""
+    order, cuts = tables.layout([*(hop.first for hop in hops), hops[-1].last])
+    found = Assignment(
+        cuts=cuts,
+        replicas=tuple(hop.replicas for hop in hops),
+        classes=tuple(int(config_class[hop.config]) for hop in hops),
+        ends=tuple(hop.end for hop in hops),
+        recompute=tuple(bool(config_recompute[hop.config]) for hop in hops),
+        order=order,
+    )
+    return moved_forward(found, devices)

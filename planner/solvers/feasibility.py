@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from ...core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT
 from ...core.units import format_bytes
-from ..cost.assignment import Assignment, from_hops
+from ..cost.assignment import Assignment
 from ..cost.device_classes import Devices
 from ..problem.pin_conflicts import Pins, described, least_conflict
 from ..problem.problem import Request, all_parts
-from ..search.arcs import Measure
+from ..search.arcs import Measure, from_hops
 from ..search.branch_and_bound import BoxSearch, Effort
 
 

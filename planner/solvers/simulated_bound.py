@@ -9,9 +9,9 @@ from functools import cached_property
 
 import numpy as np
 
+from ...schedules.traits import SPLIT_BACKWARD
 from ..cost.stage_table import Seconds
 from ..problem.problem import Request
-from ..search.arcs import SPLIT_BACKWARD
 from ..search.branch_and_bound import ROUNDING
 
 

@@ -12,7 +12,8 @@ from itertools import groupby, islice, product
 from ...core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ...core.units import format_bytes
 from ...schedules import numba_jit as jit
-from ...schedules.layout import FOLDED, make_layout
+from ...schedules.layout import make_layout
+from ...schedules.traits import FOLDED
 from ..cost.assignment import Assignment, Cuts, repeated
 from ..cost.plan_cost import Priced
 from ..heuristics.candidates import equal_layers, even_times, with_recompute

@@ -9,14 +9,14 @@ from functools import partial
 
 from ...core.errors import DeadlineExceeded, InvalidInput
 from ...core.plan.plan import Objective
-from ..cost.assignment import Assignment, from_hops
+from ..cost.assignment import Assignment
 from ..cost.plan_cost import Priced, Pricer
 from ..cost.stage_table import StageTable
 from ..heuristics.baselines import best_of_baselines
 from ..heuristics.candidates import grids, neighbours, pipedreams, reshaped
 from ..problem.constraints import parts
 from ..problem.problem import Request, all_parts
-from ..search.arcs import Measure
+from ..search.arcs import Measure, from_hops
 from ..search.branch_and_bound import GAVE_UP, ROUNDING, BoxSearch, Effort
 from ..search.label_setting import Hop
 from .balance_objectives import balanced
@@ -44,7 +44,7 @@ NEAR = 0.08
 NOT_STEPS = ("memory", "devices")
 """Objectives whose plans are searched by another measure than they are compared by."""
 
-CLOSED_FORM: dict[str, Measure] = {"1f1b": "1f1b", "gpipe": "gpipe"}
+MEASURES: dict[str, Measure] = {"1f1b": "1f1b", "gpipe": "gpipe"}
 """Schedules whose step the search minimises itself."""
 
 
@@ -105,7 +105,7 @@ def solve(request: Request) -> Decision:
         DeadlineExceeded: None was found in time.
     """
     options = request.options
-    if options.objective not in ("step_time", "latency") and options.schedule not in CLOSED_FORM:
+    if options.objective not in ("step_time", "latency") and options.schedule not in MEASURES:
         raise InvalidInput(
             f"the objective {options.objective!r} is planned for the gpipe and 1f1b schedules, "
             f"not for {options.schedule!r}",
@@ -141,11 +141,11 @@ def _no_slower_than_relays(request: Request, decision: Decision) -> Decision:
 
 def _step_time(request: Request) -> Decision:
     """Search by the closed form, choose by simulation."""
-    if request.options.schedule not in CLOSED_FORM:
+    if request.options.schedule not in MEASURES:
         priced, bound_s = best_of_schedule(request)
         priced = _or_its_baselines(request, priced)
         return Decision(priced, bound_s, bound_s)
-    pool, bound = _search(request, CLOSED_FORM[request.options.schedule])
+    pool, bound = _search(request, MEASURES[request.options.schedule])
     priced = _fastest(request, pool)
     bound = max(bound, _work_s(request))
     best_value = min(pool.values.values(), default=priced.value)
@@ -259,7 +259,7 @@ SOLVERS: dict[Objective, Callable[[Request], Decision]] = {
 
 
 def _model(request: Request) -> Measure:
-    return CLOSED_FORM[request.options.schedule]
+    return MEASURES[request.options.schedule]
 
 
 @dataclass(frozen=True)

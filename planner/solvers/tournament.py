@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Hashable, Iterable
 
 from ...core.errors import InvalidInput
+from ...schedules.traits import SPLIT_BACKWARD
 from ..cost.assignment import Assignment
 from ..cost.plan_cost import Priced, StagePrice
 from ..problem.problem import Request
-from ..search.arcs import SPLIT_BACKWARD
 
 NEAR = 0.05
 """How far above the fastest plan, relatively, others are still worth changing."""

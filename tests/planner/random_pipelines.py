@@ -3,7 +3,7 @@
 import random
 
 from stagewright.planner.simulator.simulate import StageTimes
-from stagewright.schedules.layout import FOLDED, IN_ROUNDS
+from stagewright.schedules.traits import FOLDED, IN_ROUNDS
 from stagewright.schedules.warmup_depths import default_depths
 
 ANY_REPLICAS = ("gpipe", "1f1b", "forward_only")

@@ -13,7 +13,7 @@ from stagewright.core.plan.plan import Objective, Pin, PlanOptions
 from stagewright.core.plan.schedule import TrainingSchedule
 from stagewright.planner.plan import plan
 from stagewright.planner.validation.validate import validate
-from stagewright.schedules.layout import FOLDED, SEVERAL_STAGES
+from stagewright.schedules.traits import FOLDED, SEVERAL_STAGES
 from tests.builders import chain_profile
 
 PROFILE = chain_profile(

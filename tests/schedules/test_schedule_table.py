@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from stagewright.planner.simulator.simulate import StageTimes, simulate
-from stagewright.schedules.layout import NAMES
 from stagewright.schedules.make_schedule import make_schedule
+from stagewright.schedules.traits import NAMES
 
 PAGE = Path(__file__).parents[2] / "docs" / "schedules.md"
 ROWS = [

@@ -16,14 +16,13 @@ from stagewright.planner.cost.device_classes import devices_of
 from stagewright.planner.cost.plan_cost import Pricer
 from stagewright.planner.plan import plan
 from stagewright.planner.problem.problem import Request
-from stagewright.planner.search.arcs import SPLIT_BACKWARD
 from stagewright.planner.solvers import simulated_search as several
 from stagewright.planner.solvers.device_layouts import spreads
 from stagewright.planner.solvers.tournament import Race
 from stagewright.planner.validation.reference_cost import Split
 from stagewright.planner.validation.validate import validate
-from stagewright.schedules.layout import FOLDED
 from stagewright.schedules.make_schedule import in_flight
+from stagewright.schedules.traits import FOLDED, SPLIT_BACKWARD
 from tests.builders import chain_profile, random_profile, two_level_cluster
 
 ONE_STAGE = ["zero_bubble"]

@@ -15,7 +15,7 @@ from stagewright.planner.problem.problem import Request
 from stagewright.planner.solvers.simulated_bound import LeastStep
 from stagewright.planner.validation.reference_cost import Split
 from stagewright.planner.validation.validate import validate
-from stagewright.schedules.layout import FOLDED
+from stagewright.schedules.traits import FOLDED
 from tests.builders import chain_profile, random_profile
 from tests.planner.instances import Instance, draw_cluster
 

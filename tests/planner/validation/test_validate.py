@@ -8,7 +8,7 @@ from stagewright.core.models.families import MLPSpec
 from stagewright.core.plan.plan import Baseline, Pin, Plan, PlanOptions
 from stagewright.planner.validation.reference_cost import Split
 from stagewright.planner.validation.validate import validate
-from stagewright.schedules.layout import FOLDED
+from stagewright.schedules.traits import FOLDED
 from tests.builders import boundary, chain_profile, random_profile
 from tests.planner.instances import instance
 from tests.planner.oracle import usable_plans
