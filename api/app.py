@@ -40,7 +40,7 @@ from .middleware.same_origin import OriginCheck
 from .model_sources.custom_code import ForeignModels
 from .model_sources.estimator import Estimator
 from .model_sources.measure import prove
-from .model_sources.pt2_reader import ProgramReader
+from .model_sources.pt2_upload import ProgramReader
 from .openapi import describe
 from .page.plan_views import Views
 from .page.routes_pages import page_routes

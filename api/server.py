@@ -26,7 +26,7 @@ from .app import create_app
 from .http.examples import measure_example
 from .middleware.graceful_shutdown import Drain
 from .middleware.header_timeout import PromptHeads
-from .model_sources.measure import chosen_sandbox
+from .model_sources.measure import choose_sandbox
 from .settings.load import Configuration, configure
 from .settings.settings import LOOPBACK_NAMES, Settings
 from .store.database import IN_MEMORY, database_url
@@ -162,7 +162,7 @@ def run(settings: Settings, host: str, port: int, *, made_up: bool = False) -> N
         )
         token = settings.token if made_up else None
         if settings.sandbox == "auto":  # it warns where there is none, found out by a program
-            threading.Thread(target=chosen_sandbox, args=("auto",), daemon=True).start()
+            threading.Thread(target=choose_sandbox, args=("auto",), daemon=True).start()
         with _signals_end_quietly(), _metrics_listener(settings, app.state.metrics):
             server = _Server(config, lambda: announce(url, token, for_people=for_people), drain)
             _collect_seldom()

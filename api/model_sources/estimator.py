@@ -19,9 +19,9 @@ from ...core.errors import DeadlineExceeded
 from ...core.requests.requests import Estimated, EstimateRequest
 from ..errors import MeasuringUnavailable
 from ..sandbox.child import run_confined, run_confined_async
-from ..sandbox.limits import Limits, default_memory_bytes
+from ..sandbox.limits import ChildLimits, default_memory_bytes
 from ..telemetry.tracing import span
-from .measure import MeasuringFailed, SandboxChoice, chosen_sandbox
+from .measure import MeasuringFailed, SandboxChoice, choose_sandbox
 
 if TYPE_CHECKING:
     from ..settings.settings import Settings
@@ -101,7 +101,7 @@ class Estimator:
                 self._command,
                 request_json.encode(),
                 self._limits,
-                sandbox=await run_in_threadpool(chosen_sandbox, self._sandbox),
+                sandbox=await run_in_threadpool(choose_sandbox, self._sandbox),
             )
         if self._elsewhere is not None:
             return await self._elsewhere(request_json)
@@ -118,11 +118,11 @@ def estimate_confined(request_json: str, settings: Settings, stopped: threading.
         settings.estimate_command,
         request_json.encode(),
         _limits(settings.child_memory_bytes, DEADLINE_S),
-        sandbox=chosen_sandbox(settings.sandbox),
+        sandbox=choose_sandbox(settings.sandbox),
         stopped=stopped,
     )
     return output.decode("utf-8", "replace")
 
 
-def _limits(memory_bytes: int | None, deadline_s: float) -> Limits:
-    return Limits(min(memory_bytes or default_memory_bytes(), MEMORY_BYTES), deadline_s)
+def _limits(memory_bytes: int | None, deadline_s: float) -> ChildLimits:
+    return ChildLimits(min(memory_bytes or default_memory_bytes(), MEMORY_BYTES), deadline_s)

@@ -16,7 +16,7 @@ from ...core.profile.profile import Profile
 from ...core.requests.requests import MeasureRequest
 from ..sandbox.bubblewrap import Sandbox, find_sandbox
 from ..sandbox.child import OnProgress, run_confined
-from ..sandbox.limits import Limits, default_memory_bytes
+from ..sandbox.limits import ChildLimits, default_memory_bytes
 from ..sandbox.self_test import Cell, proven_cell
 from .factories import Factories, check_call, read_factories
 
@@ -72,8 +72,8 @@ class MeasuringSetup:
             allow_code=settings.allow_code,
         )
 
-    def limits(self) -> Limits:
-        return Limits(self.memory_bytes or default_memory_bytes(), self.deadline_s)
+    def limits(self) -> ChildLimits:
+        return ChildLimits(self.memory_bytes or default_memory_bytes(), self.deadline_s)
 
 
 def measure_confined(
@@ -139,7 +139,7 @@ def _command(request: MeasureRequest, setup: MeasuringSetup) -> tuple[tuple[str,
         if not setup.allow_code:
             raise InvalidInput(CODE_IS_OFF, field="/code")
         return (*FOREIGN_COMMAND, "--code"), proven_cell()
-    sandbox = chosen_sandbox(setup.sandbox)
+    sandbox = choose_sandbox(setup.sandbox)
     if request.factory is None:
         return setup.command, Cell(sandbox, None)
     check_call(request.factory, setup.factories)
@@ -152,7 +152,7 @@ def _command(request: MeasureRequest, setup: MeasuringSetup) -> tuple[tuple[str,
     return (*FOREIGN_COMMAND, *words), Cell(sandbox, None)
 
 
-def chosen_sandbox(choice: SandboxChoice) -> Sandbox | None:
+def choose_sandbox(choice: SandboxChoice) -> Sandbox | None:
     """What children are put into.
 
     Raises:

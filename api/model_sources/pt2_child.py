@@ -1,6 +1,6 @@
-"""Read one exported program in a process of its own: its JSON in, a graph out.
+"""Child process that reads a ``.pt2`` archive on standard input and writes its graph.
 
-On failure the last line of standard error is JSON as `profiler.child` writes it.
+On failure, the last line of standard error is JSON, in the format of `profiler.child`.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from __future__ import annotations
 import json
 import sys
 
+from ...capture.pt2.graph import read_pt2
 from ...core.errors import InvalidInput
 from .graph_limits import check_graph
-from .pt2_graph import read_program
 
 
 def main() -> int:
-    """Exit code 0 with the graph on standard output, 1 with an error on standard error."""
+    """Return exit code 0 with a graph on standard output, or 1 with an error on standard error."""
     try:
-        graph = read_program(sys.stdin.buffer.read())
+        graph = read_pt2(sys.stdin.buffer.read())
         check_graph(graph)
     except InvalidInput as error:
-        told = {"error": "InvalidInput", "message": str(error), "field": error.field}
-        sys.stderr.write(json.dumps(told) + "\n")
+        failure = {"error": "InvalidInput", "message": str(error), "field": error.field}
+        sys.stderr.write(json.dumps(failure) + "\n")
         return 1
     sys.stdout.write(graph.to_json())
     return 0

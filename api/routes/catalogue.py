@@ -36,7 +36,7 @@ from ..jobs.backends import is_local
 from ..model_sources.custom_code import ForeignModels
 from ..model_sources.families import why_not_buildable
 from ..model_sources.graph_limits import MAX_LAYERS, MAX_OPERATIONS
-from ..model_sources.measure import chosen_sandbox
+from ..model_sources.measure import choose_sandbox
 from ..openapi import PROBLEM_RESPONSE
 from ..planning.exports import PlanFormat, ProfileFormat
 from ..planning.requests import MAX_SHORTHAND_DEVICES
@@ -181,6 +181,6 @@ def _capabilities(settings: Settings, foreign: ForeignModels) -> Capabilities:
 
 def _sandbox(settings: Settings) -> Sandbox | None:
     try:
-        return chosen_sandbox(settings.sandbox)
+        return choose_sandbox(settings.sandbox)
     except Refused:
         return None

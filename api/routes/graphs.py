@@ -13,7 +13,7 @@ from ..http.examples import graph_examples
 from ..http.pagination import Cursor, Limit, cursor_checked
 from ..http.problems import Problem
 from ..http.strict_json import StrictRoute
-from ..model_sources.pt2_reader import ProgramReader
+from ..model_sources.pt2_upload import ProgramReader
 from ..openapi import PROBLEM_RESPONSE
 from ..planning.service import Planning
 from ..store.base import Store

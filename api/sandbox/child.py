@@ -20,7 +20,7 @@ from ...core.units import format_bytes
 from .bubblewrap import Sandbox
 from .cgroups import Cgroup, CgroupParents
 from .child_messages import error_of, progress_of
-from .limits import Limits
+from .limits import ChildLimits
 from .process_tree import descendants, end_all, memory_bytes
 
 LOOKED_AT_S = 0.05
@@ -40,7 +40,7 @@ OnProgress = Callable[[dict[str, Any]], None]
 def run_confined(
     command: Sequence[str],
     request: bytes,
-    limits: Limits,
+    limits: ChildLimits,
     *,
     sandbox: Sandbox | None = None,
     cgroups: CgroupParents | None = None,
@@ -100,7 +100,7 @@ def run_confined(
 async def run_confined_async(
     command: Sequence[str],
     request: bytes,
-    limits: Limits,
+    limits: ChildLimits,
     *,
     sandbox: Sandbox | None = None,
     on_progress: OnProgress | None = None,
@@ -130,7 +130,7 @@ async def run_confined_async(
 class _Heard:
     """What a child said so far: its answer, its talk, how far it is."""
 
-    def __init__(self, limits: Limits, on_progress: OnProgress | None) -> None:
+    def __init__(self, limits: ChildLimits, on_progress: OnProgress | None) -> None:
         self.output = bytearray()
         self.talk = bytearray()
         self.layer: str | None = None
@@ -170,7 +170,7 @@ class _Heard:
 def _attend(
     process: subprocess.Popen[bytes],
     heard: _Heard,
-    limits: Limits,
+    limits: ChildLimits,
     stopped: threading.Event | None,
 ) -> None:
     """Listen to a child until it ends.
@@ -213,7 +213,7 @@ def _hear(pipes: selectors.BaseSelector, timeout_s: float) -> bool:
 
 
 def _check(
-    pid: int, layer: str | None, limits: Limits, ends_s: float, stopped: threading.Event | None
+    pid: int, layer: str | None, limits: ChildLimits, ends_s: float, stopped: threading.Event | None
 ) -> None:
     if stopped is not None and stopped.is_set():
         raise Cancelled("the measurement was stopped; ask again if it is still wanted")
@@ -235,7 +235,7 @@ def _given(request: bytes) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _too_much(layer: str | None, used_bytes: int, limits: Limits) -> OutOfMemory:
+def _too_much(layer: str | None, used_bytes: int, limits: ChildLimits) -> OutOfMemory:
     where = f" at layer {layer!r}" if layer else ""
     return OutOfMemory(
         f"the measuring process had {format_bytes(used_bytes)}{where}, and this server gives it "
@@ -247,7 +247,7 @@ def _too_much(layer: str | None, used_bytes: int, limits: Limits) -> OutOfMemory
     )
 
 
-def _group(cgroups: CgroupParents | None, limits: Limits) -> AbstractContextManager[Cgroup]:
+def _group(cgroups: CgroupParents | None, limits: ChildLimits) -> AbstractContextManager[Cgroup]:
     return nullcontext(Cgroup(())) if cgroups is None else cgroups.group(limits.memory_bytes)
 
 

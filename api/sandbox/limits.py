@@ -17,7 +17,7 @@ CGROUP_LIMITS = (
 
 
 @dataclass(frozen=True)
-class Limits:
+class ChildLimits:
     """Of one child with everything it starts.
 
     Attributes:

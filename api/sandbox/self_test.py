@@ -25,7 +25,7 @@ from ...core.errors import Cancelled, MeasurementError, OutOfMemory, Refused, St
 from .bubblewrap import Sandbox, find_sandbox
 from .cgroups import MAX_PROCESSES, CgroupParents, find_cgroups
 from .child import HANDED_ON, run_confined
-from .limits import Limits
+from .limits import ChildLimits
 
 PROBES = Path(__file__).with_name("escape_probes.py")
 MEBIBYTE = 2**20
@@ -107,7 +107,7 @@ def _answer(
     answer = run_confined(
         [sys.executable, "-I", "-S", "-c", PROBES.read_text(encoding="utf-8"), probe],
         json.dumps(given).encode(),
-        Limits(memory_bytes, PROBED_WITHIN_S, MEBIBYTE),
+        ChildLimits(memory_bytes, PROBED_WITHIN_S, MEBIBYTE),
         sandbox=cell.sandbox,
         cgroups=cell.cgroups,
         on_progress=on_progress,

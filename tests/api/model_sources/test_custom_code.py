@@ -23,7 +23,7 @@ from stagewright.api.sandbox import self_test
 from stagewright.api.sandbox.bubblewrap import Sandbox, find_sandbox
 from stagewright.api.sandbox.cgroups import find_cgroups
 from stagewright.api.sandbox.child import run_confined
-from stagewright.api.sandbox.limits import Limits
+from stagewright.api.sandbox.limits import ChildLimits
 from stagewright.api.sandbox.self_test import Cell, proven_cell, try_to_escape
 from stagewright.api.server import serve
 from stagewright.core.errors import InvalidInput, MeasurementError, OutOfMemory, Refused
@@ -253,7 +253,7 @@ def test_the_kernel_ends_what_takes_too_much(cell):
         run_confined(
             [sys.executable, "-I", "-S", "-c", program],
             b"",
-            Limits(64 * 2**20, 20.0),
+            ChildLimits(64 * 2**20, 20.0),
             sandbox=cell.sandbox,
             cgroups=cell.cgroups,
         )

@@ -15,7 +15,7 @@ import pytest
 
 from stagewright.api.sandbox.bubblewrap import Sandbox, find_sandbox
 from stagewright.api.sandbox.child import run_confined, run_confined_async
-from stagewright.api.sandbox.limits import Limits, default_memory_bytes
+from stagewright.api.sandbox.limits import ChildLimits, default_memory_bytes
 from stagewright.core.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -26,10 +26,10 @@ from stagewright.core.errors import (
 )
 
 MEBIBYTE = 2**20
-SOON = Limits(memory_bytes=100 * MEBIBYTE, deadline_s=20.0)
+SOON = ChildLimits(memory_bytes=100 * MEBIBYTE, deadline_s=20.0)
 
 
-def run(program: str, request: bytes = b"", limits: Limits = SOON, **options) -> bytes:
+def run(program: str, request: bytes = b"", limits: ChildLimits = SOON, **options) -> bytes:
     return run_confined([sys.executable, "-I", "-S", "-c", program], request, limits, **options)
 
 
@@ -101,7 +101,7 @@ def leaves_behind(file: Path) -> str:
 
 def test_after_the_deadline_nothing_of_it_runs(tmp_path):
     with pytest.raises(DeadlineExceeded, match=r"after 0\.8 s"):
-        run(leaves_behind(tmp_path / "pids"), limits=Limits(100 * MEBIBYTE, 0.8))
+        run(leaves_behind(tmp_path / "pids"), limits=ChildLimits(100 * MEBIBYTE, 0.8))
     assert wait_for(lambda: not any(map(is_running, written(tmp_path / "pids"))))
 
 
@@ -137,9 +137,9 @@ def test_it_ends_with_its_parent(tmp_path):
     program = leaves_behind(tmp_path / "pids")
     parent = (
         "import sys\n"
-        "from stagewright.api.sandbox.child import Limits, run_confined\n"
+        "from stagewright.api.sandbox.child import ChildLimits, run_confined\n"
         f"command = [sys.executable, '-I', '-S', '-c', {program!r}]\n"
-        "run_confined(command, b'', Limits(2**30, 60.0))"
+        "run_confined(command, b'', ChildLimits(2**30, 60.0))"
     )
     pid = os.spawnv(os.P_NOWAIT, sys.executable, [sys.executable, "-c", parent])
     try:
@@ -155,7 +155,7 @@ def test_it_ends_with_its_parent(tmp_path):
 
 def test_an_endless_answer_ends_it():
     with pytest.raises(MeasurementError, match=r"is over 1\.0 MiB"):
-        run("while True: print('x' * 10000)", limits=Limits(100 * MEBIBYTE, 20.0, MEBIBYTE))
+        run("while True: print('x' * 10000)", limits=ChildLimits(100 * MEBIBYTE, 20.0, MEBIBYTE))
 
 
 def test_endless_talk_is_not_kept():

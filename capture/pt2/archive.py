@@ -1,7 +1,7 @@
-"""The one member of a ``.pt2`` archive that is read: its program's JSON.
+"""The JSON program inside a ``.pt2`` archive, the only member that is read.
 
-Weights, sample inputs and whatever else lies in the archive are never opened: torch stores some
-of them as pickles. Nothing is extracted; names are compared and never used as paths.
+Weights, sample inputs and all other members are never opened, because torch stores some of them
+as pickles. Nothing is extracted to disk; member names are compared but never used as paths.
 """
 
 from __future__ import annotations
@@ -15,43 +15,44 @@ import zlib
 from ...core.errors import InvalidInput
 from ...core.units import format_bytes
 
-PROGRAM = re.compile(r"[^/\\]+/models/[^/\\]+\.json")
-"""Where ``torch.export.save`` puts a program, below the archive's own name."""
+PROGRAM_MEMBER = re.compile(r"[^/\\]+/models/[^/\\]+\.json")
+"""Path under which ``torch.export.save`` stores a program, below the archive's own name."""
 
 MAX_MEMBERS = 100_000
 MAX_PROGRAM_BYTES = 64 * 2**20
-MAX_RATIO = 200
-"""JSON of exported programs is some 30 times smaller compressed; bombs reach a thousand."""
+MAX_COMPRESSION_RATIO = 200
+"""Exported programs compress about 30 times; zip bombs reach a factor of a thousand."""
 
-_HEADER = b"PK\x01\x02"
-"""Opens every member's line of the central directory."""
+_CENTRAL_DIRECTORY_HEADER = b"PK\x01\x02"
 
 
-def program_json(archive: bytes) -> bytes:
-    """The JSON of the only program in an archive.
+def read_program_json(archive: bytes) -> bytes:
+    """Return the JSON of the single program in an archive.
 
     Raises:
-        InvalidInput: It is no such archive, or its program is too large or compressed too far.
+        InvalidInput: This is no such archive, or its program is too large or compressed too far.
     """
-    if archive.count(_HEADER) > MAX_MEMBERS:
+    # Counted on the raw bytes: zipfile would first build an object for every member.
+    if archive.count(_CENTRAL_DIRECTORY_HEADER) > MAX_MEMBERS:
         raise InvalidInput(f"the archive has more than {MAX_MEMBERS} members")
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as opened:
             _check_members(opened.infolist())
-            return _read(opened, _program(opened))
+            return _read_member(opened, _find_program(opened))
+    except InvalidInput:  # a ValueError too
+        raise
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as error:
-        if isinstance(error, InvalidInput):
-            raise
         raise InvalidInput(
-            f"the body is not an archive of torch.export.save that can be read ({error}); send "
-            "the .pt2 file as it was written"
+            f"the body is not an archive written by torch.export.save ({error}); send the .pt2 "
+            "file unchanged"
         ) from None
 
 
 def _check_members(members: list[zipfile.ZipInfo]) -> None:
-    """Refuse what nothing honest writes, though no member but the program is ever opened."""
+    """Reject archives that no honest writer produces, although only the program is opened."""
     seen: set[str] = set()
     end = 0
+    # In order of offset, so that comparing neighbours finds every overlap (as in "42.zip" bombs).
     for entry in sorted(members, key=lambda entry: entry.header_offset):
         shown = repr(entry.orig_filename[:80])
         if not is_plain_name(entry.orig_filename):
@@ -61,13 +62,13 @@ def _check_members(members: list[zipfile.ZipInfo]) -> None:
         if entry.filename in seen:
             raise InvalidInput(f"the archive has two members {shown}")
         if entry.header_offset < end:
-            raise InvalidInput(f"the archive's member {shown} overlaps the one before it")
+            raise InvalidInput(f"the archive's member {shown} overlaps the previous one")
         seen.add(entry.filename)
         end = entry.header_offset + entry.compress_size
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a member's name stays below the folder it would be unpacked to, anywhere."""
+    """Return True if a member would be unpacked inside the target folder on every system."""
     parts = name.rstrip("/").split("/")
     return (
         name.isprintable()
@@ -76,8 +77,8 @@ def is_plain_name(name: str) -> bool:
     )
 
 
-def _program(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
-    found = [entry for entry in archive.infolist() if PROGRAM.fullmatch(entry.filename)]
+def _find_program(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
+    found = [entry for entry in archive.infolist() if PROGRAM_MEMBER.fullmatch(entry.filename)]
     if len(found) != 1:
         raise InvalidInput(
             f"the archive holds {len(found)} programs (members models/<name>.json), not one; "
@@ -89,18 +90,18 @@ def _program(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
         raise InvalidInput("the archive's program is encrypted")
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise InvalidInput("the archive's program is neither stored nor deflated")
-    if entry.file_size > MAX_PROGRAM_BYTES or entry.file_size > MAX_RATIO * packed:
+    if entry.file_size > MAX_PROGRAM_BYTES or entry.file_size > MAX_COMPRESSION_RATIO * packed:
         raise InvalidInput(
-            f"the archive's program is {format_bytes(entry.file_size)}, from "
-            f"{format_bytes(packed)}; at most {format_bytes(MAX_PROGRAM_BYTES)} and "
-            f"{MAX_RATIO} times what is sent are accepted"
+            f"the archive's program is {format_bytes(entry.file_size)}, unpacked from "
+            f"{format_bytes(packed)}; the limits are {format_bytes(MAX_PROGRAM_BYTES)} and "
+            f"{MAX_COMPRESSION_RATIO} times the compressed size"
         )
     return entry
 
 
-def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    """The member, whatever its header says no longer than allowed."""
+def _read_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
     with archive.open(entry) as member:
+        # The size in the header is the sender's claim, so the limit is enforced here again.
         text = member.read(MAX_PROGRAM_BYTES + 1)
     if len(text) > MAX_PROGRAM_BYTES:
         raise InvalidInput(f"the archive's program is over {format_bytes(MAX_PROGRAM_BYTES)}")
