@@ -28,10 +28,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from marks import write_between_marks
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from stagewright.capture.capture import trace
+from stagewright.capture.captured import Captured
+from stagewright.capture.program.program import value_of
+from stagewright.capture.sample import tensor_spec
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.models.families import (
@@ -145,7 +148,7 @@ class TorchAlone:
             RANKS,
             cpu,
             input_args=_metadata(cut if rank else plan.inputs),
-            output_args=_metadata(cut if rank == 0 else last.specs()),
+            output_args=_metadata(cut if rank == 0 else _output_specs(pieces.captured)),
         )
         self._is_first = rank == 0
         theirs = set(pieces.stages[1 - rank].parameters())
@@ -162,6 +165,14 @@ class TorchAlone:
             self._schedule.step(target=target, losses=[], return_outputs=False)
         for weight in self._tied:
             dist.all_reduce(weight.grad)
+
+
+def _output_specs(captured: Captured) -> tuple[TensorSpec, ...]:
+    return tuple(
+        tensor_spec(node.name, value_of(node), requires_grad=value_of(node).is_floating_point())
+        for node in captured.program.flat_outputs
+        if isinstance(node, fx.Node)
+    )
 
 
 def _metadata(specs: Sequence[TensorSpec]) -> tuple[Tensor, ...]:

@@ -17,14 +17,13 @@ from ..core.graph.graph import Graph
 from ..core.plan.plan import Plan
 from ..core.plan.schedule import Schedule
 from ..schedules.plan_schedule import schedule_of
-from .batchnorm.running_statistics import BatchStatistics
-from .engine.assemble import own_executor, share
+from .batchnorm.running_statistics import BatchStatistics, checked_policy
+from .engine.assemble import build_executor, share
 from .engine.batch_io import FirstStage, LastStage, LossFunction
 from .engine.executor import Executor, Observer
 from .engine.microbatch import split_target
 from .engine.padding import check_evaluates, cut_off, filled, num_samples, parts
 from .engine.stage import casting
-from .engine.torch_engine import TorchEngine
 from .meta_init.materialise import materialise
 from .meta_init.meta_checks import check_weights
 from .meta_init.weights import Weights
@@ -36,7 +35,7 @@ from .ranks.process_groups import init_process_group as init_process_group
 from .replicas.clip_grad import clipping_factor, global_norm, scale_gradients
 from .replicas.strategy import Strategy, choose
 from .replicas.sync_batchnorm import check_no_sync_batch_norm
-from .supported_plans import Engine, check_engine, check_runnable, check_schedule
+from .supported_plans import check_runnable, check_schedule
 
 
 class DistributedPipeline(Member):
@@ -79,8 +78,6 @@ class DistributedPipeline(Member):
             gradients (``reduce``), leave that to ``ddp``, or ``fully_shard`` their weights; see
             `runtime.strategies.choice.Strategy`. `None` does what the plan's stages say.
         weights: Where the values of a model on the meta device come from.
-        engine: ``stagewright`` runs any schedule. ``torch`` runs gpipe and 1f1b by
-            ``torch.distributed.pipelining``, for comparison.
 
     Raises:
         PlanMismatch: The plan is for another model or another number of ranks, or uses what
@@ -103,12 +100,11 @@ class DistributedPipeline(Member):
         batch_statistics: BatchStatistics = "microbatch",
         strategy: Strategy | Mapping[int, Strategy] | None = None,
         weights: Weights | None = None,
-        engine: Engine = "stagewright",
     ) -> None:
         check_module(model)
         check_no_sync_batch_norm(model)
-        check_engine(engine, keyed_dropout=keyed_dropout, batch_statistics=batch_statistics)
-        check_runnable(plan, "torch's processes" if engine == "torch" else "processes")
+        checked_policy(batch_statistics)
+        check_runnable(plan, "processes")
         if schedule is not None:
             check_schedule(schedule, plan)
         schedule = schedule or schedule_of(plan)
@@ -127,9 +123,7 @@ class DistributedPipeline(Member):
             undo.callback(self.close)
             # Captured under autocast, so that what is sent has the dtype it will have.
             with casting(device_for(model, group), autocast):
-                self._pieces = cut_for_plan(
-                    model, plan, sample, direct=engine == "stagewright", device=self.device
-                )
+                self._pieces = cut_for_plan(model, plan, sample, direct=True, device=self.device)
             self._hold_stages(model, weights)
             self._first = FirstStage(plan, self._pieces.structure, self.device)
             self._sharing = share(
@@ -137,7 +131,7 @@ class DistributedPipeline(Member):
             )
             self.module = held(list(self.stages.values()))  # some of its weights may be others
             self._last = self._last_stage(loss_fn)
-            self._engine = self._make_engine(engine, batch_statistics)
+            self._executor = self._build_executor(batch_statistics)
             undo.pop_all()
 
     def _hold_stages(self, model: nn.Module, weights: Weights | None) -> None:
@@ -159,24 +153,8 @@ class DistributedPipeline(Member):
             self._sharing.groups.get(replicas),
         )
 
-    def _make_engine(
-        self, engine: Engine, batch_statistics: BatchStatistics
-    ) -> Executor | TorchEngine:
-        if engine == "torch":
-            return TorchEngine(
-                self.module,
-                self.rank,
-                self.plan,
-                self._pieces.boundaries,
-                self._last.specs(),
-                self._last.share_of_loss,
-                self.device,
-                self._group,
-                self._sharing.gradient_sum,
-                self._watch,
-                self.autocast,
-            )
-        return own_executor(
+    def _build_executor(self, batch_statistics: BatchStatistics) -> Executor:
+        return build_executor(
             self._pieces,
             self.stages,
             self.plan,
@@ -214,34 +192,24 @@ class DistributedPipeline(Member):
             raise InvalidInput(
                 "this pipeline only evaluates; to train give it a loss_fn and a plan for training"
             )
-        if isinstance(self._engine, TorchEngine) and (
-            loss_scale != 1 or (not self._sums_gradients and self._sharing.gradient_sum)
-        ):
-            raise InvalidInput(
-                "torch's schedules take no loss_scale, and sum gradients of tied weights in every "
-                "step; use engine='stagewright'"
-            )
         with self._watch.overheard():
             inputs = self._inputs(args, kwargs)
             if self._has_last and target is None:
                 raise InvalidInput("the last stage takes the loss and needs target=")
             targets = split_target(target, self.plan.num_microbatches) if self._has_last else []
         with self.during("a step"):
-            loss = self._train(inputs, target, targets, loss_scale)
+            loss = self._train(inputs, targets, loss_scale)
             self.steps += 1
         return loss
 
     def _train(
         self,
         inputs: list[tuple[Tensor, ...]],
-        target: Any,
         targets: list[Any],
         loss_scale: float,
     ) -> Tensor | None:
-        if isinstance(self._engine, TorchEngine):
-            return self._engine.train(inputs, target)
         seed = self._dropout_seed
-        losses = self._engine.train(
+        losses = self._executor.train(
             inputs,
             targets,
             loss_scale=loss_scale,
@@ -272,8 +240,6 @@ class DistributedPipeline(Member):
             InvalidInput: The batch is not the plan's micro-batches, or cannot be filled up to them.
             RankFailed: Another rank died or stopped answering; the message names it.
         """
-        if isinstance(self._engine, TorchEngine):
-            raise InvalidInput("torch's schedules do not evaluate; use engine='stagewright'")
         targets: list[Any] = []
         size = samples = self._first.size
         with self._watch.overheard():
@@ -289,7 +255,7 @@ class DistributedPipeline(Member):
                 else:
                     targets = parts(target, number, self._first.microbatch_size)
         with self.during("an evaluation"):
-            made, losses = self._engine.evaluate(inputs, targets)
+            made, losses = self._executor.evaluate(inputs, targets)
             if not self._has_last:
                 return None, None
             output = self._last.whole_output(made, self._first.microbatch_size)
@@ -371,8 +337,7 @@ class DistributedPipeline(Member):
 
     def observe(self, observer: Observer | None) -> None:
         """Tell ``observer`` of every action from now on: what it was, its start and its end."""
-        if isinstance(self._engine, Executor):
-            self._engine.observer = observer
+        self._executor.observer = observer
 
     @property
     def graph(self) -> Graph:

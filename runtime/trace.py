@@ -52,8 +52,7 @@ class Trace:
         steps = {step for step, _ in everyone}
         if steps == {None}:
             raise InvalidInput(
-                "no whole step was recorded; take one inside `with record(pipeline)`, with "
-                "engine='stagewright'"
+                "no whole step was recorded; take one inside `with record(pipeline)`"
             )
         if len(steps) > 1:
             raise InvalidInput(

@@ -25,6 +25,9 @@ class Work(StrEnum):
     RECOMPUTE = "R"
 
 
+BACKWARDS = (Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT)
+"""The kinds of work that add to gradients of weights."""
+
 _ACTION = re.compile(r"(\d+)([FBIWR])(\d+)")
 
 

@@ -111,7 +111,7 @@ def share(
     )
 
 
-def own_executor(
+def build_executor(
     pieces: CutModel,
     stages: Mapping[int, Segment],
     plan: Plan,

@@ -11,10 +11,8 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from ...capture.captured import Captured
-from ...capture.program.program import value_of
-from ...capture.sample import CallStructure, dtype_name, tensor_spec
+from ...capture.sample import CallStructure, dtype_name
 from ...core.errors import InvalidInput
-from ...core.graph.tensors import TensorSpec
 from ...core.plan.plan import Plan
 from ...core.units import count
 from ..ranks.process_groups import Ranks
@@ -92,14 +90,6 @@ class LastStage:
         outputs = self._all_outputs(made)
         sizes = [microbatch_size] * len(outputs)
         return self._captured.unflatten_output(join_outputs(outputs, sizes))
-
-    def specs(self) -> tuple[TensorSpec, ...]:
-        """Of each tensor that the stage puts out."""
-        return tuple(
-            tensor_spec(node.name, value_of(node), requires_grad=value_of(node).is_floating_point())
-            for node in self._captured.program.flat_outputs
-            if isinstance(node, fx.Node)
-        )
 
     def _all_outputs(self, made: dict[int, list[Any]]) -> list[tuple[Any, ...]]:
         """Outputs of all micro-batches, those that other replicas made too."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...core.plan.schedule import Action, Schedule, Work
+from ...core.plan.schedule import BACKWARDS, Action, Schedule, Work
 from ..partition.routes import Hops
 from ..replicas.replication import Replication
 from .p2p import Carrier, Message, incoming, made_by, read_by
@@ -25,8 +25,6 @@ Turns = Generator[list[Message] | None, None, None]
 """What a rank does, stopping where it may have to wait for others: before an action, which reads
 the messages it gives, and, with `None`, when its actions are done and what it does together with
 others is under way. Goes on by itself for a rank that has a process of its own."""
-
-BACKWARDS = (Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT)
 
 
 class Executor:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from ...core.plan.schedule import Action, Schedule, Work
-from ..engine.executor import BACKWARDS
+from ...core.plan.schedule import BACKWARDS, Action, Schedule, Work
 
 Key = tuple[int, Work, int]
 """Stage, work and micro-batch."""

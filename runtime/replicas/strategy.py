@@ -7,8 +7,7 @@ from typing import Literal
 
 from ...core.errors import InvalidInput, PlanMismatch
 from ...core.plan.plan import Plan
-from ...core.plan.schedule import Schedule, Work
-from ..engine.executor import BACKWARDS
+from ...core.plan.schedule import BACKWARDS, Schedule, Work
 from .deadlock_check import finishes, unequal
 from .sharded import FullyShard
 

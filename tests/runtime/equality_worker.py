@@ -19,7 +19,6 @@ from stagewright.core.plan.schedule import Schedule
 from stagewright.core.profile.profile import Profile
 from stagewright.planner.price_split import plan_from_balance
 from stagewright.runtime.distributed import DistributedPipeline
-from stagewright.runtime.engine import torch_engine
 from stagewright.runtime.random_state import RandomState
 from stagewright.runtime.ranks.process_groups import init_process_group
 from stagewright.runtime.trace import record as record_step
@@ -27,18 +26,6 @@ from tests.runtime.forked import run_forked
 from tests.torch_models import Case, make_batch, make_case, traced_profile
 
 PERFORMED: list[str] = []
-
-
-def record(stage_class: type) -> None:
-    """Note every forward and backward in the order torch performs them."""
-    for method, letter in (("forward_one_chunk", "F"), ("backward_one_chunk", "B")):
-        original = getattr(stage_class, method)
-
-        def noted(self, chunk, *args, _original=original, _letter=letter, **kwargs):
-            PERFORMED.append(f"{self.stage_index}{_letter}{chunk}")
-            return _original(self, chunk, *args, **kwargs)
-
-        setattr(stage_class, method, noted)
 
 
 def plan_of(variant: dict[str, Any], profile: Profile, dtype: torch.dtype) -> Plan:
@@ -78,7 +65,6 @@ def compare(case: Case, variant: dict[str, Any], profile: Profile) -> dict[str, 
         plan,
         loss_fn=case.loss_fn,
         schedule=schedule,
-        engine=variant.get("engine", "stagewright"),
         autocast=cast,
     )
     pipeline.observe(lambda action, began, ended: PERFORMED.append(str(action)))
@@ -110,22 +96,21 @@ def compare(case: Case, variant: dict[str, Any], profile: Profile) -> dict[str, 
     norm = float(pipeline.clip_grad_norm_(largest_norm))
     expected_norm = float(torch.nn.utils.clip_grad_norm_(whole.parameters(), largest_norm))
     evaluated = None
-    if pipeline.rank in pipeline.schedule.stage_ranks[-1] and "engine" not in variant:
+    if pipeline.rank in pipeline.schedule.stage_ranks[-1]:
         whole.eval()
-    if "engine" not in variant:
-        pipeline.train(False)
-        output, _ = pipeline.evaluate(*values)
-        fewer, _ = pipeline.evaluate(*[value[:-1] for value in values], pad=True)
-        if output is not None:
-            with torch.no_grad(), torch.autocast("cpu", cast, enabled=cast is not None):
-                wanted = whole(*values)
-            evaluated = max(
-                relative_difference(found, right)
-                for found, right in [
-                    *zip(tensors(output), tensors(wanted), strict=True),
-                    *zip(tensors(fewer), (value[:-1] for value in tensors(wanted)), strict=True),
-                ]
-            )
+    pipeline.train(False)
+    output, _ = pipeline.evaluate(*values)
+    fewer, _ = pipeline.evaluate(*[value[:-1] for value in values], pad=True)
+    if output is not None:
+        with torch.no_grad(), torch.autocast("cpu", cast, enabled=cast is not None):
+            wanted = whole(*values)
+        evaluated = max(
+            relative_difference(found, right)
+            for found, right in [
+                *zip(tensors(output), tensors(wanted), strict=True),
+                *zip(tensors(fewer), (value[:-1] for value in tensors(wanted)), strict=True),
+            ]
+        )
     gradients = {key: p.grad for key, p in whole.named_parameters(remove_duplicate=False)}
     wanted_order = [str(action) for action in pipeline.schedule.ranks[pipeline.rank]] * 2
     result = {
@@ -199,7 +184,6 @@ def one_rank(
     variants: list[dict[str, Any]], models: dict[str, tuple[Case, Profile]], folder: Path
 ) -> None:
     init_process_group(backend="gloo", timeout_s=60)
-    record(torch_engine._WatchedStage)
     with open(folder / f"{dist.get_rank()}.jsonl", "w", encoding="utf-8") as file:
         for variant in variants:
             case, profile = models[variant["model"]]

@@ -55,27 +55,11 @@ def test_the_target_is_given_by_name(alone):
             pipeline.step(*batch, target, target)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("engine", "pytorch"), ("batch_statistics", "defered")],
-)
-def test_a_misspelt_choice_is_refused(alone, option, value):
+def test_a_misspelt_choice_is_refused(alone):
     case = make_case("mlp")
-    with pytest.raises(InvalidInput, match=f"{option} is '{value}'; give one of"):
-        DistributedPipeline(case.model, make_plan(case, 1), loss_fn=case.loss_fn, **{option: value})
-
-
-@pytest.mark.parametrize(
-    "asked_for", [{"keyed_dropout": 5}, {"batch_statistics": "deferred"}], ids=str
-)
-def test_torch_s_engine_refuses_what_it_would_pass_over(alone, asked_for):
-    """The numbers were those without the option."""
-    case = make_case("mlp")
-    (name,) = asked_for
-    with pytest.raises(InvalidInput, match=f"take no {name}; use engine='stagewright'"):
-        DistributedPipeline(
-            case.model, make_plan(case, 1), loss_fn=case.loss_fn, engine="torch", **asked_for
-        )
+    asked = {"loss_fn": case.loss_fn, "batch_statistics": "defered"}
+    with pytest.raises(InvalidInput, match="batch_statistics is 'defered'; give one of"):
+        DistributedPipeline(case.model, make_plan(case, 1), **asked)
 
 
 class OwnNorm(nn.BatchNorm1d):

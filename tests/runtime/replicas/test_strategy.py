@@ -14,9 +14,9 @@ from torch import nn
 from stagewright.capture.capture import trace
 from stagewright.capture.program.segment import readers_of
 from stagewright.core.errors import InvalidInput, PlanMismatch
-from stagewright.core.plan.schedule import Schedule, Work
+from stagewright.core.plan.schedule import BACKWARDS, Schedule, Work
 from stagewright.runtime.replicas.apply import apply
-from stagewright.runtime.replicas.deadlock_check import BACKWARDS, finishes, unequal
+from stagewright.runtime.replicas.deadlock_check import finishes, unequal
 from stagewright.runtime.replicas.sharded import FullyShard, ShardedStage, shardable
 from stagewright.runtime.replicas.strategy import choose
 from stagewright.schedules.make_schedule import make_schedule
