@@ -13,10 +13,10 @@ from starlette.middleware import Middleware
 
 from .. import __version__
 from ..core.errors import InvalidInput
-from .auth.audit import Trail
-from .auth.authenticate import Identification, TokenReader
+from .auth.audit import AuditWriter
+from .auth.authenticate import Authenticator, TokenReader
 from .auth.jwks import SigningKeys
-from .auth.middleware import Gate
+from .auth.middleware import AuthMiddleware
 from .http.allowed_methods import documented_paths
 from .http.problems import install_problems
 from .http.query_parameters import refuse_unknown_parameters
@@ -29,12 +29,12 @@ from .jobs.runner import Runner
 from .jobs.service import JobService, Offer
 from .jobs.worker_resources import place_of
 from .jobs.workers import Workers
-from .middleware.access_log import Requests
+from .middleware.access_log import AccessLog
 from .middleware.allowed_hosts import HostCheck
 from .middleware.body_limit import BodyLimit
 from .middleware.compression import Compression
-from .middleware.concurrency_limit import Turns
-from .middleware.graceful_shutdown import Drain, DrainGate
+from .middleware.concurrency_limit import ConcurrencyLimit
+from .middleware.graceful_shutdown import DrainGate, GracefulShutdown
 from .middleware.request_framing import FramingCheck
 from .middleware.same_origin import OriginCheck
 from .model_sources.custom_code import ForeignModels
@@ -61,7 +61,7 @@ from .routes.metrics import metrics_routes, watch
 from .routes.plans import plan_routes
 from .routes.profiles import profile_routes
 from .routes.what_if import what_if_routes
-from .settings.settings import Settings
+from .settings.settings import ServerSettings
 from .store.base import Store
 from .store.records import Retention
 from .store.sql_store import SqlStore
@@ -70,11 +70,11 @@ from .telemetry.tracing import fastapi_options
 
 
 def create_app(
-    settings: Settings,
+    settings: ServerSettings,
     *,
     store: Store | None = None,
     workers: Workers | None = None,
-    drain: Drain | None = None,
+    shutdown: GracefulShutdown | None = None,
 ) -> FastAPI:
     """The service as an ASGI application; torch is not imported.
 
@@ -83,7 +83,7 @@ def create_app(
         store: Where it keeps things, instead of ``settings.database``. The application closes it
             when it shuts down.
         workers: What runs jobs, instead of those the settings say.
-        drain: How far the server is on its way out; told by whoever hears signals.
+        shutdown: How far the server is on its way out; told by whoever hears signals.
 
     Raises:
         InvalidInput, StoreUnavailable: The database, or a file of settings, cannot be used.
@@ -94,9 +94,9 @@ def create_app(
         prove(settings)
     kept = SqlStore(settings.database) if store is None else store
     metrics = Metrics()
-    drain = Drain() if drain is None else drain
+    shutdown = GracefulShutdown() if shutdown is None else shutdown
     solver = Solver(settings.plan_processes, metrics.worked)
-    watch(metrics, kept, solver, drain)
+    watch(metrics, kept, solver, shutdown)
     chosen = workers_of(settings) if workers is None else workers
     planning = Planning(
         kept,
@@ -113,7 +113,7 @@ def create_app(
     )
 
     board = Board()
-    drain.on_refusing(board.stop)
+    shutdown.on_refusing(board.stop)
     runner = Runner(
         kept,
         chosen,
@@ -129,10 +129,10 @@ def create_app(
     )
     jobs = JobService(kept, planning, runner, board, offer)
 
-    identification = Identification(settings.token, kept, _token_reader(settings, kept))
+    authenticator = Authenticator(settings.token, kept, _token_reader(settings, kept))
 
     sessions = Sessions()
-    trail = Trail(kept)
+    trail = AuditWriter(kept)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -157,33 +157,33 @@ def create_app(
         middleware=[  # the first sees a request first; a stranger's body is not read
             Middleware(Compression),
             Middleware(Pages, error_page=error_page),
-            Middleware(Requests, metrics=metrics),
-            Middleware(DrainGate, drain=drain),
+            Middleware(AccessLog, metrics=metrics),
+            Middleware(DrainGate, shutdown=shutdown),
             Middleware(FramingCheck),
             Middleware(HostCheck, allowed=settings.allowed_hosts),
             Middleware(OriginCheck),
             Middleware(Front, sessions=sessions),
-            Middleware(Gate, identification=identification, trail=trail),
+            Middleware(AuthMiddleware, authenticator=authenticator, trail=trail),
             Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
-            Middleware(Turns),
+            Middleware(ConcurrencyLimit),
         ],
     )
     app.state.metrics = metrics
-    app.state.drain = drain
+    app.state.shutdown = shutdown
     views = Views(planning, kept)
     routers = (
-        health_routes(kept, solver, drain),
+        health_routes(kept, solver, shutdown),
         metrics_routes(metrics),
         audit_routes(kept),
         key_routes(kept),
         plan_routes(planning, jobs, kept, measure_deadline_s=settings.measure_deadline_s),
-        job_routes(jobs, kept, identification),
+        job_routes(jobs, kept, authenticator),
         profile_routes(planning, kept),
         graph_routes(planning, kept, ProgramReader(settings.sandbox)),
         what_if_routes(planning),
         catalogue_routes(settings, foreign),
         view_routes(views),
-        page_routes(planning, kept, views, sessions, identification, trail),
+        page_routes(planning, kept, views, sessions, authenticator, trail),
     )
     for router in routers:
         app.include_router(router)
@@ -197,7 +197,7 @@ def create_app(
     return app
 
 
-def _token_reader(settings: Settings, store: Store) -> TokenReader | None:
+def _token_reader(settings: ServerSettings, store: Store) -> TokenReader | None:
     """What reads an identity provider's tokens, if there is one."""
     if settings.oidc is None:
         return None

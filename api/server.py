@@ -24,11 +24,11 @@ import uvicorn
 from ..core.errors import InvalidInput, Refused
 from .app import create_app
 from .http.examples import measure_example
-from .middleware.graceful_shutdown import Drain
-from .middleware.header_timeout import PromptHeads
+from .middleware.graceful_shutdown import GracefulShutdown
+from .middleware.header_timeout import HeaderTimeoutProtocol
 from .model_sources.measure import choose_sandbox
 from .settings.load import Configuration, configure
-from .settings.settings import LOOPBACK_NAMES, Settings
+from .settings.settings import LOOPBACK_NAMES, ServerSettings
 from .store.database import IN_MEMORY, database_url
 from .store.sql_store import SqlStore, utc_now
 from .telemetry.logs import configure_logging, is_for_people
@@ -68,7 +68,7 @@ def serve(
     repeated. People read stderr.
 
     What is not given here is what the environment's ``STAGEWRIGHT_*`` say, then the settings
-    file, then the default of `settings.Settings`.
+    file, then the default of `settings.ServerSettings`.
 
     Args:
         host: Address or name to listen on.
@@ -99,7 +99,7 @@ def serve(
     run(settings, settings.host, settings.port, made_up=made_up)
 
 
-def opened(configuration: Configuration) -> Settings:
+def opened(configuration: Configuration) -> ServerSettings:
     """The settings, with what follows from where the server listens.
 
     Raises:
@@ -127,7 +127,7 @@ def opened(configuration: Configuration) -> Settings:
     return settings.model_copy(update=changed)
 
 
-def run(settings: Settings, host: str, port: int, *, made_up: bool = False) -> None:
+def run(settings: ServerSettings, host: str, port: int, *, made_up: bool = False) -> None:
     """Serve with these settings; see `serve`.
 
     Args:
@@ -150,11 +150,12 @@ def run(settings: Settings, host: str, port: int, *, made_up: bool = False) -> N
             SHORT_TOKEN,
         )
     try:
-        drain = Drain(delay_s=settings.drain_delay_s, grace_s=settings.grace_s)
-        app = create_app(settings, drain=drain)
+        shutdown = GracefulShutdown(delay_s=settings.drain_delay_s, grace_s=settings.grace_s)
+        app = create_app(settings, shutdown=shutdown)
         config = uvicorn.Config(
             app,
-            http=PromptHeads,  # h11's parser, which `make hostile` is tried on; others are lax
+            # h11 is what `make hostile` is tried on; other parsers accept more.
+            http=HeaderTimeoutProtocol,
             ws="none",
             log_config=None,
             access_log=False,
@@ -164,7 +165,7 @@ def run(settings: Settings, host: str, port: int, *, made_up: bool = False) -> N
         if settings.sandbox == "auto":  # it warns where there is none, found out by a program
             threading.Thread(target=choose_sandbox, args=("auto",), daemon=True).start()
         with _signals_end_quietly(), _metrics_listener(settings, app.state.metrics):
-            server = _Server(config, lambda: announce(url, token, for_people=for_people), drain)
+            server = _Server(config, lambda: announce(url, token, for_people=for_people), shutdown)
             _collect_seldom()
             server.run(sockets=[listening])
     finally:
@@ -228,11 +229,11 @@ class _Server(uvicorn.Server):
     """Says when it accepts requests; drains at the first signal, ends at the second."""
 
     def __init__(
-        self, config: uvicorn.Config, on_started: Callable[[], None], drain: Drain
+        self, config: uvicorn.Config, on_started: Callable[[], None], shutdown: GracefulShutdown
     ) -> None:
         super().__init__(config)
         self._on_started = on_started
-        self._drain = drain
+        self._shutdown = shutdown
         self._num_signals = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -245,16 +246,16 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if self._num_signals:
-            self._drain.begin()
+            self._shutdown.begin()
             self.force_exit = self._num_signals > 1
-            self.should_exit = self.force_exit or await self._drain.step()
+            self.should_exit = self.force_exit or await self._shutdown.step()
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._drain.refuse()
+        self._shutdown.refuse()
         watching = asyncio.create_task(self._watch_signals())
         # uvicorn has a whole number here and hands it to asyncio, which takes any.
-        self.config.timeout_graceful_shutdown = max(MIN_CLOSING_S, self._drain.grace_left_s)  # type: ignore[assignment]
+        self.config.timeout_graceful_shutdown = max(MIN_CLOSING_S, self._shutdown.grace_left_s)  # type: ignore[assignment]
         await super().shutdown(sockets)
         watching.cancel()
         if self.force_exit:  # uvicorn leaves the application as it is, processes and all
@@ -279,7 +280,7 @@ def _collect_seldom() -> None:
 
 
 @contextmanager
-def _metrics_listener(settings: Settings, metrics: Metrics) -> Iterator[None]:
+def _metrics_listener(settings: ServerSettings, metrics: Metrics) -> Iterator[None]:
     """Metrics on an address of their own, if the settings name one."""
     if settings.metrics_listen is None:
         yield
@@ -294,7 +295,7 @@ def _metrics_listener(settings: Settings, metrics: Metrics) -> Iterator[None]:
         stop()
 
 
-def _secrets(settings: Settings) -> tuple[str, ...]:
+def _secrets(settings: ServerSettings) -> tuple[str, ...]:
     """What the log never holds."""
     password = database_url(settings.database).password
     return tuple(text for text in (settings.token, password) if text)

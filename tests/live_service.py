@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from stagewright.api.app import create_app
 from stagewright.api.model_sources.estimator import Estimator
-from stagewright.api.settings.settings import Settings
+from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.core.requests.requests import Estimated, EstimateRequest
 
@@ -36,7 +36,7 @@ def live_service(**settings: Any) -> Iterator[str]:
         **settings,
     }
     server = uvicorn.Server(
-        uvicorn.Config(create_app(Settings(**given)), port=0, log_level="critical", ws="none")
+        uvicorn.Config(create_app(ServerSettings(**given)), port=0, log_level="critical", ws="none")
     )
     thread = threading.Thread(target=server.run)
     with patch.object(Estimator, "estimate", _estimate):

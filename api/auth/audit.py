@@ -15,8 +15,8 @@ from ...core.errors import StagewrightError
 from ..store.base import Store
 from ..store.records import AuditEvent
 from ..telemetry.log_context import request_id
-from .principal import Caller
-from .rate_limit import Rates
+from .principal import Principal
+from .rate_limit import RateLimiter
 from .scopes import API, COMPUTED, SAFE_METHODS
 
 DENIALS_PER_MINUTE = 60
@@ -28,7 +28,7 @@ VERBS = {"POST": "create", "PUT": "replace", "PATCH": "change", "DELETE": "delet
 _log = logging.getLogger(__name__)
 
 
-class Trail:
+class AuditWriter:
     """Writes to the audit log what passes the gate, and what does not.
 
     A line that cannot be written goes to the server's log: what it tells of has happened.
@@ -40,10 +40,10 @@ class Trail:
 
     def __init__(self, store: Store, now: Callable[[], float] = time.monotonic) -> None:
         self._store = store
-        self._denials = Rates(now)
+        self._denials = RateLimiter(now)
         self._num_unwritten = 0
 
-    def watching(self, scope: Scope, caller: Caller, send: Send) -> Send:
+    def watching(self, scope: Scope, principal: Principal, send: Send) -> Send:
         """Sends on, once the line about it is written: whoever has an answer is in the log."""
         if scope["method"] in SAFE_METHODS:
             return send
@@ -51,26 +51,26 @@ class Trail:
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
                 if message["status"] == 403:  # what the body asks for needs another scope
-                    await self.denied(scope, caller, "forbidden")
+                    await self.denied(scope, principal, "forbidden")
                 elif message["status"] < 300 and scope["path"] not in COMPUTED:
                     location = Headers(raw=message.get("headers", [])).get("location", "")
-                    await self._write(_event(scope, "ok", caller, location))
+                    await self._write(_event(scope, "ok", principal, location))
             await send(message)
 
         return watched
 
-    async def signed_in(self, scope: Scope, caller: Caller) -> None:
+    async def signed_in(self, scope: Scope, principal: Principal) -> None:
         """Note that somebody gave a right token for a session."""
-        await self._write(_event(scope, "ok", caller))
+        await self._write(_event(scope, "ok", principal))
 
-    async def denied(self, scope: Scope, caller: Caller | None, kind: str) -> None:
+    async def denied(self, scope: Scope, principal: Principal | None, kind: str) -> None:
         """Note that a request was refused: as many a minute as `DENIALS_PER_MINUTE`."""
         if self._denials.take("", DENIALS_PER_MINUTE).is_exceeded:
             self._num_unwritten += 1
             return
         details = {"unwritten_before": self._num_unwritten} if self._num_unwritten else {}
         self._num_unwritten = 0
-        event = _event(scope, kind, caller)
+        event = _event(scope, kind, principal)
         await self._write(event.model_copy(update={"details": details}))
 
     async def _write(self, event: AuditEvent) -> None:
@@ -80,14 +80,16 @@ class Trail:
             _log.error("not in the audit log: %s (%s)", event.model_dump_json(), error)
 
 
-def _event(scope: Scope, outcome: str, caller: Caller | None, location: str = "") -> AuditEvent:
+def _event(
+    scope: Scope, outcome: str, principal: Principal | None, location: str = ""
+) -> AuditEvent:
     client = scope.get("client")
     action, object_id = named(scope["method"], scope["path"])
     return AuditEvent(
         action=action,
         outcome=outcome,
-        project_id=None if caller is None else caller.project_id,
-        key_id=None if caller is None else caller.id,
+        project_id=None if principal is None else principal.project_id,
+        key_id=None if principal is None else principal.id,
         object_id=object_id or location.rpartition("/")[2] or None,
         request_id=request_id(),
         address=client[0] if client else None,

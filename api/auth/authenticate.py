@@ -14,8 +14,8 @@ from ..http.problems import Problem
 from ..store.base import Store
 from ..store.projects import SECRET_PREFIX
 from ..store.records import ApiKey
-from .login_throttle import Guesses, too_many
-from .principal import OPERATOR, Caller
+from .login_throttle import LoginThrottle, too_many
+from .principal import OPERATOR, Principal
 from .scopes import SCOPES
 
 _SECRET = re.compile(SECRET_PREFIX + r"[A-Za-z0-9_-]{43}")
@@ -25,7 +25,7 @@ _JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 class TokenReader(Protocol):
     """Reads the tokens of an identity provider; see `oidc.OidcTokens`."""
 
-    def caller(self, token: str) -> Caller:
+    def principal(self, token: str) -> Principal:
         """Whose token it is. It may block.
 
         Raises:
@@ -33,14 +33,14 @@ class TokenReader(Protocol):
         """
 
 
-class Identification:
+class Authenticator:
     """Tells whose bearer token a request carries.
 
     Args:
         token: The server's own, ASCII; `None` if it has none.
         store: Has the API keys.
         tokens: Reads an identity provider's tokens; `None` if there is no provider.
-        guesses: Counts wrong tokens.
+        login_throttle: Counts wrong tokens.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class Identification:
         token: str | None,
         store: Store,
         tokens: TokenReader | None,
-        guesses: Guesses | None = None,
+        login_throttle: LoginThrottle | None = None,
     ) -> None:
         self._token = None if token is None else token.encode("ascii")
         self._looks_signed = token is not None and _JWT.fullmatch(token) is not None
         self._store = store
         self._tokens = tokens
-        self._guesses = Guesses() if guesses is None else guesses
+        self._login_throttle = LoginThrottle() if login_throttle is None else login_throttle
 
-    async def caller(self, headers: Headers, scope: Scope | None = None) -> Caller:
+    async def principal(self, headers: Headers, scope: Scope | None = None) -> Principal:
         """Who sent these headers.
 
         The server's token is compared in constant time. A key is looked up by its hash, at most
@@ -75,7 +75,7 @@ class Identification:
             StoreUnavailable: The keys cannot be read.
         """
         sent = bearer_token(headers)
-        wait_s = self._guesses.wait_s(scope)
+        wait_s = self._login_throttle.wait_s(scope)
         if self._token is not None and not wait_s and compare_digest(sent, self._token):
             return OPERATOR
         text = sent.decode("latin-1")
@@ -83,18 +83,18 @@ class Identification:
             keys = self._store.keys
             key = keys.known(text) or await run_in_threadpool(keys.by_secret, text)
             if key is not None:
-                return as_caller(key)
+                return principal_of_key(key)
         elif self._tokens is not None and _JWT.fullmatch(text):
             try:
-                return await run_in_threadpool(self._tokens.caller, text)
+                return await run_in_threadpool(self._tokens.principal, text)
             except Problem as problem:
                 is_wrong = problem.document.status == 401  # else it is signed, or not looked at
                 if is_wrong or self._looks_signed:
-                    self._guesses.failed(scope)
+                    self._login_throttle.failed(scope)
                 raise
         if wait_s:
             raise too_many(wait_s)
-        self._guesses.failed(scope)
+        self._login_throttle.failed(scope)
         raise unauthorized(
             "this token opens nothing here: it is wrong, revoked or has expired; get a valid one, "
             "e.g. from 'stagewright keys create'",
@@ -117,10 +117,10 @@ def bearer_token(headers: Headers) -> bytes:
     return token.strip().encode("latin-1")
 
 
-def as_caller(key: ApiKey) -> Caller:
+def principal_of_key(key: ApiKey) -> Principal:
     """Who holds a key; scopes that this release does not know open nothing."""
     known = frozenset(scope for scope in SCOPES if scope in key.scopes)
-    return Caller(id=key.id, project_id=key.project_id, scopes=known, quotas=key.quotas)
+    return Principal(id=key.id, project_id=key.project_id, scopes=known, quotas=key.quotas)
 
 
 def unauthorized(detail: str, *, error: str | None = None) -> Problem:

@@ -28,7 +28,7 @@ NETWORK_BITS = 64
 """Of an IPv6 address: whoever has one has all that begin alike."""
 
 
-class Guesses:
+class LoginThrottle:
     """A bucket of wrong tokens for each address; it belongs to the event loop's thread.
 
     Args:

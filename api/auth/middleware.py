@@ -15,37 +15,37 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...core.errors import StagewrightError
 from ..http.problems import Problem, from_error
 from ..telemetry.log_context import add
-from .audit import Trail
-from .authenticate import Identification
-from .principal import Caller
-from .rate_limit import Rate, Rates
+from .audit import AuditWriter
+from .authenticate import Authenticator
+from .principal import Principal
+from .rate_limit import RateLimiter, RateStatus
 from .scopes import is_open, needed_scope
 
 
-class Gate:
+class AuthMiddleware:
     """Lets a request through whose sender is known, within their quota, and has its scope.
 
-    Routes find who it is by `caller.caller_of`. What changes something, and what is refused, goes
-    into the audit log. There are no websockets here; all are closed.
+    Routes find who it is by `principal.principal_of`. What changes something, and what is refused,
+    goes into the audit log. There are no websockets here; all are closed.
 
     Args:
         app: The application behind.
-        identification: Who is who.
-        trail: Writes the audit log.
+        authenticator: Who is who.
+        audit: Writes the audit log.
         now: A clock that never goes back, in seconds.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        identification: Identification,
-        trail: Trail,
+        authenticator: Authenticator,
+        audit: AuditWriter,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
-        self._identification = identification
-        self._rates = Rates(now)
-        self._trail = trail
+        self._identification = authenticator
+        self._rates = RateLimiter(now)
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or _is_open(scope):
@@ -64,33 +64,33 @@ class Gate:
         Raises:
             Problem: It is refused. Whatever the application raises itself it answers itself.
         """
-        caller, rate = await self._admit(scope)
-        scope.setdefault("state", {})["caller"] = caller
-        add(project_id=caller.project_id, key_id=caller.id)
+        principal, rate = await self._admit(scope)
+        scope.setdefault("state", {})["principal"] = principal
+        add(project_id=principal.project_id, key_id=principal.id)
         told = send if rate is None else _with_headers(send, rate.headers())
-        await self._app(scope, receive, self._trail.watching(scope, caller, told))
+        await self._app(scope, receive, self._audit.watching(scope, principal, told))
 
-    async def _admit(self, scope: Scope) -> tuple[Caller, Rate | None]:
+    async def _admit(self, scope: Scope) -> tuple[Principal, RateStatus | None]:
         """Who sent it, and what is left of their quota."""
-        caller = None
+        principal = None
         try:
-            caller = await self._identification.caller(Headers(scope=scope), scope)
-            rate = self._count(caller)
+            principal = await self._identification.principal(Headers(scope=scope), scope)
+            rate = self._count(principal)
             method, path = scope["method"], scope["path"]
-            caller.require(needed_scope(method, path), f"{method} {path[:80]}")
-            return caller, rate
+            principal.require(needed_scope(method, path), f"{method} {path[:80]}")
+            return principal, rate
         except Problem as problem:
             if problem.document.status in (401, 403):
-                await self._trail.denied(scope, caller, problem.kind)
+                await self._audit.denied(scope, principal, problem.kind)
             raise
         except StagewrightError as error:
             raise from_error(error) from None
 
-    def _count(self, caller: Caller) -> Rate | None:
-        quota = caller.quotas.max_requests_per_minute
-        if quota is None or caller.id is None:
+    def _count(self, principal: Principal) -> RateStatus | None:
+        quota = principal.quotas.max_requests_per_minute
+        if quota is None or principal.id is None:
             return None
-        rate = self._rates.take(caller.id, quota)
+        rate = self._rates.take(principal.id, quota)
         if rate.is_exceeded:
             raise rate.problem()
         return rate

@@ -14,7 +14,7 @@ from ..store.base import Store
 from ..store.errors import NotFound
 from .authenticate import unauthorized
 from .jwks import SigningKeys
-from .principal import Caller
+from .principal import Principal
 from .scopes import SCOPES
 
 LEEWAY_S = 30
@@ -38,7 +38,7 @@ class OidcTokens:
         self._store = store
         self._keys = keys
 
-    def caller(self, token: str) -> Caller:
+    def principal(self, token: str) -> Principal:
         """Whose token it is. May block: keys are fetched, and the project is looked up.
 
         Raises:
@@ -50,7 +50,7 @@ class OidcTokens:
         subject = claims["sub"]
         if not re.fullmatch(r"[\x20-\x7e]{1,255}", subject):
             raise _refused("its subject is not 1 to 255 ASCII characters")
-        return Caller(
+        return Principal(
             id=f"oidc:{subject}",
             project_id=self._project(claims),
             scopes=frozenset(

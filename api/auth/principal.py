@@ -12,7 +12,7 @@ from ..store.records import DEFAULT_PROJECT, Quotas
 from .scopes import SCOPES, Scope
 
 
-class Caller(Record):
+class Principal(Record):
     """Somebody who proved who they are.
 
     Attributes:
@@ -48,19 +48,19 @@ class Caller(Record):
             )
 
 
-OPERATOR = Caller(scopes=frozenset(SCOPES))
+OPERATOR = Principal(scopes=frozenset(SCOPES))
 """Who has the server's own token."""
 
 
-async def caller_of(request: Request) -> Caller:
+async def principal_of(request: Request) -> Principal:
     """Who sent a request, as `authentication` found out.
 
     A coroutine, because FastAPI runs other dependencies in a thread, which takes longer than this.
     """
-    caller = request.state.caller
-    assert isinstance(caller, Caller)
-    return caller
+    principal = request.state.principal
+    assert isinstance(principal, Principal)
+    return principal
 
 
-CallerOfRequest = Annotated[Caller, Depends(caller_of)]
+CurrentPrincipal = Annotated[Principal, Depends(principal_of)]
 """The parameter of a route that is told who asks."""

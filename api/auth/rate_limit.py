@@ -17,7 +17,7 @@ MAX_BUCKETS = 10_000
 """Beyond this, buckets that are full again are forgotten: they say nothing."""
 
 
-class Rate:
+class RateStatus:
     """What one request left.
 
     Attributes:
@@ -51,7 +51,7 @@ class Rate:
         )
 
 
-class Rates:
+class RateLimiter:
     """Counts requests, in this process alone. It may be called from several threads.
 
     Args:
@@ -63,7 +63,7 @@ class Rates:
         self._buckets: dict[str, tuple[float, float, float]] = {}  # tokens, when, a second's worth
         self._lock = Lock()
 
-    def take(self, who: str, quota: int) -> Rate:
+    def take(self, who: str, quota: int) -> RateStatus:
         """Count a request of somebody who may send so many a minute."""
         with self._lock:
             now, a_second = self._now(), quota / PERIOD_S
@@ -75,7 +75,7 @@ class Rates:
             if who not in self._buckets and len(self._buckets) >= MAX_BUCKETS:
                 self._forget(now)
             self._buckets[who] = (tokens, now, a_second)
-        return Rate(quota, tokens, is_exceeded=is_exceeded)
+        return RateStatus(quota, tokens, is_exceeded=is_exceeded)
 
     def _forget(self, now: float) -> None:
         self._buckets = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..model_sources.measure import MeasuringSetup
-from ..settings.settings import Settings
+from ..settings.settings import ServerSettings
 from .dask_scheduler import EmbeddedScheduler, RemoteScheduler
 from .dask_workers import DaskWorkers
 from .thread_workers import ThreadWorkers
@@ -12,7 +12,7 @@ from .workers import Workers
 EMBEDDED, THREADS = "embedded", "threads"
 
 
-def workers_of(settings: Settings) -> Workers:
+def workers_of(settings: ServerSettings) -> Workers:
     """What runs them; nothing of it is started before there is a job.
 
     Raises:
@@ -30,6 +30,6 @@ def is_local(scheduler: str) -> bool:
     return scheduler in (EMBEDDED, THREADS)
 
 
-def setup_of(settings: Settings) -> MeasuringSetup | None:
+def setup_of(settings: ServerSettings) -> MeasuringSetup | None:
     """How workers on this machine measure; those elsewhere have settings of their own."""
     return MeasuringSetup.from_settings(settings) if is_local(settings.scheduler) else None

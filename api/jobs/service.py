@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from ...core.cluster.cluster import Cluster
 from ...core.requests.requests import MeasureRequest, ProfilingOptions
 from ...core.service.jobs import JobResult, JobView
-from ..auth.principal import Caller
+from ..auth.principal import Principal
 from ..errors import MeasuringUnavailable
 from ..planning.cache_keys import measure_digest
 from ..planning.requests import PlanRequest
@@ -64,7 +64,7 @@ class JobService:
 
     async def submit_plan(
         self,
-        caller: Caller,
+        principal: Principal,
         request: PlanRequest,
         unmeasured: Unmeasured,
         *,
@@ -85,11 +85,11 @@ class JobService:
             plan_deadline_s=unmeasured.deadline_s,
         )
         needs = needs_of(unmeasured.measure, None, request.cluster)
-        return await self._submit(caller, "plan", work, needs, submit_key)
+        return await self._submit(principal, "plan", work, needs, submit_key)
 
     async def submit_profile(
         self,
-        caller: Caller,
+        principal: Principal,
         request: ProfileJobRequest,
         *,
         fresh: bool = False,
@@ -101,19 +101,19 @@ class JobService:
             InvalidInput: The request makes no sense together.
             MeasuringUnavailable, TooManyJobs: See `submit_plan`.
         """
-        measure = await self._measure_request(caller.project_id, request)
-        self._planning.check_measurement(caller, measure)
+        measure = await self._measure_request(principal.project_id, request)
+        self._planning.check_measurement(principal, measure)
         fresh = fresh or measure.factory is not None  # what it makes may have changed
         needs = needs_of(measure, request.device_kind, None)
         digest = self._digest(measure, request.device_kind, None)
         work = Work(measure=measure, measure_digest=digest, fresh=fresh)
         if not fresh:
             known = await run_in_threadpool(
-                self._store.reuse.recall, caller.project_id, "profile", digest
+                self._store.reuse.recall, principal.project_id, "profile", digest
             )
             if known is not None:
-                return await self._done(caller, work, needs, submit_key, known), True
-        return await self._submit(caller, "profile", work, needs, submit_key), False
+                return await self._done(principal, work, needs, submit_key, known), True
+        return await self._submit(principal, "profile", work, needs, submit_key), False
 
     async def measured_before(
         self, project_id: str, measure: MeasureRequest, cluster: Cluster
@@ -213,7 +213,7 @@ class JobService:
 
     async def _submit(
         self,
-        caller: Caller,
+        principal: Principal,
         kind: Literal["plan", "profile"],
         work: Work,
         needs: str,
@@ -229,19 +229,19 @@ class JobService:
             job = None
             if not work.fresh and request.request_digest is not None:
                 job = await run_in_threadpool(
-                    self._store.jobs.unfinished_like, caller.project_id, request.request_digest
+                    self._store.jobs.unfinished_like, principal.project_id, request.request_digest
                 )
             if job is None:
-                job = await run_in_threadpool(submit, self._store.jobs, caller, request)
+                job = await run_in_threadpool(submit, self._store.jobs, principal, request)
         self._runner.take(job)
         return job
 
     async def _done(
-        self, caller: Caller, work: Work, needs: str, key: str | None, result_id: str
+        self, principal: Principal, work: Work, needs: str, key: str | None, result_id: str
     ) -> Job:
         """A job that ends with what is known already."""
         request = self._request("profile", work, needs, key)
-        job = await run_in_threadpool(submit, self._store.jobs, caller, request)
+        job = await run_in_threadpool(submit, self._store.jobs, principal, request)
         started = await run_in_threadpool(
             self._store.jobs.start, job.id, attempt=job.attempt, worker="reuse"
         )
@@ -249,7 +249,7 @@ class JobService:
             await run_in_threadpool(
                 self._store.jobs.finish, job.id, started.attempt, "succeeded", result_id=result_id
             )
-        return await self.get(caller.project_id, job.id)
+        return await self.get(principal.project_id, job.id)
 
     def _request(self, kind: Kind, work: Work, needs: str, key: str | None) -> JobRequest:
         return JobRequest(
@@ -274,7 +274,7 @@ def _result(result_id: str | None) -> JobResult | None:
     return JobResult(kind=kind, id=result_id, href=f"/v1/{kind}s/{result_id}")
 
 
-def submit(jobs: Jobs, caller: Caller, request: JobRequest) -> Job:
+def submit(jobs: Jobs, principal: Principal, request: JobRequest) -> Job:
     """Queue a job of the caller's project.
 
     It counts for the caller's key until it ends; those of the server's own token count together.
@@ -282,6 +282,6 @@ def submit(jobs: Jobs, caller: Caller, request: JobRequest) -> Job:
     Raises:
         TooManyJobs: As many jobs of that key are unfinished as it may have; 429.
     """
-    owned = request.model_copy(update={"key_id": caller.id})
-    limit = caller.quotas.max_unfinished_jobs
-    return jobs.submit(caller.project_id, owned, max_unfinished=limit)
+    owned = request.model_copy(update={"key_id": principal.id})
+    limit = principal.quotas.max_unfinished_jobs
+    return jobs.submit(principal.project_id, owned, max_unfinished=limit)

@@ -23,7 +23,7 @@ _log = logging.getLogger("stagewright.access")
 _errors = logging.getLogger(__name__)
 
 
-class Requests:
+class AccessLog:
     """Gives every request an id, and tells of it when it has been answered.
 
     The id is the caller's ``X-Request-ID`` if that is well formed. It is in the answer's header,

@@ -16,7 +16,7 @@ TURN_S = 0.25
 """Longest a request keeps others waiting: one that searches or measures goes on without a turn."""
 
 
-class Turns:
+class ConcurrencyLimit:
     """Hands requests on in the order they came, a few at a time.
 
     Under load every step of a request waits anew behind the steps of all others: what takes eight

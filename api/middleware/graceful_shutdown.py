@@ -28,7 +28,7 @@ Phase = Literal["serving", "leaving", "refusing", "done"]
 _log = logging.getLogger(__name__)
 
 
-class Drain:
+class GracefulShutdown:
     """How far a server is on its way out. It belongs to the event loop's thread.
 
     Args:
@@ -135,21 +135,21 @@ class DrainGate:
 
     Args:
         app: The application behind.
-        drain: How far the server is.
+        shutdown: How far the server is.
     """
 
-    def __init__(self, app: ASGIApp, drain: Drain) -> None:
+    def __init__(self, app: ASGIApp, shutdown: GracefulShutdown) -> None:
         self._app = app
-        self._drain = drain
+        self._shutdown = shutdown
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if self._drain.is_refusing and _begins_work(scope):
+        if self._shutdown.is_refusing and _begins_work(scope):
             await refusal().response()(scope, receive, send)
             return
-        with self._drain.request() as release:
+        with self._shutdown.request() as release:
 
             async def watched(message: Message) -> None:
                 if message["type"] == "http.response.start":

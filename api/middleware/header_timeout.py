@@ -16,7 +16,7 @@ TOO_SLOW = (
 )
 
 
-class PromptHeads(H11Protocol):
+class HeaderTimeoutProtocol(H11Protocol):
     """Closes connections whose request line and headers are not there after `HEAD_WITHIN_S`.
 
     One timer for each connection, and for each later request whose head comes in pieces: what an

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ...core.requests.requests import MeasureRequest
-from ..auth.principal import Caller
+from ..auth.principal import Principal
 from ..http.problems import Problem
-from ..settings.settings import Settings
+from ..settings.settings import ServerSettings
 from .factories import Factories, check_call, read_factories
 from .measure import CODE_IS_OFF
 
@@ -25,12 +25,12 @@ class ForeignModels:
     allow_code: bool = False
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> ForeignModels:
+    def from_settings(cls, settings: ServerSettings) -> ForeignModels:
         """Raises: InvalidInput: The file of factories does not fit."""
         file = settings.factories_file
         return cls({} if file is None else read_factories(file), settings.allow_code)
 
-    def check(self, caller: Caller, request: MeasureRequest) -> None:
+    def check(self, principal: Principal, request: MeasureRequest) -> None:
         """Refuse what may not be run here, or not by this caller.
 
         Raises:
@@ -40,6 +40,6 @@ class ForeignModels:
         if request.code is not None:
             if not self.allow_code:
                 raise Problem(403, "code-not-allowed", CODE_IS_OFF)
-            caller.require("code", "running code")
+            principal.require("code", "running code")
         if request.factory is not None:
             check_call(request.factory, self.factories)

@@ -24,7 +24,7 @@ from ..telemetry.tracing import span
 from .measure import MeasuringFailed, SandboxChoice, choose_sandbox
 
 if TYPE_CHECKING:
-    from ..settings.settings import Settings
+    from ..settings.settings import ServerSettings
 
 MAX_CONCURRENT = 2
 
@@ -108,7 +108,7 @@ class Estimator:
         raise MeasuringUnavailable(WITHOUT_TORCH)
 
 
-def estimate_confined(request_json: str, settings: Settings, stopped: threading.Event) -> str:
+def estimate_confined(request_json: str, settings: ServerSettings, stopped: threading.Event) -> str:
     """The answer of a child of this thread's, on a worker; `Estimated` as JSON.
 
     Raises:

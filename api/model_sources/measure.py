@@ -21,7 +21,7 @@ from ..sandbox.self_test import Cell, proven_cell
 from .factories import Factories, check_call, read_factories
 
 if TYPE_CHECKING:
-    from ..settings.settings import Settings
+    from ..settings.settings import ServerSettings
 
 FOREIGN_COMMAND = (sys.executable, "-P", "-m", "stagewright.profiler.untrusted_worker")
 """Measures models of others: registered ones, and code where it is allowed."""
@@ -62,7 +62,7 @@ class MeasuringSetup:
     allow_code: bool = False
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> MeasuringSetup:
+    def from_settings(cls, settings: ServerSettings) -> MeasuringSetup:
         return cls(
             command=settings.measure_command,
             deadline_s=settings.measure_deadline_s,
@@ -114,7 +114,7 @@ def measure_confined(
         raise MeasuringFailed(f"the child's profile does not fit: {error}") from None
 
 
-def prove(settings: Settings) -> None:
+def prove(settings: ServerSettings) -> None:
     """Find out whether what the settings ask of sandboxes is to be had on this machine.
 
     Raises:

@@ -17,7 +17,7 @@ from ...core.service.plans import InfeasibleAnswer, StoredPlan
 from ...view.build_plan_view import MAX_ACTIONS, plan_view
 from ...view.html import data
 from ...view.plan_view import GraphView, LayerColumns, PlanView
-from ..auth.principal import Caller
+from ..auth.principal import Principal
 from ..planning.exports import plan_of
 from ..planning.requests import ClusterInput
 from ..planning.service import Planning
@@ -67,23 +67,23 @@ class Views:
         self._store = store
         self._kept: OrderedDict[tuple[str, str, bool], Drawing] = OrderedDict()
 
-    async def stored(self, caller: Caller, plan_id: str) -> Drawing:
+    async def stored(self, principal: Principal, plan_id: str) -> Drawing:
         """A plan as it is kept, with its step.
 
         Raises:
             NotFound, Problem: There is none under that id, or nothing fitted its request.
         """
-        found = await run_in_threadpool(self._store.documents.plan, caller.project_id, plan_id)
-        return await self.of(caller, found, with_step=True)
+        found = await run_in_threadpool(self._store.documents.plan, principal.project_id, plan_id)
+        return await self.of(principal, found, with_step=True)
 
-    async def of(self, caller: Caller, stored: StoredPlan, *, with_step: bool) -> Drawing:
+    async def of(self, principal: Principal, stored: StoredPlan, *, with_step: bool) -> Drawing:
         """The same of a record that is read already."""
-        key = caller.project_id, stored.id, with_step
+        key = principal.project_id, stored.id, with_step
         found = self._kept.get(key)
         if found is None:
             plan = plan_of(stored)
             profile = await run_in_threadpool(
-                self._store.documents.profile, caller.project_id, stored.profile_id
+                self._store.documents.profile, principal.project_id, stored.profile_id
             )
             found = await self._planning.elsewhere(
                 drawing, plan, profile.profile, stored.cluster, with_step
@@ -94,7 +94,7 @@ class Views:
             self._kept.popitem(last=False)
         return found
 
-    async def changed(self, caller: Caller, request: ViewRequest) -> str:
+    async def changed(self, principal: Principal, request: ViewRequest) -> str:
         """A plan with changes, priced as ``POST /v1/simulations`` does: a `ViewAnswer` as JSON.
 
         What is no split of that profile, or has options that do not go together, is an answer too.
@@ -103,7 +103,7 @@ class Views:
             NotFound, Problem: There is no such plan, or nothing fitted its request.
         """
         stored = await run_in_threadpool(
-            self._store.documents.plan, caller.project_id, request.plan_id
+            self._store.documents.plan, principal.project_id, request.plan_id
         )
         plan = plan_of(stored)
         balance = request.balance or plan.balance
@@ -116,7 +116,7 @@ class Views:
             options=request.options,
         )
         try:
-            question = await self._planning.question(caller, asked)
+            question = await self._planning.question(principal, asked)
             return await self._planning.elsewhere(
                 changed_view, question, request.step, request.layers
             )

@@ -16,9 +16,9 @@ from ...core.service.plans import StoredPlan
 from ...view.layers import profile_layers
 from ...view.profile_view import quality_of
 from ...view.reproduce import ask_again
-from ..auth.audit import Trail
-from ..auth.authenticate import Identification
-from ..auth.principal import Caller, CallerOfRequest
+from ..auth.audit import AuditWriter
+from ..auth.authenticate import Authenticator
+from ..auth.principal import CurrentPrincipal, Principal
 from ..http.pagination import Cursor, Search, cursor_checked
 from ..planning.service import Planning
 from ..planning.what_if import ComparisonRequest
@@ -47,12 +47,12 @@ def page_routes(
     store: Store,
     views: Views,
     sessions: Sessions,
-    identification: Identification,
-    trail: Trail,
+    authenticator: Authenticator,
+    audit: AuditWriter,
 ) -> APIRouter:
     """Every page."""
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
-    router.include_router(signing_routes(sessions, identification, trail))
+    router.include_router(signing_routes(sessions, authenticator, audit))
 
     @router.get("/")
     def home() -> Response:
@@ -69,22 +69,24 @@ def page_routes(
         return Response(found.content, 200, headers, found.media_type)
 
     @router.get("/plans")
-    def plans(caller: CallerOfRequest, cursor: Cursor = None, search: Search = "") -> str:
+    def plans(principal: CurrentPrincipal, cursor: Cursor = None, search: Search = "") -> str:
         with cursor_checked():
-            page = store.documents.plans(caller.project_id, limit=50, cursor=cursor, search=search)
+            page = store.documents.plans(
+                principal.project_id, limit=50, cursor=cursor, search=search
+            )
         asked = {"search": search, "cursor": cursor}
         return render(
             "plans.html", here="plans", plans=page.items, next_cursor=page.next_cursor, **asked
         )
 
     @router.get("/plans/{plan_id}")
-    async def plan(plan_id: str, caller: CallerOfRequest) -> str:
-        stored = await run_in_threadpool(store.documents.plan, caller.project_id, plan_id)
+    async def plan(plan_id: str, principal: CurrentPrincipal) -> str:
+        stored = await run_in_threadpool(store.documents.plan, principal.project_id, plan_id)
         if stored.plan is None:
-            return await run_in_threadpool(_infeasible, store, caller, stored)
+            return await run_in_threadpool(_infeasible, store, principal, stored)
         fits = len(stored.cluster.devices) <= MAX_EMBEDDED_DEVICES
         step = place_of_step(stored.plan)
-        found = await views.of(caller, stored, with_step=step == "here")
+        found = await views.of(principal, stored, with_step=step == "here")
         request = {
             "plan_id": stored.id,
             "profile_id": stored.profile_id,
@@ -101,22 +103,22 @@ def page_routes(
 
     @router.get("/compare")
     async def compare(
-        caller: CallerOfRequest, id: Annotated[list[str] | None, Query()] = None
+        principal: CurrentPrincipal, id: Annotated[list[str] | None, Query()] = None
     ) -> str:
         ids = list(dict.fromkeys(id or ()))
         if not 2 <= len(ids) <= MAX_COMPARED:
             listed = await run_in_threadpool(
-                store.documents.plans, caller.project_id, limit=50, cursor=None
+                store.documents.plans, principal.project_id, limit=50, cursor=None
             )
             recent = listed.items
             return render("choose.html", here="compare", plans=recent, chosen=ids)
-        found = await planning.compare(caller, ComparisonRequest(plan_ids=tuple(ids)))
+        found = await planning.compare(principal, ComparisonRequest(plan_ids=tuple(ids)))
         return render("compare.html", here="compare", comparison=found)
 
     @router.get("/profiles")
-    def profiles(caller: CallerOfRequest, cursor: Cursor = None) -> str:
+    def profiles(principal: CurrentPrincipal, cursor: Cursor = None) -> str:
         with cursor_checked():
-            page = store.documents.profiles(caller.project_id, limit=50, cursor=cursor)
+            page = store.documents.profiles(principal.project_id, limit=50, cursor=cursor)
         return render(
             "profiles.html", here="profiles", profiles=page.items, next_cursor=page.next_cursor
         )
@@ -124,10 +126,10 @@ def page_routes(
     @router.get("/profiles/{profile_id}")
     async def profile(
         profile_id: str,
-        caller: CallerOfRequest,
+        principal: CurrentPrincipal,
         beside: Annotated[str, Query(alias="with", max_length=80)] = "",
     ) -> str:
-        values = await run_in_threadpool(_profile_values, store, caller, profile_id, beside)
+        values = await run_in_threadpool(_profile_values, store, principal, profile_id, beside)
         if values["other"] is not None:
             earlier, later = values["other"].profile, values["stored"].profile
             try:
@@ -137,26 +139,26 @@ def page_routes(
         return await run_in_threadpool(render, "profile.html", here="profiles", **values)
 
     @router.get("/new")
-    def new(caller: CallerOfRequest, profile_id: ProfileId = "") -> str:
-        profiles = _profiles_with(store, caller, profile_id)
+    def new(principal: CurrentPrincipal, profile_id: ProfileId = "") -> str:
+        profiles = _profiles_with(store, principal, profile_id)
         return render("new.html", here="new", profiles=profiles, many=MANY_PROFILES)
 
     @router.get("/jobs")
-    def jobs(caller: CallerOfRequest) -> str:
+    def jobs(principal: CurrentPrincipal) -> str:
         return render("jobs.html", here="jobs")
 
     @router.get("/jobs/{job_id}")
-    def job(job_id: str, caller: CallerOfRequest) -> str:
-        store.jobs.get(caller.project_id, job_id)  # there is one, in this project
+    def job(job_id: str, principal: CurrentPrincipal) -> str:
+        store.jobs.get(principal.project_id, job_id)  # there is one, in this project
         request_json = store.jobs.request_json(job_id)
         return render("job.html", here="jobs", job_id=job_id, words=job_words(request_json))
 
     return router
 
 
-def _profiles_with(store: Store, caller: Caller, wanted: str) -> tuple[ProfileSummary, ...]:
+def _profiles_with(store: Store, principal: Principal, wanted: str) -> tuple[ProfileSummary, ...]:
     """The newest profiles, and one that is wanted wherever it stands."""
-    documents, project = store.documents, caller.project_id
+    documents, project = store.documents, principal.project_id
     listed = documents.profiles(project, limit=MAX_PROFILES, cursor=None).items
     if not wanted or any(one.id == wanted for one in listed):
         return listed
@@ -166,22 +168,24 @@ def _profiles_with(store: Store, caller: Caller, wanted: str) -> tuple[ProfileSu
         return listed
 
 
-def _infeasible(store: Store, caller: Caller, stored: StoredPlan) -> str:
+def _infeasible(store: Store, principal: Principal, stored: StoredPlan) -> str:
     """The page of a request that nothing fits."""
     ways = stored.infeasible.ways_out if stored.infeasible else ()
     return render(
         "infeasible.html",
         here="plans",
         stored=stored,
-        model=store.documents.plan_summary(caller.project_id, stored.id),
+        model=store.documents.plan_summary(principal.project_id, stored.id),
         ways=[way.model_dump(mode="json") for way in ways],
         again=ask_again(stored.profile_id, stored.cluster, stored.options),
     )
 
 
-def _profile_values(store: Store, caller: Caller, profile_id: str, beside: str) -> dict[str, Any]:
+def _profile_values(
+    store: Store, principal: Principal, profile_id: str, beside: str
+) -> dict[str, Any]:
     """What the page of a profile shows, and the other profile it is put beside."""
-    documents, project = store.documents, caller.project_id
+    documents, project = store.documents, principal.project_id
     stored = documents.profile(project, profile_id)
     listed = documents.profiles(project, limit=50, cursor=None).items
     return {

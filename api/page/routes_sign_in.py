@@ -8,8 +8,8 @@ from fastapi import APIRouter, Request, Response
 from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, RedirectResponse
 
-from ..auth.audit import Trail
-from ..auth.authenticate import Identification
+from ..auth.audit import AuditWriter
+from ..auth.authenticate import Authenticator
 from ..auth.scopes import is_page
 from ..http.problems import Problem
 from .session_middleware import origin_missing
@@ -25,7 +25,9 @@ REFUSED = (401, 403)
 """What the audit log is told of, here as at the gate."""
 
 
-def signing_routes(sessions: Sessions, identification: Identification, trail: Trail) -> APIRouter:
+def signing_routes(
+    sessions: Sessions, authenticator: Authenticator, audit: AuditWriter
+) -> APIRouter:
     """The form, what it sends, and the way out."""
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
@@ -47,16 +49,16 @@ def signing_routes(sessions: Sessions, identification: Identification, trail: Tr
         try:
             raw = [(b"authorization", f"Bearer {token}".encode())]
             stranger = {**request.scope, "state": {}}  # whoever is signed in guesses like others
-            caller = await identification.caller(Headers(raw=raw), stranger)
+            principal = await authenticator.principal(Headers(raw=raw), stranger)
         except Problem as problem:
             if problem.document.status in REFUSED:
-                await trail.denied(request.scope, None, problem.kind)
+                await audit.denied(request.scope, None, problem.kind)
             wrong = problem.document.detail if token else "Paste the token first."
             response = HTMLResponse(form(request, wanted, wrong), problem.document.status)
             if wait := (problem.headers or {}).get("Retry-After"):
                 response.headers["Retry-After"] = wait
             return response
-        await trail.signed_in(request.scope, caller)
+        await audit.signed_in(request.scope, principal)
         sessions.close(_session(request))
         signed_in = RedirectResponse(wanted, 303)
         _set(signed_in, request, sessions.open(token), LIFETIME_S)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Request, Response
 
 from ...view.plan_view import PlanView
-from ..auth.principal import CallerOfRequest
+from ..auth.principal import CurrentPrincipal
 from ..http.strict_json import StrictRoute
 from ..openapi import PROBLEM_RESPONSE
 from ..routes.idempotency import TAGGED, IfNoneMatch, of_release, tagged
@@ -22,19 +22,22 @@ def view_routes(views: Views) -> APIRouter:
 
     @router.get("/plans/{plan_id}/view", response_model=PlanView, responses=TAGGED)
     async def get_view(
-        plan_id: str, request: Request, caller: CallerOfRequest, if_none_match: IfNoneMatch = None
+        plan_id: str,
+        request: Request,
+        principal: CurrentPrincipal,
+        if_none_match: IfNoneMatch = None,
     ) -> Response:
         """A plan's numbers, layers, boxes, memory curves and folded graph, ready to be drawn."""
-        found = await views.stored(caller, plan_id)
+        found = await views.stored(principal, plan_id)
         return tagged(request, of_release(f"{plan_id}.view"), lambda: found.text)
 
     @router.post("/views", response_model=ViewAnswer)
     async def change_view(
         body: Annotated[ViewRequest, Body(openapi_examples=view_examples())],
-        caller: CallerOfRequest,
+        principal: CurrentPrincipal,
     ) -> Response:
         """The same of a stored plan with other cuts, devices or options; nothing is stored."""
-        return Response(await views.changed(caller, body), media_type="application/json")
+        return Response(await views.changed(principal, body), media_type="application/json")
 
     return router
 

@@ -17,7 +17,7 @@ from ...core.profile.profile import Profile
 from ...core.requests.requests import EstimateOptions, EstimateRequest, MeasureRequest
 from ...core.service.plans import PlanRecord, StoredPlan, infeasible_answer
 from ...planner.plan import plan
-from ..auth.principal import Caller
+from ..auth.principal import Principal
 from ..http.field_errors import FieldError
 from ..http.problems import Problem
 from ..http.threads import in_busy_thread
@@ -119,7 +119,7 @@ class Planning:
 
     async def create_plan(
         self,
-        caller: Caller,
+        principal: Principal,
         request: PlanRequest,
         measured_before: MeasuredBefore,
         *,
@@ -130,7 +130,7 @@ class Planning:
         Planning and storing run elsewhere: the event loop stays free.
 
         Args:
-            caller: Whose project it is kept in.
+            principal: Whose project it is kept in.
             request: What is asked.
             measured_before: Tells the profile of an earlier measurement that will do.
             fresh: Find everything out again, whatever is known.
@@ -147,12 +147,12 @@ class Planning:
             StagewrightError: Estimating failed.
         """
         deadline_s = self._deadline(request)
-        measure = await self._to_measure(caller.project_id, request)
+        measure = await self._to_measure(principal.project_id, request)
         if measure is not None:
-            self.check_measurement(caller, measure)
+            self.check_measurement(principal, measure)
             fresh = fresh or measure.factory is not None  # what it makes may have changed
         digest = await self._beside(request, plan_digest, request, deadline_s)
-        project = caller.project_id
+        project = principal.project_id
         if not fresh:
             known = await run_in_threadpool(self._known_plan, project, digest)
             if known is not None:
@@ -180,15 +180,15 @@ class Planning:
             return work(*args, **kwargs)
         return await in_busy_thread(work, *args, **kwargs)
 
-    def check_measurement(self, caller: Caller, measure: MeasureRequest) -> None:
+    def check_measurement(self, principal: Principal, measure: MeasureRequest) -> None:
         """Refuse what may not be measured here, or not by this caller.
 
         Raises:
             InvalidInput, Problem: See `models.foreign.ForeignModels.check`; a family cannot be
                 built here.
         """
-        caller.require("measure", "measuring a model")
-        self._foreign.check(caller, measure)
+        principal.require("measure", "measuring a model")
+        self._foreign.check(principal, measure)
         if self._builds_here:
             check_buildable(measure.model)
 
@@ -246,22 +246,22 @@ class Planning:
         check_graph(graph)
         return await run_in_threadpool(self._store.documents.put_graph, project_id, graph)
 
-    async def simulate(self, caller: Caller, request: SimulationRequest) -> Simulation:
+    async def simulate(self, principal: Principal, request: SimulationRequest) -> Simulation:
         """Price a split somebody chose; nothing is stored.
 
         Raises:
             InvalidInput: It is no split of that profile, or larger than this service does.
         """
-        question = await self.question(caller, request)
+        question = await self.question(principal, request)
         return await self.elsewhere(price, question, request.timeline)
 
-    async def question(self, caller: Caller, request: SimulationRequest) -> PricedSplit:
+    async def question(self, principal: Principal, request: SimulationRequest) -> PricedSplit:
         """What is to be priced, all that is stored looked up.
 
         Raises:
             InvalidInput: There is no split, or it is larger than this service does.
         """
-        profile, base = await run_in_threadpool(self._base, caller.project_id, request)
+        profile, base = await run_in_threadpool(self._base, principal.project_id, request)
         plan_of_base = None if base is None else base.plan
         cluster = request.cluster or (base.cluster if base else None)
         options = request.options or (base.options if base else PlanOptions())
@@ -281,13 +281,13 @@ class Planning:
         """What a function returns that keeps a processor busy, where plans are searched for."""
         return await self._solver.run(work, *args, **kwargs)
 
-    async def compare(self, caller: Caller, request: ComparisonRequest) -> Comparison:
+    async def compare(self, principal: Principal, request: ComparisonRequest) -> Comparison:
         """Put stored plans side by side.
 
         Raises:
             InvalidInput: One of them is not stored.
         """
-        return compare(await run_in_threadpool(self._named_plans, caller.project_id, request))
+        return compare(await run_in_threadpool(self._named_plans, principal.project_id, request))
 
     def _named_plans(self, project: str, request: ComparisonRequest) -> tuple[StoredPlan, ...]:
         found = []

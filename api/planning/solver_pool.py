@@ -127,10 +127,10 @@ class Solver:
             self.num_running -= 1
             self._turns.release()
 
-    async def _acquire(self, turns: asyncio.Semaphore) -> None:
+    async def _acquire(self, limit: asyncio.Semaphore) -> None:
         self.num_waiting += 1
         try:
-            await turns.acquire()
+            await limit.acquire()
         finally:
             self.num_waiting -= 1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from ...core.document import Record
-from ..auth.principal import CallerOfRequest
+from ..auth.principal import CurrentPrincipal
 from ..auth.scopes import AUDIT
 from ..http.pagination import Cursor, Limit, cursor_checked
 from ..openapi import PROBLEM_RESPONSE
@@ -30,14 +30,16 @@ def audit_routes(store: Store) -> APIRouter:
     router = APIRouter(prefix=AUDIT, tags=["operations"], responses=PROBLEM_RESPONSE)
 
     @router.get("")
-    def list_audit(caller: CallerOfRequest, limit: Limit = 50, cursor: Cursor = None) -> AuditList:
+    def list_audit(
+        principal: CurrentPrincipal, limit: Limit = 50, cursor: Cursor = None
+    ) -> AuditList:
         """What was made, changed, revoked or refused in this project, newest first.
 
         What nobody's project is concerned by, such as a stranger's request that was refused, is
         for the operator alone: ``stagewright audit``.
         """
         with cursor_checked():
-            page = store.audit.entries(project_id=caller.project_id, limit=limit, cursor=cursor)
+            page = store.audit.entries(project_id=principal.project_id, limit=limit, cursor=cursor)
         return AuditList(entries=page.items, next_cursor=page.next_cursor)
 
     return router

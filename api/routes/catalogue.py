@@ -41,11 +41,11 @@ from ..openapi import PROBLEM_RESPONSE
 from ..planning.exports import PlanFormat, ProfileFormat
 from ..planning.requests import MAX_SHORTHAND_DEVICES
 from ..sandbox.bubblewrap import Sandbox
-from ..settings.settings import Settings
+from ..settings.settings import ServerSettings
 from ..store.errors import NotFound
 
 
-def catalogue_routes(settings: Settings, foreign: ForeignModels | None = None) -> APIRouter:
+def catalogue_routes(settings: ServerSettings, foreign: ForeignModels | None = None) -> APIRouter:
     """Routes that tell what there is."""
     foreign = foreign or ForeignModels()
     families = _families(is_local(settings.scheduler))
@@ -150,7 +150,7 @@ def _tiers(foreign: ForeignModels, scheduler: str) -> tuple[Tier, ...]:
     )
 
 
-def _capabilities(settings: Settings, foreign: ForeignModels) -> Capabilities:
+def _capabilities(settings: ServerSettings, foreign: ForeignModels) -> Capabilities:
     return Capabilities(
         version=__version__,
         models=_tiers(foreign, settings.scheduler),
@@ -179,7 +179,7 @@ def _capabilities(settings: Settings, foreign: ForeignModels) -> Capabilities:
     )
 
 
-def _sandbox(settings: Settings) -> Sandbox | None:
+def _sandbox(settings: ServerSettings) -> Sandbox | None:
     try:
         return choose_sandbox(settings.sandbox)
     except Refused:

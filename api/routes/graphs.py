@@ -8,7 +8,7 @@ from fastapi import APIRouter, Body, Request, Response
 
 from ...core.graph.graph import Graph
 from ...core.service.documents import GraphList, StoredGraph
-from ..auth.principal import CallerOfRequest
+from ..auth.principal import CurrentPrincipal
 from ..http.examples import graph_examples
 from ..http.pagination import Cursor, Limit, cursor_checked
 from ..http.problems import Problem
@@ -43,20 +43,20 @@ def graph_routes(planning: Planning, store: Store, reader: ProgramReader) -> API
     async def create_graph(
         graph: Annotated[Graph, Body(openapi_examples=graph_examples())],
         request: Request,
-        caller: CallerOfRequest,
+        principal: CurrentPrincipal,
         idempotency_key: IdempotencyKey = None,
     ) -> Response:
         """Keep a graph that ``stagewright capture`` made, to plan from it by its id."""
 
         async def make() -> Response:
-            stored = await planning.create_graph(caller.project_id, graph)
+            stored = await planning.create_graph(principal.project_id, graph)
             return created(stored.model_dump_json(), f"/v1/graphs/{stored.id}")
 
-        return await once(store.idempotency, caller, request, make)
+        return await once(store.idempotency, principal, request, make)
 
     @router.post("/pt2", status_code=201, response_model=Stored, openapi_extra=PT2_BODY)
     async def create_graph_from_pt2(
-        request: Request, caller: CallerOfRequest, idempotency_key: IdempotencyKey = None
+        request: Request, principal: CurrentPrincipal, idempotency_key: IdempotencyKey = None
     ) -> Response:
         """Keep the graph of an exported program (``.pt2``). Nothing of the file is run."""
         if request.headers.get("content-type", "").partition(";")[0].strip() not in ARCHIVES:
@@ -71,24 +71,29 @@ def graph_routes(planning: Planning, store: Store, reader: ProgramReader) -> API
 
         async def make() -> Response:
             graph = await reader.read(body)
-            stored = await planning.create_graph(caller.project_id, graph)
+            stored = await planning.create_graph(principal.project_id, graph)
             return created(stored.model_dump_json(), f"/v1/graphs/{stored.id}")
 
-        return await once(store.idempotency, caller, request, make)
+        return await once(store.idempotency, principal, request, make)
 
     @router.get("")
-    def list_graphs(caller: CallerOfRequest, limit: Limit = 50, cursor: Cursor = None) -> GraphList:
+    def list_graphs(
+        principal: CurrentPrincipal, limit: Limit = 50, cursor: Cursor = None
+    ) -> GraphList:
         """Graphs, newest first."""
         with cursor_checked():
-            page = store.documents.graphs(caller.project_id, limit=limit, cursor=cursor)
+            page = store.documents.graphs(principal.project_id, limit=limit, cursor=cursor)
         return GraphList(graphs=page.items, next_cursor=page.next_cursor)
 
     @router.get("/{graph_id}", response_model=StoredGraph, responses=TAGGED)
     def get_graph(
-        graph_id: str, request: Request, caller: CallerOfRequest, if_none_match: IfNoneMatch = None
+        graph_id: str,
+        request: Request,
+        principal: CurrentPrincipal,
+        if_none_match: IfNoneMatch = None,
     ) -> Response:
         """A graph."""
-        found = store.documents.graph_json(caller.project_id, graph_id)
+        found = store.documents.graph_json(principal.project_id, graph_id)
         return tagged(request, graph_id, lambda: found)
 
     return router

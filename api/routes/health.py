@@ -14,7 +14,7 @@ from fastapi import APIRouter
 from ... import __version__
 from ...core.document import Record
 from ..http.problems import Problem
-from ..middleware.graceful_shutdown import RETRY_AFTER_S, Drain
+from ..middleware.graceful_shutdown import RETRY_AFTER_S, GracefulShutdown
 from ..openapi import PROBLEM_RESPONSE
 from ..planning.solver_pool import Solver
 from ..store.base import Store
@@ -42,7 +42,7 @@ class Readiness(Record):
     version: str
 
 
-def health_routes(store: Store, solver: Solver, drain: Drain) -> APIRouter:
+def health_routes(store: Store, solver: Solver, shutdown: GracefulShutdown) -> APIRouter:
     """What decides whether a server is started anew, and whether requests are sent to it."""
     router = APIRouter(tags=["health"], responses=PROBLEM_RESPONSE)
     turn = CapacityLimiter(MAX_CHECKS)
@@ -62,7 +62,7 @@ def health_routes(store: Store, solver: Solver, drain: Drain) -> APIRouter:
         missing = {
             "database": await _database_fails(store, turn),
             "solver": _fails("solver", solver.check),
-            "draining": drain.is_draining,
+            "draining": shutdown.is_draining,
         }
         if any(missing.values()):
             raise not_ready(tuple(name for name, is_missing in missing.items() if is_missing))

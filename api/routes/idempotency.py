@@ -13,7 +13,7 @@ from fastapi import Header, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from ... import __version__
-from ..auth.principal import Caller
+from ..auth.principal import Principal
 from ..http.field_errors import FieldError
 from ..http.problems import Problem
 from ..store.base import Idempotency
@@ -60,7 +60,7 @@ def created(text: str, location: str, headers: Mapping[str, str] | None = None) 
 
 async def once(
     idempotency: Idempotency,
-    caller: Caller,
+    principal: Principal,
     request: Request,
     make: Callable[[], Awaitable[Response]],
 ) -> Response:
@@ -79,7 +79,7 @@ async def once(
         errors = [FieldError(parameter=KEY_HEADER, detail=detail)]
         raise Problem(422, "invalid-input", detail, errors=errors)
     digest = _digest(request, await request.body())
-    project, key, holder = caller.project_id, keys[0], secrets.token_hex(16)
+    project, key, holder = principal.project_id, keys[0], secrets.token_hex(16)
     first = await run_in_threadpool(
         idempotency.claim, project, key, digest, holder=holder, lease_s=LEASE_S
     )

@@ -13,8 +13,8 @@ from starlette.responses import StreamingResponse
 
 from ...core.errors import StagewrightError
 from ...core.service.jobs import FINAL_STATES, JobList, JobView
-from ..auth.authenticate import Identification
-from ..auth.principal import CallerOfRequest
+from ..auth.authenticate import Authenticator
+from ..auth.principal import CurrentPrincipal
 from ..http.examples import job_examples
 from ..http.pagination import Cursor, Limit, cursor_checked
 from ..http.problems import Problem
@@ -67,7 +67,7 @@ CHECKED_S = 5.0
 """How often it is asked whether a stream's reader may still read."""
 
 
-def job_routes(jobs: JobService, store: Store, identification: Identification) -> APIRouter:
+def job_routes(jobs: JobService, store: Store, authenticator: Authenticator) -> APIRouter:
     """Routes that make, show and cancel jobs."""
     router = APIRouter(
         prefix="/v1", tags=["jobs"], route_class=StrictRoute, responses=PROBLEM_RESPONSE
@@ -85,7 +85,7 @@ def job_routes(jobs: JobService, store: Store, identification: Identification) -
     async def create_profile_job(
         body: Annotated[ProfileJobRequest, Body(openapi_examples=job_examples())],
         request: Request,
-        caller: CallerOfRequest,
+        principal: CurrentPrincipal,
         idempotency_key: IdempotencyKey = None,
     ) -> Response:
         """Measure a model on a worker, and keep its profile.
@@ -97,34 +97,34 @@ def job_routes(jobs: JobService, store: Store, identification: Identification) -
         async def make() -> Response:
             key = await submit_key(request)
             job, known = await jobs.submit_profile(
-                caller, body, fresh=is_fresh(request), submit_key=key
+                principal, body, fresh=is_fresh(request), submit_key=key
             )
             headers = {REUSED: "profile"} if known else {}
             return job_response(await jobs.view(job), 200 if known else 202, headers)
 
-        return await once(store.idempotency, caller, request, make)
+        return await once(store.idempotency, principal, request, make)
 
     @router.get("/jobs")
     async def list_jobs(
-        caller: CallerOfRequest,
+        principal: CurrentPrincipal,
         limit: Limit = 50,
         cursor: Cursor = None,
         state: Annotated[JobState | None, Query(description="Only those.")] = None,
     ) -> JobList:
         """Jobs, newest first."""
         with cursor_checked():
-            page = await jobs.list(caller.project_id, limit=limit, cursor=cursor, state=state)
+            page = await jobs.list(principal.project_id, limit=limit, cursor=cursor, state=state)
         return JobList(jobs=await jobs.views(page.items), next_cursor=page.next_cursor)
 
     @router.get("/jobs/{job_id}")
-    async def get_job(job_id: str, caller: CallerOfRequest) -> JobView:
+    async def get_job(job_id: str, principal: CurrentPrincipal) -> JobView:
         """A job as it stands."""
-        return await jobs.view(await jobs.get(caller.project_id, job_id))
+        return await jobs.view(await jobs.get(principal.project_id, job_id))
 
     @router.post("/jobs/{job_id}/cancel")
-    async def cancel_job(job_id: str, caller: CallerOfRequest) -> JobView:
+    async def cancel_job(job_id: str, principal: CurrentPrincipal) -> JobView:
         """End a job and all its processes, within a second or two; one that has ended stays."""
-        return await jobs.view(await jobs.cancel(caller.project_id, job_id))
+        return await jobs.view(await jobs.cancel(principal.project_id, job_id))
 
     @router.get(
         "/jobs/{job_id}/events",
@@ -134,7 +134,7 @@ def job_routes(jobs: JobService, store: Store, identification: Identification) -
     async def watch_job(
         job_id: str,
         request: Request,
-        caller: CallerOfRequest,
+        principal: CurrentPrincipal,
         after: After = None,
         last_event_id: LastEventId = None,
     ) -> Response:
@@ -142,14 +142,14 @@ def job_routes(jobs: JobService, store: Store, identification: Identification) -
 
         async def may_read() -> bool:
             try:
-                found = await identification.caller(request.headers)
+                found = await authenticator.principal(request.headers)
             except (Problem, StagewrightError):
                 return False
-            return found.project_id == caller.project_id and "read" in found.scopes
+            return found.project_id == principal.project_id and "read" in found.scopes
 
         last = last_event_id or ""
         seen = int(last) if last.isascii() and last.isdigit() and len(last) < 10 else (after or 0)
-        job = await jobs.get(caller.project_id, job_id)
+        job = await jobs.get(principal.project_id, job_id)
         return StreamingResponse(
             _stream(jobs, store, job, seen, may_read),
             media_type=EVENT_STREAM,

@@ -11,7 +11,7 @@ from pydantic import AwareDatetime, Field
 from ...core.document import Record
 from ...core.errors import InvalidInput
 from ...core.service.keys import ApiKey, KeyList, NewApiKey, Quotas
-from ..auth.principal import Caller, CallerOfRequest
+from ..auth.principal import CurrentPrincipal, Principal
 from ..auth.scopes import KEYS, Scope
 from ..http.examples import key_examples
 from ..http.problems import Problem
@@ -49,28 +49,28 @@ def key_routes(store: Store) -> APIRouter:
     def create_key(
         request: Annotated[KeyRequest, Body(openapi_examples=key_examples())],
         response: Response,
-        caller: CallerOfRequest,
+        principal: CurrentPrincipal,
     ) -> NewApiKey:
         """Make a key. Its secret is in this answer and nowhere else: the server keeps a hash."""
-        made = create(store, caller, request)
+        made = create(store, principal, request)
         response.headers["Location"] = f"{KEYS}/{made.key.id}"
         response.headers["Cache-Control"] = "no-store"
         return made
 
     @router.get("")
-    def list_keys(caller: CallerOfRequest) -> KeyList:
+    def list_keys(principal: CurrentPrincipal) -> KeyList:
         """Every key of the project; the secrets cannot be had again."""
-        return KeyList(keys=tuple(store.keys.list(caller.project_id)))
+        return KeyList(keys=tuple(store.keys.list(principal.project_id)))
 
     @router.delete("/{key_id}")
-    def revoke_key(key_id: str, caller: CallerOfRequest) -> ApiKey:
+    def revoke_key(key_id: str, principal: CurrentPrincipal) -> ApiKey:
         """Revoke a key: it opens nothing from the next request on. It stays in the list."""
-        return store.keys.revoke(caller.project_id, key_id)
+        return store.keys.revoke(principal.project_id, key_id)
 
     return router
 
 
-def create(store: Store, caller: Caller, request: KeyRequest) -> NewApiKey:
+def create(store: Store, principal: Principal, request: KeyRequest) -> NewApiKey:
     """Make a key for the caller's project.
 
     Raises:
@@ -79,14 +79,14 @@ def create(store: Store, caller: Caller, request: KeyRequest) -> NewApiKey:
         InvalidInput: It would have expired already.
     """
     for scope in request.scopes:
-        caller.require(scope, f"making a key with the scope {scope!r}")
+        principal.require(scope, f"making a key with the scope {scope!r}")
     now = datetime.now(UTC)
     if request.expires_at is not None and request.expires_at <= now:
         raise InvalidInput(
             f"{request.expires_at.isoformat()} is past; choose a later time, or none",
             field="/expires_at",
         )
-    keys = store.keys.list(caller.project_id)
+    keys = store.keys.list(principal.project_id)
     if sum(key.revoked_at is None for key in keys) >= MAX_LIVE_KEYS:
         raise Problem(
             409,
@@ -94,7 +94,7 @@ def create(store: Store, caller: Caller, request: KeyRequest) -> NewApiKey:
             f"this project has {MAX_LIVE_KEYS} keys, which is the limit; revoke one",
         )
     return store.keys.create(
-        caller.project_id,
+        principal.project_id,
         name=request.name,
         scopes=request.scopes,
         quotas=request.quotas,

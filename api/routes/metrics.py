@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from ...core.errors import StagewrightError
 from ..auth.scopes import METRICS
-from ..middleware.graceful_shutdown import Drain
+from ..middleware.graceful_shutdown import GracefulShutdown
 from ..openapi import PROBLEM_RESPONSE
 from ..planning.solver_pool import Solver
 from ..store.base import Store
@@ -21,11 +21,11 @@ from ..telemetry.metrics import Metrics
 _log = logging.getLogger(__name__)
 
 
-def watch(metrics: Metrics, store: Store, solver: Solver, drain: Drain) -> None:
+def watch(metrics: Metrics, store: Store, solver: Solver, shutdown: GracefulShutdown) -> None:
     """Have the metrics tell of these, too."""
     metrics.watch("solver_waiting", "Searches that wait for a process.", lambda: solver.num_waiting)
     metrics.watch("solver_running", "Searches that have one.", lambda: solver.num_running)
-    metrics.watch("draining", "1 once this server is on its way out.", lambda: drain.is_draining)
+    metrics.watch("draining", "1 once this server is on its way out.", lambda: shutdown.is_draining)
     metrics.registry.register(StoreNumbers(store))
 
 

@@ -13,7 +13,7 @@ from ...core.plan.schedule import Schedule
 from ...core.plan.timeline import Timeline
 from ...core.service.documents import PlanList
 from ...core.service.plans import StoredPlan
-from ..auth.principal import Caller, CallerOfRequest
+from ..auth.principal import CurrentPrincipal, Principal
 from ..http.disconnect import while_connected
 from ..http.examples import plan_examples
 from ..http.pagination import Cursor, Limit, Search, cursor_checked
@@ -75,7 +75,7 @@ def plan_routes(
     async def create_plan(
         body: Annotated[PlanRequest, Body(openapi_examples=plan_examples())],
         request: Request,
-        caller: CallerOfRequest,
+        principal: CurrentPrincipal,
         idempotency_key: IdempotencyKey = None,
         prefer: Prefer = None,
     ) -> Response:
@@ -94,54 +94,59 @@ def plan_routes(
 
         async def make() -> Response:
             search = planning.create_plan(
-                caller, body, jobs.measured_before, fresh=is_fresh(request)
+                principal, body, jobs.measured_before, fresh=is_fresh(request)
             )
             is_kept = idempotency_key is not None  # whoever asks again with it finds the answer
             answer = await (search if is_kept else while_connected(request.receive, search))
             if isinstance(answer, Answered):
                 return plan_response(answer.plan_id, answer.text, answer.reused)
-            job = await jobs.submit_plan(caller, body, answer, submit_key=await submit_key(request))
+            job = await jobs.submit_plan(
+                principal, body, answer, submit_key=await submit_key(request)
+            )
             job = await jobs.wait(job, wait_s, even_unserved=applied is not None)
             headers = {} if applied is None else {APPLIED: applied}
             if job.state == "failed" and (problem := from_json(job.outcome_json)) is not None:
                 raise as_problem(problem)
             if job.state != "succeeded" or job.result_id is None:
                 return job_response(await jobs.view(job), 202, headers)
-            project, plan_id = caller.project_id, job.result_id
+            project, plan_id = principal.project_id, job.result_id
             text = await run_in_threadpool(store.documents.plan_json, project, plan_id)
             return plan_response(plan_id, text, None, headers)
 
-        return await once(store.idempotency, caller, request, make)
+        return await once(store.idempotency, principal, request, make)
 
     @router.get("")
     def list_plans(
-        caller: CallerOfRequest, limit: Limit = 50, cursor: Cursor = None, search: Search = ""
+        principal: CurrentPrincipal, limit: Limit = 50, cursor: Cursor = None, search: Search = ""
     ) -> PlanList:
         """Plans, newest first."""
         with cursor_checked():
             page = store.documents.plans(
-                caller.project_id, limit=limit, cursor=cursor, search=search
+                principal.project_id, limit=limit, cursor=cursor, search=search
             )
         return PlanList(plans=page.items, next_cursor=page.next_cursor)
 
     @router.get("/{plan_id}", response_model=StoredPlan, responses=TAGGED)
     def get_plan(
-        plan_id: str, request: Request, caller: CallerOfRequest, if_none_match: IfNoneMatch = None
+        plan_id: str,
+        request: Request,
+        principal: CurrentPrincipal,
+        if_none_match: IfNoneMatch = None,
     ) -> Response:
         """A plan with the request it answers."""
-        found = store.documents.plan_json(caller.project_id, plan_id)
+        found = store.documents.plan_json(principal.project_id, plan_id)
         return tagged(request, plan_id, lambda: found)
 
     async def drawn(
         plan_id: str,
         form: PlanForm,
         request: Request,
-        caller: Caller,
+        principal: Principal,
         media_type: str = "application/json",
         headers: Mapping[str, str] | None = None,
     ) -> Response:
         """A stored plan in another form, made where plans are searched for."""
-        record = await run_in_threadpool(store.documents.plan_json, caller.project_id, plan_id)
+        record = await run_in_threadpool(store.documents.plan_json, principal.project_id, plan_id)
 
         async def made() -> str:
             text = await planning.elsewhere(plan_text, record, form)
@@ -154,17 +159,23 @@ def plan_routes(
 
     @router.get("/{plan_id}/schedule", response_model=Schedule, responses=TAGGED)
     async def get_schedule(
-        plan_id: str, request: Request, caller: CallerOfRequest, if_none_match: IfNoneMatch = None
+        plan_id: str,
+        request: Request,
+        principal: CurrentPrincipal,
+        if_none_match: IfNoneMatch = None,
     ) -> Response:
         """The order of work of every rank."""
-        return await drawn(plan_id, "schedule", request, caller)
+        return await drawn(plan_id, "schedule", request, principal)
 
     @router.get("/{plan_id}/timeline", response_model=Timeline, responses=TAGGED)
     async def get_timeline(
-        plan_id: str, request: Request, caller: CallerOfRequest, if_none_match: IfNoneMatch = None
+        plan_id: str,
+        request: Request,
+        principal: CurrentPrincipal,
+        if_none_match: IfNoneMatch = None,
     ) -> Response:
         """When every action of a step happens, as simulated."""
-        return await drawn(plan_id, "timeline", request, caller)
+        return await drawn(plan_id, "timeline", request, principal)
 
     @router.get(
         "/{plan_id}/export",
@@ -181,14 +192,14 @@ def plan_routes(
         plan_id: str,
         format: PlanFormat,
         request: Request,
-        caller: CallerOfRequest,
+        principal: CurrentPrincipal,
         if_none_match: IfNoneMatch = None,
     ) -> Response:
         """The plan as a file: for the command line, as a drawing, or as a trace for a viewer."""
         media_type, ending = MEDIA_TYPES[format]
         named = f'attachment; filename="{plan_id}.{ending}"'
         headers = {**EXPORTED, "Content-Disposition": named}
-        return await drawn(plan_id, format, request, caller, media_type, headers)
+        return await drawn(plan_id, format, request, principal, media_type, headers)
 
     return router
 

@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from ...core.profile.profile import Profile
 from ...core.service.documents import ProfileList, StoredProfile
-from ..auth.principal import CallerOfRequest
+from ..auth.principal import CurrentPrincipal
 from ..http.examples import profile_examples
 from ..http.pagination import Cursor, Limit, cursor_checked
 from ..http.strict_json import StrictRoute
@@ -43,35 +43,35 @@ def profile_routes(planning: Planning, store: Store) -> APIRouter:
     async def create_profile(
         profile: Annotated[Profile, Body(openapi_examples=profile_examples())],
         request: Request,
-        caller: CallerOfRequest,
+        principal: CurrentPrincipal,
         idempotency_key: IdempotencyKey = None,
     ) -> Response:
         """Keep a profile, to plan from it by its id."""
 
         async def make() -> Response:
-            stored = await planning.create_profile(caller.project_id, profile)
+            stored = await planning.create_profile(principal.project_id, profile)
             return created(stored.model_dump_json(), f"/v1/profiles/{stored.id}")
 
-        return await once(store.idempotency, caller, request, make)
+        return await once(store.idempotency, principal, request, make)
 
     @router.get("")
     def list_profiles(
-        caller: CallerOfRequest, limit: Limit = 50, cursor: Cursor = None
+        principal: CurrentPrincipal, limit: Limit = 50, cursor: Cursor = None
     ) -> ProfileList:
         """Profiles, newest first."""
         with cursor_checked():
-            page = store.documents.profiles(caller.project_id, limit=limit, cursor=cursor)
+            page = store.documents.profiles(principal.project_id, limit=limit, cursor=cursor)
         return ProfileList(profiles=page.items, next_cursor=page.next_cursor)
 
     @router.get("/{profile_id}", response_model=StoredProfile, responses=TAGGED)
     def get_profile(
         profile_id: str,
         request: Request,
-        caller: CallerOfRequest,
+        principal: CurrentPrincipal,
         if_none_match: IfNoneMatch = None,
     ) -> Response:
         """A profile."""
-        found = store.documents.profile_json(caller.project_id, profile_id)
+        found = store.documents.profile_json(principal.project_id, profile_id)
         return tagged(request, profile_id, lambda: found)
 
     @router.get(
@@ -89,12 +89,12 @@ def profile_routes(planning: Planning, store: Store) -> APIRouter:
         profile_id: str,
         format: ProfileFormat,
         request: Request,
-        caller: CallerOfRequest,
+        principal: CurrentPrincipal,
         if_none_match: IfNoneMatch = None,
     ) -> Response:
         """The profile as a file: for the command line, or a row a layer."""
         stored = await run_in_threadpool(
-            store.documents.profile_json, caller.project_id, profile_id
+            store.documents.profile_json, principal.project_id, profile_id
         )
         is_csv = format == "csv"
         return await tagged_elsewhere(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Body, Response
 
-from ..auth.principal import CallerOfRequest
+from ..auth.principal import CurrentPrincipal
 from ..http.examples import comparison_examples, simulation_examples
 from ..http.strict_json import StrictRoute
 from ..openapi import PROBLEM_RESPONSE
@@ -23,18 +23,18 @@ def what_if_routes(planning: Planning) -> APIRouter:
     @router.post("/simulations", response_model=Simulation)
     async def simulate(
         body: Annotated[SimulationRequest, Body(openapi_examples=simulation_examples())],
-        caller: CallerOfRequest,
+        principal: CurrentPrincipal,
     ) -> Response:
         """What a split would cost: other cuts, devices or options than a plan has."""
-        found = await planning.simulate(caller, body)
+        found = await planning.simulate(principal, body)
         return Response(found.model_dump_json(), media_type="application/json")
 
     @router.post("/comparisons")
     async def compare(
         body: Annotated[ComparisonRequest, Body(openapi_examples=comparison_examples())],
-        caller: CallerOfRequest,
+        principal: CurrentPrincipal,
     ) -> Comparison:
         """Two to eight stored plans side by side."""
-        return await planning.compare(caller, body)
+        return await planning.compare(principal, body)
 
     return router

@@ -20,7 +20,7 @@ from pydantic_settings import (
 
 from ...core.errors import InvalidInput
 from .names import SettingName, nearest, setting_names
-from .settings import PREFIX, Settings
+from .settings import PREFIX, ServerSettings
 
 CONFIG_VARIABLE = PREFIX + "CONFIG"
 """Names the file, as ``--config`` does."""
@@ -34,7 +34,7 @@ KUBERNETES = re.compile(PREFIX + r"(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+|P
 """What Kubernetes sets in every container beside a service named ``stagewright``."""
 
 
-class _Sources(Settings, BaseSettings):
+class _Sources(ServerSettings, BaseSettings):
     """The settings, for what pydantic-settings does: variables and files to fields."""
 
     model_config = SettingsConfigDict(
@@ -63,7 +63,7 @@ class Configuration:
         troubles: By the setting's name, why a file's secret is missing, if that was left out.
     """
 
-    settings: Settings
+    settings: ServerSettings
     origins: Mapping[str, Origin]
     troubles: Mapping[str, str] = field(default_factory=dict)
 
@@ -167,7 +167,7 @@ def _check_variables(known: Mapping[tuple[str, ...], SettingName]) -> None:
 def _validated(
     found: Mapping[tuple[str, ...], tuple[Any, Origin]],
     known: Mapping[tuple[str, ...], SettingName],
-) -> Settings:
+) -> ServerSettings:
     values: dict[str, Any] = {}
     for path, (value, _) in found.items():
         place = values
@@ -175,7 +175,7 @@ def _validated(
             place = place.setdefault(name, {})
         place[path[-1]] = value
     try:
-        return Settings.model_validate(values)
+        return ServerSettings.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
     path = tuple(str(part) for part in first["loc"])
@@ -198,7 +198,7 @@ def _named(path: tuple[str, ...], origin: Origin) -> str:
 
 
 def _with_secrets(
-    settings: Settings, origins: Mapping[str, Origin], *, strict: bool
+    settings: ServerSettings, origins: Mapping[str, Origin], *, strict: bool
 ) -> Configuration:
     """The settings with what their files hold."""
     changed: dict[str, str | None] = {}
@@ -237,7 +237,7 @@ def _counts(name: str, other: str, origins: Mapping[str, Origin]) -> bool:
     return RANK[first.kind] > RANK[second.kind]
 
 
-def _is_whole(settings: Settings, origins: Mapping[str, Origin]) -> bool:
+def _is_whole(settings: ServerSettings, origins: Mapping[str, Origin]) -> bool:
     """Whether a database was said over the head of the file with a password, which it needs not."""
     database, password = origins["database"], origins["database_password_file"]
     if RANK[database.kind] <= RANK[password.kind]:

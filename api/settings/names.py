@@ -10,7 +10,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from .settings import PREFIX, Settings
+from .settings import PREFIX, ServerSettings
 from .types import MASK, without_passwords
 
 
@@ -50,7 +50,7 @@ class SettingName:
         return without_passwords(str(value))
 
 
-def setting_names(model: type[BaseModel] = Settings) -> tuple[SettingName, ...]:
+def setting_names(model: type[BaseModel] = ServerSettings) -> tuple[SettingName, ...]:
     """Every setting, in the order in which they are declared."""
     return tuple(_below(model, ()))
 

@@ -34,7 +34,7 @@ ESTIMATE_COMMAND = (sys.executable, "-P", "-m", "stagewright.profiler.estimates.
 """The estimating child."""
 
 
-class Settings(Record):
+class ServerSettings(Record):
     """How one server behaves."""
 
     model_config = ConfigDict(hide_input_in_errors=True)

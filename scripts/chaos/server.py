@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from stagewright.api.server import run
-from stagewright.api.settings.settings import Settings
+from stagewright.api.settings.settings import ServerSettings
 
 TOKEN = "token-of-this-run"
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -19,7 +19,7 @@ SILENCE_S = 5.0
 
 def main(database: str, port: str, folder: str) -> None:
     """Serve until killed."""
-    settings = Settings(
+    settings = ServerSettings(
         token=TOKEN,
         database=database,
         plan_processes=0,

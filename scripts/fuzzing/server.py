@@ -17,7 +17,7 @@ from pathlib import Path
 from stagewright.api.auth import login_throttle as guessing
 from stagewright.api.http.examples import example_profile
 from stagewright.api.server import run
-from stagewright.api.settings.settings import Settings
+from stagewright.api.settings.settings import ServerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -67,11 +67,11 @@ def served(folder: Path) -> Iterator[Running]:
             process.wait(timeout=30)
 
 
-def settings(database: str) -> Settings:
+def settings(database: str) -> ServerSettings:
     """Of the server as it is, but for measurements and estimates, which are made up."""
     profile = json.dumps(example_profile())
     stand_in = (sys.executable, "-I", "-S", str(STAND_IN))
-    return Settings(
+    return ServerSettings(
         token=TOKEN,
         database=database,
         plan_deadline_s=DEADLINE_S,

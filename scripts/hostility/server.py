@@ -17,7 +17,7 @@ from pathlib import Path
 
 from stagewright.api.sandbox.process_tree import descendants, memory_bytes
 from stagewright.api.server import run
-from stagewright.api.settings.settings import Settings
+from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.sql_store import SqlStore
 
 from .attack import Target
@@ -131,7 +131,7 @@ def _peak(pid: int) -> int:
 
 if __name__ == "__main__":
     run(
-        Settings(
+        ServerSettings(
             token=TOKEN, database=sys.argv[1], scheduler="threads", child_memory_bytes=CHILD_BYTES
         ),
         "127.0.0.1",

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
 from stagewright.api.http.examples import example_profile
-from stagewright.api.settings.settings import Settings
+from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.sql_store import SqlStore
 from stagewright.api.store.tables import METADATA, PROJECTS
@@ -49,7 +49,7 @@ def make_client(token: str) -> Iterator[Callable[..., TestClient]]:
 
         def make(*, store: Any = None, authorized: bool = True, **settings: Any) -> TestClient:
             app = create_app(
-                Settings(
+                ServerSettings(
                     **{
                         "token": token,
                         "database": IN_MEMORY,

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
 from stagewright.api.http.examples import example_profile
-from stagewright.api.settings.settings import Settings
+from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from tests.api.job_children import measuring
 
@@ -57,7 +57,7 @@ def served() -> Iterator[Served]:
     listening = socket.create_server(("127.0.0.1", 0))
     measuring_child = (sys.executable, "-c", measuring(example_profile(), seconds=0.4))
     app = create_app(
-        Settings(
+        ServerSettings(
             token=TOKEN,
             database=IN_MEMORY,
             plan_processes=0,

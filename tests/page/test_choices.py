@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from stagewright.api.app import create_app
 from stagewright.api.page.slider_choices import choices_of
 from stagewright.api.planning.what_if import PricedSplit, price
-from stagewright.api.settings.settings import Settings
+from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.core.errors import InvalidInput
 from stagewright.core.service.plans import StoredPlan
@@ -21,7 +21,7 @@ SOME, EACH = (1, 2, 7), range(1, 14)
 
 @pytest.fixture(scope="module")
 def client():
-    app = create_app(Settings(token=TOKEN, database=IN_MEMORY, plan_processes=0))
+    app = create_app(ServerSettings(token=TOKEN, database=IN_MEMORY, plan_processes=0))
     with TestClient(app, base_url="http://localhost") as client:
         client.headers["Authorization"] = f"Bearer {TOKEN}"
         yield client

@@ -11,7 +11,7 @@ from stagewright.api.app import create_app
 from stagewright.api.http.examples import example_profile
 from stagewright.api.page import plan_views as views
 from stagewright.api.page.plan_views import drawing
-from stagewright.api.settings.settings import Settings
+from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.core.plan.plan import Plan
 from stagewright.core.profile.profile import Profile
@@ -24,7 +24,7 @@ TOKEN = "a-token-for-drawings"
 
 @pytest.fixture(scope="module")
 def client():
-    app = create_app(Settings(token=TOKEN, database=IN_MEMORY, plan_processes=0))
+    app = create_app(ServerSettings(token=TOKEN, database=IN_MEMORY, plan_processes=0))
     with TestClient(app, base_url="http://localhost") as client:
         client.headers["Authorization"] = f"Bearer {TOKEN}"
         yield client

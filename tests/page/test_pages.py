@@ -12,7 +12,7 @@ from stagewright.api.app import create_app
 from stagewright.api.http.examples import example_profile
 from stagewright.api.page import templates
 from stagewright.api.page.display_names import model_words, short
-from stagewright.api.settings.settings import LOOPBACK_NAMES, Settings
+from stagewright.api.settings.settings import LOOPBACK_NAMES, ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.core.service.documents import ProfileSummary
 from stagewright.view.html import environment
@@ -26,7 +26,7 @@ PAGE = ("Content-Security-Policy", "Referrer-Policy", "Cross-Origin-Opener-Polic
 
 @pytest.fixture(scope="module")
 def app():
-    settings = Settings(
+    settings = ServerSettings(
         token=TOKEN, database=IN_MEMORY, plan_processes=0, allowed_hosts=LOOPBACK_NAMES
     )
     app = create_app(settings)
@@ -140,7 +140,7 @@ def test_everything_is_read_when_the_server_starts():
     read = (templates._environment, templates.assets)
     for one in read:
         one.cache_clear()
-    with TestClient(create_app(Settings(token=TOKEN, database=IN_MEMORY, plan_processes=0))):
+    with TestClient(create_app(ServerSettings(token=TOKEN, database=IN_MEMORY, plan_processes=0))):
         assert [one.cache_info().currsize for one in read] == [1, 1]
         loaded = {name for _, name in templates._environment().cache}
         assert set(templates._environment().list_templates()) <= loaded

@@ -12,7 +12,7 @@ from stagewright.api.http.examples import example_profile
 from stagewright.api.middleware.body_limit import MAX_OPEN_BYTES
 from stagewright.api.page.sessions import LIFETIME_S, MAX_SESSIONS, Sessions
 from stagewright.api.page.templates import assets
-from stagewright.api.settings.settings import Settings
+from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.sql_store import SqlStore
 
@@ -29,7 +29,7 @@ def store():
 
 @pytest.fixture(scope="module")
 def app(store):
-    app = create_app(Settings(token=TOKEN, database=IN_MEMORY, plan_processes=0), store=store)
+    app = create_app(ServerSettings(token=TOKEN, database=IN_MEMORY, plan_processes=0), store=store)
     with TestClient(app):
         yield app
 

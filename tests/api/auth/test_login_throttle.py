@@ -8,13 +8,13 @@ from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
 from stagewright.api.auth import login_throttle as guessing
-from stagewright.api.auth.audit import Trail
-from stagewright.api.auth.authenticate import Identification, unauthorized
-from stagewright.api.auth.login_throttle import SECONDS_EACH, WRONG_AT_ONCE, Guesses
-from stagewright.api.auth.middleware import Gate
+from stagewright.api.auth.audit import AuditWriter
+from stagewright.api.auth.authenticate import Authenticator, unauthorized
+from stagewright.api.auth.login_throttle import SECONDS_EACH, WRONG_AT_ONCE, LoginThrottle
+from stagewright.api.auth.middleware import AuthMiddleware
 from stagewright.api.auth.principal import OPERATOR
 from stagewright.api.http.problems import Problem
-from stagewright.api.settings.settings import Settings
+from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.records import DEFAULT_PROJECT
 from stagewright.api.store.sql_store import SqlStore
@@ -47,7 +47,7 @@ AWAY = {"signed.but.away": 503, "signed.for.nothing": 403}
 class Provider:
     """Signs one token, and two that open nothing for other reasons."""
 
-    def caller(self, token):
+    def principal(self, token):
         if token in AWAY:
             raise Problem(AWAY[token], "away", "not because of the token")
         if token != "signed.by.provider":
@@ -58,9 +58,9 @@ class Provider:
 @pytest.fixture
 def at(clock, store):
     """Clients of one gate, each at an address."""
-    who = Identification(TOKEN, store, Provider(), Guesses(clock))
-    gate = Gate(PlainTextResponse("in"), who, Trail(store, clock), clock)
-    return lambda address: TestClient(gate, base_url="http://localhost", client=(address, 1))
+    who = Authenticator(TOKEN, store, Provider(), LoginThrottle(clock))
+    auth = AuthMiddleware(PlainTextResponse("in"), who, AuditWriter(store, clock), clock)
+    return lambda address: TestClient(auth, base_url="http://localhost", client=(address, 1))
 
 
 def status(client, token=TOKEN):
@@ -125,8 +125,10 @@ def test_a_provider_that_does_not_answer_makes_nobody_a_guesser(at, token):
 
 
 def test_a_servers_token_of_that_form_is_not_guessed_while_the_provider_is_away(clock, store):
-    who = Identification("three.short.words", store, Provider(), Guesses(clock))
-    client = TestClient(Gate(PlainTextResponse("in"), who, Trail(store, clock), clock))
+    who = Authenticator("three.short.words", store, Provider(), LoginThrottle(clock))
+    client = TestClient(
+        AuthMiddleware(PlainTextResponse("in"), who, AuditWriter(store, clock), clock)
+    )
     found = [status(client, "signed.but.away") for _ in range(WRONG_AT_ONCE)]
     assert (set(found), status(client, "three.short.words")) == ({503}, 401)
 
@@ -146,22 +148,22 @@ def test_whoever_has_an_ipv6_address_has_its_network(at):
 
 def test_what_it_remembers_is_bounded(clock, monkeypatch):
     monkeypatch.setattr(guessing, "MAX_ADDRESSES", 50)
-    guesses = Guesses(clock)
+    login_throttle = LoginThrottle(clock)
 
     def scope(number):
         return {"client": (f"10.0.{number // 256}.{number % 256}", 1)}
 
     for number in range(200):
         for _ in range(WRONG_AT_ONCE):
-            guesses.failed(scope(number))
-    assert len(guesses._empty_at) == 50
-    assert guesses.wait_s(scope(199)) == SECONDS_EACH
-    assert guesses.wait_s(scope(0)) == 0
+            login_throttle.failed(scope(number))
+    assert len(login_throttle._empty_at) == 50
+    assert login_throttle.wait_s(scope(199)) == SECONDS_EACH
+    assert login_throttle.wait_s(scope(0)) == 0
 
 
 @pytest.fixture
 def browsers(store):
-    app = create_app(Settings(token=TOKEN, database=IN_MEMORY, plan_processes=0), store=store)
+    app = create_app(ServerSettings(token=TOKEN, database=IN_MEMORY, plan_processes=0), store=store)
 
     def browser(address):
         where = {"base_url": "http://localhost", "client": (address, 1)}

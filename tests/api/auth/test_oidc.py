@@ -47,7 +47,7 @@ def refused(provider):
             **{"issuer": ISSUER, "audience": AUDIENCE, "jwks_url": provider.url, **settings}
         )
         with pytest.raises(Problem) as caught:
-            OidcTokens(oidc, store, keys).caller(token)
+            OidcTokens(oidc, store, keys).principal(token)
         assert caught.value.headers["WWW-Authenticate"] == 'Bearer error="invalid_token"'
         assert caught.value.document.status == 401
         return caught.value.document.detail
@@ -55,7 +55,7 @@ def refused(provider):
     keys = SigningKeys(provider.url)
     assert OidcTokens(
         OidcSettings(issuer=ISSUER, audience=AUDIENCE, jwks_url=provider.url), store, keys
-    ).caller(provider.token()).scopes == {"read"}
+    ).principal(provider.token()).scopes == {"read"}
     yield refused
     store.close()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import stagewright.api
-from stagewright.api.auth.authenticate import as_caller
+from stagewright.api.auth.authenticate import principal_of_key
 from stagewright.api.auth.scopes import AUDIT, KEYS, SCOPES, is_below, is_open, needed_scope
 from stagewright.api.jobs.service import submit
 from stagewright.api.store.database import IN_MEMORY
@@ -276,7 +276,7 @@ def test_scopes_this_release_does_not_know_open_nothing(holder):
 def test_no_route_picks_a_project_itself():
     """A route that names the default project would show it to everyone."""
     folder = Path(stagewright.api.__file__).parent
-    allowed = {folder / "auth" / "caller.py"}
+    allowed = {folder / "auth" / "principal.py"}
     for file in set(folder.rglob("*.py")) - allowed:
         if folder / "store" not in file.parents:
             assert "DEFAULT_PROJECT" not in file.read_text(), file
@@ -286,7 +286,7 @@ def test_unfinished_jobs_are_limited_by_key(store):
     project = store.projects.create("ours").id
     quotas = Quotas(max_unfinished_jobs=2)
     first, second = (
-        as_caller(store.keys.create(project, name=name, scopes=SCOPES, quotas=quotas).key)
+        principal_of_key(store.keys.create(project, name=name, scopes=SCOPES, quotas=quotas).key)
         for name in ("first", "second")
     )
     request = JobRequest(kind="plan", request_json="{}", key_id="somebody else")

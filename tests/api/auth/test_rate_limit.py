@@ -6,7 +6,7 @@ import pytest
 
 from stagewright.api.auth import rate_limit as rates
 from stagewright.api.auth.audit import named
-from stagewright.api.auth.rate_limit import Rates
+from stagewright.api.auth.rate_limit import RateLimiter
 
 
 class Clock:
@@ -27,7 +27,7 @@ def taken(bucket, quota, number):
 
 
 def test_a_minutes_worth_at_once_and_then_one_by_one(clock):
-    bucket = Rates(clock)
+    bucket = RateLimiter(clock)
     assert taken(bucket, 6, 7) == [True] * 6 + [False]
     clock.time_s = 9.99
     assert taken(bucket, 6, 1) == [False]
@@ -39,7 +39,7 @@ def test_a_minutes_worth_at_once_and_then_one_by_one(clock):
 
 def test_waiting_as_long_as_it_says_is_enough(clock):
     for quota in (1, 7, 60, 1000):
-        bucket = Rates(clock)
+        bucket = RateLimiter(clock)
         taken(bucket, quota, quota)
         refused = bucket.take("key", quota)
         assert refused.is_exceeded
@@ -49,7 +49,7 @@ def test_waiting_as_long_as_it_says_is_enough(clock):
 
 
 def test_no_minute_has_more_than_twice_the_quota(clock):
-    bucket, times = Rates(clock), []
+    bucket, times = RateLimiter(clock), []
     for step in range(4 * 60 * 4):
         clock.time_s = step / 4
         if not bucket.take("key", 10).is_exceeded:
@@ -61,7 +61,7 @@ def test_no_minute_has_more_than_twice_the_quota(clock):
 
 def test_what_it_remembers_is_bounded_and_nobody_gains_by_it(clock, monkeypatch):
     monkeypatch.setattr(rates, "MAX_BUCKETS", 100)
-    bucket = Rates(clock)
+    bucket = RateLimiter(clock)
     taken(bucket, 2, 3)
     for number in range(1000):
         clock.time_s += 0.01
@@ -71,7 +71,7 @@ def test_what_it_remembers_is_bounded_and_nobody_gains_by_it(clock, monkeypatch)
 
 
 def test_headers_say_what_is_left(clock):
-    bucket = Rates(clock)
+    bucket = RateLimiter(clock)
     assert bucket.take("key", 2).headers() == {
         "RateLimit-Policy": '"minute";q=2;w=60',
         "RateLimit": '"minute";r=1;t=0',

@@ -11,7 +11,7 @@ from stagewright.api import server as serving
 from stagewright.api.auth.scopes import MEANING
 from stagewright.api.server import announce, serve
 from stagewright.api.settings.names import setting_names
-from stagewright.api.settings.settings import Settings
+from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.sql_store import SqlStore
 from stagewright.core.errors import InvalidInput, Refused
 
@@ -74,7 +74,9 @@ def test_every_scope_and_variable_is_written_down():
 def test_a_token_that_can_be_guessed_is_warned_of(monkeypatch, caplog, token, is_warned):
     monkeypatch.setattr(serving._Server, "run", lambda *_, **__: None)
     monkeypatch.setattr(serving, "configure_logging", lambda *_, **__: None)
-    settings = Settings(token=token, database=":memory:", plan_processes=0, scheduler="threads")
+    settings = ServerSettings(
+        token=token, database=":memory:", plan_processes=0, scheduler="threads"
+    )
     serving.run(settings, "127.0.0.1", 0)
     warned = [one.getMessage() for one in caplog.records if "can be guessed" in one.getMessage()]
     assert len(warned) == is_warned

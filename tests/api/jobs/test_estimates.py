@@ -16,7 +16,7 @@ from stagewright.api.http.examples import example_graph, measure_example
 from stagewright.api.jobs.messages import Lost, Started
 from stagewright.api.jobs.thread_workers import ThreadWorkers
 from stagewright.api.sandbox.child import run_confined
-from stagewright.api.settings.settings import Settings
+from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from tests.api.job_children import failing
 
@@ -59,7 +59,7 @@ def fleet_client(token, monkeypatch) -> Any:
     opened = []
 
     def make(fleet: Fleet) -> TestClient:
-        settings = Settings(
+        settings = ServerSettings(
             token=token, database=IN_MEMORY, plan_processes=0, scheduler=SCHEDULER, sandbox="off"
         )
         client = TestClient(create_app(settings, workers=fleet), base_url="http://localhost")

@@ -13,7 +13,7 @@ from stagewright.api.jobs.requests import ProfileJobRequest
 from stagewright.api.jobs.worker_process import work
 from stagewright.api.jobs.worker_resources import kind_of_device, own_offers, parsed_offers
 from stagewright.api.routes.preferences import SLACK_S, wait_of
-from stagewright.api.settings.settings import Settings
+from stagewright.api.settings.settings import ServerSettings
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
 from stagewright.core.requests.requests import MeasureRequest
@@ -108,7 +108,7 @@ def test_what_the_page_about_jobs_shows_can_be_asked(repository):
     (body,) = re.findall(r"-d '(\{.*?\})' \$URL/v1/profile-jobs", page, re.DOTALL)
     assert ProfileJobRequest.model_validate_json(body).model is not None
     assert set(re.findall(r"`(STAGEWRIGHT_\w+)`", page)) <= {
-        "STAGEWRIGHT_" + name.upper() for name in Settings.model_fields
+        "STAGEWRIGHT_" + name.upper() for name in ServerSettings.model_fields
     }
 
 

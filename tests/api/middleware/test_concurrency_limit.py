@@ -7,19 +7,19 @@ from collections.abc import Awaitable, Callable
 
 from starlette.types import Message, Receive, Scope, Send
 
-from stagewright.api.middleware.concurrency_limit import Turns
+from stagewright.api.middleware.concurrency_limit import ConcurrencyLimit
 
 STEPS = 8
 
 
-async def ask(turns: Turns, name: str, path: str = "/v1/plans") -> None:
+async def ask(limit: ConcurrencyLimit, name: str, path: str = "/v1/plans") -> None:
     async def receive() -> Message:
         raise AssertionError("the body was read before")
 
     async def send(message: Message) -> None:
         raise AssertionError("nothing is sent here")
 
-    await turns({"type": "http", "path": path, "name": name}, receive, send)
+    await limit({"type": "http", "path": path, "name": name}, receive, send)
 
 
 def answering(steps: Callable[[str], Awaitable[None]]) -> Callable[..., Awaitable[None]]:
@@ -39,9 +39,9 @@ def test_many_steps_wait_once_as_one_does() -> None:
         ended.append(name)
 
     async def main() -> None:
-        turns = Turns(answering(steps), at_once=1)
+        limit = ConcurrencyLimit(answering(steps), at_once=1)
         names = ["short 1", "long", "short 2", "short 3"]
-        await asyncio.gather(*(ask(turns, name) for name in names))
+        await asyncio.gather(*(ask(limit, name) for name in names))
         assert ended == names
 
     asyncio.run(main())
@@ -58,8 +58,8 @@ def test_so_many_are_answered_at_once() -> None:
         now -= 1
 
     async def main() -> None:
-        turns = Turns(answering(steps), at_once=3)
-        await asyncio.gather(*(ask(turns, str(number)) for number in range(20)))
+        limit = ConcurrencyLimit(answering(steps), at_once=3)
+        await asyncio.gather(*(ask(limit, str(number)) for number in range(20)))
 
     asyncio.run(main())
     assert most == 3
@@ -75,12 +75,12 @@ def test_what_takes_long_lets_others_pass_and_counts_once() -> None:
             if name == "waits":
                 await goes_on.wait()
 
-        turns = Turns(answering(steps), at_once=1, turn_s=0.01)
-        long = [asyncio.create_task(ask(turns, "waits")) for _ in range(2)]
-        await asyncio.wait_for(ask(turns, "short"), 10)
+        limit = ConcurrencyLimit(answering(steps), at_once=1, turn_s=0.01)
+        long = [asyncio.create_task(ask(limit, "waits")) for _ in range(2)]
+        await asyncio.wait_for(ask(limit, "short"), 10)
         goes_on.set()
         await asyncio.gather(*long)
-        assert turns._free._value == 1
+        assert limit._free._value == 1
 
     asyncio.run(main())
 
@@ -104,11 +104,11 @@ def test_a_stream_gives_its_turn_up_when_it_begins() -> None:
         async def receive() -> Message:
             raise AssertionError("the body was read before")
 
-        turns = Turns(app, at_once=1, turn_s=60)
+        limit = ConcurrencyLimit(app, at_once=1, turn_s=60)
         scope = {"type": "http", "path": "/v1/jobs/job_1/events", "name": "stream"}
-        stream = asyncio.create_task(turns(scope, receive, send))
+        stream = asyncio.create_task(limit(scope, receive, send))
         await asyncio.wait_for(opened.wait(), 10)
-        await asyncio.wait_for(ask(turns, "short"), 10)
+        await asyncio.wait_for(ask(limit, "short"), 10)
         assert sent == ["http.response.start"]
         stream.cancel()
 
@@ -123,16 +123,16 @@ def test_a_failure_ends_its_turn_and_probes_need_none() -> None:
             if name == "holds":
                 await asyncio.Event().wait()
 
-        turns = Turns(answering(steps), at_once=1, turn_s=60)
+        limit = ConcurrencyLimit(answering(steps), at_once=1, turn_s=60)
         for _ in range(2):
             try:
-                await asyncio.wait_for(ask(turns, "fails"), 10)
+                await asyncio.wait_for(ask(limit, "fails"), 10)
             except ZeroDivisionError:
                 continue
             raise AssertionError("it failed unseen")
-        holds = asyncio.create_task(ask(turns, "holds"))
+        holds = asyncio.create_task(ask(limit, "holds"))
         await asyncio.sleep(0)
-        await asyncio.wait_for(ask(turns, "probe", "/healthz"), 10)
+        await asyncio.wait_for(ask(limit, "probe", "/healthz"), 10)
         holds.cancel()
 
     asyncio.run(main())

@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 
 from stagewright.api.middleware import header_timeout as prompt_heads
-from stagewright.api.middleware.header_timeout import PromptHeads
+from stagewright.api.middleware.header_timeout import HeaderTimeoutProtocol
 
 GIVEN_S = 0.3
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -26,7 +26,7 @@ async def app(scope, receive, send):
 
 @contextlib.asynccontextmanager
 async def listening():
-    config = uvicorn.Config(app, http=PromptHeads, ws="none", log_config=None, port=0)
+    config = uvicorn.Config(app, http=HeaderTimeoutProtocol, ws="none", log_config=None, port=0)
     server = uvicorn.Server(config)
     config.load()
     server.lifespan = config.lifespan_class(config)

@@ -8,13 +8,13 @@ import json
 import pytest
 
 from stagewright.api.middleware.body_limit import BodyLimit
-from stagewright.api.settings.settings import Settings
+from stagewright.api.settings.settings import ServerSettings
 
 JSON = {"Content-Type": "application/json"}
 
 
 def test_the_limit_is_sixteen_mebibytes():
-    assert Settings(token="x").max_body_bytes == 16 * 2**20
+    assert ServerSettings(token="x").max_body_bytes == 16 * 2**20
 
 
 def test_exactly_the_limit_is_read_and_one_byte_more_is_not(make_client, profile):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.api.auth.principal import Caller
+from stagewright.api.auth.principal import Principal
 from stagewright.api.http.problems import Problem
 from stagewright.api.model_sources import measure
 from stagewright.api.model_sources.custom_code import ForeignModels
@@ -129,9 +129,11 @@ def test_a_worker_refuses_it_too():
 def test_without_the_scope_it_is_refused():
     foreign = ForeignModels(allow_code=True)
     with pytest.raises(Problem, match="the scope 'code'") as caught:
-        foreign.check(Caller(scopes=frozenset({"measure", "plan", "read"})), request_to_measure())
+        foreign.check(
+            Principal(scopes=frozenset({"measure", "plan", "read"})), request_to_measure()
+        )
     assert caught.value.document.status == 403
-    foreign.check(Caller(scopes=frozenset({"code"})), request_to_measure())
+    foreign.check(Principal(scopes=frozenset({"code"})), request_to_measure())
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from stagewright.api.model_sources import measure
 from stagewright.api.model_sources.factories import read_factories
 from stagewright.api.model_sources.measure import MeasuringSetup, measure_confined
-from stagewright.api.settings.settings import Settings
+from stagewright.api.settings.settings import ServerSettings
 from stagewright.core.errors import InvalidInput, MeasurementError
 from stagewright.core.profile.profile import Profile
 from stagewright.core.requests.requests import FactoryCall, MeasureRequest
@@ -60,7 +60,7 @@ def factories_file(tmp_path) -> Path:
 @pytest.fixture
 def setup(factories_file) -> MeasuringSetup:
     return MeasuringSetup.from_settings(
-        Settings(token=None, factories_file=factories_file, sandbox="off")
+        ServerSettings(token=None, factories_file=factories_file, sandbox="off")
     )
 
 

@@ -17,7 +17,7 @@ from typer.main import get_command
 from stagewright.api.auth.scopes import OPEN_PATHS
 from stagewright.api.settings.load import configure
 from stagewright.api.settings.names import setting_names
-from stagewright.api.settings.settings import Settings
+from stagewright.api.settings.settings import ServerSettings
 from stagewright.cli.main import build_app
 from tests.api.app_routes import routes
 
@@ -104,7 +104,7 @@ def test_the_compose_files_settings_are_settings(compose, monkeypatch, tmp_path)
     settings = settings_from(variables, monkeypatch, tmp_path)
     assert settings.token == "a-secret-of-tests"
     assert settings.database == "postgresql://stagewright:a-secret-of-tests@database/stagewright"
-    assert settings.scheduler == Settings().scheduler
+    assert settings.scheduler == ServerSettings().scheduler
     end_s = settings.drain_delay_s + settings.grace_s + MARGIN_S
     assert seconds(api["stop_grace_period"]) >= end_s
     for name in ("STAGEWRIGHT_TOKEN_FILE", "STAGEWRIGHT_DATABASE_PASSWORD_FILE"):

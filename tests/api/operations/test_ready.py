@@ -12,9 +12,9 @@ import httpx2
 import pytest
 
 from stagewright.api.app import create_app
-from stagewright.api.middleware.graceful_shutdown import RETRY_AFTER_S, Drain
+from stagewright.api.middleware.graceful_shutdown import RETRY_AFTER_S, GracefulShutdown
 from stagewright.api.planning.solver_pool import Solver
-from stagewright.api.settings.settings import Settings
+from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.errors import StoreUnavailable
 from stagewright.api.store.sql_store import SqlStore
@@ -94,20 +94,20 @@ def test_a_server_ends_in_order(now):
     phases = []
 
     async def end():
-        drain = Drain(delay_s=10, grace_s=30, now=now)
-        drain.on_refusing(lambda: phases.append("handed back"))
-        request = drain.request()
+        shutdown = GracefulShutdown(delay_s=10, grace_s=30, now=now)
+        shutdown.on_refusing(lambda: phases.append("handed back"))
+        request = shutdown.request()
         request.__enter__()
-        assert not drain.is_draining
-        drain.begin()
+        assert not shutdown.is_draining
+        shutdown.begin()
         for moment in (0, 9, 10, 11, 39):
             now.time = 100.0 + moment
-            assert not await drain.step()
+            assert not await shutdown.step()
             await asyncio.sleep(0)
-            phases.append((moment, drain.phase))
-            drain.begin()
+            phases.append((moment, shutdown.phase))
+            shutdown.begin()
         request.__exit__(None, None, None)
-        assert await drain.step()
+        assert await shutdown.step()
 
     asyncio.run(end())
     assert phases == [
@@ -119,34 +119,34 @@ def test_a_server_ends_in_order(now):
 @pytest.mark.parametrize("keeps", ["a request", "what is handed back"])
 def test_the_grace_ends(now, keeps):
     async def end():
-        drain = Drain(grace_s=30, now=now)
-        request = drain.request()
+        shutdown = GracefulShutdown(grace_s=30, now=now)
+        request = shutdown.request()
         if keeps == "a request":
             request.__enter__()
         else:
-            drain.on_refusing(asyncio.Event().wait)
-        drain.begin()
-        assert not await drain.step()
+            shutdown.on_refusing(asyncio.Event().wait)
+        shutdown.begin()
+        assert not await shutdown.step()
         await asyncio.sleep(0)
         now.time += 29
-        assert not await drain.step()
+        assert not await shutdown.step()
         now.time += 1
-        assert await drain.step()
+        assert await shutdown.step()
 
     asyncio.run(end())
 
 
 def test_what_cannot_hand_back_keeps_nobody_alive(now, caplog):
     async def end():
-        drain = Drain(now=now)
+        shutdown = GracefulShutdown(now=now)
         done = []
-        drain.on_refusing(lambda: 1 / 0)
-        drain.on_refusing(lambda: done.append(True))
-        drain.begin()
-        await drain.step()
+        shutdown.on_refusing(lambda: 1 / 0)
+        shutdown.on_refusing(lambda: done.append(True))
+        shutdown.begin()
+        await shutdown.step()
         await asyncio.sleep(0)
         assert done == [True]
-        assert await drain.step()
+        assert await shutdown.step()
 
     asyncio.run(end())
     assert "could not hand unfinished work back" in caplog.text
@@ -154,9 +154,9 @@ def test_what_cannot_hand_back_keeps_nobody_alive(now, caplog):
 
 def test_while_it_ends_it_begins_nothing_and_answers_the_rest(profile):
     """One request is being answered when the end begins; others come afterwards."""
-    drain = Drain(delay_s=1, grace_s=60)
-    settings = Settings(token=TOKEN, database=IN_MEMORY, plan_processes=0, sandbox="off")
-    app = create_app(settings, drain=drain)
+    shutdown = GracefulShutdown(delay_s=1, grace_s=60)
+    settings = ServerSettings(token=TOKEN, database=IN_MEMORY, plan_processes=0, sandbox="off")
+    app = create_app(settings, shutdown=shutdown)
     entered, leave = threading.Event(), threading.Event()
 
     @app.get("/v1/slow")
@@ -174,13 +174,13 @@ def test_while_it_ends_it_begins_nothing_and_answers_the_rest(profile):
         async with client, app.router.lifespan_context(app):
             in_flight = asyncio.create_task(client.get("/v1/slow"))
             await asyncio.to_thread(entered.wait, 20)
-            drain.begin()
-            assert not await drain.step()
+            shutdown.begin()
+            assert not await shutdown.step()
             answer = await client.get("/readyz")
             assert (answer.status_code, answer.json()["not_ready"]) == (503, ["draining"])
             assert (await client.post("/v1/profiles", json=profile)).status_code == 201, "delay"
 
-            drain.refuse()
+            shutdown.refuse()
             refused = await client.post("/v1/profiles", json=profile)
             assert (refused.status_code, refused.headers["Retry-After"]) == (503, "10")
             assert refused.json()["type"].endswith(":service-stopping")
@@ -188,22 +188,22 @@ def test_while_it_ends_it_begins_nothing_and_answers_the_rest(profile):
             assert (await client.delete("/v1/api-keys/key_1")).status_code == 404
             assert (await client.get("/healthz")).status_code == 200
             assert b"stagewright_draining 1.0" in app.state.metrics.text()
-            assert not await drain.step(), "one is still being answered"
+            assert not await shutdown.step(), "one is still being answered"
             leave.set()
             assert (await in_flight).status_code == 200
-            assert await drain.step()
+            assert await shutdown.step()
 
     asyncio.run(end())
 
 
 def test_a_stream_of_events_keeps_nobody_alive():
-    drain = Drain()
-    with drain.request() as release:
-        assert drain.num_in_flight == 1
+    shutdown = GracefulShutdown()
+    with shutdown.request() as release:
+        assert shutdown.num_in_flight == 1
         release()
         release()
-        assert drain.num_in_flight == 0
-    assert drain.num_in_flight == 0
+        assert shutdown.num_in_flight == 0
+    assert shutdown.num_in_flight == 0
 
 
 def test_a_database_that_hangs_is_not_ready_and_holds_nobody_up(make_client, monkeypatch):

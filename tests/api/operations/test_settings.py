@@ -13,7 +13,7 @@ import pytest
 
 from stagewright.api.settings.load import Origin, configure
 from stagewright.api.settings.names import setting_names
-from stagewright.api.settings.settings import Settings
+from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.settings.types import without_passwords
 from stagewright.core.errors import InvalidInput
 
@@ -53,7 +53,7 @@ def test_flags_come_before_variables_before_the_file_before_defaults(said):
     settings, origins = configuration.settings, configuration.origins
     assert (settings.port, settings.host, settings.grace_s) == (3, "variable", 1.5)
     assert settings.oidc.issuer == "https://id.example"
-    assert settings.database == Settings().database
+    assert settings.database == ServerSettings().database
     assert origins["port"] == Origin("flag", "--port")
     assert origins["host"] == Origin("environment", "STAGEWRIGHT_HOST")
     assert origins["grace_s"].kind == "file"
@@ -64,7 +64,7 @@ def test_flags_come_before_variables_before_the_file_before_defaults(said):
 
 def test_with_nothing_said_there_are_the_defaults_and_no_section(said):
     configuration = said()
-    assert configuration.settings == Settings()
+    assert configuration.settings == ServerSettings()
     assert configuration.settings.oidc is None
     assert {origin.kind for origin in configuration.origins.values()} == {"default"}
 

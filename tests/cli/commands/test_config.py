@@ -62,11 +62,12 @@ def test_what_is_no_setting_is_a_mistake(run, monkeypatch):
 
 
 def test_the_flags_of_serve_show_the_defaults_there_are(run):
-    from stagewright.api.settings.settings import Settings
+
+    from stagewright.api.settings.settings import ServerSettings
 
     words = " ".join(run("serve", "--help").stdout.split())
     for name in ("host", "port", "database"):
-        assert f"default: ({Settings.model_fields[name].default})" in words
+        assert f"default: ({ServerSettings.model_fields[name].default})" in words
 
 
 def test_commands_find_the_database_of_the_server(run, monkeypatch, tmp_path):
