@@ -132,7 +132,7 @@ def create_app(
     authenticator = Authenticator(settings.token, kept, _token_reader(settings, kept))
 
     sessions = Sessions()
-    trail = AuditWriter(kept)
+    audit = AuditWriter(kept)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -163,7 +163,7 @@ def create_app(
             Middleware(HostCheck, allowed=settings.allowed_hosts),
             Middleware(OriginCheck),
             Middleware(Front, sessions=sessions),
-            Middleware(AuthMiddleware, authenticator=authenticator, trail=trail),
+            Middleware(AuthMiddleware, authenticator=authenticator, audit=audit),
             Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
             Middleware(ConcurrencyLimit),
         ],
@@ -183,7 +183,7 @@ def create_app(
         what_if_routes(planning),
         catalogue_routes(settings, foreign),
         view_routes(views),
-        page_routes(planning, kept, views, sessions, authenticator, trail),
+        page_routes(planning, kept, views, sessions, authenticator, audit),
     )
     for router in routers:
         app.include_router(router)

@@ -62,7 +62,6 @@ def test_what_is_no_setting_is_a_mistake(run, monkeypatch):
 
 
 def test_the_flags_of_serve_show_the_defaults_there_are(run):
-
     from stagewright.api.settings.settings import ServerSettings
 
     words = " ".join(run("serve", "--help").stdout.split())
