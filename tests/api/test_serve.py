@@ -133,7 +133,7 @@ def test_a_signal_ends_a_measurement_in_progress(start, tmp_path):
         "import sys\n"
         "from stagewright.api import serve, settings\n"
         f"command = (sys.executable, '-c', {program!r})\n"
-        "chosen = settings.Settings(token='t' * 8, database=':memory:', sandbox='off',\n"
+        "chosen = settings.ServerSettings(token='t' * 8, database=':memory:', sandbox='off',\n"
         "    measure_command=command)\n"
         "serve.run(chosen, '127.0.0.1', 0)"
     )

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stagewright.api.auth.authenticate import as_caller
+from stagewright.api.auth.authenticate import principal_of_key
 from stagewright.api.store.records import DEFAULT_PROJECT, Quotas
 from stagewright.api.store.sql_store import SqlStore
 
@@ -47,7 +47,7 @@ def test_everything_about_a_key_can_be_said(run, opened):
     assert (ran.code, ran.stderr) == (0, "")
     made = json.loads(ran.stdout)
     key = opened.keys.by_secret(made["secret"])
-    assert as_caller(key).scopes == {"read", "measure", "admin"}
+    assert principal_of_key(key).scopes == {"read", "measure", "admin"}
     assert key.quotas == Quotas(max_requests_per_minute=30, max_unfinished_jobs=0)
     assert (key.expires_at - key.created_at).total_seconds() == pytest.approx(2 * 86400, abs=5)
     assert {project.name for project in opened.projects.list()} == {"default", "team"}
