@@ -28,7 +28,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.allocations import Allocations  # noqa: E402
 from benchmarks.memory_models import MODELS, Subject  # noqa: E402
-from benchmarks.stage_runs import ModelRun, Place, StageRun, places  # noqa: E402
+from benchmarks.stage_runs import ModelRun, Place, StageRunner, places  # noqa: E402
 from stagewright.core.cluster.cluster import Cluster  # noqa: E402
 from stagewright.core.plan.plan import PlanOptions  # noqa: E402
 from stagewright.core.plan.schedule import TrainingSchedule  # noqa: E402
@@ -172,7 +172,7 @@ class Study:
             plan = plan_from_balance(self.profile, Cluster.uniform(num_stages), options, balance)
             for index, (place, stage) in enumerate(zip(places(plan), plan.stages, strict=True)):
                 measured = measured_peak(
-                    StageRun(self.run, place, contextlib.nullcontext), self.device
+                    StageRunner(self.run, place, contextlib.nullcontext), self.device
                 )
                 predicted = stage.memory.total_bytes
                 rows.append(
@@ -216,7 +216,7 @@ class Study:
         return [b - a for a, b in zip(edges, [*edges[1:], count], strict=True)]
 
 
-def measured_peak(stage: StageRun, device: torch.device, *, optimizer: bool = True) -> int:
+def measured_peak(stage: StageRunner, device: torch.device, *, optimizer: bool = True) -> int:
     """Most a stage's rank holds in a step, gradients and Adam's state in place.
 
     The optimizer's update, which comes after, is not counted.

@@ -38,10 +38,10 @@ from stagewright.planner.price_split import plan_from_balance
 from stagewright.planner.simulator.simulate import StageTimes, simulate
 from stagewright.profiler.links.launch_local import free_port
 from stagewright.runtime.engine.executor import Executor
-from stagewright.runtime.engine.p2p import Connections, connected, lanes_of
-from stagewright.runtime.engine.stage import StageRun
-from stagewright.runtime.partition.routes import Hop, Hops
-from stagewright.runtime.ranks.process_groups import Groups
+from stagewright.runtime.engine.p2p import P2PChannels, find_connected_pairs, make_channel_groups
+from stagewright.runtime.engine.stage import StageRunner
+from stagewright.runtime.partition.routes import TensorRoute, TensorRoutes
+from stagewright.runtime.ranks.process_groups import ProcessGroups
 from stagewright.runtime.replicas.replication import Replication
 from stagewright.schedules.make_schedule import make_schedule
 from stagewright.schedules.plan_schedule import schedule_of
@@ -212,15 +212,19 @@ def run(rank: int, ranks: int, port: int, wanted: Sequence[Cell], steps: int, pa
 
 
 def _executor(cell: Cell, rank: int) -> Executor:
-    groups = Groups(None)
+    groups = ProcessGroups(None)
     spec = TensorSpec(name="value", shape=(1, WIDTH), dtype="float32", requires_grad=True)
     count = cell.schedule.num_stages
-    hops = Hops([Hop(index, index + 1, (spec,)) for index in range(count - 1)], count)
+    routes = TensorRoutes(
+        [TensorRoute(index, index + 1, (spec,)) for index in range(count - 1)], count
+    )
     cpu = torch.device("cpu")
-    lanes = lanes_of(groups, connected(cell.schedule.ranks, cell.schedule, hops))
-    connections = Connections(rank, lanes, groups.global_ranks, cpu)
+    channels = make_channel_groups(
+        groups, find_connected_pairs(cell.schedule.ranks, cell.schedule, routes)
+    )
+    connections = P2PChannels(rank, channels, groups.global_ranks, cpu)
     stages = {
-        index: StageRun(
+        index: StageRunner(
             Sleeping(cell.forward_s[index], cell.input_s[index], cell.weight_s[index]),
             (spec,),
             (spec,) if index + 1 < count else (),
@@ -230,7 +234,7 @@ def _executor(cell: Cell, rank: int) -> Executor:
         for index in cell.schedule.stages_of(rank)
     }
     executor = Executor(
-        cell.schedule, rank, hops, stages, connections, Replication(None, {}), lambda words: None
+        cell.schedule, rank, routes, stages, connections, Replication(None, {}), lambda words: None
     )
     connections.introduce()
     return executor

@@ -25,7 +25,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks.activation_memory import measured_peak  # noqa: E402
 from benchmarks.gpu_models import MODELS, Studied  # noqa: E402
-from benchmarks.stage_runs import ModelRun, Place, StageRun, places  # noqa: E402
+from benchmarks.stage_runs import ModelRun, Place, StageRunner, places  # noqa: E402
 from stagewright.core.cluster.cluster import Cluster  # noqa: E402
 from stagewright.core.plan.plan import Plan, PlanOptions  # noqa: E402
 from stagewright.core.profile.profile import Profile, Timing  # noqa: E402
@@ -92,9 +92,9 @@ def compare_stages(
     rows = []
     plan = split(found, num_stages)
     for index, (place, stage) in enumerate(zip(places(plan), plan.stages, strict=True)):
-        alone = StageRun(run, Place(place.first, place.last, 1, 1), contextlib.nullcontext)
+        alone = StageRunner(run, Place(place.first, place.last, 1, 1), contextlib.nullcontext)
         measured_s = time_of(alone.forward, alone.backward, device, repeats)
-        whole = StageRun(run, place, contextlib.nullcontext)
+        whole = StageRunner(run, place, contextlib.nullcontext)
         peak_bytes = measured_peak(whole, device, optimizer=False)
         rows.append(
             {

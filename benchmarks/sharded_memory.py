@@ -67,7 +67,7 @@ class Peak:
 
     def __enter__(self) -> Peak:
         self.size_bytes, self._is_open = 0, True
-        self._thread = threading.Thread(target=self._watch)
+        self._thread = threading.Thread(target=self._detector)
         self._thread.start()
         return self
 
@@ -75,7 +75,7 @@ class Peak:
         self._is_open = False
         self._thread.join()
 
-    def _watch(self) -> None:
+    def _detector(self) -> None:
         while self._is_open:
             self.size_bytes = max(self.size_bytes, resident_bytes())
             time.sleep(0.001)

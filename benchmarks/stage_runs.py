@@ -127,7 +127,7 @@ def places(plan: Plan) -> list[Place]:
     ]
 
 
-class StageRun:
+class StageRunner:
     """One stage, ready to run steps alone.
 
     Args:

@@ -51,7 +51,7 @@ from stagewright.profiler.links.launch_local import free_port
 from stagewright.profiler.machine.allocator import keep_freed_memory
 from stagewright.profiler.models.families import build_loss, build_model, training_batch
 from stagewright.runtime.distributed import DistributedPipeline
-from stagewright.runtime.engine.batch_io import LastStage, LossFunction
+from stagewright.runtime.engine.batch_io import BatchOutputs, LossFunction
 from stagewright.runtime.partition.cut import cut_for_plan
 
 ALLOWED = 0.98
@@ -140,7 +140,7 @@ class TorchAlone:
     def __init__(self, model: nn.Module, plan: Plan, loss_fn: LossFunction, rank: int) -> None:
         pieces = cut_for_plan(model, plan, direct=False)
         cpu = torch.device("cpu")
-        last = LastStage(pieces.captured, loss_fn, MICROBATCHES, cpu, (RANKS - 1,), None)
+        last = BatchOutputs(pieces.captured, loss_fn, MICROBATCHES, cpu, (RANKS - 1,), None)
         cut = pieces.boundaries[0].tensors
         stage = PipelineStage(
             pieces.stages[rank],
@@ -154,7 +154,7 @@ class TorchAlone:
         theirs = set(pieces.stages[1 - rank].parameters())
         self._tied = [weight for weight in pieces.stages[rank].parameters() if weight in theirs]
         self._schedule = Schedule1F1B(
-            stage, MICROBATCHES, loss_fn=last.share_of_loss, scale_grads=False
+            stage, MICROBATCHES, loss_fn=last.compute_loss_share, scale_grads=False
         )
 
     def step(self, *batch: Tensor, target: Any) -> None:

@@ -17,7 +17,7 @@ from ..core.plan.plan import Plan
 from .batchnorm.running_statistics import BatchStatistics
 from .distributed import DistributedPipeline
 from .engine.batch_io import LossFunction
-from .engine.stage import casting
+from .engine.stage import autocast_to
 from .meta_init.materialise import materialise_whole
 from .meta_init.meta_checks import check_weights
 from .meta_init.weights import Weights
@@ -103,7 +103,7 @@ def build(
         check_weights(model, weights)
         if weights is not None:
             materialise_whole(model, weights, _where(places))
-        with casting(places[0] if places else default_device(model), autocast):
+        with autocast_to(places[0] if places else default_device(model), autocast):
             pipeline = Pipeline(
                 model,
                 plan,

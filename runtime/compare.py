@@ -18,7 +18,7 @@ BACKWARD_PARTS = (Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT, Work
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedDuration:
     """One duration of a plan, predicted and measured.
 
     Attributes:
@@ -38,7 +38,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """A plan against a recorded step.
 
     Attributes:
@@ -48,12 +48,12 @@ class Comparison:
         links: What each boundary's messages take, forwards and then backwards.
     """
 
-    step: Compared
-    stages: tuple[Compared, ...]
-    links: tuple[Compared, ...]
+    step: ComparedDuration
+    stages: tuple[ComparedDuration, ...]
+    links: tuple[ComparedDuration, ...]
 
     @property
-    def worst(self) -> Compared:
+    def worst(self) -> ComparedDuration:
         """The duration that is furthest from its prediction, in seconds."""
         return max((*self.stages, *self.links), key=lambda each: abs(each.late_s))
 
@@ -75,7 +75,7 @@ class Comparison:
         return f"{table}\n{said} than planned, a micro-batch"
 
 
-def compare(plan: Plan, timeline: Timeline) -> Comparison:
+def compare(plan: Plan, timeline: Timeline) -> RunComparison:
     """A plan against a step recorded of it.
 
     A message's time is seen where its receiver waited for it: from the end of what made it to the
@@ -103,31 +103,33 @@ def compare(plan: Plan, timeline: Timeline) -> Comparison:
         forwards = [_length(event) for event in mine if event.kind == Work.FORWARD]
         backwards = _by_microbatch(event for event in mine if event.kind in BACKWARD_PARTS)
         stages_found.append(
-            Compared(f"stage {index} forward", stage.forward_time_s, statistics.median(forwards))
+            ComparedDuration(
+                f"stage {index} forward", stage.forward_time_s, statistics.median(forwards)
+            )
         )
         stages_found.append(
-            Compared(f"stage {index} backward", stage.backward_time_s, _median(backwards))
+            ComparedDuration(f"stage {index} backward", stage.backward_time_s, _median(backwards))
         )
     links = [
-        Compared(
+        ComparedDuration(
             f"stage {index} to {index + 1}",
             plan.stages[index].send_forward_time_s,
             _message_s(timeline, index, index + 1, (Work.FORWARD,)),
         )
         for index in range(plan.num_stages - 1)
     ] + [
-        Compared(
+        ComparedDuration(
             f"stage {index + 1} back to {index}",
             plan.stages[index + 1].send_backward_time_s,
             _message_s(timeline, index + 1, index, (Work.BACKWARD, Work.BACKWARD_INPUT)),
         )
         for index in range(plan.num_stages - 1)
     ]
-    step = Compared("step", plan.step_time_s, timeline.step_time_s)
-    return Comparison(step, tuple(stages_found), tuple(links))
+    step = ComparedDuration("step", plan.step_time_s, timeline.step_time_s)
+    return RunComparison(step, tuple(stages_found), tuple(links))
 
 
-def corrected(profile: Profile, plan: Plan, comparison: Comparison) -> Profile:
+def corrected(profile: Profile, plan: Plan, comparison: RunComparison) -> Profile:
     """The profile with each stage's layers scaled to what the stage took.
 
     A step shows stages, not layers, so layers of one stage keep their proportions. Time that a
@@ -172,7 +174,7 @@ def _times(timing: Timing, factor: float) -> Timing:
     )
 
 
-def _factor(each: Compared) -> float:
+def _factor(each: ComparedDuration) -> float:
     if not each.predicted_s or each.measured_s is None:
         return 1.0
     return each.measured_s / each.predicted_s
@@ -213,7 +215,7 @@ def _length(event: TimelineEvent) -> float:
     return event.end_s - event.start_s
 
 
-def _percent(each: Compared) -> str:
+def _percent(each: ComparedDuration) -> str:
     if not each.predicted_s:
         return ""
     return f"{each.late_s / each.predicted_s:+.0%}"

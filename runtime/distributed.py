@@ -17,28 +17,34 @@ from ..core.graph.graph import Graph
 from ..core.plan.plan import Plan
 from ..core.plan.schedule import Schedule
 from ..schedules.plan_schedule import schedule_of
-from .batchnorm.running_statistics import BatchStatistics, checked_policy
-from .engine.assemble import build_executor, share
-from .engine.batch_io import FirstStage, LastStage, LossFunction
+from .batchnorm.running_statistics import BatchStatistics, check_policy
+from .engine.assemble import build_executor, share_weights
+from .engine.batch_io import BatchInputs, BatchOutputs, LossFunction
 from .engine.executor import Executor, Observer
 from .engine.microbatch import split_target
-from .engine.padding import check_evaluates, cut_off, filled, num_samples, parts
-from .engine.stage import casting
+from .engine.padding import (
+    check_evaluation_mode,
+    count_samples,
+    pad_samples,
+    split_partial_target,
+    trim_padding,
+)
+from .engine.stage import autocast_to
 from .meta_init.materialise import materialise
 from .meta_init.meta_checks import check_weights
 from .meta_init.weights import Weights
 from .partition.cut import cut_for_plan
-from .partition.rank_module import held
-from .ranks.member import Member
-from .ranks.process_groups import check_world, device_for
+from .partition.rank_module import build_rank_module
+from .ranks.pipeline_rank import PipelineRank
+from .ranks.process_groups import check_world, choose_device
 from .ranks.process_groups import init_process_group as init_process_group
 from .replicas.clip_grad import clipping_factor, global_norm, scale_gradients
-from .replicas.strategy import Strategy, choose
+from .replicas.strategy import Strategy, choose_strategies
 from .replicas.sync_batchnorm import check_no_sync_batch_norm
 from .supported_plans import check_runnable, check_schedule
 
 
-class DistributedPipeline(Member):
+class DistributedPipeline(PipelineRank):
     """This rank's stages of a planned model, ready to train.
 
     Every rank builds the same model, makes a `DistributedPipeline` of it, and calls `step` with
@@ -103,15 +109,15 @@ class DistributedPipeline(Member):
     ) -> None:
         check_module(model)
         check_no_sync_batch_norm(model)
-        checked_policy(batch_statistics)
+        check_policy(batch_statistics)
         check_runnable(plan, "processes")
         if schedule is not None:
             check_schedule(schedule, plan)
         schedule = schedule or schedule_of(plan)
-        chosen = choose(plan, schedule, strategy)
+        chosen = choose_strategies(plan, schedule, strategy)
         check_world(schedule, group)
         check_weights(model, weights)
-        place = torch.device(device) if device is not None else device_for(model, group)
+        place = torch.device(device) if device is not None else choose_device(model, group)
         super().__init__(schedule, group, place)
         self.plan = plan
         self.autocast = autocast
@@ -119,17 +125,19 @@ class DistributedPipeline(Member):
         self._has_loss = loss_fn is not None
         self._dropout_seed = keyed_dropout
         self._sums_gradients = True
-        with ExitStack() as undo, self._watch.explained():
+        with ExitStack() as undo, self._detector.explained():
             undo.callback(self.close)
             # Captured under autocast, so that what is sent has the dtype it will have.
-            with casting(device_for(model, group), autocast):
+            with autocast_to(choose_device(model, group), autocast):
                 self._pieces = cut_for_plan(model, plan, sample, direct=True, device=self.device)
             self._hold_stages(model, weights)
-            self._first = FirstStage(plan, self._pieces.structure, self.device)
-            self._sharing = share(
+            self._first = BatchInputs(plan, self._pieces.structure, self.device)
+            self._sharing = share_weights(
                 self._pieces, self.stages, plan, self.schedule, self._ranks, chosen, self.device
             )
-            self.module = held(list(self.stages.values()))  # some of its weights may be others
+            self.module = build_rank_module(
+                list(self.stages.values())
+            )  # some of its weights may be others
             self._last = self._last_stage(loss_fn)
             self._executor = self._build_executor(batch_statistics)
             undo.pop_all()
@@ -139,12 +147,12 @@ class DistributedPipeline(Member):
         """This rank's stages by index."""
         if weights is not None:
             materialise(model, self.stages.values(), weights, self.device)
-        self.module = held(list(self.stages.values())).to(self.device)
+        self.module = build_rank_module(list(self.stages.values())).to(self.device)
         """All parameters and buffers of this rank, under the model's own names."""
 
-    def _last_stage(self, loss_fn: LossFunction | None) -> LastStage:
+    def _last_stage(self, loss_fn: LossFunction | None) -> BatchOutputs:
         replicas = self.schedule.stage_ranks[-1]
-        return LastStage(
+        return BatchOutputs(
             self._pieces.captured,
             loss_fn,
             self.plan.num_microbatches,
@@ -161,11 +169,11 @@ class DistributedPipeline(Member):
             self.schedule,
             self._ranks,
             self._sharing,
-            loss=self._last.share_of_loss if self._has_loss else None,
+            loss=self._last.compute_loss_share if self._has_loss else None,
             device=self.device,
             batch_statistics=batch_statistics,
             autocast=self.autocast,
-            doing=self._watch.says,
+            doing=self._detector.says,
         )
 
     def step(
@@ -192,7 +200,7 @@ class DistributedPipeline(Member):
             raise InvalidInput(
                 "this pipeline only evaluates; to train give it a loss_fn and a plan for training"
             )
-        with self._watch.overheard():
+        with self._detector.overheard():
             inputs = self._inputs(args, kwargs)
             if self._has_last and target is None:
                 raise InvalidInput("the last stage takes the loss and needs target=")
@@ -216,7 +224,7 @@ class DistributedPipeline(Member):
             sums_gradients=self._sums_gradients,
             dropout_key=None if seed is None else (seed, self.steps),
         )
-        return self._last.whole_loss(losses) if self._has_last else None
+        return self._last.reduce_loss(losses) if self._has_last else None
 
     def evaluate(
         self, *args: Tensor, target: Any = None, pad: bool = False, **kwargs: Tensor
@@ -242,29 +250,29 @@ class DistributedPipeline(Member):
         """
         targets: list[Any] = []
         size = samples = self._first.size
-        with self._watch.overheard():
+        with self._detector.overheard():
             if pad:
-                check_evaluates(self.module)
+                check_evaluation_mode(self.module)
                 samples = self._samples(args, kwargs, target)
-                args, kwargs = filled((args, kwargs), size)
+                args, kwargs = pad_samples((args, kwargs), size)
             inputs = self._inputs(args, kwargs)
             if self._has_last and target is not None and self._has_loss:
                 number = self.plan.num_microbatches
                 if samples == size:
                     targets = split_target(target, number)
                 else:
-                    targets = parts(target, number, self._first.microbatch_size)
+                    targets = split_partial_target(target, number, self._first.microbatch_size)
         with self.during("an evaluation"):
             made, losses = self._executor.evaluate(inputs, targets)
             if not self._has_last:
                 return None, None
-            output = self._last.whole_output(made, self._first.microbatch_size)
-            output = cut_off(output, size, samples)
-            return output, self._last.whole_loss(losses) if targets else None
+            output = self._last.join_batch_output(made, self._first.microbatch_size)
+            output = trim_padding(output, size, samples)
+            return output, self._last.reduce_loss(losses) if targets else None
 
     def _samples(self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], target: Any) -> int:
         """Of a batch that may be filled up, as far as this rank has to know them."""
-        found = (num_samples((args, kwargs)), num_samples(target))
+        found = (count_samples((args, kwargs)), count_samples(target))
         lengths = {length for length in found if length is not None}
         if len(lengths) > 1:
             raise InvalidInput(

@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ..core.errors import Infeasible, InvalidInput, RankFailed, StagewrightError
 from ..core.plan.plan import Plan
 from ..schedules.plan_schedule import schedule_of
-from .ranks.process_groups import DEFAULT_TIMEOUT_S, init_process_group, timeout_of
+from .ranks.process_groups import DEFAULT_TIMEOUT_S, group_timeout, init_process_group
 
 PREFIX = "stagewright-elastic"
 FINISHED = f"{PREFIX}/finished"
@@ -105,7 +105,7 @@ def group_for(plan: Plan) -> dist.ProcessGroup | None:
     used = ranks_of(plan)
     if used == dist.get_world_size():
         return dist.group.WORLD
-    group: dist.ProcessGroup = dist.new_group(range(used), timeout=timeout_of(None))
+    group: dist.ProcessGroup = dist.new_group(range(used), timeout=group_timeout(None))
     return group if dist.get_rank() < used else None
 
 

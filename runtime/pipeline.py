@@ -14,8 +14,8 @@ from ..capture.program.segment import Segment
 from ..capture.sample import check_module
 from ..core.errors import InvalidInput
 from ..core.plan.plan import Plan
-from .batchnorm.deferred import batch_norms, deferred_statistics
-from .batchnorm.running_statistics import BatchStatistics, check_statistics_in_reach, checked_policy
+from .batchnorm.deferred import deferred_statistics, find_batch_norms
+from .batchnorm.running_statistics import BatchStatistics, check_policy, check_statistics_reachable
 from .engine.keyed_dropout import keyed_dropout as keyed
 from .engine.microbatch import join_outputs, split_batch
 from .local.checkpoint_state import is_checkpointing, is_recomputing
@@ -89,14 +89,14 @@ class Pipeline(nn.Module):
         fixed_size = pieces.captured.program.mode == "export"
         self._microbatch_size = plan.inputs[0].shape[0] if fixed_size and plan.inputs else None
         self._changes_input = pieces.captured.mutates_inputs(0, plan.balance[0])
-        self._deferred = checked_policy(batch_statistics) == "deferred"
+        self._deferred = check_policy(batch_statistics) == "deferred"
         if batch_statistics == "synchronised":
             raise InvalidInput(
                 "batch_statistics='synchronised' is about replicas, which one process has none of; "
                 "give larger micro-batches, or run the plan in processes (DistributedPipeline)"
             )
         if self._deferred:
-            check_statistics_in_reach(pieces.captured.program, pieces.stages)
+            check_statistics_reachable(pieces.captured.program, pieces.stages)
         self._dropout_seed = keyed_dropout
         self.steps = 0
         self._devices = _place(pieces, devices, model)
@@ -152,7 +152,7 @@ class Pipeline(nn.Module):
         if self._microbatch_size and flat[0].dim():  # a smaller batch may be fewer of that size
             count = max(1, min(count, len(flat[0]) // self._microbatch_size))
         batches = split_batch(flat, count, self._microbatch_size, structure.names)
-        with deferred_statistics(batch_norms(self)) if self._deferred else nullcontext():
+        with deferred_statistics(find_batch_norms(self)) if self._deferred else nullcontext():
             values = run_stages(self._local_stages(len(batches)), batches)
         self.steps += self.training
         sizes = [len(batch[0]) for batch in batches]

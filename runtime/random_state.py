@@ -18,7 +18,7 @@ Generator = Literal["cpu", "cuda"]
 Generators = tuple[Generator, ...]
 
 
-def random_tensors(rank: int) -> dict[Generator, tuple[str, Tensor]]:
+def collect_random_states(rank: int) -> dict[Generator, tuple[str, Tensor]]:
     """The state of each of this rank's generators, with its key."""
     found: dict[Generator, tuple[str, Tensor]] = {
         "cpu": (random_key(rank, "cpu"), torch.get_rng_state())
@@ -28,7 +28,9 @@ def random_tensors(rank: int) -> dict[Generator, tuple[str, Tensor]]:
     return found
 
 
-def random_room(record: Checkpoint, rank: int, num_ranks: int) -> dict[Generator, Tensor]:
+def allocate_random_states(
+    record: Checkpoint, rank: int, num_ranks: int
+) -> dict[Generator, Tensor]:
     """Tensors for the saved states of this rank's generators.
 
     Raises:
@@ -88,7 +90,9 @@ class RandomState:
 
 
 @contextmanager
-def as_before(module: nn.Module, state: RandomState, device: torch.device) -> Iterator[None]:
+def replayed_random_state(
+    module: nn.Module, state: RandomState, device: torch.device
+) -> Iterator[None]:
     """Random numbers are those drawn after ``state``, and buffers end as they began.
 
     A forward that runs a second time must not move running statistics a second time. They are put

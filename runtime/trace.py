@@ -43,7 +43,7 @@ class Trace:
         """
         pipeline = self._pipeline
         wanted = [str(action) for action in pipeline.schedule.ranks[pipeline.rank]]
-        first = last_run([name for name, _, _ in self._spans], wanted)
+        first = find_last_run([name for name, _, _ in self._spans], wanted)
         whole = [] if first is None else self._spans[first : first + len(wanted)]
         mine = [(name, begin - self._ahead_s, end - self._ahead_s) for name, begin, end in whole]
         step = None if first is None else self._steps[first]
@@ -105,7 +105,7 @@ def _ahead_of_rank_0(pipeline: DistributedPipeline) -> float:
     return statistics.median(readings)
 
 
-def last_run(names: Sequence[str], wanted: Sequence[str]) -> int | None:
+def find_last_run(names: Sequence[str], wanted: Sequence[str]) -> int | None:
     """Where all of ``wanted`` stands in ``names`` for the last time, in its order."""
     count = len(wanted)
     starts = range(len(names) - count, -1, -1)

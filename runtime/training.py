@@ -16,9 +16,9 @@ from torch.utils import _pytree as pytree
 from ..capture.capture import default_device
 from ..core.errors import InvalidInput
 from .distributed import DistributedPipeline
-from .engine.batch_io import LossFunction, one_number
-from .engine.padding import check_evaluates, cut_off, filled, num_samples
-from .engine.stage import casting
+from .engine.batch_io import LossFunction, as_scalar_loss
+from .engine.padding import check_evaluation_mode, count_samples, pad_samples, trim_padding
+from .engine.stage import autocast_to
 from .pipeline import Pipeline
 from .replicas.clip_grad import clipping_factor, scale_gradients, sum_of_squares
 from .replicas.grad_scaler import LossScale
@@ -204,11 +204,11 @@ def _runner(
     pipeline: DistributedPipeline | Pipeline,
     loss_fn: LossFunction | None,
     autocast: torch.dtype | None,
-) -> DistributedPipeline | OneProcess:
+) -> DistributedPipeline | LocalRunner:
     if isinstance(pipeline, Pipeline):
         if loss_fn is None:
             raise InvalidInput("a Pipeline has no loss of its own; give loss_fn=")
-        return OneProcess(pipeline, loss_fn, autocast)
+        return LocalRunner(pipeline, loss_fn, autocast)
     if loss_fn is not None or autocast is not None:
         raise InvalidInput(
             "a DistributedPipeline has its own loss_fn and autocast; give them to it"
@@ -216,7 +216,7 @@ def _runner(
     return pipeline
 
 
-class OneProcess:
+class LocalRunner:
     """Takes training steps with a `Pipeline`.
 
     Args:
@@ -252,14 +252,14 @@ class OneProcess:
         self, *args: Tensor, target: Any = None, pad: bool = False, **kwargs: Tensor
     ) -> tuple[Any, Tensor | None]:
         """See `DistributedPipeline.evaluate`."""
-        samples = num_samples((args, kwargs))
+        samples = count_samples((args, kwargs))
         size = self.pipeline.microbatch_size
         if not pad or not size or not samples:
             with torch.no_grad():
                 return self._run(args, kwargs, target)
-        check_evaluates(self.pipeline)
+        check_evaluation_mode(self.pipeline)
         whole = -(-samples // size) * size
-        args, kwargs = filled((args, kwargs), whole)
+        args, kwargs = pad_samples((args, kwargs), whole)
         with torch.no_grad():
             return self._run(args, kwargs, target, (whole, samples))
 
@@ -289,14 +289,14 @@ class OneProcess:
         target: Any,
         filled_from: tuple[int, int] | None = None,
     ) -> tuple[Any, Tensor | None]:
-        with casting(self.device, self.autocast):
+        with autocast_to(self.device, self.autocast):
             output = self.pipeline(*self._here(args), **self._here(kwargs))
             if filled_from is not None:
-                output = cut_off(output, *filled_from)
+                output = trim_padding(output, *filled_from)
             if target is None:
                 return output, None
             where = next(leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor))
-            return output, one_number(self._loss_fn(output, _to(target, where.device)))
+            return output, as_scalar_loss(self._loss_fn(output, _to(target, where.device)))
 
     def _here(self, values: Any) -> Any:
         return _to(values, self.device)

@@ -19,12 +19,12 @@ from ..capture.sample import CallStructure
 from ..core.errors import InvalidInput, PlanMismatch, StagewrightError
 from ..core.plan.plan import Plan
 from ..schedules.plan_schedule import schedule_of
-from .engine.batch_io import FirstStage, LastStage, one_number
-from .engine.emulated_ranks import Rehearsal
+from .engine.batch_io import BatchInputs, BatchOutputs, as_scalar_loss
+from .engine.emulated_ranks import EmulatedRanks
 from .engine.microbatch import split_target
 from .partition.cut import cut_for_plan
 from .random_state import RandomState
-from .replicas.strategy import choose
+from .replicas.strategy import choose_strategies
 from .replicas.sync_batchnorm import check_no_sync_batch_norm
 from .supported_plans import check_runnable
 
@@ -108,7 +108,7 @@ def verify(
     check_no_sync_batch_norm(model)
     check_runnable(plan, "processes")
     schedule = schedule_of(plan)
-    choose(plan, schedule, None)
+    choose_strategies(plan, schedule, None)
     whole, parts = copy.deepcopy(model), copy.deepcopy(model)
     trains = plan.schedule != "forward_only"
     if not trains:
@@ -119,14 +119,14 @@ def verify(
         batch, target = _converted(batch, dtype), _converted(target, dtype)
     device = default_device(parts)
     pieces = cut_for_plan(parts, plan, direct=True)
-    last = LastStage(pieces.captured, loss_fn, plan.num_microbatches, device, (0,), None)
-    rehearsal = Rehearsal(pieces, plan, schedule, loss=last.share_of_loss, device=device)
+    last = BatchOutputs(pieces.captured, loss_fn, plan.num_microbatches, device, (0,), None)
+    rehearsal = EmulatedRanks(pieces, plan, schedule, loss=last.compute_loss_share, device=device)
     args, kwargs = _call(batch)
-    batches = FirstStage(plan, pieces.structure, device).microbatches(args, kwargs)
+    batches = BatchInputs(plan, pieces.structure, device).microbatches(args, kwargs)
     targets = split_target(target, plan.num_microbatches)
     step = _WholeStep(whole, pieces.structure, loss_fn, device)
     with preserved(model), torch.set_grad_enabled(trains):
-        whole_loss = step.take(batches, targets)
+        reduce_loss = step.take(batches, targets)
     with preserved(model), torch.enable_grad():
         run = rehearsal.train if trains else rehearsal.evaluate
         try:
@@ -135,10 +135,10 @@ def verify(
             raise
         except Exception as error:
             raise _explained(error, rehearsal.doing) from error
-    return _compare(whole, rehearsal.modules, whole_loss, loss)
+    return _compare(whole, rehearsal.modules, reduce_loss, loss)
 
 
-def seeded(seed: int) -> None:
+def seed_generators(seed: int) -> None:
     """Make what is drawn from here on the same every time: weights, and made-up data."""
     torch.manual_seed(seed)
 
@@ -168,7 +168,7 @@ class _WholeStep:
             self.draws[index] = RandomState.now(self._device)
             args, kwargs = self._structure.unflatten([tensor.clone() for tensor in flat])
             there = pytree.tree_map_only(Tensor, lambda value: value.to(self._device), target)
-            loss = one_number(self._loss_fn(self._model(*args, **kwargs), there)) / len(batches)
+            loss = as_scalar_loss(self._loss_fn(self._model(*args, **kwargs), there)) / len(batches)
             if torch.is_grad_enabled():
                 loss.backward()
             total += float(loss.detach())
@@ -192,7 +192,7 @@ def _explained(error: Exception, doing: str) -> PlanMismatch:
 
 
 def _compare(
-    whole: nn.Module, ranks: Sequence[nn.Module], whole_loss: float, parts_loss: float
+    whole: nn.Module, ranks: Sequence[nn.Module], reduce_loss: float, parts_loss: float
 ) -> Verification:
     found = {name for rank in ranks for name in rank.state_dict()}
     wanted = set(whole.state_dict())
@@ -204,7 +204,7 @@ def _compare(
         if expected.grad is not None or any(copy.grad is not None for copy in copies)
     }
     return Verification(
-        loss=abs(parts_loss - whole_loss) / max(abs(whole_loss), 1e-30),
+        loss=abs(parts_loss - reduce_loss) / max(abs(reduce_loss), 1e-30),
         gradients=gradients,
         buffers={
             name: max((relative_difference(b, expected) for b in copies), default=0.0)
@@ -261,7 +261,7 @@ def _call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}
 
 
-def together(samples: Sequence[Any]) -> Any:
+def join_samples(samples: Sequence[Any]) -> Any:
     """Micro-batches as one batch: tensors of any nest, along their first dimension."""
 
     def joined(*parts: Any) -> Any:
@@ -286,6 +286,6 @@ def mean_of_squares(output: Any, target: Tensor) -> Tensor:
     return torch.stack(found).sum()
 
 
-def no_target(num_samples: int) -> Tensor:
+def make_dummy_target(num_samples: int) -> Tensor:
     """For `mean_of_squares`: one entry a sample."""
     return torch.zeros(num_samples)

@@ -46,11 +46,11 @@ def command(
     """
     from ...core.plan.plan import Plan
     from ...runtime.supported_plans import check_runnable
-    from ...runtime.verify import DOUBLE, seeded, verify
+    from ...runtime.verify import DOUBLE, seed_generators, verify
 
     document = read_document(plan, Plan)
     check_runnable(document, "one device")
-    seeded(seed)
+    seed_generators(seed)
     if model is None and sample is None:
         module, batch, wanted, loss_fn = _of_family(document, seed)
     else:
@@ -92,18 +92,18 @@ def _of_own(
     plan: Plan, model: str | None, sample: str | None, loss: str | None, target: str | None
 ) -> tuple[Any, Any, Any, Any]:
     """The user's model, a batch of as many samples as there are micro-batches, target, loss."""
-    from ...runtime.verify import mean_of_squares, no_target, together
+    from ...runtime.verify import join_samples, make_dummy_target, mean_of_squares
 
     module, first = own_model(model, sample)
     if (loss is None) != (target is None):
         raise InvalidInput("give --loss and --target together, or neither")
     assert sample is not None
     rest = [call_target(sample) for _ in range(plan.num_microbatches - 1)]
-    batch = together([first, *rest])
+    batch = join_samples([first, *rest])
     if loss is None or target is None:
         size = plan.inputs[0].shape[0] * plan.num_microbatches
-        return module, batch, no_target(size), mean_of_squares
-    wanted = together([call_target(target) for _ in range(plan.num_microbatches)])
+        return module, batch, make_dummy_target(size), mean_of_squares
+    wanted = join_samples([call_target(target) for _ in range(plan.num_microbatches)])
     return module, batch, wanted, _own_loss(loss)
 
 
@@ -113,7 +113,7 @@ def _own_loss(name: str) -> Callable[[Any, Any], Any]:
     Raises:
         InvalidInput: It is no function; when called: it failed.
     """
-    from ...runtime.engine.microbatch import shapes_of
+    from ...runtime.engine.microbatch import describe_shapes
 
     loss_fn = load_target(name)
     if not callable(loss_fn):
@@ -126,8 +126,8 @@ def _own_loss(name: str) -> Callable[[Any, Any], Any]:
             return loss_fn(output, target)
         except Exception as error:
             raise InvalidInput(
-                f"the loss {name} failed on a micro-batch, with output {shapes_of(output)} and "
-                f"target {shapes_of(target)}: {type(error).__name__}: {error}"
+                f"the loss {name} failed on a micro-batch, with output {describe_shapes(output)} "
+                f"and target {describe_shapes(target)}: {type(error).__name__}: {error}"
             ) from error
 
     return called

@@ -30,7 +30,7 @@ def deferred_statistics(modules: list[_BatchNorm]) -> Iterator[None]:
             moments.commit()
 
 
-def batch_norms(root: nn.Module) -> list[_BatchNorm]:
+def find_batch_norms(root: nn.Module) -> list[_BatchNorm]:
     """Those of a module that keep running statistics."""
     return [
         module

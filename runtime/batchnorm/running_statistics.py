@@ -38,7 +38,7 @@ from ..ranks.collective import Collective, Work
 BatchStatistics = Literal["microbatch", "deferred", "synchronised"]
 
 
-def checked_policy(policy: BatchStatistics) -> BatchStatistics:
+def check_policy(policy: BatchStatistics) -> BatchStatistics:
     """A policy as it is.
 
     Raises:
@@ -304,7 +304,7 @@ def _set_count(norm: _Norm, count: int) -> None:
         norm.module.num_batches_tracked.data.fill_(count)
 
 
-def check_statistics_in_reach(program: Program, stages: Iterable[Segment]) -> None:
+def check_statistics_reachable(program: Program, stages: Iterable[Segment]) -> None:
     """See that in these stages running statistics are moved by modules alone.
 
     Args:

@@ -16,7 +16,7 @@ from ..checkpoint_files.safe_reader import read_tensors
 from ..checkpoint_files.step_folder import check, find, saved_steps
 from ..distributed import DistributedPipeline
 from ..pipeline import Pipeline
-from ..random_state import random_room, restore
+from ..random_state import allocate_random_states, restore
 from .compatibility import Match, compare, match
 from .optimizer_state import check_optimizer, fill_optimizer, room_for
 from .target import Target, target_of
@@ -120,7 +120,9 @@ class _Load:
         self._target = target
         self._optimizer = optimizer
         ranks = target.ranks
-        self._random = random_room(record, ranks.rank, ranks.size) if random_state else {}
+        self._random = (
+            allocate_random_states(record, ranks.rank, ranks.size) if random_state else {}
+        )
         self._saved_names = {
             id(target.tensors[key]): name for key, name in self.match.names.items()
         }

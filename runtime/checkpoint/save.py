@@ -27,7 +27,7 @@ from ..checkpoint_files.rank_agreement import Ranks, plain_errors, quiet
 from ..checkpoint_files.step_folder import abandon, begin, keep_newest, locked, publish
 from ..checkpoint_files.tensors import as_json, describe
 from ..distributed import DistributedPipeline
-from ..random_state import Generators, random_tensors
+from ..random_state import Generators, collect_random_states
 from .optimizer_state import OptimizerPart, merge_optimizers, read_optimizer
 from .target import Target, target_of
 
@@ -153,7 +153,7 @@ def _take_apart(target: Target, optimizer: Optimizer | None, random_state: bool)
     tensors = {model_key(name): tensor for name, tensor in target.tensors.items()}
     part = read_optimizer(optimizer, target.canonical_names()) if optimizer is not None else None
     tensors |= part.tensors if part else {}
-    random = random_tensors(target.ranks.rank) if random_state else {}
+    random = collect_random_states(target.ranks.rank) if random_state else {}
     generators: Generators = tuple(random)
     tensors |= {key: tensor for key, tensor in random.values()}
     return _Part(tensors, part, generators)

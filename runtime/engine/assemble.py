@@ -16,26 +16,26 @@ from ..batchnorm.running_statistics import (
     BatchStatistics,
     RunningStatistics,
     Statistics,
-    check_statistics_in_reach,
+    check_statistics_reachable,
 )
 from ..partition.cut import CutModel
-from ..partition.rank_module import held
-from ..ranks.collective import OfGroup
-from ..ranks.process_groups import Groups, Ranks
-from ..replicas.apply import apply
-from ..replicas.gradient_sync import GradientSum
+from ..partition.rank_module import build_rank_module
+from ..ranks.collective import GroupCollective
+from ..ranks.process_groups import ProcessGroups, Ranks
+from ..replicas.apply import apply_strategies
+from ..replicas.gradient_sync import GradientSync
 from ..replicas.replication import Replication
 from ..replicas.sharded import is_sharded
-from ..replicas.shared_weights import agree, holders, shared_weights
-from ..replicas.strategy import Chosen
+from ..replicas.shared_weights import broadcast_initial_values, holders, shared_weights
+from ..replicas.strategy import NonDefaultStrategy
 from ..replicas.sync_batchnorm import SynchronisedStatistics, check_synchronised
 from .executor import Executor
-from .p2p import Connections, connected, lanes_of
-from .stage import LossOfFlat, StageRun
+from .p2p import P2PChannels, find_connected_pairs, make_channel_groups
+from .stage import LossOfFlat, StageRunner
 
 
 @dataclass(frozen=True)
-class Sharing:
+class WeightSharing:
     """What a rank has in common with others.
 
     Attributes:
@@ -49,21 +49,21 @@ class Sharing:
     """
 
     groups: Mapping[Ranks, dist.ProcessGroup]
-    gradient_sum: GradientSum | None
+    gradient_sync: GradientSync | None
     replication: Replication
     holders: Mapping[int, int]
-    chosen: Mapping[int, Chosen]
+    chosen: Mapping[int, NonDefaultStrategy]
 
 
-def share(
+def share_weights(
     pieces: CutModel,
     stages: Mapping[int, Segment],
     plan: Plan,
     schedule: Schedule,
-    ranks: Groups,
-    chosen: Mapping[int, Chosen],
+    ranks: ProcessGroups,
+    chosen: Mapping[int, NonDefaultStrategy],
     device: torch.device,
-) -> Sharing:
+) -> WeightSharing:
     """Let all holders of a weight begin with the same values; called on every rank.
 
     Args:
@@ -81,8 +81,10 @@ def share(
     sets = {holders(record, stage_of, schedule) for record in graph.parameters}
     sets.update(schedule.stage_ranks)
     groups = ranks.of_sets(each for each in sets if len(each) > 1)
-    agree(graph.parameters, stage_of, schedule, held(list(stages.values())), groups)
-    strategies = apply(
+    broadcast_initial_values(
+        graph.parameters, stage_of, schedule, build_rank_module(list(stages.values())), groups
+    )
+    strategies = apply_strategies(
         chosen,
         stages,
         graph.parameters,
@@ -92,20 +94,20 @@ def share(
         device,
         pieces.captured.program.model,
     )
-    module = held(list(stages.values()))
+    module = build_rank_module(list(stages.values()))
     weights = [
         weight
         for weight in shared_weights(graph.parameters, stage_of, schedule, module)
         if not is_sharded(weight.tensor)
     ]
     summed = [w for w in weights if not any(s.sums(w.tensor) for s in strategies.values())]
-    together = {each: OfGroup(group) for each, group in groups.items()}
+    together = {each: GroupCollective(group) for each, group in groups.items()}
     stages_here = schedule.stages_of(ranks.rank)
-    gradient_sum = GradientSum(summed, together, stages_here) if summed else None
-    return Sharing(
+    gradient_sync = GradientSync(summed, together, stages_here) if summed else None
+    return WeightSharing(
         groups,
-        gradient_sum,
-        Replication(gradient_sum, strategies),
+        gradient_sync,
+        Replication(gradient_sync, strategies),
         {id(weight.tensor): len(weight.ranks) for weight in weights},
         chosen,
     )
@@ -116,8 +118,8 @@ def build_executor(
     stages: Mapping[int, Segment],
     plan: Plan,
     schedule: Schedule,
-    ranks: Groups,
-    sharing: Sharing,
+    ranks: ProcessGroups,
+    sharing: WeightSharing,
     *,
     loss: LossOfFlat | None,
     device: torch.device,
@@ -147,15 +149,15 @@ def build_executor(
         for stage, replicas in zip(pieces.stages, schedule.stage_ranks, strict=True)
         if batch_statistics == "deferred" or len(replicas) > 1
     ]
-    check_statistics_in_reach(pieces.captured.program, moved)
-    last, hops = plan.num_stages - 1, pieces.hops
-    lanes = lanes_of(ranks, connected(schedule.ranks, schedule, hops))
-    connections = Connections(ranks.rank, lanes, ranks.global_ranks, device)
+    check_statistics_reachable(pieces.captured.program, moved)
+    last, routes = plan.num_stages - 1, pieces.routes
+    channels = make_channel_groups(ranks, find_connected_pairs(schedule.ranks, schedule, routes))
+    connections = P2PChannels(ranks.rank, channels, ranks.global_ranks, device)
     runs = {
-        index: StageRun(
+        index: StageRunner(
             stage,
-            hops.received(index) if index else plan.inputs,
-            hops.sent(index),
+            routes.received(index) if index else plan.inputs,
+            routes.sent(index),
             loss if index == last else None,
             device,
             _statistics(index, stage, schedule, ranks.rank, sharing, batch_statistics),
@@ -164,7 +166,7 @@ def build_executor(
         )
         for index, stage in stages.items()
     }
-    executor = Executor(schedule, ranks.rank, hops, runs, connections, sharing.replication, doing)
+    executor = Executor(schedule, ranks.rank, routes, runs, connections, sharing.replication, doing)
     connections.introduce()
     return executor
 
@@ -174,19 +176,19 @@ def _statistics(
     stage: Segment,
     schedule: Schedule,
     rank: int,
-    sharing: Sharing,
+    sharing: WeightSharing,
     policy: BatchStatistics,
 ) -> Statistics | None:
     replicas = schedule.stage_ranks[index]
     group = sharing.groups.get(replicas)
     if policy == "synchronised":
-        return SynchronisedStatistics(stage, OfGroup(group)) if group is not None else None
+        return SynchronisedStatistics(stage, GroupCollective(group)) if group is not None else None
     found = RunningStatistics(
         stage,
         policy,
         schedule.num_microbatches,
         len(replicas),
         replicas.index(rank),
-        OfGroup(group) if group is not None else None,
+        GroupCollective(group) if group is not None else None,
     )
     return found if found.is_needed else None

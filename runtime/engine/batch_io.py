@@ -17,12 +17,12 @@ from ...core.plan.plan import Plan
 from ...core.units import count
 from ..ranks.process_groups import Ranks
 from .microbatch import join_outputs, split_batch
-from .padding import Part, cut_off, num_samples
+from .padding import PartialTarget, count_samples, trim_padding
 
 LossFunction = Callable[[Any, Tensor], Tensor]
 
 
-class LastStage:
+class BatchOutputs:
     """Takes losses of micro-batches and puts outputs of the batch together.
 
     Args:
@@ -47,12 +47,12 @@ class LastStage:
         self._num_microbatches, self._device = num_microbatches, device
         self._replicas, self._group = replicas, group
 
-    def share_of_loss(self, flat: Any, target: Any) -> Tensor:
+    def compute_loss_share(self, flat: Any, target: Any) -> Tensor:
         """A micro-batch's part of the batch's mean loss.
 
         Args:
             flat: The stage's outputs.
-            target: Of the micro-batch; a `Part` if some of its samples are filled in.
+            target: Of the micro-batch; a `PartialTarget` if some of its samples are filled in.
 
         Raises:
             InvalidInput: ``loss_fn`` returned anything but one number.
@@ -65,22 +65,22 @@ class LastStage:
             for node in self._captured.program.flat_outputs
         ]
         output, weight = self._captured.unflatten_output(outputs), 1 / self._num_microbatches
-        if isinstance(target, Part):
-            size = num_samples(outputs) or 0
-            output, weight = cut_off(output, size, target.samples), target.samples / target.of
+        if isinstance(target, PartialTarget):
+            size = count_samples(outputs) or 0
+            output, weight = trim_padding(output, size, target.samples), target.samples / target.of
             target = target.target
         if self._device.type != "cpu":
             target = pytree.tree_map_only(Tensor, lambda value: value.to(self._device), target)
-        return one_number(self._loss_fn(output, target)) * weight
+        return as_scalar_loss(self._loss_fn(output, target)) * weight
 
-    def whole_loss(self, shares: Sequence[Tensor]) -> Tensor:
+    def reduce_loss(self, shares: Sequence[Tensor]) -> Tensor:
         """The mean over the batch, of which each replica took a part."""
         loss = torch.stack(list(shares)).sum() if shares else torch.zeros((), device=self._device)
         if self._group is not None:
             dist.all_reduce(loss, group=self._group)
         return loss
 
-    def whole_output(self, made: dict[int, list[Any]], microbatch_size: int) -> Any:
+    def join_batch_output(self, made: dict[int, list[Any]], microbatch_size: int) -> Any:
         """The model's output for the whole batch.
 
         Args:
@@ -124,7 +124,7 @@ class LastStage:
         return found
 
 
-def one_number(loss: Any) -> Tensor:
+def as_scalar_loss(loss: Any) -> Tensor:
     """A loss as a tensor without dimensions.
 
     Raises:
@@ -139,7 +139,7 @@ def one_number(loss: Any) -> Tensor:
     return loss.reshape(())
 
 
-class FirstStage:
+class BatchInputs:
     """Makes micro-batches of what a model is called with.
 
     Args:

@@ -16,16 +16,16 @@ from ...core.plan.schedule import Schedule
 from ..batchnorm.fixed_buffers import FixedBuffers
 from ..batchnorm.running_statistics import BatchStatistics, RunningStatistics
 from ..partition.cut import CutModel
-from ..partition.rank_module import held
+from ..partition.rank_module import build_rank_module
 from ..random_state import RandomState
 from ..ranks.collective import Work
 from ..ranks.process_groups import Ranks
-from ..replicas.gradient_sync import GradientSum
+from ..replicas.gradient_sync import GradientSync
 from ..replicas.replication import Replication
 from ..replicas.shared_weights import holders, shared_weights
-from .executor import Executor, Turns
+from .executor import Executor, StepCoroutine
 from .p2p import Message, check
-from .stage import LossOfFlat, StageRun
+from .stage import LossOfFlat, StageRunner
 
 Draws = dict[int, RandomState]
 """By micro-batch the random state in front of what is to be run next of it."""
@@ -44,7 +44,7 @@ class _Rank:
     executor: Executor
 
 
-class Rehearsal:
+class EmulatedRanks:
     """A step as processes take it, but for the processes: their executors take turns.
 
     Each rank has stages of its own, copies where several ranks hold the same weights. Messages are
@@ -73,7 +73,7 @@ class Rehearsal:
         device: torch.device,
         policy: BatchStatistics = "microbatch",
     ) -> None:
-        self._schedule, self._mail = schedule, Mail()
+        self._schedule, self._mail = schedule, MessageStore()
         self._draws: Draws = {}
         self.doing = ""
         """What the last rank to take a turn did."""
@@ -112,7 +112,7 @@ class Rehearsal:
         """Forwards alone; see `train`."""
         return self._run([r.executor.evaluating(inputs, targets, {}) for r in self._ranks], draws)
 
-    def _run(self, courses: Sequence[Turns], draws: Mapping[int, RandomState]) -> float:
+    def _run(self, courses: Sequence[StepCoroutine], draws: Mapping[int, RandomState]) -> float:
         self._draws.clear()
         self._draws.update(draws)
         _take_turns(courses, self._mail)
@@ -125,7 +125,7 @@ class Rehearsal:
         self.doing = doing
 
 
-def _take_turns(courses: Sequence[Turns], mail: Mail) -> None:
+def _take_turns(courses: Sequence[StepCoroutine], mail: MessageStore) -> None:
     """Let every rank go as far as it can, again and again, until all have done their actions."""
     wanted = [next(course) for course in courses]
     while any(messages is not None for messages in wanted):
@@ -148,7 +148,7 @@ class _Maker:
         loss: LossOfFlat,
         device: torch.device,
         policy: BatchStatistics,
-        mail: Mail,
+        mail: MessageStore,
         draws: Draws,
     ) -> None:
         self._pieces, self._plan, self._schedule = pieces, plan, schedule
@@ -159,28 +159,31 @@ class _Maker:
         records = pieces.captured.graph.parameters
         sets = {holders(record, self._stage_of, schedule) for record in records}
         sets.update(schedule.stage_ranks)
-        self._meetings = {ranks: Meeting(len(ranks)) for ranks in sets if len(ranks) > 1}
+        self._meetings = {
+            ranks: SynchronisationPoint(len(ranks)) for ranks in sets if len(ranks) > 1
+        }
         self._statistics = {
-            stage: Meeting(len(ranks)) for stage, ranks in enumerate(schedule.stage_ranks)
+            stage: SynchronisationPoint(len(ranks))
+            for stage, ranks in enumerate(schedule.stage_ranks)
         }
 
     def rank(self, rank: int, says: Any) -> _Rank:
         stages = self._own(rank)
-        module = held(list(stages.values()))
-        seats: dict[Ranks, Seat] = {
-            ranks: Seat(meeting, ranks.index(rank))
+        module = build_rank_module(list(stages.values()))
+        seats: dict[Ranks, EmulatedCollective] = {
+            ranks: EmulatedCollective(meeting, ranks.index(rank))
             for ranks, meeting in self._meetings.items()
             if rank in ranks
         }
         records = self._pieces.captured.graph.parameters
         weights = shared_weights(records, self._stage_of, self._schedule, module)
-        gradient_sum = GradientSum(weights, seats, stages) if weights else None
-        hops, last = self._pieces.hops, self._plan.num_stages - 1
+        gradient_sync = GradientSync(weights, seats, stages) if weights else None
+        routes, last = self._pieces.routes, self._plan.num_stages - 1
         runs = {
-            index: _Rehearsed(
+            index: _EmulatedStage(
                 stage,
-                hops.received(index) if index else self._plan.inputs,
-                hops.sent(index),
+                routes.received(index) if index else self._plan.inputs,
+                routes.sent(index),
                 self._loss if index == last else None,
                 self._device,
                 self._running_statistics(index, stage, rank),
@@ -190,9 +193,9 @@ class _Maker:
         }
         for run in runs.values():
             run.draws = self._draws
-        replication = Replication(gradient_sum, {})
-        box = MailBox(self._mail)
-        return _Rank(module, Executor(self._schedule, rank, hops, runs, box, replication, says))
+        replication = Replication(gradient_sync, {})
+        box = EmulatedTransport(self._mail)
+        return _Rank(module, Executor(self._schedule, rank, routes, runs, box, replication, says))
 
     def _own(self, rank: int) -> dict[int, Segment]:
         """A rank's stages; copies, unless it is the first to hold what is in them."""
@@ -215,12 +218,12 @@ class _Maker:
             self._schedule.num_microbatches,
             len(replicas),
             place,
-            Seat(self._statistics[index], place) if several else None,
+            EmulatedCollective(self._statistics[index], place) if several else None,
         )
         return found if found.is_needed else None
 
 
-class _Rehearsed(StageRun):
+class _EmulatedStage(StageRunner):
     """A stage whose random numbers follow the micro-batch."""
 
     draws: Draws
@@ -238,7 +241,7 @@ def _tensors(stage: Segment) -> Iterator[Tensor]:
     yield from constants_of(stage).values()
 
 
-class Mail:
+class MessageStore:
     """Messages between ranks that have not been read yet."""
 
     def __init__(self) -> None:
@@ -255,17 +258,17 @@ class Mail:
         return self._waiting.pop(message)
 
 
-class MailBox:
-    """One rank's `messages.Carrier` over a `Mail`."""
+class EmulatedTransport:
+    """One rank's `messages.MessageTransport` over a `MessageStore`."""
 
-    def __init__(self, mail: Mail) -> None:
+    def __init__(self, mail: MessageStore) -> None:
         self._mail = mail
 
     def begin(self, expected: Sequence[Sequence[Message]]) -> None:
         """Nothing has to be made ready."""
 
     def send(self, message: Message, receiver: int, tensors: Sequence[Tensor]) -> None:
-        """See `messages.Connections.send`."""
+        """See `messages.P2PChannels.send`."""
         check(message, tensors)
         for tensor in tensors:
             assert tensor.is_contiguous(), "a stage's boundary makes what it sends contiguous"
@@ -279,7 +282,7 @@ class MailBox:
         """All was taken as it was sent."""
 
 
-class Meeting:
+class SynchronisationPoint:
     """What ranks have given each other so far: of each call, every rank's tensor."""
 
     def __init__(self, size: int) -> None:
@@ -294,10 +297,10 @@ class Meeting:
         return self._calls[number]
 
 
-class Seat:
-    """One rank's `collective.Collective` in a `Meeting`; it waits when all have called."""
+class EmulatedCollective:
+    """One rank at a `SynchronisationPoint`; it waits once all ranks have called."""
 
-    def __init__(self, meeting: Meeting, place: int) -> None:
+    def __init__(self, meeting: SynchronisationPoint, place: int) -> None:
         self._meeting, self._place = meeting, place
         self._calls = 0
 

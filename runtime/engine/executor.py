@@ -13,15 +13,15 @@ from typing import Any
 from torch import Tensor
 
 from ...core.plan.schedule import BACKWARDS, Action, Schedule, Work
-from ..partition.routes import Hops
+from ..partition.routes import TensorRoutes
 from ..replicas.replication import Replication
-from .p2p import Carrier, Message, incoming, made_by, read_by
-from .stage import StageRun
+from .p2p import Message, MessageTransport, list_incoming, messages_received_by, messages_sent_by
+from .stage import StageRunner
 
 Observer = Callable[[Action, float, float], None]
 """Told of each action, with its start and end in seconds of `time.perf_counter`."""
 
-Turns = Generator[list[Message] | None, None, None]
+StepCoroutine = Generator[list[Message] | None, None, None]
 """What a rank does, stopping where it may have to wait for others: before an action, which reads
 the messages it gives, and, with `None`, when its actions are done and what it does together with
 others is under way. Goes on by itself for a rank that has a process of its own."""
@@ -33,7 +33,7 @@ class Executor:
     Args:
         schedule: Of all ranks.
         rank: This one.
-        hops: What stages send each other.
+        routes: What stages send each other.
         stages: This rank's stages by index.
         connections: To the other ranks.
         replication: What this rank shares with others.
@@ -45,20 +45,20 @@ class Executor:
         self,
         schedule: Schedule,
         rank: int,
-        hops: Hops,
-        stages: Mapping[int, StageRun],
-        connections: Carrier,
+        routes: TensorRoutes,
+        stages: Mapping[int, StageRunner],
+        connections: MessageTransport,
         replication: Replication,
         doing: Callable[[str], None],
         observer: Observer | None = None,
     ) -> None:
-        self._schedule, self._rank, self._hops = schedule, rank, hops
+        self._schedule, self._rank, self._routes = schedule, rank, routes
         self._stages, self._connections = stages, connections
         self._replication, self._doing = replication, doing
         self.observer = observer
-        self._training = _Course(schedule, schedule.ranks, hops, rank)
+        self._training = _Course(schedule, schedule.ranks, routes, rank)
         forwards = [[a for a in actions if a.work is Work.FORWARD] for actions in schedule.ranks]
-        self._evaluation = _Course(schedule, forwards, hops, rank)
+        self._evaluation = _Course(schedule, forwards, routes, rank)
         self._handed: dict[Message, list[Tensor]] = {}
 
     def train(
@@ -98,7 +98,7 @@ class Executor:
         targets: Sequence[Any],
         *,
         sums_gradients: bool = True,
-    ) -> Turns:
+    ) -> StepCoroutine:
         """The course of `train`."""
         for stage in self._stages.values():
             stage.begin(trains=True)
@@ -133,7 +133,7 @@ class Executor:
         inputs: Sequence[Sequence[Tensor]],
         targets: Sequence[Any],
         outputs: dict[int, list[Any]],
-    ) -> Turns:
+    ) -> StepCoroutine:
         """The course of `evaluate`; fills in the outputs."""
         for stage in self._stages.values():
             stage.begin(trains=False)
@@ -151,11 +151,11 @@ class Executor:
         outputs: dict[int, list[Any]],
         *,
         trains: bool = True,
-    ) -> Turns:
+    ) -> StepCoroutine:
         self._handed.clear()
         self._connections.begin(course.incoming)
         for position, action in enumerate(course.actions):
-            wanted = read_by(action, self._hops)
+            wanted = messages_received_by(action, self._routes)
             yield [message for message in wanted if message not in self._handed]
             arrived = self._arrived(action, wanted)
             self._doing(_words(action))
@@ -168,7 +168,7 @@ class Executor:
                 self.observer(action, began, time.perf_counter())
             self._hand_on(action, made)
             self._replication.action_ended(action.stage, action.work, last=last)
-            is_last = action.stage == self._hops.num_stages - 1
+            is_last = action.stage == self._routes.num_stages - 1
             if is_last and action.work is Work.FORWARD and not trains:
                 outputs[action.microbatch] = made
         self._doing("waiting for what was sent to be taken")
@@ -216,7 +216,7 @@ class Executor:
     def _hand_on(self, action: Action, made: Sequence[Tensor]) -> None:
         """Give every stage its part of what an action made."""
         begin = 0
-        for message in made_by(action, self._hops):
+        for message in messages_sent_by(action, self._routes):
             tensors = list(made[begin : begin + len(message.tensors)])
             begin += len(tensors)
             receiver = self._schedule.rank_of(message.reader, message.microbatch)
@@ -231,16 +231,16 @@ class _Course:
 
     Attributes:
         actions: Its own, first to last.
-        incoming: See `messages.incoming`.
+        incoming: See `messages.list_incoming`.
         last_backwards: Positions of each stage's last action that adds to gradients.
         recomputed: Stage and micro-batch of forwards that keep no graph.
     """
 
     def __init__(
-        self, schedule: Schedule, ranks: Sequence[Sequence[Action]], hops: Hops, rank: int
+        self, schedule: Schedule, ranks: Sequence[Sequence[Action]], routes: TensorRoutes, rank: int
     ) -> None:
         self.actions = ranks[rank]
-        self.incoming = incoming(ranks, schedule, hops, rank)
+        self.incoming = list_incoming(ranks, schedule, routes, rank)
         last = {a.stage: i for i, a in enumerate(self.actions) if a.work in BACKWARDS}
         self.last_backwards = frozenset(last.values())
         self.recomputed = frozenset(
@@ -248,7 +248,7 @@ class _Course:
         )
 
 
-def _go_through(turns: Turns) -> None:
+def _go_through(turns: StepCoroutine) -> None:
     """Take all turns, waiting where there is something to wait for."""
     for _ in turns:
         pass

@@ -104,7 +104,7 @@ def split_target(target: Any, num_microbatches: int) -> list[Any]:
     return [pytree.tree_unflatten(list(row), spec) for row in zip(*columns, strict=True)]
 
 
-def shapes_of(value: Any) -> str:
+def describe_shapes(value: Any) -> str:
     """In words, for example ``(4, 10)``; of a nest all of them."""
     leaves = pytree.tree_leaves(value)
     found = [str(tuple(leaf.shape)) if hasattr(leaf, "shape") else repr(leaf) for leaf in leaves]

@@ -15,8 +15,8 @@ from torch import Tensor
 from ...core.errors import InvalidInput
 from ...core.graph.tensors import TensorSpec
 from ...core.plan.schedule import Action, Schedule, Work
-from ..partition.routes import Hop, Hops
-from ..ranks.process_groups import Groups, is_bound
+from ..partition.routes import TensorRoute, TensorRoutes
+from ..ranks.process_groups import ProcessGroups, is_bound_to_devices
 
 POSTED_AHEAD = 2
 """Receives posted on a connection before anything needs them: one message travels while another
@@ -28,86 +28,88 @@ class Message:
     """What one action makes for another stage.
 
     Attributes:
-        hop: The stages it goes between.
+        route: The stages it goes between.
         is_gradient: Whether it goes back, from a backward, or on, from a forward.
         microbatch: Which one it belongs to.
     """
 
-    hop: Hop
+    route: TensorRoute
     is_gradient: bool
     microbatch: int
 
     @property
     def maker(self) -> int:
         """The stage that makes it."""
-        return self.hop.target if self.is_gradient else self.hop.source
+        return self.route.target if self.is_gradient else self.route.source
 
     @property
     def reader(self) -> int:
         """The stage that reads it."""
-        return self.hop.source if self.is_gradient else self.hop.target
+        return self.route.source if self.is_gradient else self.route.target
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
         """What it holds: activations, or the gradients of those that have one."""
         if not self.is_gradient:
-            return self.hop.tensors
-        return tuple(spec for spec in self.hop.tensors if spec.requires_grad)
+            return self.route.tensors
+        return tuple(spec for spec in self.route.tensors if spec.requires_grad)
 
 
-def made_by(action: Action, hops: Hops) -> list[Message]:
+def messages_sent_by(action: Action, routes: TensorRoutes) -> list[Message]:
     """What an action makes for other stages, in the order of its outputs or gradients."""
     if action.work is Work.FORWARD:
-        return [Message(hop, False, action.microbatch) for hop in hops.out_of(action.stage)]
+        return [Message(route, False, action.microbatch) for route in routes.out_of(action.stage)]
     if action.work in (Work.BACKWARD, Work.BACKWARD_INPUT):
-        return [Message(hop, True, action.microbatch) for hop in hops.into(action.stage)]
+        return [Message(route, True, action.microbatch) for route in routes.into(action.stage)]
     return []
 
 
-def read_by(action: Action, hops: Hops) -> list[Message]:
+def messages_received_by(action: Action, routes: TensorRoutes) -> list[Message]:
     """What an action reads of other stages, in the order of its inputs or gradients."""
     if action.work is Work.FORWARD:
-        return [Message(hop, False, action.microbatch) for hop in hops.into(action.stage)]
+        return [Message(route, False, action.microbatch) for route in routes.into(action.stage)]
     if action.work in (Work.BACKWARD, Work.BACKWARD_INPUT):
-        return [Message(hop, True, action.microbatch) for hop in hops.out_of(action.stage)]
+        return [Message(route, True, action.microbatch) for route in routes.out_of(action.stage)]
     return []
 
 
-def incoming(
-    actions: Sequence[Sequence[Action]], schedule: Schedule, hops: Hops, rank: int
+def list_incoming(
+    actions: Sequence[Sequence[Action]], schedule: Schedule, routes: TensorRoutes, rank: int
 ) -> list[list[Message]]:
     """For each rank what it sends to this one, in the order in which it makes it.
 
     Args:
         actions: What every rank does.
         schedule: Which rank does which stage.
-        hops: What stages send each other.
+        routes: What stages send each other.
         rank: The receiver.
     """
     return [
         [
             message
             for action in theirs
-            for message in made_by(action, hops)
+            for message in messages_sent_by(action, routes)
             if sender != rank and schedule.rank_of(message.reader, message.microbatch) == rank
         ]
         for sender, theirs in enumerate(actions)
     ]
 
 
-def connected(actions: Sequence[Sequence[Action]], schedule: Schedule, hops: Hops) -> list[Pair]:
-    """The pairs of ranks between which something is sent, sorted; arguments as of `incoming`."""
+def find_connected_pairs(
+    actions: Sequence[Sequence[Action]], schedule: Schedule, routes: TensorRoutes
+) -> list[Pair]:
+    """Return the sorted pairs of ranks with messages between them; see `list_incoming`."""
     made = {
         (sender, schedule.rank_of(message.reader, message.microbatch))
         for sender, theirs in enumerate(actions)
         for action in theirs
-        for message in made_by(action, hops)
+        for message in messages_sent_by(action, routes)
     }
     return sorted(pair for pair in made if pair[0] != pair[1])
 
 
-class Carrier(Protocol):
-    """Takes one rank's messages to others; see `Connections`."""
+class MessageTransport(Protocol):
+    """Takes one rank's messages to others; see `P2PChannels`."""
 
     def begin(self, expected: Sequence[Sequence[Message]]) -> None: ...
 
@@ -118,16 +120,16 @@ class Carrier(Protocol):
     def finish(self) -> None: ...
 
 
-class Connections:
+class P2PChannels:
     """Point-to-point messages of one rank; a step's messages are posted in their senders' order.
 
-    Messages from one rank to another go through a lane of their own (`lanes_of`). Both ends of it
+    Messages from one rank to another go through a channel (`make_channel_groups`). Both ends of it
     work in the same order, which is what NCCL asks for; and as senders never wait for a message to
     be taken, no order of work that a `Schedule` allows can end in ranks waiting for each other.
 
     Args:
         rank: This one.
-        lanes: Which group carries what this rank sends and receives.
+        channels: Which group carries what this rank sends and receives.
         global_ranks: Of each rank, its number in the default group.
         device: Where received tensors are made.
     """
@@ -135,12 +137,12 @@ class Connections:
     def __init__(
         self,
         rank: int,
-        lanes: Lanes,
+        channels: ChannelGroups,
         global_ranks: Sequence[int],
         device: torch.device,
     ) -> None:
         self._rank = rank
-        self._lanes = lanes
+        self._channels = channels
         self._global_ranks = global_ranks
         self._device = device
         self._expected: dict[int, deque[Message]] = {}
@@ -154,7 +156,7 @@ class Connections:
         NCCL sets a connection up when it is first used, and both ends have to come.
         """
         byte = torch.zeros(1, dtype=torch.uint8, device=self._device)
-        for (sender, receiver), group in sorted(self._lanes.items(), key=itemgetter(0)):
+        for (sender, receiver), group in sorted(self._channels.items(), key=itemgetter(0)):
             if sender == self._rank:
                 dist.send(byte, self._global_ranks[receiver], group=group)
             elif receiver == self._rank:
@@ -164,7 +166,7 @@ class Connections:
         """Post the first receives of a step.
 
         Args:
-            expected: For each rank what it will send, as `incoming` lists it.
+            expected: For each rank what it will send, as `list_incoming` lists it.
         """
         self._expected = {rank: deque(messages) for rank, messages in enumerate(expected)}
         self._posted = {rank: deque() for rank in self._expected}
@@ -182,8 +184,8 @@ class Connections:
         while self._sending and self._sending[0][0].is_completed():
             self._sending.popleft()
         for tensor in tensors:
-            lane = self._lanes[self._rank, receiver]
-            work = dist.isend(tensor, self._global_ranks[receiver], group=lane)
+            channel = self._channels[self._rank, receiver]
+            work = dist.isend(tensor, self._global_ranks[receiver], group=channel)
             self._sending.append((work, tensor))
 
     def receive(self, message: Message, sender: int) -> list[Tensor]:
@@ -208,9 +210,9 @@ class Connections:
             posted.append(self._start(expected.popleft(), sender))
 
     def _start(self, message: Message, sender: int) -> _Receiving:
-        lane, source = self._lanes[sender, self._rank], self._global_ranks[sender]
+        channel, source = self._channels[sender, self._rank], self._global_ranks[sender]
         tensors = [_empty(spec, self._device) for spec in message.tensors]
-        works = [dist.irecv(tensor, source, group=lane) for tensor in tensors]
+        works = [dist.irecv(tensor, source, group=channel) for tensor in tensors]
         return _Receiving(message, tensors, [work.wait for work in works if work is not None])
 
 
@@ -250,11 +252,11 @@ def _empty(spec: TensorSpec, device: torch.device) -> Tensor:
 Pair = tuple[int, int]
 """Sender and receiver."""
 
-Lanes = Mapping[Pair, dist.ProcessGroup]
+ChannelGroups = Mapping[Pair, dist.ProcessGroup]
 """The group of each pair that this rank is in."""
 
 
-def lanes_of(ranks: Groups, pairs: Sequence[Pair]) -> Lanes:
+def make_channel_groups(ranks: ProcessGroups, pairs: Sequence[Pair]) -> ChannelGroups:
     """Groups in which no message waits for one of another pair; called on every rank.
 
     Two groups of all ranks do, one to higher ranks and one to lower: gloo works on all messages at
@@ -269,7 +271,7 @@ def lanes_of(ranks: Groups, pairs: Sequence[Pair]) -> Lanes:
     """
     if not pairs:
         return {}
-    if not is_bound():
+    if not is_bound_to_devices():
         upwards, downwards = ranks.everyone(), ranks.everyone()
         return {pair: upwards if pair[1] > pair[0] else downwards for pair in pairs}
     found: dict[Pair, dist.ProcessGroup] = {}

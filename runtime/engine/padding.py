@@ -13,7 +13,7 @@ from ...core.errors import InvalidInput
 
 
 @dataclass(frozen=True)
-class Part:
+class PartialTarget:
     """The target of the samples of a micro-batch that are not filled in.
 
     Attributes:
@@ -27,7 +27,7 @@ class Part:
     of: int
 
 
-def check_evaluates(module: nn.Module) -> None:
+def check_evaluation_mode(module: nn.Module) -> None:
     """See that what is filled in cannot move batch statistics.
 
     Raises:
@@ -40,7 +40,7 @@ def check_evaluates(module: nn.Module) -> None:
         )
 
 
-def num_samples(values: Any) -> int | None:
+def count_samples(values: Any) -> int | None:
     """The first dimension of the first tensor in a nest; `None` if there is no tensor with one."""
     for leaf in pytree.tree_leaves(values):
         if isinstance(leaf, Tensor) and leaf.dim():
@@ -48,7 +48,7 @@ def num_samples(values: Any) -> int | None:
     return None
 
 
-def filled(values: Any, size: int) -> Any:
+def pad_samples(values: Any, size: int) -> Any:
     """Every tensor of a nest with copies of its last sample behind it, up to ``size``.
 
     Raises:
@@ -67,7 +67,7 @@ def filled(values: Any, size: int) -> Any:
     return pytree.tree_map_only(Tensor, longer, values)
 
 
-def cut_off(values: Any, size: int, samples: int) -> Any:
+def trim_padding(values: Any, size: int, samples: int) -> Any:
     """The first ``samples`` of every tensor of a nest, of ``size``.
 
     Raises:
@@ -85,7 +85,9 @@ def cut_off(values: Any, size: int, samples: int) -> Any:
     return values if samples == size else pytree.tree_map_only(Tensor, shorter, values)
 
 
-def parts(target: Any, num_microbatches: int, size: int) -> list[Part | None]:
+def split_partial_target(
+    target: Any, num_microbatches: int, size: int
+) -> list[PartialTarget | None]:
     """A smaller batch's target by micro-batch; `None` where all samples are filled in.
 
     Args:
@@ -93,7 +95,7 @@ def parts(target: Any, num_microbatches: int, size: int) -> list[Part | None]:
         num_microbatches: Of the plan.
         size: Samples of a micro-batch.
     """
-    samples = num_samples(target)
+    samples = count_samples(target)
     lengths = {
         len(t) if t.dim() else 0 for t in pytree.tree_leaves(target) if isinstance(t, Tensor)
     }
@@ -102,10 +104,10 @@ def parts(target: Any, num_microbatches: int, size: int) -> list[Part | None]:
             f"a target with {sorted(lengths)} entries does not go with up to "
             f"{num_microbatches * size} samples; give one entry a sample"
         )
-    found: list[Part | None] = []
+    found: list[PartialTarget | None] = []
     for first in range(0, num_microbatches * size, size):
         here = min(max(samples - first, 0), size)
-        found.append(Part(_between(target, first, size), here, samples) if here else None)
+        found.append(PartialTarget(_between(target, first, size), here, samples) if here else None)
     return found
 
 

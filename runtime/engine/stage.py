@@ -15,7 +15,7 @@ from ...core.errors import InvalidInput
 from ...core.graph.tensors import TensorSpec
 from ..batchnorm.fixed_buffers import FixedBuffers
 from ..batchnorm.running_statistics import Statistics
-from ..random_state import RandomState, as_before
+from ..random_state import RandomState, replayed_random_state
 from .keyed_dropout import keyed_dropout
 from .split_backward import SplitBackward
 
@@ -46,7 +46,7 @@ class _Kept:
     split: SplitBackward | None = None
 
 
-class StageRun:
+class StageRunner:
     """Runs the actions of one stage.
 
     Args:
@@ -106,7 +106,7 @@ class StageRun:
             The outputs, without a graph.
         """
         if not trains:
-            with torch.no_grad(), self._buffers_kept(), casting(self._device, self._autocast):
+            with torch.no_grad(), self._buffers_kept(), autocast_to(self._device, self._autocast):
                 outputs = list(self.module(*inputs))
                 if self._loss is not None and target is not None:
                     self.losses.append(self._loss(outputs, target).detach())
@@ -114,7 +114,7 @@ class StageRun:
         with (
             self._buffers_kept(),
             self.statistics.of(microbatch) if self.statistics else nullcontext(),
-            casting(self._device, self._autocast),
+            autocast_to(self._device, self._autocast),
         ):
             return self._forward(microbatch, inputs, target, recomputed)
 
@@ -140,9 +140,9 @@ class StageRun:
         kept = self._kept[microbatch]
         if kept.random is not None:
             with (
-                as_before(self.module, kept.random, self._device),
+                replayed_random_state(self.module, kept.random, self._device),
                 self.statistics.again(microbatch) if self.statistics else nullcontext(),
-                casting(self._device, self._autocast),
+                autocast_to(self._device, self._autocast),
             ):
                 self._with_graph(kept)
             kept.random = None
@@ -263,7 +263,7 @@ def _root(value: Any) -> GradientEdge | None:
     return None
 
 
-def casting(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
     """Autocast to a dtype, if there is one."""
     if dtype is None:
         return nullcontext()

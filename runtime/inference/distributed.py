@@ -20,10 +20,10 @@ from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ...schedules.plan_schedule import schedule_of
 from ..partition.cut import CutModel, cut_for_plan
-from ..partition.rank_module import held
-from ..ranks.failure_detection import ConnectionEnded, Watch
-from ..ranks.process_groups import Groups, check_world, timeout_of
-from ..replicas.shared_weights import agree, holders
+from ..partition.rank_module import build_rank_module
+from ..ranks.failure_detection import ConnectionEnded, FailureDetector
+from ..ranks.process_groups import ProcessGroups, check_world, group_timeout
+from ..replicas.shared_weights import broadcast_initial_values, holders
 from ..supported_plans import check_runnable
 from .pipeline import room_for
 from .rank_worker import FEEDER, Station
@@ -87,30 +87,34 @@ class DistributedInferencePipeline:
         check_runnable(plan, "processes")
         self.schedule = schedule_of(plan)
         check_world(self.schedule, group)
-        ranks = Groups(group)
+        ranks = ProcessGroups(group)
         room = room_for(max_in_flight, sum(map(len, self.schedule.stage_ranks)))
         self.rank, self.plan = ranks.rank, plan
         self.device = torch.device(device) if device is not None else default_device(model)
         pieces = cut_for_plan(model, plan, sample)
         self.stages = {i: pieces.stages[i] for i in self.schedule.stages_of(self.rank)}
         """This rank's stages by index."""
-        self.module = held(list(self.stages.values())).to(self.device)
+        self.module = build_rank_module(list(self.stages.values())).to(self.device)
         """All parameters and buffers of this rank, under the model's own names."""
         self.module.eval()
         model.eval()
-        self._timeout_s = (timeout_of(group) or distributed_c10d.default_pg_timeout).total_seconds()
-        self._watch = Watch(distributed_c10d._get_default_store(), self.rank, ranks.size, group)
+        self._timeout_s = (
+            group_timeout(group) or distributed_c10d.default_pg_timeout
+        ).total_seconds()
+        self._detector = FailureDetector(
+            distributed_c10d._get_default_store(), self.rank, ranks.size, group
+        )
         try:
-            with self._watch.explained():
+            with self._detector.explained():
                 # First: torch names a part's groups by how many groups each rank has made before.
                 letters = Letters(self.rank, ranks.everyone("gloo"), ranks.global_ranks)
                 self._share_weights(pieces, ranks)
         except BaseException:
-            self._watch.close()
+            self._detector.close()
             raise
         self._failing, self._ended = threading.Lock(), threading.Event()
         self._failure: BaseException | None = None
-        self._station = Station(self.schedule, self.rank, letters, self._watch.says, self._fail)
+        self._station = Station(self.schedule, self.rank, letters, self._detector.says, self._fail)
         self._requests: Requests | None = None
         if self.rank == FEEDER:
             feed, outcome = self._station.feed, self._station.outcome
@@ -163,7 +167,7 @@ class DistributedInferencePipeline:
     def _leave(self) -> None:
         self._ended.set()
         self._overseer.join()
-        self._watch.close()
+        self._detector.close()
 
     def __enter__(self) -> Self:
         return self
@@ -191,26 +195,26 @@ class DistributedInferencePipeline:
             )
         return self._requests
 
-    def _share_weights(self, pieces: CutModel, ranks: Groups) -> None:
+    def _share_weights(self, pieces: CutModel, ranks: ProcessGroups) -> None:
         """All holders of a weight begin with the same values."""
         parameters = pieces.captured.graph.parameters
         stage_of = [stage for stage, count in enumerate(self.plan.balance) for _ in range(count)]
         sets = {holders(record, stage_of, self.schedule) for record in parameters}
         groups = ranks.of_sets(each for each in sets if len(each) > 1)
-        agree(parameters, stage_of, self.schedule, self.module, groups)
+        broadcast_initial_values(parameters, stage_of, self.schedule, self.module, groups)
 
     def _oversee(self) -> None:
         """Find out what no message tells: that another rank is lost, or that nothing comes back."""
         last, since_s = (0, 0), time.monotonic()
         while not self._ended.wait(LOOK_INTERVAL_S):
-            if self._watch.has_verdict:
+            if self._detector.has_verdict:
                 self._fail(ConnectionEnded("given up by another rank"))
             now_s = time.monotonic()
             numbered, delivered = (0, 0) if self._requests is None else self._requests.progress
             if delivered == numbered or delivered != last[1]:
                 since_s = now_s
             elif now_s - since_s > self._timeout_s:
-                self._watch.says(f"the wait for the result of micro-batch {delivered}")
+                self._detector.says(f"the wait for the result of micro-batch {delivered}")
                 self._fail(ConnectionEnded(f"no result within {self._timeout_s:g} s"))
             last = numbered, delivered
 
@@ -220,7 +224,7 @@ class DistributedInferencePipeline:
             if self._failure is not None or self._ended.is_set():
                 return
             try:
-                with self._watch.explained():
+                with self._detector.explained():
                     raise error
             except BaseException as explained:  # noqa: BLE001 (raised by the main thread)
                 self._failure = explained

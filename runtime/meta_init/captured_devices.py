@@ -13,7 +13,7 @@ from ...capture.program.program import Program
 from ...core.plan.plan import Plan
 
 
-def make_tensors_on(captured: Captured, device: torch.device, *, instead_of: torch.device) -> None:
+def replace_device(captured: Captured, device: torch.device, *, instead_of: torch.device) -> None:
     """Rewrite position ids, masks and the like that the model makes where its weights are.
 
     Capture writes down the device that they were made on; on another one, and above all on the
@@ -33,7 +33,7 @@ def make_tensors_on(captured: Captured, device: torch.device, *, instead_of: tor
         _rewrite(program.graph, program, device, instead_of)
 
 
-def send_planned_dtypes(captured: Captured, plan: Plan) -> None:
+def apply_planned_dtypes(captured: Captured, plan: Plan) -> None:
     """Let what crosses the plan's cuts have the plan's dtypes.
 
     Autocast does nothing on the meta device, so what was captured there is of the weights' dtype.

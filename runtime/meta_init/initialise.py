@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from ...capture.program.program import storage_key
 from ...core.errors import InvalidInput
-from .seeded_init import KeyedDraws, generators_left_alone
-from .tensor_slots import Slot
+from .seeded_init import SeededInitMode, preserve_generators
+from .tensor_slots import ModelTensor
 from .weights import Init
 
 RESETS = ("reset_parameters", "_reset_parameters")
@@ -22,8 +22,8 @@ SHOWN = 5
 
 def initialise(
     model: nn.Module,
-    wanted: Sequence[Slot],
-    slots: Iterable[Slot],
+    wanted: Sequence[ModelTensor],
+    slots: Iterable[ModelTensor],
     *,
     init: Init | None,
     seed: int,
@@ -46,10 +46,10 @@ def initialise(
         InvalidInput: Something wanted was not set, or a module could not be initialised.
     """
     names = {storage_key(tensor): slot.name for slot in slots for tensor in _held(slot)}
-    draws = KeyedDraws(seed, names)
+    draws = SeededInitMode(seed, names)
     before = {slot.name: slot.home.get() for slot in wanted}
     needed = {ancestor for slot in wanted for ancestor in _ancestors(slot.home.path)}
-    with generators_left_alone(device), torch.no_grad(), device:
+    with preserve_generators(device), torch.no_grad(), device:
         for path, module in _children_first(model):
             if path in needed:
                 draws.module = path
@@ -63,7 +63,7 @@ def initialise(
         raise InvalidInput(_unset(unset, init))
 
 
-def _apply(init: Init | None, module: nn.Module, path: str, draws: KeyedDraws) -> None:
+def _apply(init: Init | None, module: nn.Module, path: str, draws: SeededInitMode) -> None:
     try:
         with draws:
             if init is not None:
@@ -81,7 +81,7 @@ def _apply(init: Init | None, module: nn.Module, path: str, draws: KeyedDraws) -
         ) from error
 
 
-def _held(slot: Slot) -> Iterable[Tensor]:
+def _held(slot: ModelTensor) -> Iterable[Tensor]:
     """A slot's tensors: the one with memory, and the one without at its other places."""
     yield slot.tensor
     yield slot.home.get()
@@ -107,7 +107,7 @@ def _ancestors(path: str) -> Iterable[str]:
         yield path
 
 
-def _unset(unset: Sequence[Slot], init: Init | None) -> str:
+def _unset(unset: Sequence[ModelTensor], init: Init | None) -> str:
     listed = ", ".join(
         f"{slot.kind} {slot.name} (of {type(slot.home.owner).__name__})" for slot in unset[:SHOWN]
     )

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from ...capture.program.segment import Segment, constants_of
 from ...core.errors import InvalidInput
 from .initialise import initialise
-from .tensor_slots import Slot, empty_like, slots_of
-from .weight_files import Reading
+from .tensor_slots import ModelTensor, empty_like, list_tensors
+from .weight_files import WeightReader
 from .weights import Weights
 
 
@@ -30,10 +30,10 @@ def materialise(
         InvalidInput: A value comes from nowhere, or the checkpoint does not fit the model.
     """
     stages = list(stages)
-    slots = slots_of(model)
+    slots = list_tensors(model)
     names = {name for stage in stages for name in _names_in(stage)}
     here = [slot for slot in slots if names.intersection(slot.names)]
-    give_values(model, here, slots, weights, device)
+    materialise_tensors(model, here, slots, weights, device)
     for stage in stages:
         stage.hold_again(model)
         _check_constants(stage)
@@ -45,14 +45,14 @@ def materialise_whole(model: nn.Module, weights: Weights, device: torch.device) 
     Raises:
         InvalidInput: See `materialise`.
     """
-    slots = slots_of(model)
-    give_values(model, slots, slots, weights, device)
+    slots = list_tensors(model)
+    materialise_tensors(model, slots, slots, weights, device)
 
 
-def give_values(
+def materialise_tensors(
     model: nn.Module,
-    here: Collection[Slot],
-    slots: list[Slot],
+    here: Collection[ModelTensor],
+    slots: list[ModelTensor],
     weights: Weights,
     device: torch.device,
 ) -> None:
@@ -68,7 +68,7 @@ def give_values(
     bare = [slot for slot in here if slot.tensor.is_meta]
     reading = None
     if weights.checkpoint is not None:
-        reading = Reading(weights.checkpoint, slots, strict=weights.strict)
+        reading = WeightReader(weights.checkpoint, slots, strict=weights.strict)
     for slot in here:
         if slot.tensor.is_meta:
             slot.home.put(empty_like(slot.tensor, device))

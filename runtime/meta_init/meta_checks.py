@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from ...core.errors import InvalidInput
-from .tensor_slots import empty_like, slots_of
+from .tensor_slots import empty_like, list_tensors
 from .weights import Weights
 
 
-def on_meta(model: nn.Module) -> bool:
+def is_on_meta(model: nn.Module) -> bool:
     """Whether any parameter has no memory yet."""
     return any(parameter.is_meta for parameter in model.parameters())
 
@@ -24,12 +24,12 @@ def check_weights(model: nn.Module, weights: Weights | None) -> None:
     Raises:
         InvalidInput: There are none, or the model has its own.
     """
-    if on_meta(model) and weights is None:
+    if is_on_meta(model) and weights is None:
         raise InvalidInput(
             "this model is on the meta device; say where its values come from: "
             "weights=Weights(checkpoint=path), or Weights(seed=0) to initialise it"
         )
-    if not on_meta(model) and weights is not None:
+    if not is_on_meta(model) and weights is not None:
         raise InvalidInput(
             "weights= is for a model on the meta device, and this one has values; build it under "
             "torch.device('meta'), or leave weights= out and use load_checkpoint"
@@ -37,14 +37,14 @@ def check_weights(model: nn.Module, weights: Weights | None) -> None:
 
 
 @contextmanager
-def all_on_meta(model: nn.Module) -> Iterator[None]:
+def buffers_on_meta(model: nn.Module) -> Iterator[None]:
     """Inside, buffers that have values are on the meta device like everything else.
 
     A model is captured on one device; a table that its author computed on the CPU waits outside.
     """
     real = [
         (place, slot.tensor)
-        for slot in slots_of(model)
+        for slot in list_tensors(model)
         if not slot.tensor.is_meta
         for place in slot.places
     ]

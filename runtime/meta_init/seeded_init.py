@@ -16,7 +16,7 @@ from ...capture.program.program import storage_key
 from ..random_state import RandomState
 
 
-class KeyedDraws(TorchDispatchMode):
+class SeededInitMode(TorchDispatchMode):
     """Inside, what is drawn into a tensor follows the seed, the tensor's name and the kind of draw.
 
     A rank initialises its own part of a module; the rest of it is on the meta device, where
@@ -67,7 +67,7 @@ class KeyedDraws(TorchDispatchMode):
 
 
 @contextmanager
-def generators_left_alone(device: torch.device) -> Iterator[None]:
+def preserve_generators(device: torch.device) -> Iterator[None]:
     """Put the random generators back afterwards."""
     before = RandomState.now(device)
     try:

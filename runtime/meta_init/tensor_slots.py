@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class TensorSlot:
     """Where a module holds a tensor.
 
     Attributes:
@@ -44,7 +44,7 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Slot:
+class ModelTensor:
     """One parameter or buffer.
 
     Attributes:
@@ -53,7 +53,7 @@ class Slot:
     """
 
     tensor: Tensor
-    places: tuple[Place, ...]
+    places: tuple[TensorSlot, ...]
 
     @property
     def name(self) -> str:
@@ -65,7 +65,7 @@ class Slot:
         return tuple(place.name for place in self.places)
 
     @property
-    def home(self) -> Place:
+    def home(self) -> TensorSlot:
         """Where it is initialised: an unsplit model is built from there."""
         return self.places[0]
 
@@ -78,23 +78,23 @@ class Slot:
         return "parameter" if isinstance(self.tensor, nn.Parameter) else "buffer"
 
 
-def slots_of(model: nn.Module) -> list[Slot]:
+def list_tensors(model: nn.Module) -> list[ModelTensor]:
     """Every parameter and buffer of a model, once, in the order of its modules."""
-    found: dict[int, list[Place]] = {}
+    found: dict[int, list[TensorSlot]] = {}
     tensors: dict[int, Tensor] = {}
     for place in _places(model):
         tensor = place.get()
         tensors[id(tensor)] = tensor
         found.setdefault(id(tensor), []).append(place)
-    return [Slot(tensors[key], tuple(places)) for key, places in found.items()]
+    return [ModelTensor(tensors[key], tuple(places)) for key, places in found.items()]
 
 
-def _places(model: nn.Module) -> Iterator[Place]:
+def _places(model: nn.Module) -> Iterator[TensorSlot]:
     for path, module in model.named_modules(remove_duplicate=False):
         for table in ("_parameters", "_buffers"):
             for key, tensor in getattr(module, table).items():
                 if tensor is not None:
-                    yield Place(module, path, table, key)
+                    yield TensorSlot(module, path, table, key)
 
 
 def empty_like(tensor: Tensor, device: torch.device) -> Tensor:

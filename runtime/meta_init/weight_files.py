@@ -18,7 +18,7 @@ from ..checkpoint_files.manifest import RECORD, Checkpoint, model_key
 from ..checkpoint_files.rank_agreement import Ranks
 from ..checkpoint_files.safe_reader import read_tensors
 from ..checkpoint_files.step_folder import find
-from .tensor_slots import Slot
+from .tensor_slots import ModelTensor
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 """How Hugging Face names what it saves in a folder, in several files and in one."""
@@ -26,7 +26,7 @@ INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 STATE_DICTS = (".pt", ".pth", ".bin")
 
 
-class Source(Protocol):
+class WeightSource(Protocol):
     """Where tensors are read from."""
 
     @property
@@ -37,7 +37,7 @@ class Source(Protocol):
         """Read tensors into memory that is there; values are converted to its dtype."""
 
 
-def open_source(path: str | Path) -> Source:
+def open_weight_source(path: str | Path) -> WeightSource:
     """A checkpoint of any of the forms in `Weights`.
 
     Raises:
@@ -155,7 +155,7 @@ SHOWN = 5
 """Names listed of each kind of mismatch."""
 
 
-class Reading:
+class WeightReader:
     """Which of a model's tensors a checkpoint has, found out before anything is read.
 
     Args:
@@ -167,16 +167,16 @@ class Reading:
         InvalidInput: There is no checkpoint, or it does not fit the model.
     """
 
-    def __init__(self, path: str | Path, slots: Sequence[Slot], *, strict: bool) -> None:
-        self._source = open_source(path)
+    def __init__(self, path: str | Path, slots: Sequence[ModelTensor], *, strict: bool) -> None:
+        self._source = open_weight_source(path)
         self._names = {slot.name: _name_in(self._source, slot) for slot in slots}
         _check(str(path), self._source, slots, self._names, strict=strict)
 
-    def has(self, slot: Slot) -> bool:
+    def has(self, slot: ModelTensor) -> bool:
         """Whether the checkpoint has values for it."""
         return self._names[slot.name] is not None
 
-    def fill(self, slots: Iterable[Slot]) -> None:
+    def fill(self, slots: Iterable[ModelTensor]) -> None:
         """Read the values of some, which have memory at their homes; the others' are not read."""
         wanted: dict[str, Tensor] = {}
         for slot in slots:
@@ -187,15 +187,15 @@ class Reading:
             self._source.fill(wanted)
 
 
-def _name_in(source: Source, slot: Slot) -> str | None:
+def _name_in(source: WeightSource, slot: ModelTensor) -> str | None:
     """Under which of its names a tensor was saved."""
     return next((name for name in slot.names if name in source.shapes), None)
 
 
 def _check(
     path: str,
-    source: Source,
-    slots: Sequence[Slot],
+    source: WeightSource,
+    slots: Sequence[ModelTensor],
     names: dict[str, str | None],
     *,
     strict: bool,

@@ -19,10 +19,10 @@ from ...capture.sample import CallStructure, check_module, dtype_name, synthetic
 from ...core.errors import CaptureError, InvalidInput, PlanMismatch, first_line
 from ...core.graph.graph import Boundary, Parameter
 from ...core.plan.plan import Plan
-from ..meta_init.captured_devices import make_tensors_on, send_planned_dtypes
-from ..meta_init.meta_checks import all_on_meta, on_meta
+from ..meta_init.captured_devices import apply_planned_dtypes, replace_device
+from ..meta_init.meta_checks import buffers_on_meta, is_on_meta
 from .boundary import enter, enter_copy, leave
-from .routes import Hops, check_planned, find_hops
+from .routes import TensorRoutes, check_planned, find_routes
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class CutModel:
         stages: One module a stage: flat tensors in, a tuple of tensors out. Together they hold
             every parameter and buffer of the model under its own name.
         boundaries: What crosses each cut.
-        hops: What each stage sends to which.
+        routes: What each stage sends to which.
         tied: Parameters held by more than one stage.
     """
 
     captured: Captured
     stages: tuple[Segment, ...]
     boundaries: tuple[Boundary, ...]
-    hops: Hops
+    routes: TensorRoutes
     tied: tuple[TiedGroup, ...]
 
     @property
@@ -67,10 +67,10 @@ def cut(captured: Captured, balance: Sequence[int], *, direct: bool = False) -> 
     Args:
         captured: The model.
         balance: Layers of each stage.
-        direct: Whether values pass by stages that have no use for them; see `hops`.
+        direct: Whether values pass by stages that have no use for them; see `routes`.
 
     Raises:
-        PlanMismatch: The numbers do not add up to the model's layers, or see `find_hops`.
+        PlanMismatch: The numbers do not add up to the model's layers, or see `find_routes`.
         InvalidInput: A cut falls where it is not legal; the message says why.
     """
     if sum(balance) != len(captured.layers) or min(balance, default=0) < 1:
@@ -87,7 +87,7 @@ def cut(captured: Captured, balance: Sequence[int], *, direct: bool = False) -> 
             raise InvalidInput(
                 f"cannot cut after {captured.layers.names[position - 1]!r}: {boundary.reason}"
             )
-    hops = find_hops(captured, balance, direct=direct)
+    routes = find_routes(captured, balance, direct=direct)
     stages = tuple(
         captured.segment(
             first,
@@ -96,8 +96,8 @@ def cut(captured: Captured, balance: Sequence[int], *, direct: bool = False) -> 
             if captured.mutates_inputs(first, last)  # micro-batches are views of one batch
             else (enter if first else None),
             leave=leave,
-            received=[there for hop in hops.into(stage) for _, there in hop.positions],
-            sent=[here for hop in hops.out_of(stage) for here, _ in hop.positions],
+            received=[there for route in routes.into(stage) for _, there in route.positions],
+            sent=[here for route in routes.out_of(stage) for here, _ in route.positions],
         )
         for stage, (first, last) in enumerate(pairwise(edges))
     )
@@ -107,7 +107,7 @@ def cut(captured: Captured, balance: Sequence[int], *, direct: bool = False) -> 
         captured=captured,
         stages=stages,
         boundaries=tuple(captured.cuts[position - 1].boundary for position in edges[1:-1]),
-        hops=hops,
+        routes=routes,
         tied=_tied_groups(captured.graph.parameters, stage_of),
     )
 
@@ -164,13 +164,13 @@ def cut_for_plan(
         )
     _check_shapes(plan, captured)
     if device is not None:
-        make_tensors_on(captured, device, instead_of=default_device(model))
-        if on_meta(model) and torch.is_autocast_enabled(device.type):
-            send_planned_dtypes(captured, plan)
+        replace_device(captured, device, instead_of=default_device(model))
+        if is_on_meta(model) and torch.is_autocast_enabled(device.type):
+            apply_planned_dtypes(captured, plan)
     goes_straight = direct and bool(plan.direct_sends)
     pieces = cut(captured, plan.balance, direct=goes_straight)
     if goes_straight:
-        check_planned(pieces.hops, plan.direct_sends)
+        check_planned(pieces.routes, plan.direct_sends)
     _follow(model, pieces.stages)
     return pieces
 
@@ -199,9 +199,9 @@ def _other_precision_named(model: nn.Module, plan: Plan) -> Iterator[None]:
 
 
 def _traced(model: nn.Module, sample: Any, recipe: str) -> Captured:
-    if not on_meta(model):
+    if not is_on_meta(model):
         return trace(model, sample, check=False, recipe=recipe)
-    with all_on_meta(model), torch.device("meta"):
+    with buffers_on_meta(model), torch.device("meta"):
         sample = pytree.tree_map_only(Tensor, lambda tensor: tensor.to("meta"), sample)
         try:
             return trace(model, sample, check=False, recipe=recipe)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...capture.program.segment import Segment
 
 
-class Held(nn.Module):
+class RankModule(nn.Module):
     """What a rank with several stages holds: their parameters and buffers, each once.
 
     The stages themselves are no children, so that names are those of the model; modes and moves
@@ -69,6 +69,6 @@ def _made(root: nn.Module, path: str) -> nn.Module:
     return here  # type: ignore[no-any-return]
 
 
-def held(stages: Sequence[Segment]) -> nn.Module:
+def build_rank_module(stages: Sequence[Segment]) -> nn.Module:
     """One stage as it is, several as one module."""
-    return stages[0] if len(stages) == 1 else Held(stages)
+    return stages[0] if len(stages) == 1 else RankModule(stages)

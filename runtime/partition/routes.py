@@ -22,7 +22,7 @@ from ...core.units import count
 
 
 @dataclass(frozen=True, eq=False)  # looked up at every message: by identity
-class Hop:
+class TensorRoute:
     """What goes from one stage to a later one in one message, and its gradients back.
 
     Attributes:
@@ -43,40 +43,42 @@ class Hop:
         return self.target > self.source + 1
 
 
-class Hops:
+class TensorRoutes:
     """All hops of a model's stages.
 
     A stage takes its inputs hop by hop, those of the nearest stage first, and hands out its outputs
     likewise.
     """
 
-    def __init__(self, hops: Sequence[Hop], num_stages: int) -> None:
+    def __init__(self, routes: Sequence[TensorRoute], num_stages: int) -> None:
         self.num_stages = num_stages
-        self.all = tuple(sorted(hops, key=lambda hop: (hop.source, hop.target)))
-        self._into: list[list[Hop]] = [[] for _ in range(num_stages)]
-        self._out_of: list[list[Hop]] = [[] for _ in range(num_stages)]
-        for hop in self.all:
-            self._into[hop.target].insert(0, hop)
-            self._out_of[hop.source].append(hop)
+        self.all = tuple(sorted(routes, key=lambda route: (route.source, route.target)))
+        self._into: list[list[TensorRoute]] = [[] for _ in range(num_stages)]
+        self._out_of: list[list[TensorRoute]] = [[] for _ in range(num_stages)]
+        for route in self.all:
+            self._into[route.target].insert(0, route)
+            self._out_of[route.source].append(route)
 
-    def into(self, stage: int) -> Sequence[Hop]:
+    def into(self, stage: int) -> Sequence[TensorRoute]:
         """Those a stage receives from, the nearest first."""
         return self._into[stage]
 
-    def out_of(self, stage: int) -> Sequence[Hop]:
+    def out_of(self, stage: int) -> Sequence[TensorRoute]:
         """Those a stage sends to, the nearest first."""
         return self._out_of[stage]
 
     def received(self, stage: int) -> tuple[TensorSpec, ...]:
         """A later stage's inputs."""
-        return tuple(spec for hop in self.into(stage) for spec in hop.tensors)
+        return tuple(spec for route in self.into(stage) for spec in route.tensors)
 
     def sent(self, stage: int) -> tuple[TensorSpec, ...]:
         """Outputs of a stage that is not the last."""
-        return tuple(spec for hop in self.out_of(stage) for spec in hop.tensors)
+        return tuple(spec for route in self.out_of(stage) for spec in route.tensors)
 
 
-def find_hops(captured: Captured, balance: Sequence[int], *, direct: bool = False) -> Hops:
+def find_routes(
+    captured: Captured, balance: Sequence[int], *, direct: bool = False
+) -> TensorRoutes:
     """What stages of so many layers send each other.
 
     Args:
@@ -87,25 +89,27 @@ def find_hops(captured: Captured, balance: Sequence[int], *, direct: bool = Fals
     Raises:
         PlanMismatch: Evaluation has a graph of its own whose values take other ways.
     """
-    found = list(_hops(captured, balance, direct))
+    found = list(_routes(captured, balance, direct))
     if direct and captured.evaluation is not None:
-        others = _hops(captured.evaluation, balance, direct)
-        ways = {(hop.source, hop.target, hop.positions) for hop in found}
-        if ways != {(hop.source, hop.target, hop.positions) for hop in others}:
+        others = _routes(captured.evaluation, balance, direct)
+        ways = {(route.source, route.target, route.positions) for route in found}
+        if ways != {(route.source, route.target, route.positions) for route in others}:
             raise PlanMismatch(
                 "evaluation runs a graph of its own, in which other stages read what is sent "
                 "straight; plan with skips='relay'"
             )
-    return Hops(found, len(balance))
+    return TensorRoutes(found, len(balance))
 
 
-def check_planned(hops: Hops, planned: Sequence[DirectSend]) -> None:
+def check_planned(routes: TensorRoutes, planned: Sequence[DirectSend]) -> None:
     """The values that pass by stages are those a plan was priced with.
 
     Raises:
         PlanMismatch: Naming the stages.
     """
-    found = {(hop.source, hop.target): len(hop.tensors) for hop in hops.all if hop.skips}
+    found = {
+        (route.source, route.target): len(route.tensors) for route in routes.all if route.skips
+    }
     wanted = {(send.source, send.target): len(send.tensors) for send in planned}
     for source, target in sorted({*found, *wanted}):
         ours, theirs = (sends.get((source, target), 0) for sends in (found, wanted))
@@ -116,7 +120,7 @@ def check_planned(hops: Hops, planned: Sequence[DirectSend]) -> None:
             )
 
 
-def _hops(captured: Captured, balance: Sequence[int], direct: bool) -> Iterator[Hop]:
+def _routes(captured: Captured, balance: Sequence[int], direct: bool) -> Iterator[TensorRoute]:
     ends = list(accumulate(balance))
     live = [captured.cuts[end - 1] for end in ends[:-1]]
     used_in = _used_in(captured, balance) if direct else {}
@@ -130,7 +134,7 @@ def _hops(captured: Captured, balance: Sequence[int], direct: bool) -> Iterator[
                 by_source.setdefault(source, []).append(position)
         for source, positions in by_source.items():
             there = {node: position for position, node in enumerate(live[source].nodes)}
-            yield Hop(
+            yield TensorRoute(
                 source,
                 target,
                 tuple(specs[position] for position in positions),

@@ -25,7 +25,7 @@ class Collective(Protocol):
         """Every rank's tensor, all of one shape and dtype."""
 
 
-class OfGroup:
+class GroupCollective:
     """The ranks of a process group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:

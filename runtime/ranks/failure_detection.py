@@ -21,7 +21,7 @@ class ConnectionEnded(RuntimeError):
     """Communication is over, as somebody other than the transport found out."""
 
 
-class Watch:
+class FailureDetector:
     """Heartbeats of this rank (`core.heartbeats`), and errors that name the rank that failed.
 
     Args:

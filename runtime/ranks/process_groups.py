@@ -21,7 +21,7 @@ from ...core.units import count
 Ranks = tuple[int, ...]
 
 
-class Groups:
+class ProcessGroups:
     """Makes the groups a pipeline needs; all its ranks make the same ones in the same order.
 
     Args:
@@ -63,7 +63,7 @@ class Groups:
 
     def _new(self, ranks: Sequence[int], backend: str | None = None) -> dist.ProcessGroup | None:
         """A new group; `None` where this rank is not in it."""
-        if self._group is not None and backend is None and is_bound():
+        if self._group is not None and backend is None and is_bound_to_devices():
             raise InvalidInput(
                 "group= does not go with ranks that are bound to their devices: torch would wait "
                 "for all ranks there are to make each group of some; call init_process_group "
@@ -76,7 +76,7 @@ class Groups:
             return None
         made: dist.ProcessGroup = dist.new_group(
             [self.global_ranks[rank] for rank in ranks],
-            timeout=timeout_of(self._group),
+            timeout=group_timeout(self._group),
             backend=backend,
             # Ranks outside the pipeline do not take part, so its members settle it themselves.
             use_local_synchronization=self._group is not None,
@@ -106,12 +106,12 @@ class Groups:
         self._made.append(dist.new_group(alone, backend="gloo", use_local_synchronization=True))
 
 
-def is_bound() -> bool:
+def is_bound_to_devices() -> bool:
     """Whether ranks were bound to their devices when they met."""
     return dist.group.WORLD is not None and dist.group.WORLD.bound_device_id is not None
 
 
-def timeout_of(group: dist.ProcessGroup | None) -> timedelta | None:
+def group_timeout(group: dist.ProcessGroup | None) -> timedelta | None:
     """How long a group waits for a rank; torch gives new groups its own half hour instead."""
     whole: Any = group or dist.group.WORLD
     kind = "cuda" if "nccl" in dist.get_backend(group) else "cpu"
@@ -170,7 +170,7 @@ def check_world(schedule: Schedule, group: dist.ProcessGroup | None) -> None:
         )
 
 
-def device_for(model: nn.Module, group: dist.ProcessGroup | None) -> torch.device:
+def choose_device(model: nn.Module, group: dist.ProcessGroup | None) -> torch.device:
     """Where a model is; one on the meta device goes where its ranks' messages are."""
     device = default_device(model)
     if device.type != "meta":

@@ -14,12 +14,12 @@ from ...core.plan.schedule import Schedule
 from ..ranks.process_groups import Ranks
 from .ddp import DdpStage
 from .replication import StageStrategy
-from .sharded import FullyShard, ShardedStage, shardable
-from .strategy import Chosen
+from .sharded import FullyShard, ShardedStage, select_shardable
+from .strategy import NonDefaultStrategy
 
 
-def apply(
-    chosen: Mapping[int, Chosen],
+def apply_strategies(
+    chosen: Mapping[int, NonDefaultStrategy],
     stages: Mapping[int, Segment],
     records: Sequence[Parameter],
     stage_of: Sequence[int],
@@ -31,7 +31,7 @@ def apply(
     """Let the replicas of this rank's stages do what was chosen; called on every rank.
 
     Weights that another stage uses too stay as they are: all their holders sum their gradients
-    (`GradientSum`). So do those that `shardable` leaves out, and those that nothing uses.
+    (`GradientSync`). So do those that `select_shardable` leaves out, and those that nothing uses.
 
     Args:
         chosen: What each stage's replicas do, where that is not to sum gradients.
@@ -50,7 +50,7 @@ def apply(
         names = _own(index, stage, records, stage_of)
         group = groups[schedule.stage_ranks[index]]
         if isinstance(asked, FullyShard):
-            names = shardable(stage, names)
+            names = select_shardable(stage, names)
             if names:
                 found[index] = _sharded(stage, names, group, device, asked, model)
         elif weights := [p for p in map(stage.get_parameter, names) if p.requires_grad]:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...core.plan.schedule import Work
-from .gradient_sync import call_when_accumulated
+from .gradient_sync import register_accumulation_hook
 from .replication import StageStrategy
-from .sharded import anywhere
+from .sharded import has_gradient_anywhere
 
 
 class DdpStage(StageStrategy):
@@ -37,11 +37,11 @@ class DdpStage(StageStrategy):
         self._missing: dict[int, nn.Parameter] = {}
         self._had_one: list[bool] = []
         for weight in self._weights:
-            call_when_accumulated(weight, self._accumulated)
+            register_accumulation_hook(weight, self._accumulated)
 
     def begin(self, *, trains: bool, sums: bool) -> None:
         self._sums = sums
-        if trains and self._is_summed:  # every replica keeps its share, as in `GradientSum`
+        if trains and self._is_summed:  # every replica keeps its share, as in `GradientSync`
             for weight in self._weights:
                 if weight.grad is not None:
                     weight.grad /= self._replicas
@@ -67,7 +67,7 @@ class DdpStage(StageStrategy):
         if not self._sums:
             return
         self._is_summed = True
-        had_one = anywhere(self._had_one, self._group, self._weights[0].device)
+        had_one = has_gradient_anywhere(self._had_one, self._group, self._weights[0].device)
         for weight, keeps in zip(self._weights, had_one, strict=True):
             if not keeps:
                 weight.grad = None

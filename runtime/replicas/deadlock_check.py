@@ -11,7 +11,7 @@ Key = tuple[int, Work, int]
 """Stage, work and micro-batch."""
 
 
-def unequal(schedule: Schedule, stage: int) -> str:
+def describe_imbalance(schedule: Schedule, stage: int) -> str:
     """Why a stage's replicas do not do the same kinds of work in one order; empty if they do."""
     replicas = schedule.stage_ranks[stage]
     kinds = [
@@ -29,7 +29,7 @@ def unequal(schedule: Schedule, stage: int) -> str:
     return ""
 
 
-def finishes(schedule: Schedule, every: Collection[int], last: Collection[int]) -> bool:
+def can_finish(schedule: Schedule, every: Collection[int], last: Collection[int]) -> bool:
     """Whether a step ends if replicas wait for each other in some of their actions.
 
     Actions are performed as far as they go: those of a meeting all at once, when each is the next
@@ -37,7 +37,7 @@ def finishes(schedule: Schedule, every: Collection[int], last: Collection[int]) 
 
     Args:
         schedule: One that finishes without any meeting.
-        every: Stages whose replicas meet in every action; see `unequal`.
+        every: Stages whose replicas meet in every action; see `describe_imbalance`.
         last: Stages whose replicas meet in the last backward of each.
     """
     course = _Course(schedule, _meetings(schedule, every, last))

@@ -84,7 +84,7 @@ class _Bucket:
                 tensor.grad.copy_(part.view_as(tensor.grad))
 
 
-class GradientSum:
+class GradientSync:
     """Sums the gradients of one rank's shared weights.
 
     Which weights are trained is looked up when a step begins, so they may be frozen and unfrozen
@@ -162,7 +162,7 @@ class GradientSum:
         self._buckets = [_Bucket(part, self._ranks[part[0].ranks]) for part in _in_buckets(trained)]
         for weight in trained:
             if id(weight.tensor) not in self._hooked:
-                call_when_accumulated(weight.tensor, self._accumulated)
+                register_accumulation_hook(weight.tensor, self._accumulated)
                 self._hooked.add(id(weight.tensor))
 
     def _accumulated(self, tensor: Tensor) -> None:
@@ -207,7 +207,7 @@ def _in_buckets(weights: Sequence[SharedWeight]) -> Iterator[list[SharedWeight]]
         yield part
 
 
-def call_when_accumulated(weight: Tensor, method: Callable[[Tensor], None]) -> None:
+def register_accumulation_hook(weight: Tensor, method: Callable[[Tensor], None]) -> None:
     """Call a method whenever autograd has added to a weight's gradient, while its object lives.
 
     A weight holds its hooks where the garbage collector does not look. One that holds its object,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from ...core.plan.schedule import Work
-from .gradient_sync import GradientSum
+from .gradient_sync import GradientSync
 
 
 class StageStrategy:
@@ -49,36 +49,36 @@ class Replication:
     """
 
     def __init__(
-        self, gradient_sum: GradientSum | None, stages: Mapping[int, StageStrategy]
+        self, gradient_sync: GradientSync | None, stages: Mapping[int, StageStrategy]
     ) -> None:
-        self._gradient_sum, self._stages = gradient_sum, dict(stages)
+        self._gradient_sync, self._stages = gradient_sync, dict(stages)
         self._sums = False
 
     def begin(self, *, trains: bool, sums: bool) -> None:
         """A step begins; see `StageStrategy.begin`."""
         self._sums = trains and sums
-        if self._gradient_sum is not None and trains:
-            self._gradient_sum.begin(sums=sums)
+        if self._gradient_sync is not None and trains:
+            self._gradient_sync.begin(sums=sums)
         for stage in sorted(self._stages):
             self._stages[stage].begin(trains=trains, sums=self._sums)
 
     def action_begins(self, stage: int, work: Work, *, last: bool) -> None:
         """See `StageStrategy.action_begins`."""
-        if last and self._sums and self._gradient_sum is not None:
-            self._gradient_sum.last_backward_begins(stage)
+        if last and self._sums and self._gradient_sync is not None:
+            self._gradient_sync.last_backward_begins(stage)
         if stage in self._stages:
             self._stages[stage].action_begins(work, last=last)
 
     def action_ended(self, stage: int, work: Work, *, last: bool) -> None:
         """See `StageStrategy.action_ended`."""
-        if last and self._sums and self._gradient_sum is not None:
-            self._gradient_sum.last_backward_ended(stage)
+        if last and self._sums and self._gradient_sync is not None:
+            self._gradient_sync.last_backward_ended(stage)
         if stage in self._stages:
             self._stages[stage].action_ended(work, last=last)
 
     def finish(self) -> None:
         """See `StageStrategy.finish`."""
-        if self._sums and self._gradient_sum is not None:
-            self._gradient_sum.finish()
+        if self._sums and self._gradient_sync is not None:
+            self._gradient_sync.finish()
         for stage in sorted(self._stages):
             self._stages[stage].finish()

@@ -45,7 +45,7 @@ class FullyShard:
     part_bytes: int = 64 * 2**20
 
     @property
-    def meets_in_actions(self) -> bool:
+    def synchronises_in_actions(self) -> bool:
         """Whether replicas wait for each other between the beginning and the end of a step."""
         return self.reshard_after_forward or self.reduce_every_backward
 
@@ -110,7 +110,7 @@ class ShardedStage(StageStrategy):
             self._gather()
 
     def action_ended(self, work: Work, *, last: bool) -> None:
-        if not self._trains or not self._options.meets_in_actions:
+        if not self._trains or not self._options.synchronises_in_actions:
             return
         reshards = self._options.reshard_after_forward
         reduces = self._options.reduce_every_backward and work in ENDS_WITH_GRADIENTS
@@ -120,7 +120,7 @@ class ShardedStage(StageStrategy):
             self._reshard()
 
     def finish(self) -> None:
-        if self._trains and not self._options.meets_in_actions:
+        if self._trains and not self._options.synchronises_in_actions:
             self._reduce(reshards=True)
         self._reshard()
         self._is_interrupted = False
@@ -136,7 +136,7 @@ class ShardedStage(StageStrategy):
 
     def _reduce(self, *, reshards: bool) -> None:
         """Add the whole gradients to those of the shards, and let them go."""
-        agree_on_gradients(self._whole(), self._group)
+        align_gradients(self._whole(), self._group)
         with self._current():
             for unit in self._units:
                 unit.set_reshard_after_backward(reshards)
@@ -185,7 +185,7 @@ def _in_parts(stage: nn.Module, names: Sequence[str], part_bytes: int) -> Iterat
         yield part
 
 
-def shardable(stage: nn.Module, names: Iterable[str]) -> list[str]:
+def select_shardable(stage: nn.Module, names: Iterable[str]) -> list[str]:
     """Which of a stage's parameters ``fully_shard`` takes, in the given order.
 
     Not single numbers, parameters whose memory is not in order, and trainable ones of another
@@ -211,7 +211,9 @@ def is_sharded(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
-def anywhere(has_one: Sequence[bool], group: dist.ProcessGroup, device: torch.device) -> list[bool]:
+def has_gradient_anywhere(
+    has_one: Sequence[bool], group: dist.ProcessGroup, device: torch.device
+) -> list[bool]:
     """For each weight whether any replica has a gradient; called on all of them.
 
     Args:
@@ -225,11 +227,13 @@ def anywhere(has_one: Sequence[bool], group: dist.ProcessGroup, device: torch.de
     return list(has_one) if all(has_one) else [count > 0 for count in counts.tolist()]
 
 
-def agree_on_gradients(weights: Sequence[Tensor], group: dist.ProcessGroup) -> None:
+def align_gradients(weights: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     """Give a weight a gradient of zeros where another replica has one and this one has none."""
     if not weights:
         return
     has_one = [weight.grad is not None for weight in weights]
-    for weight, is_wanted in zip(weights, anywhere(has_one, group, weights[0].device), strict=True):
+    for weight, is_wanted in zip(
+        weights, has_gradient_anywhere(has_one, group, weights[0].device), strict=True
+    ):
         if is_wanted and weight.grad is None:
             weight.grad = torch.zeros_like(weight)

@@ -45,7 +45,7 @@ def shared_weights(
     return found
 
 
-def agree(
+def broadcast_initial_values(
     parameters: Sequence[Parameter],
     stage_of: Sequence[int],
     schedule: Schedule,

@@ -8,24 +8,24 @@ from typing import Literal
 from ...core.errors import InvalidInput, PlanMismatch
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import BACKWARDS, Schedule, Work
-from .deadlock_check import finishes, unequal
+from .deadlock_check import can_finish, describe_imbalance
 from .sharded import FullyShard
 
 Name = Literal["reduce", "ddp", "fully_shard"]
 Strategy = Name | FullyShard
-"""``reduce`` sums gradients in buckets while the last backward is at work (`GradientSum`), for any
+"""``reduce`` sums gradients in buckets while the last backward is at work (`GradientSync`), for any
 numbers of replicas and micro-batches. ``ddp`` leaves that to DistributedDataParallel.
 ``fully_shard`` spreads weights, gradients and optimizer state over the replicas."""
 
-Chosen = Literal["ddp"] | FullyShard
+NonDefaultStrategy = Literal["ddp"] | FullyShard
 
 NAMES = ("reduce", "ddp", "fully_shard")
 
 
-def choose(
+def choose_strategies(
     plan: Plan, schedule: Schedule, strategy: Strategy | Mapping[int, Strategy] | None
-) -> dict[int, Chosen]:
-    """The stages whose gradients `GradientSum` does not sum, and what is done instead.
+) -> dict[int, NonDefaultStrategy]:
+    """The stages whose gradients `GradientSync` does not sum, and what is done instead.
 
     Args:
         plan: What its stages say is followed where nothing is given.
@@ -44,7 +44,7 @@ def choose(
     for stage, asked in found.items():
         if asked == "ddp":
             _check_ddp(schedule, stage)
-        elif asked.meets_in_actions and (why := unequal(schedule, stage)):
+        elif asked.synchronises_in_actions and (why := describe_imbalance(schedule, stage)):
             raise PlanMismatch(
                 f"stage {stage} cannot gather or reduce in every action: {why}; use "
                 "FullyShard() as it is, which does so once a step, or as many micro-batches for "
@@ -114,14 +114,14 @@ def _check_ddp(schedule: Schedule, stage: int) -> None:
         )
 
 
-def _check_finishes(schedule: Schedule, chosen: Mapping[int, Chosen]) -> None:
+def _check_finishes(schedule: Schedule, chosen: Mapping[int, NonDefaultStrategy]) -> None:
     every = {
         stage
         for stage, asked in chosen.items()
-        if isinstance(asked, FullyShard) and asked.meets_in_actions
+        if isinstance(asked, FullyShard) and asked.synchronises_in_actions
     }
     last = {stage for stage, asked in chosen.items() if asked == "ddp"}
-    if (every or last) and not finishes(schedule, every, last):
+    if (every or last) and not can_finish(schedule, every, last):
         stages = ", ".join(str(stage) for stage in sorted(every | last))
         raise PlanMismatch(
             f"in this schedule the replicas of stages {stages} would wait for each other for ever, "

@@ -24,8 +24,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ...core.errors import InvalidInput, PlanMismatch
 from ...core.plan.schedule import Schedule
 from ..ranks.collective import Collective
-from .deadlock_check import finishes, unequal
-from .strategy import Chosen
+from .deadlock_check import can_finish, describe_imbalance
+from .strategy import NonDefaultStrategy
 
 
 class SynchronisedStatistics:
@@ -116,7 +116,7 @@ def _move(norm: Any, mean: Tensor, variance: Tensor) -> None:
 
 
 def check_synchronised(
-    stages: Sequence[nn.Module], schedule: Schedule, chosen: Mapping[int, Chosen]
+    stages: Sequence[nn.Module], schedule: Schedule, chosen: Mapping[int, NonDefaultStrategy]
 ) -> None:
     """Refuse the policy where replicas would wait for each other for ever.
 
@@ -134,14 +134,14 @@ def check_synchronised(
         if len(ranks) > 1 and any(True for _ in _norms(stages[stage]))
     }
     for stage in sorted(meet):
-        if why := unequal(schedule, stage):
+        if why := describe_imbalance(schedule, stage):
             raise PlanMismatch(
                 f"the batch statistics of stage {stage} cannot be synchronised: {why}; use "
                 "batch_statistics='microbatch', or as many micro-batches for every replica"
             )
-    every = {s for s, asked in chosen.items() if asked != "ddp" and asked.meets_in_actions}
+    every = {s for s, asked in chosen.items() if asked != "ddp" and asked.synchronises_in_actions}
     last = {stage for stage, asked in chosen.items() if asked == "ddp"} - meet
-    if meet and not finishes(schedule, meet | every, last):
+    if meet and not can_finish(schedule, meet | every, last):
         raise PlanMismatch(
             f"with synchronised batch statistics the replicas of stages {sorted(meet)} would wait "
             "for each other for ever in this schedule; use batch_statistics='microbatch', plan "

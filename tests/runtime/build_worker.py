@@ -37,7 +37,7 @@ def profile_of(name: str) -> Profile:
     return traced_profile(make_case(name))
 
 
-def on_meta(name: str) -> nn.Module:
+def is_on_meta(name: str) -> nn.Module:
     with torch.device("meta"):
         return build_model(SPECS[name])
 
@@ -77,7 +77,7 @@ def without_data(name: str, weights: Weights) -> dict[str, Any]:
     case = make_case(name)
     plan = double(make_plan(case, 2, profile=profile_of(name)))
     torch.set_default_dtype(torch.float64)
-    model, whole = on_meta(name), on_meta(name)
+    model, whole = is_on_meta(name), is_on_meta(name)
     training = build(plan, model, loss_fn=case.loss_fn, weights=weights)
     materialise_whole(whole, weights, CPU)
     batch, target = make_batch(case, plan, dtype=torch.float64)
@@ -105,9 +105,9 @@ def accumulated() -> dict[str, Any]:
     case = make_case("mlp")
     plan = double(make_plan(case, 2, profile=profile_of("mlp")))
     torch.set_default_dtype(torch.float64)
-    whole = on_meta("mlp")
+    whole = is_on_meta("mlp")
     training = build(
-        plan, on_meta("mlp"), loss_fn=case.loss_fn, weights=Weights(seed=1),
+        plan, is_on_meta("mlp"), loss_fn=case.loss_fn, weights=Weights(seed=1),
         max_norm=LARGEST_NORM, accumulate=3,
     )  # fmt: skip
     materialise_whole(whole, Weights(seed=1), CPU)
@@ -138,9 +138,9 @@ def in_half_precision(dtype: torch.dtype) -> dict[str, Any]:
     with torch.autocast("cpu", dtype):
         profile = traced_profile(case)
     plan = make_plan(case, 2, profile=profile)
-    whole = on_meta("mlp")
+    whole = is_on_meta("mlp")
     training = build(
-        plan, on_meta("mlp"), loss_fn=case.loss_fn, weights=Weights(seed=1), autocast=dtype
+        plan, is_on_meta("mlp"), loss_fn=case.loss_fn, weights=Weights(seed=1), autocast=dtype
     )
     materialise_whole(whole, Weights(seed=1), CPU)
     ours = torch.optim.SGD(training.parameters(), lr=0.1)
@@ -179,9 +179,9 @@ def replicated(strategy: Any) -> dict[str, Any]:
         [len(profile.layers)],
         replicas=[2],
     )
-    whole = on_meta("mlp")
+    whole = is_on_meta("mlp")
     training = build(
-        plan, on_meta("mlp"), loss_fn=case.loss_fn, weights=Weights(seed=1), strategy=strategy,
+        plan, is_on_meta("mlp"), loss_fn=case.loss_fn, weights=Weights(seed=1), strategy=strategy,
         autocast=torch.float16, max_norm=LARGEST_NORM,
     )  # fmt: skip
     materialise_whole(whole, Weights(seed=1), CPU)

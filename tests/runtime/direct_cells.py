@@ -97,20 +97,22 @@ def prepare(trial):
     """As planned, and no stage receives what it has no use for."""
     ordinary(trial)
     pipeline = trial._pipeline
-    hops = pipeline._pieces.hops
+    routes = pipeline._pieces.routes
     planned = {(send.source, send.target): send.tensors for send in pipeline.plan.direct_sends}
     found = {
-        (hop.source, hop.target): tuple(spec.name for spec in hop.tensors)
-        for hop in hops.all
-        if hop.skips
+        (route.source, route.target): tuple(spec.name for spec in route.tensors)
+        for route in routes.all
+        if route.skips
     }
     assert {pair: sorted(names) for pair, names in found.items()} == {
         pair: sorted(names) for pair, names in planned.items()
     }
     for send in pipeline.plan.direct_sends:
         for stage in range(send.source + 1, send.target):
-            held = {spec.name for spec in (*hops.received(stage), *hops.sent(stage))}
-            assert held.isdisjoint(send.tensors)
+            build_rank_module = {
+                spec.name for spec in (*routes.received(stage), *routes.sent(stage))
+            }
+            assert build_rank_module.isdisjoint(send.tensors)
 
 
 ordinary = conformance_ours.OurTrial.prepare

@@ -7,7 +7,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from stagewright.runtime.ranks.process_groups import Groups
+from stagewright.runtime.ranks.process_groups import ProcessGroups
 from tests.runtime.forked import print_line, run_forked
 
 
@@ -17,7 +17,7 @@ def one_rank() -> None:
     given = dist.new_group()
     if rank == 1:  # so that the ranks have made other numbers of groups before
         dist.new_group([1], use_local_synchronization=True)
-    groups = Groups(given)
+    groups = ProcessGroups(given)
     found = {}
     for ranks, group in groups.of_sets([(1, 2), (0, 1), (0, 2)]).items():
         found[str(ranks)] = summed(rank, group)

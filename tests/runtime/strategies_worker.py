@@ -23,7 +23,7 @@ from stagewright.runtime.checkpoint.save import save_checkpoint
 from stagewright.runtime.distributed import DistributedPipeline
 from stagewright.runtime.random_state import RandomState
 from stagewright.runtime.ranks.process_groups import init_process_group
-from stagewright.runtime.replicas.sharded import FullyShard, agree_on_gradients
+from stagewright.runtime.replicas.sharded import FullyShard, align_gradients
 from stagewright.runtime.replicas.strategy import Strategy
 from tests.runtime.checkpoint.resume_worker import Tied
 from tests.runtime.checkpoint.resume_worker import loss_fn as loss_of_tied
@@ -221,7 +221,7 @@ def agreed(rank: int) -> list[list[float] | None]:
     for weight in weights[rank:2]:
         weight.grad = torch.ones(1)
     assert dist.group.WORLD is not None
-    agree_on_gradients(weights, dist.group.WORLD)
+    align_gradients(weights, dist.group.WORLD)
     return [None if weight.grad is None else weight.grad.tolist() for weight in weights]
 
 

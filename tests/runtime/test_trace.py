@@ -7,7 +7,7 @@ import torch.distributed as dist
 from stagewright.core.errors import InvalidInput
 from stagewright.runtime.distributed import DistributedPipeline
 from stagewright.runtime.pipeline import Pipeline
-from stagewright.runtime.trace import last_run, record
+from stagewright.runtime.trace import find_last_run, record
 from tests.torch_models import make_batch, make_case, make_plan
 
 
@@ -40,10 +40,10 @@ def test_evaluations_and_failed_steps_are_passed_over(alone):
 
 
 def test_the_last_whole_run_is_found():
-    assert last_run("abcabdab", "ab") == 6
-    assert last_run("abcabd", "abc") == 0
-    assert last_run("ab", "abc") is None
-    assert last_run("", "a") is None
+    assert find_last_run("abcabdab", "ab") == 6
+    assert find_last_run("abcabd", "abc") == 0
+    assert find_last_run("ab", "abc") is None
+    assert find_last_run("", "a") is None
 
 
 def test_a_pipeline_in_one_process_is_refused():

@@ -10,13 +10,13 @@ from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.planner.price_split import plan_from_balance
 from stagewright.runtime import random_state as recompute
-from stagewright.runtime.engine.batch_io import LastStage
-from stagewright.runtime.engine.emulated_ranks import Rehearsal
+from stagewright.runtime.engine.batch_io import BatchOutputs
+from stagewright.runtime.engine.emulated_ranks import EmulatedRanks
 from stagewright.runtime.engine.split_backward import SplitBackward
 from stagewright.runtime.partition.cut import cut_for_plan
 from stagewright.runtime.pipeline import Pipeline
 from stagewright.runtime.random_state import RandomState
-from stagewright.runtime.replicas.gradient_sync import GradientSum
+from stagewright.runtime.replicas.gradient_sync import GradientSync
 from stagewright.runtime.verify import verify
 from stagewright.schedules.plan_schedule import schedule_of
 from tests.torch_models import Case, make_batch, make_case, traced_profile
@@ -169,7 +169,7 @@ def test_none_is_not_zero(monkeypatch):
     found = tried(model, plan)
     assert found.equal(EXACT), found
     assert not any("unused" in name for name in found.gradients)
-    finish = GradientSum.finish
+    finish = GradientSync.finish
 
     def with_zeros(self):
         finish(self)
@@ -177,7 +177,7 @@ def test_none_is_not_zero(monkeypatch):
             if weight.tensor.grad is None:
                 weight.tensor.grad = torch.zeros_like(weight.tensor)
 
-    monkeypatch.setattr(GradientSum, "finish", with_zeros)
+    monkeypatch.setattr(GradientSync, "finish", with_zeros)
     assert tried(model, plan).gradients["1.unused.weight"] == float("inf")
 
 
@@ -206,7 +206,7 @@ def test_a_nest_of_targets_is_split():
     ("name", "where", "what"),
     [
         ("two parts", SplitBackward, "of_weights"),
-        ("uneven replicas", GradientSum, "finish"),
+        ("uneven replicas", GradientSync, "finish"),
     ],
 )
 def test_what_a_schedule_needs_beyond_forwards_and_backwards_is_tried(
@@ -240,8 +240,8 @@ def rehearsed(model, plan):
     """A rehearsal of the plan, and a step for it."""
     pieces = cut_for_plan(model, plan)
     cpu = torch.device("cpu")
-    last = LastStage(pieces.captured, mse_loss, plan.num_microbatches, cpu, (0,), None)
-    made = Rehearsal(pieces, plan, schedule_of(plan), loss=last.share_of_loss, device=cpu)
+    last = BatchOutputs(pieces.captured, mse_loss, plan.num_microbatches, cpu, (0,), None)
+    made = EmulatedRanks(pieces, plan, schedule_of(plan), loss=last.compute_loss_share, device=cpu)
     batches = [(part,) for part in torch.randn(8, 4, dtype=torch.float64).chunk(4)]
     targets = list(torch.randn(8, 2, dtype=torch.float64).chunk(4))
     return made, batches, targets, dict.fromkeys(range(4), RandomState.now(cpu))

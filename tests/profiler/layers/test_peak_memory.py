@@ -238,9 +238,9 @@ def test_optimizer_state_is_what_torch_keeps(name):
 def test_a_stage_alone_holds_the_optimizers_state(mixed):
     from contextlib import nullcontext
 
-    from benchmarks.stage_runs import StageRun
+    from benchmarks.stage_runs import StageRunner
 
-    stage = StageRun(mixed.run, Place(0, 3, 1, 1), nullcontext)
+    stage = StageRunner(mixed.run, Place(0, 3, 1, 1), nullcontext)
     elements = sum(parameter.numel() for parameter in stage.module.parameters())
     device = torch.device("cpu")
     without = measured_peak(stage, device, optimizer=False)

@@ -8,7 +8,7 @@ from torch import nn
 
 from stagewright.core.errors import InvalidInput
 from stagewright.runtime.batchnorm.running_statistics import RunningStatistics
-from stagewright.runtime.engine.emulated_ranks import Meeting, Seat
+from stagewright.runtime.engine.emulated_ranks import EmulatedCollective, SynchronisationPoint
 
 
 def normed(momentum=0.1):
@@ -131,9 +131,9 @@ def test_replicas_move_them_as_one_device_would(build):
     expected = copy.deepcopy(model)
     parts = batches(5, 0) if build is normed else images(5)
     replicas = [copy.deepcopy(model) for _ in range(3)]
-    meeting = Meeting(3)
+    meeting = SynchronisationPoint(3)
     statistics = [
-        RunningStatistics(replica, "microbatch", 5, 3, place, Seat(meeting, place))
+        RunningStatistics(replica, "microbatch", 5, 3, place, EmulatedCollective(meeting, place))
         for place, replica in enumerate(replicas)
     ]
     for own in statistics:

@@ -6,8 +6,14 @@ import torch
 from stagewright.core.errors import InvalidInput
 from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.schedule import Action
-from stagewright.runtime.engine.p2p import Connections, Message, incoming, made_by, read_by
-from stagewright.runtime.partition.routes import Hop, Hops
+from stagewright.runtime.engine.p2p import (
+    Message,
+    P2PChannels,
+    list_incoming,
+    messages_received_by,
+    messages_sent_by,
+)
+from stagewright.runtime.partition.routes import TensorRoute, TensorRoutes
 from stagewright.schedules.make_schedule import make_schedule
 
 SPECS = (
@@ -16,11 +22,11 @@ SPECS = (
 )
 
 
-HOP = Hop(0, 1, SPECS)
+HOP = TensorRoute(0, 1, SPECS)
 
 
 def connections():
-    return Connections(0, {}, [0, 1], torch.device("cpu"))
+    return P2PChannels(0, {}, [0, 1], torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -44,28 +50,33 @@ def test_gradients_are_of_tensors_that_have_one():
         connections().send(Message(HOP, True, 0), 1, [torch.zeros(2, 3, dtype=torch.float64)])
 
 
-RELAYS = Hops([Hop(stage, stage + 1, SPECS) for stage in range(3)], 4)
-SKIPS = Hops([*RELAYS.all, Hop(0, 3, SPECS), Hop(1, 3, SPECS)], 4)
+RELAYS = TensorRoutes([TensorRoute(stage, stage + 1, SPECS) for stage in range(3)], 4)
+SKIPS = TensorRoutes([*RELAYS.all, TensorRoute(0, 3, SPECS), TensorRoute(1, 3, SPECS)], 4)
 
 
-@pytest.mark.parametrize("hops", [RELAYS, SKIPS], ids=["relays", "skips"])
+@pytest.mark.parametrize("routes", [RELAYS, SKIPS], ids=["relays", "skips"])
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "zero_bubble", "zbv", "dualpipev"])
-def test_every_message_is_expected_once_by_the_rank_that_reads_it(name, hops):
+def test_every_message_is_expected_once_by_the_rank_that_reads_it(name, routes):
     chunks = 2 if name in ("zbv", "dualpipev") else 1
     schedule = make_schedule(name, 4, 6, chunks=chunks)
     sent = [
         (message, sender, schedule.rank_of(message.reader, message.microbatch))
         for sender, actions in enumerate(schedule.ranks)
         for action in actions
-        for message in made_by(action, hops)
+        for message in messages_sent_by(action, routes)
     ]
     expected = [
         (message, sender, receiver)
         for receiver in range(len(schedule.ranks))
-        for sender, messages in enumerate(incoming(schedule.ranks, schedule, hops, receiver))
+        for sender, messages in enumerate(list_incoming(schedule.ranks, schedule, routes, receiver))
         for message in messages
     ]
-    read = [m for actions in schedule.ranks for action in actions for m in read_by(action, hops)]
+    read = [
+        m
+        for actions in schedule.ranks
+        for action in actions
+        for m in messages_received_by(action, routes)
+    ]
     across = [entry for entry in sent if entry[1] != entry[2]]
     assert len(set(across)) == len(across)
     assert sorted(map(str, expected)) == sorted(map(str, across))
@@ -73,17 +84,23 @@ def test_every_message_is_expected_once_by_the_rank_that_reads_it(name, hops):
 
 
 def test_the_ends_send_nothing():
-    assert made_by(Action.model_validate("3F0"), RELAYS) == []
-    assert made_by(Action.model_validate("0B0"), RELAYS) == []
-    assert made_by(Action.model_validate("1W0"), RELAYS) == []
-    assert made_by(Action.model_validate("1I0"), RELAYS) == [Message(RELAYS.all[0], True, 0)]
+    assert messages_sent_by(Action.model_validate("3F0"), RELAYS) == []
+    assert messages_sent_by(Action.model_validate("0B0"), RELAYS) == []
+    assert messages_sent_by(Action.model_validate("1W0"), RELAYS) == []
+    assert messages_sent_by(Action.model_validate("1I0"), RELAYS) == [
+        Message(RELAYS.all[0], True, 0)
+    ]
 
 
 def test_the_nearest_stage_comes_first():
     def stages(messages):
         return [(message.maker, message.reader) for message in messages]
 
-    assert stages(made_by(Action.model_validate("0F0"), SKIPS)) == [(0, 1), (0, 3)]
-    assert stages(read_by(Action.model_validate("3F0"), SKIPS)) == [(2, 3), (1, 3), (0, 3)]
-    assert stages(made_by(Action.model_validate("3B0"), SKIPS)) == [(3, 2), (3, 1), (3, 0)]
-    assert stages(read_by(Action.model_validate("1B0"), SKIPS)) == [(2, 1), (3, 1)]
+    assert stages(messages_sent_by(Action.model_validate("0F0"), SKIPS)) == [(0, 1), (0, 3)]
+    assert stages(messages_received_by(Action.model_validate("3F0"), SKIPS)) == [
+        (2, 3),
+        (1, 3),
+        (0, 3),
+    ]
+    assert stages(messages_sent_by(Action.model_validate("3B0"), SKIPS)) == [(3, 2), (3, 1), (3, 0)]
+    assert stages(messages_received_by(Action.model_validate("1B0"), SKIPS)) == [(2, 1), (3, 1)]

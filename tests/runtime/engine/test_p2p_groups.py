@@ -12,17 +12,17 @@ import torch
 import torch.distributed as dist
 
 from stagewright.core.graph.tensors import TensorSpec
-from stagewright.runtime.engine import p2p as lanes
+from stagewright.runtime.engine import p2p as channels
 from stagewright.runtime.engine.p2p import (
-    Connections,
-    connected,
-    incoming,
-    lanes_of,
-    made_by,
-    read_by,
+    P2PChannels,
+    find_connected_pairs,
+    list_incoming,
+    make_channel_groups,
+    messages_received_by,
+    messages_sent_by,
 )
-from stagewright.runtime.partition.routes import Hop, Hops
-from stagewright.runtime.ranks.process_groups import Groups
+from stagewright.runtime.partition.routes import TensorRoute, TensorRoutes
+from stagewright.runtime.ranks.process_groups import ProcessGroups
 from stagewright.schedules.make_schedule import make_schedule
 
 SPEC = TensorSpec(name="h", shape=(1,), dtype="float32", requires_grad=True)
@@ -92,7 +92,7 @@ def finishes(wire):
     return not any(queues.values())
 
 
-def run(monkeypatch, schedule, hops, lane_of):
+def run(monkeypatch, schedule, routes, lane_of):
     """What every rank posts in a step, through the lanes given."""
     wire = Wire()
     monkeypatch.setattr(dist, "isend", wire.isend)
@@ -100,14 +100,14 @@ def run(monkeypatch, schedule, hops, lane_of):
     everyone = list(range(len(schedule.ranks)))
     for rank, actions in enumerate(schedule.ranks):
         wire.rank, wire.waited = rank, []
-        connections = Connections(rank, lane_of, everyone, torch.device("cpu"))
-        connections.begin(incoming(schedule.ranks, schedule, hops, rank))
+        connections = P2PChannels(rank, lane_of, everyone, torch.device("cpu"))
+        connections.begin(list_incoming(schedule.ranks, schedule, routes, rank))
         for action in actions:
-            for message in read_by(action, hops):
+            for message in messages_received_by(action, routes):
                 sender = schedule.rank_of(message.maker, action.microbatch)
                 if sender != rank:
                     connections.receive(message, sender)
-            for message in made_by(action, hops):
+            for message in messages_sent_by(action, routes):
                 receiver = schedule.rank_of(message.reader, action.microbatch)
                 if receiver != rank:
                     connections.send(message, receiver, [torch.zeros(1)])
@@ -115,11 +115,11 @@ def run(monkeypatch, schedule, hops, lane_of):
 
 
 def hops_of(stages, *, skips):
-    chain = [Hop(stage, stage + 1, (SPEC,)) for stage in range(stages - 1)]
-    return Hops([*chain, Hop(0, stages - 1, (SPEC,))] if skips else chain, stages)
+    chain = [TensorRoute(stage, stage + 1, (SPEC,)) for stage in range(stages - 1)]
+    return TensorRoutes([*chain, TensorRoute(0, stages - 1, (SPEC,))] if skips else chain, stages)
 
 
-class Made(Groups):
+class Made(ProcessGroups):
     """Notes which groups are asked for."""
 
     def __init__(self, rank):
@@ -138,7 +138,7 @@ def all_lanes(pairs, ranks):
     """Those of every rank together."""
     found = {}
     for rank in range(ranks):
-        for pair, group in lanes_of(Made(rank), pairs).items():
+        for pair, group in make_channel_groups(Made(rank), pairs).items():
             assert found.setdefault(pair, group) == group
     return found
 
@@ -146,20 +146,20 @@ def all_lanes(pairs, ranks):
 @pytest.mark.parametrize("skips", [False, True])
 @pytest.mark.parametrize(("name", "stages", "microbatches", "chunks"), CELLS)
 def test_a_lane_a_pair_always_finishes(monkeypatch, name, stages, microbatches, chunks, skips):
-    monkeypatch.setattr(lanes, "is_bound", lambda: True)
+    monkeypatch.setattr(channels, "is_bound_to_devices", lambda: True)
     schedule = make_schedule(name, stages, microbatches, chunks=chunks)
-    hops = hops_of(stages, skips=skips)
-    pairs = connected(schedule.ranks, schedule, hops)
+    routes = hops_of(stages, skips=skips)
+    pairs = find_connected_pairs(schedule.ranks, schedule, routes)
     found = all_lanes(pairs, len(schedule.ranks))
     assert len(set(found.values())) == len(pairs)
-    assert finishes(run(monkeypatch, schedule, hops, found))
+    assert finishes(run(monkeypatch, schedule, routes, found))
 
 
 @pytest.mark.parametrize(("name", "stages", "microbatches", "chunks"), STUCK_IN_TWO)
 def test_two_lanes_would_not(monkeypatch, name, stages, microbatches, chunks):
-    monkeypatch.setattr(lanes, "is_bound", lambda: False)
+    monkeypatch.setattr(channels, "is_bound_to_devices", lambda: False)
     schedule = make_schedule(name, stages, microbatches, chunks=chunks)
-    hops = hops_of(stages, skips=False)
-    found = all_lanes(connected(schedule.ranks, schedule, hops), len(schedule.ranks))
+    routes = hops_of(stages, skips=False)
+    found = all_lanes(find_connected_pairs(schedule.ranks, schedule, routes), len(schedule.ranks))
     assert len(set(found.values())) == 2
-    assert not finishes(run(monkeypatch, schedule, hops, found))
+    assert not finishes(run(monkeypatch, schedule, routes, found))

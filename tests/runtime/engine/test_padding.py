@@ -7,7 +7,7 @@ from torch import nn
 
 from stagewright.core.errors import InvalidInput
 from stagewright.runtime.distributed import DistributedPipeline
-from stagewright.runtime.engine.padding import cut_off, filled, parts
+from stagewright.runtime.engine.padding import pad_samples, split_partial_target, trim_padding
 from stagewright.runtime.pipeline import Pipeline
 from stagewright.runtime.training import Training
 from tests.torch_models import Case, make_case, make_plan
@@ -128,9 +128,9 @@ def test_precision_is_checked_as_shapes_are(alone):
 
 def test_filling_up_and_cutting_off():
     x = torch.tensor([1.0, 2.0])
-    assert filled(x, 4).tolist() == [1, 2, 2, 2]
-    assert cut_off(filled(x, 4), 4, 2).tolist() == [1, 2]
-    split = parts({"a": torch.arange(3), "b": "constant"}, 3, 2)
+    assert pad_samples(x, 4).tolist() == [1, 2, 2, 2]
+    assert trim_padding(pad_samples(x, 4), 4, 2).tolist() == [1, 2]
+    split = split_partial_target({"a": torch.arange(3), "b": "constant"}, 3, 2)
     assert split[2] is None
     assert [(part.target["a"].tolist(), part.samples, part.of) for part in split[:2]] == [
         ([0, 1], 2, 3),

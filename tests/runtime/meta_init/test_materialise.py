@@ -90,7 +90,7 @@ def plan_for(model, sample, cuts, num_microbatches=1):
     return plan_from_balance(profile, Cluster.uniform(len(counts)), options, counts)
 
 
-def on_meta(build):
+def is_on_meta(build):
     with torch.device("meta"):
         return build()
 
@@ -100,7 +100,7 @@ def stages_of(build, sample, cuts, weights):
     plan = plan_for(build(), sample, cuts)
     found = []
     for index in range(plan.num_stages):
-        model = on_meta(build)
+        model = is_on_meta(build)
         stage = cut_for_plan(model, plan, device=CPU).stages[index]
         materialise(model, [stage], weights, CPU)
         held = {id(tensor) for tensor in (*stage.parameters(), *stage.buffers())}
@@ -134,7 +134,7 @@ def check_equal(found, expected):
 
 @pytest.mark.parametrize("cuts", [[2], [1, 3]], ids=str)
 def test_initial_values_do_not_depend_on_the_plan(cuts):
-    whole = on_meta(Own)
+    whole = is_on_meta(Own)
     materialise_whole(whole, Weights(seed=5), CPU)
     found = state_of(stages_of(Own, torch.randn(3, 6), cuts, Weights(seed=5)))
     assert found.keys() == tensors_of(whole).keys()
@@ -145,7 +145,7 @@ def test_initialisation_leaves_the_generators_alone_and_follows_the_seed():
     before = torch.get_rng_state()
     models = []
     for seed in (1, 1, 2):
-        models.append(on_meta(Own))
+        models.append(is_on_meta(Own))
         materialise_whole(models[-1], Weights(seed=seed), CPU)
     assert torch.equal(before, torch.get_rng_state())
     one, again, other = (model.first.detach() for model in models)
@@ -174,9 +174,9 @@ def test_init_by_a_library_with_its_own_rules_and_buffers():
         def build(model_class=model_class, config=config):
             return model_class(config)
 
-        whole = on_meta(build)
+        whole = is_on_meta(build)
         materialise_whole(whole, Weights(init=whole._init_weights), CPU)
-        model, plan = on_meta(build), plan_for(build(), sample, [2])
+        model, plan = is_on_meta(build), plan_for(build(), sample, [2])
         last = cut_for_plan(model, plan, device=CPU).stages[-1]
         materialise(model, [last], Weights(init=model._init_weights), CPU)
         check_equal(tensors_of(last), tensors_of(whole))
@@ -218,7 +218,7 @@ def write(form, model, folder):
 
 @pytest.mark.parametrize("form", ["pt", "saved", "safetensors", "index"])
 def test_a_checkpoint_of_any_form_is_read(form, real, tmp_path):
-    model = on_meta(odd_models.TiedThrice)
+    model = is_on_meta(odd_models.TiedThrice)
     materialise_whole(model, Weights(write(form, real, tmp_path)), CPU)
     check_equal(tensors_of(model), tensors_of(real))
     assert model.a.weight is model.c.weight
@@ -251,14 +251,14 @@ def test_a_checkpoint_that_does_not_fit_is_refused(change, said, real, tmp_path)
     change(state)
     torch.save(state, tmp_path / "model.pt")
     with pytest.raises(InvalidInput, match=said):
-        materialise_whole(on_meta(odd_models.TiedThrice), Weights(tmp_path / "model.pt"), CPU)
+        materialise_whole(is_on_meta(odd_models.TiedThrice), Weights(tmp_path / "model.pt"), CPU)
 
 
 def test_what_a_checkpoint_lacks_may_be_initialised(real, tmp_path):
     state = dict(real.state_dict())
     del state["b.bias"]
     torch.save(state, tmp_path / "model.pt")
-    model, fresh = on_meta(odd_models.TiedThrice), on_meta(odd_models.TiedThrice)
+    model, fresh = is_on_meta(odd_models.TiedThrice), is_on_meta(odd_models.TiedThrice)
     materialise_whole(model, Weights(tmp_path / "model.pt", seed=7, strict=False), CPU)
     materialise_whole(fresh, Weights(seed=7, init=lambda m: reset(m)), CPU)
     assert torch.equal(model.b.bias, fresh.b.bias)
@@ -292,14 +292,14 @@ def reset(module):
 )
 def test_a_value_from_nowhere_is_named(build, weights, said):
     with pytest.raises(InvalidInput, match=said):
-        materialise_whole(on_meta(build), weights, CPU)
+        materialise_whole(is_on_meta(build), weights, CPU)
 
 
 def test_a_buffer_with_values_is_used_as_it_is(tmp_path):
     real, sample = Table(), torch.randn(2, 4)
     torch.save(real.state_dict(), tmp_path / "model.pt")
     plan = plan_for(real, sample, [1])
-    model = on_meta(Table)
+    model = is_on_meta(Table)
     model.table = torch.arange(4.0)
     stages = cut_for_plan(model, plan, device=CPU).stages
     materialise(model, stages, Weights(tmp_path / "model.pt"), CPU)
@@ -316,7 +316,7 @@ def test_a_tensor_that_is_neither_parameter_nor_buffer_is_named():
         def forward(self, x):
             return super().forward(x) * self.plain
 
-    model = on_meta(Plain)
+    model = is_on_meta(Plain)
     plan = plan_for(Plain(), torch.randn(2, 4), [1])
     stages = cut_for_plan(model, plan, device=CPU).stages
     with pytest.raises(InvalidInput, match=r"plain.*neither parameter nor buffer"):
@@ -335,7 +335,7 @@ def test_python_that_looks_at_values_is_told_that_there_are_none():
 
     plan = plan_for(Table(), torch.randn(2, 4), [1]).model_copy(update={"model": "Looking"})
     with pytest.raises(CaptureError, match=r"meta device.*cannot look at values"):
-        cut_for_plan(on_meta(Looking), plan, device=CPU)
+        cut_for_plan(is_on_meta(Looking), plan, device=CPU)
 
 
 def test_nothing_of_other_stages_is_ever_allocated():
@@ -364,7 +364,7 @@ def test_nothing_of_other_stages_is_ever_allocated():
 
     plan = plan_for(Wide(), torch.randn(2, 64), [2])
     for index in range(2):
-        model = on_meta(Wide)
+        model = is_on_meta(Wide)
         with Allocations() as seen:
             stage = cut_for_plan(model, plan, device=CPU).stages[index]
             materialise(model, [stage], Weights(), CPU)

@@ -15,7 +15,7 @@ from stagewright.capture.capture import trace
 from stagewright.core.errors import PlanMismatch
 from stagewright.core.plan.plan import DirectSend
 from stagewright.runtime.partition.cut import cut, cut_for_plan
-from stagewright.runtime.partition.routes import find_hops
+from stagewright.runtime.partition.routes import find_routes
 from stagewright.runtime.supported_plans import check_runnable
 from tests.runtime.odd_models import Base
 from tests.torch_models import make_case, make_plan
@@ -46,11 +46,11 @@ def by_hops(pieces, *inputs):
     outputs = list(inputs)
     for stage, module in enumerate(pieces.stages):
         if stage:
-            outputs = [value for hop in pieces.hops.into(stage) for value in made.pop(hop)]
+            outputs = [value for route in pieces.routes.into(stage) for value in made.pop(route)]
         outputs = list(module(*outputs))
         rest = iter(outputs)
-        for hop in pieces.hops.out_of(stage):
-            made[hop] = [next(rest) for _ in hop.tensors]
+        for route in pieces.routes.out_of(stage):
+            made[route] = [next(rest) for _ in route.tensors]
     assert not made
     return outputs
 
@@ -99,7 +99,7 @@ def test_stages_in_this_process(model, skipping):
     parts = copy.deepcopy(whole)
     captured = trace(parts, tuple(inputs), check=False)
     pieces = cut(captured, [1] * len(captured.layers), direct=True)
-    assert sum(len(hop.tensors) for hop in pieces.hops.all if hop.skips) >= skipping
+    assert sum(len(route.tensors) for route in pieces.routes.all if route.skips) >= skipping
     found, wanted = by_hops(pieces, *inputs), whole(*inputs)
     wanted = list(wanted) if isinstance(wanted, tuple) else [wanted]
     for ours, theirs in zip(found, wanted, strict=True):
@@ -116,8 +116,10 @@ def test_a_value_goes_from_reader_to_reader():
     """Of one that is changed in place, what became of it; straight from the first it would not."""
     captured = trace(ChangedOnTheWay(), (torch.randn(2, 4),), check=False)
     assert list(captured.layers.names) == ["a", "b.0", "b.1", "d", "c"]
-    hops = find_hops(captured, [1] * 5, direct=True)
-    found = [(hop.source, hop.target, [spec.name for spec in hop.tensors]) for hop in hops.all]
+    routes = find_routes(captured, [1] * 5, direct=True)
+    found = [
+        (route.source, route.target, [spec.name for spec in route.tensors]) for route in routes.all
+    ]
     assert found == [
         (0, 1, ["a"]), (1, 2, ["b_0"]), (2, 3, ["b_1"]), (2, 4, ["b_0"]), (3, 4, ["d"]),
     ]  # fmt: skip
@@ -126,13 +128,15 @@ def test_a_value_goes_from_reader_to_reader():
 def test_relays_are_hops_to_the_next_stage_of_all_that_is_live():
     captured = trace(TwoSkips(), (torch.randn(2, 4),), check=False)
     balance = [1] * len(captured.layers)
-    relayed, direct = (find_hops(captured, balance, direct=way) for way in (False, True))
-    assert [(hop.source, hop.target) for hop in relayed.all] == list(pairwise(range(len(balance))))
-    assert [hop.tensors for hop in relayed.all] == [
+    relayed, direct = (find_routes(captured, balance, direct=way) for way in (False, True))
+    assert [(route.source, route.target) for route in relayed.all] == list(
+        pairwise(range(len(balance)))
+    )
+    assert [route.tensors for route in relayed.all] == [
         captured.cuts[stage].boundary.tensors for stage in range(len(balance) - 1)
     ]
-    sent = {spec.name for hop in direct.all for spec in hop.tensors}
-    assert sent == {spec.name for hop in relayed.all for spec in hop.tensors}
+    sent = {spec.name for route in direct.all for spec in route.tensors}
+    assert sent == {spec.name for route in relayed.all for spec in route.tensors}
     assert sum(len(h.tensors) for h in direct.all) < sum(len(h.tensors) for h in relayed.all)
 
 
@@ -163,7 +167,7 @@ def test_an_evaluation_whose_values_go_other_ways_is_refused():
     captured = trace(InAnotherOrder(), (torch.randn(2, 4),))
     assert captured.evaluation is not None
     with pytest.raises(PlanMismatch, match="skips='relay'"):
-        find_hops(captured, [1] * len(captured.layers), direct=True)
+        find_routes(captured, [1] * len(captured.layers), direct=True)
 
 
 def test_an_evaluation_of_its_own_goes_the_same_ways():
@@ -172,7 +176,7 @@ def test_an_evaluation_of_its_own_goes_the_same_ways():
     captured = trace(model, (x,))
     assert captured.evaluation is not None
     pieces = cut(captured, [1] * len(captured.layers), direct=True)
-    assert any(hop.skips for hop in pieces.hops.all)
+    assert any(route.skips for route in pieces.routes.all)
     for stage in pieces.stages:
         stage.eval()
     torch.testing.assert_close(by_hops(pieces, x)[0], model.eval()(x))
@@ -189,7 +193,7 @@ def test_a_plan_whose_values_go_other_ways_is_refused():
     with pytest.raises(PlanMismatch, match="sends 0 tensors straight from stage 0 to stage 2"):
         cut_for_plan(case.model, plan, direct=True)
     relayed = cut_for_plan(case.model, plan)  # where values are relayed whatever the plan says
-    assert [hop for hop in relayed.hops.all if hop.skips] == []
+    assert [route for route in relayed.routes.all if route.skips] == []
 
 
 def test_a_plan_of_direct_sends_is_run_everywhere():

@@ -10,7 +10,11 @@ import torch.distributed as dist
 
 from stagewright.core.errors import RankFailed
 from stagewright.profiler.links.launch_local import free_port
-from stagewright.runtime.ranks.failure_detection import ConnectionEnded, Watch, is_transport
+from stagewright.runtime.ranks.failure_detection import (
+    ConnectionEnded,
+    FailureDetector,
+    is_transport,
+)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +59,7 @@ def stores():
 def test_heartbeats_go_on_while_the_main_thread_waits_in_the_store(stores):
     """They shared its connection, so a rank that formed a group passed for dead."""
     ours, theirs = stores
-    watch = Watch(theirs, 1, 2)
+    watch = FailureDetector(theirs, 1, 2)
 
     def wait():
         with pytest.raises(dist.DistStoreError):
@@ -77,11 +81,11 @@ def test_heartbeats_that_nobody_closed_end_before_python_is_taken_apart():
     script = f"""
 import weakref
 import torch.distributed as dist
-from stagewright.runtime.ranks.failure_detection import Watch
+from stagewright.runtime.ranks.failure_detection import FailureDetector
 store = dist.TCPStore("127.0.0.1", {free_port()}, is_master=True, wait_for_workers=False)
 # Finalizers run in the reverse order of their making.
 weakref.finalize(dist, lambda: print("still there:", watch._beats._thread.is_alive()))
-watch = Watch(store, 0, 1)
+watch = FailureDetector(store, 0, 1)
 """
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
@@ -91,7 +95,7 @@ watch = Watch(store, 0, 1)
 
 
 def test_a_rank_s_own_error_is_told_to_the_others(stores):
-    watches = [Watch(store, rank, 2) for rank, store in enumerate(stores)]
+    watches = [FailureDetector(store, rank, 2) for rank, store in enumerate(stores)]
     watches[1].says("the forward of micro-batch 0 on stage 1")
     with pytest.raises(ZeroDivisionError) as own, watches[1].explained():
         raise ZeroDivisionError("of the loss")

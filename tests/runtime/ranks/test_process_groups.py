@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from stagewright.core.errors import InvalidInput
 from stagewright.runtime.ranks import process_groups as groups_module
-from stagewright.runtime.ranks.process_groups import Groups, timeout_of
+from stagewright.runtime.ranks.process_groups import ProcessGroups, group_timeout
 from tests.runtime.forked import run_worker
 
 
@@ -24,22 +24,22 @@ def alone():
 @pytest.mark.distributed
 def test_new_groups_have_the_timeout_of_the_old(alone):
     """With torch's half hour a rank that hangs was waited for until it went on by itself."""
-    groups = Groups(None)
-    assert timeout_of(None) == timedelta(seconds=17)
-    assert timeout_of(groups.everyone()) == timedelta(seconds=17)
+    groups = ProcessGroups(None)
+    assert group_timeout(None) == timedelta(seconds=17)
+    assert group_timeout(groups.everyone()) == timedelta(seconds=17)
     made = groups.of_sets([(0,)])
-    assert timeout_of(made[(0,)]) == timedelta(seconds=17)
+    assert group_timeout(made[(0,)]) == timedelta(seconds=17)
     groups.close()
 
 
 @pytest.mark.distributed
 def test_a_given_group_and_bound_devices_are_refused(alone, monkeypatch):
     """Members would split NCCL's communicator, for which it waits for all ranks there are."""
-    given = Groups(dist.group.WORLD)
-    monkeypatch.setattr(groups_module, "is_bound", lambda: True)
+    given = ProcessGroups(dist.group.WORLD)
+    monkeypatch.setattr(groups_module, "is_bound_to_devices", lambda: True)
     with pytest.raises(InvalidInput, match="init_process_group without device_id"):
         given.everyone()
-    groups = Groups(None)
+    groups = ProcessGroups(None)
     groups.everyone()
     groups.close()
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from stagewright.runtime.engine.emulated_ranks import Meeting, Seat
-from stagewright.runtime.replicas.gradient_sync import GradientSum, SharedWeight
+from stagewright.runtime.engine.emulated_ranks import EmulatedCollective, SynchronisationPoint
+from stagewright.runtime.replicas.gradient_sync import GradientSync, SharedWeight
 
 RANKS = (0, 1, 2)
 
@@ -13,14 +13,14 @@ RANKS = (0, 1, 2)
 class Holder:
     """A rank with two weights that it shares with all others."""
 
-    def __init__(self, meeting: Meeting, place: int, frozen: bool) -> None:
+    def __init__(self, meeting: SynchronisationPoint, place: int, frozen: bool) -> None:
         self.first = nn.Parameter(torch.ones(2))
         self.second = nn.Parameter(torch.ones(3), requires_grad=not frozen)
         shared = [
             SharedWeight("first", self.first, (0,), RANKS),
             SharedWeight("second", self.second, (0,), RANKS),
         ]
-        self.sum = GradientSum(shared, {RANKS: Seat(meeting, place)}, [0])
+        self.sum = GradientSync(shared, {RANKS: EmulatedCollective(meeting, place)}, [0])
 
 
 def step(holders: list[Holder], parts: list[list[Tensor]], *, sums: bool = True) -> None:
@@ -39,7 +39,7 @@ def step(holders: list[Holder], parts: list[list[Tensor]], *, sums: bool = True)
 
 
 def three(*, frozen: bool = False) -> list[Holder]:
-    meeting = Meeting(3)
+    meeting = SynchronisationPoint(3)
     return [Holder(meeting, place, frozen) for place in range(3)]
 
 

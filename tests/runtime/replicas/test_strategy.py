@@ -15,10 +15,10 @@ from stagewright.capture.capture import trace
 from stagewright.capture.program.segment import readers_of
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.core.plan.schedule import BACKWARDS, Schedule, Work
-from stagewright.runtime.replicas.apply import apply
-from stagewright.runtime.replicas.deadlock_check import finishes, unequal
-from stagewright.runtime.replicas.sharded import FullyShard, ShardedStage, shardable
-from stagewright.runtime.replicas.strategy import choose
+from stagewright.runtime.replicas.apply import apply_strategies
+from stagewright.runtime.replicas.deadlock_check import can_finish, describe_imbalance
+from stagewright.runtime.replicas.sharded import FullyShard, ShardedStage, select_shardable
+from stagewright.runtime.replicas.strategy import choose_strategies
 from stagewright.schedules.make_schedule import make_schedule
 from tests.runtime.odd_models import DropPath
 from tests.runtime.replicas.test_strategies import EACH_WAITS
@@ -44,32 +44,34 @@ def plan():
 def test_what_cannot_be_is_refused(plan, strategy, replicas, error, words):
     schedule = make_schedule("1f1b", 2, 6, replicas=replicas)
     with pytest.raises(error, match=words):
-        choose(plan, schedule, strategy)
+        choose_strategies(plan, schedule, strategy)
 
 
 def test_ddp_is_refused_where_backwards_are_in_two_parts(plan):
     schedule = make_schedule("zero_bubble", 2, 6, replicas=(2, 2))
     with pytest.raises(PlanMismatch, match=r"two parts.*'fully_shard'.*--schedule 1f1b"):
-        choose(plan, schedule, "ddp")
-    assert choose(plan, schedule, "fully_shard") == {0: FullyShard(), 1: FullyShard()}
+        choose_strategies(plan, schedule, "ddp")
+    assert choose_strategies(plan, schedule, "fully_shard") == {0: FullyShard(), 1: FullyShard()}
 
 
 def test_replicas_that_wait_for_each_other_for_ever_are_refused(plan):
     schedule = Schedule.model_validate(EACH_WAITS)
     with pytest.raises(PlanMismatch, match=r"stages 1 would wait.*for ever"):
-        choose(plan, schedule, "ddp")
+        choose_strategies(plan, schedule, "ddp")
     with pytest.raises(PlanMismatch, match="for ever"):
-        choose(plan, schedule, FullyShard(reduce_every_backward=True))
-    assert choose(plan, schedule, "fully_shard") == {1: FullyShard()}
+        choose_strategies(plan, schedule, FullyShard(reduce_every_backward=True))
+    assert choose_strategies(plan, schedule, "fully_shard") == {1: FullyShard()}
 
 
 def test_what_is_not_asked_is_what_the_plan_says(plan):
     schedule = make_schedule("1f1b", 2, 6, replicas=(2, 2))
-    assert choose(plan, schedule, None) == choose(plan, schedule, "reduce") == {}
+    assert (
+        choose_strategies(plan, schedule, None) == choose_strategies(plan, schedule, "reduce") == {}
+    )
     stages = (plan.stages[0], plan.stages[1].model_copy(update={"strategy": "fully_shard"}))
     planned = plan.model_copy(update={"stages": stages})
-    assert choose(planned, schedule, None) == {1: FullyShard()}
-    assert choose(planned, schedule, {0: "ddp"}) == {0: "ddp"}
+    assert choose_strategies(planned, schedule, None) == {1: FullyShard()}
+    assert choose_strategies(planned, schedule, {0: "ddp"}) == {0: "ddp"}
 
 
 def waits_in_a_circle(schedule, every, last):
@@ -115,10 +117,10 @@ def test_steps_that_end_are_told_from_those_that_do_not():
         if waits_in_a_circle(schedule, (), ()):
             continue
         stages = [s for s, count in enumerate(replicas) if count > 1]
-        every = {s for s in stages if not unequal(schedule, s) and chance.random() < 0.5}
+        every = {s for s in stages if not describe_imbalance(schedule, s) and chance.random() < 0.5}
         last = {s for s in stages if s not in every and chance.random() < 0.5}
         wanted = not waits_in_a_circle(schedule, every, last)
-        assert finishes(schedule, every, last) == wanted, (schedule, every, last)
+        assert can_finish(schedule, every, last) == wanted, (schedule, every, last)
         found[wanted] += 1
     assert min(found.values()) > 10, found
 
@@ -133,8 +135,8 @@ def test_steps_that_end_are_told_from_those_that_do_not():
 def test_with_equal_replicas_every_schedule_ends(name, stages, chunks):
     schedule = make_schedule(name, stages, 12, replicas=(2,) * stages, chunks=chunks)
     everywhere = set(range(stages))
-    assert not any(unequal(schedule, stage) for stage in everywhere)
-    assert finishes(schedule, everywhere, ())
+    assert not any(describe_imbalance(schedule, stage) for stage in everywhere)
+    assert can_finish(schedule, everywhere, ())
 
 
 @pytest.fixture
@@ -203,14 +205,14 @@ def test_what_cannot_be_sharded_stays_whole():
     stage.register_parameter("scale", nn.Parameter(torch.tensor(1.0)))
     stage[0].bias.requires_grad_(False).data = stage[0].bias.data.half()
     names = [name for name, _ in stage.named_parameters()]
-    assert shardable(stage, names) == ["0.weight", "0.bias", "2.bias"]
+    assert select_shardable(stage, names) == ["0.weight", "0.bias", "2.bias"]
 
 
 def sharded_alone(model, group):
     """A whole model as one sharded stage of a single replica."""
     captured = trace(model, torch.randn(2, 4))
     stage = captured.segment(0, len(captured.layers))
-    strategies = apply(
+    strategies = apply_strategies(
         {0: FullyShard()},
         {0: stage},
         captured.graph.parameters,

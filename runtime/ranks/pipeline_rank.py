@@ -13,11 +13,11 @@ from torch.distributed import distributed_c10d
 
 from ...core.plan.schedule import Schedule
 from ...core.units import count
-from .failure_detection import Watch
-from .process_groups import Groups
+from .failure_detection import FailureDetector
+from .process_groups import ProcessGroups
 
 
-class Member:
+class PipelineRank:
     """What a rank of a pipeline does together with the others.
 
     Args:
@@ -38,10 +38,10 @@ class Member:
         self.schedule, self.device = schedule, device
         self.steps = 0
         self._group = group
-        self._ranks = Groups(group)
+        self._ranks = ProcessGroups(group)
         self.rank = self._ranks.rank
         store = distributed_c10d._get_default_store()
-        self._watch = Watch(store, self.rank, self._ranks.size, group)
+        self._detector = FailureDetector(store, self.rank, self._ranks.size, group)
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -51,7 +51,7 @@ class Member:
     @property
     def diagnosing(self) -> bool:
         """Whether it is finding out which rank failed; a signal handler should let it finish."""
-        return self._watch.diagnosing
+        return self._detector.diagnosing
 
     def barrier(self) -> None:
         """Wait until every rank is here.
@@ -83,8 +83,8 @@ class Member:
         block does. After an error the groups stay: to take them apart may mean to wait for ranks
         that are gone, and so may a normal exit; see `runtime.process_group.end_process`.
         """
-        self._watch.close()
-        if not self._watch.has_failed:
+        self._detector.close()
+        if not self._detector.has_failed:
             self._ranks.close()
 
     def __enter__(self) -> Self:
@@ -94,12 +94,12 @@ class Member:
         if error is None:
             self.close()
         else:
-            self._watch.close()
+            self._detector.close()
 
     @contextmanager
     def during(self, doing: str) -> Iterator[None]:
         """Inside, communication that fails raises a `RankFailed` that says what this rank did."""
-        self._watch.says(doing)
-        with self._watch.explained():
+        self._detector.says(doing)
+        with self._detector.explained():
             yield
-        self._watch.says(f"its own work after {count(self.steps, 'step')}")
+        self._detector.says(f"its own work after {count(self.steps, 'step')}")
