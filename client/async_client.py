@@ -1,76 +1,75 @@
-"""`AsyncClient`: steps carried out while the event loop does other things."""
+"""`AsyncClient`, which performs the client methods' steps on an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from ..core.service.jobs import JobEvent
-from .job_events import Stream
+from .job_events import EventStream
 from .methods import catalogue as of_catalogue
 from .methods import documents as of_documents
 from .methods import jobs as of_jobs
 from .methods import keys as of_keys
 from .methods import plans as of_plans
 from .sans_io import (
-    AskPatience,
-    Failure,
-    Hear,
-    Listen,
-    Patience,
-    Reply,
+    GetRetryBudget,
+    HttpReply,
+    OpenStream,
+    ReadStream,
+    RetryBudget,
     Send,
     Sleep,
     Step,
     Steps,
-    as_method,
+    TransportFailure,
+    copy_signature,
 )
-from .settings import TIMEOUT_S, Settings
-from .transport import failure_of, http_options, httpx2, reply_of, request_of
+from .settings import TIMEOUT_S, ClientSettings
+from .transport import build_options, build_request, httpx2, read_error, read_response
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
-class Line:
-    """Carries out steps; has at most one stream open. Close it."""
+class AsyncStepRunner:
+    """Performs the steps of one method call; holds at most one open stream."""
 
-    def __init__(self, http: httpx2.AsyncClient, patience: Patience) -> None:
+    def __init__(self, http: httpx2.AsyncClient, budget: RetryBudget) -> None:
         self._http = http
-        self._patience = patience
+        self._budget = budget
         self._stream: httpx2.Response | None = None
         self._text: AsyncIterator[str] | None = None
 
-    async def perform(self, step: Step) -> Reply | Failure | Patience | str | None:
-        """The answer to a step."""
+    async def perform(self, step: Step) -> HttpReply | TransportFailure | RetryBudget | str | None:
+        """Perform a step and return its outcome."""
         try:
             match step:
-                case AskPatience():
-                    return self._patience
+                case GetRetryBudget():
+                    return self._budget
                 case Sleep(time_s):
                     await asyncio.sleep(time_s)
                     return None
                 case Send(call, timeout_s):
-                    response = await self._http.send(request_of(self._http, call, timeout_s))
-                    return reply_of(response, response.content)
-                case Listen(call, timeout_s):
+                    response = await self._http.send(build_request(self._http, call, timeout_s))
+                    return read_response(response, response.content)
+                case OpenStream(call, timeout_s):
                     await self.close()
-                    return await self._open(request_of(self._http, call, timeout_s))
-                case Hear():
-                    return await self._heard()
+                    return await self._open(build_request(self._http, call, timeout_s))
+                case ReadStream():
+                    return await self._read()
         except httpx2.RequestError as error:
-            return failure_of(error)
+            return read_error(error)
 
-    async def _open(self, request: httpx2.Request) -> Reply:
+    async def _open(self, request: httpx2.Request) -> HttpReply:
         response = self._stream = await self._http.send(request, stream=True)
-        if not response.is_success:
-            return reply_of(response, await response.aread())
+        if not response.is_success:  # an error document has an end: read it whole
+            return read_response(response, await response.aread())
         self._text = response.aiter_text()
-        return reply_of(response, b"")
+        return read_response(response, b"")
 
-    async def _heard(self) -> str:
+    async def _read(self) -> str:
         if self._text is not None:
             async for text in self._text:
                 if text:
@@ -83,46 +82,45 @@ class Line:
         self._stream, self._text = None, None
 
 
-def awaiting(
+def make_coroutine(
     steps: Callable[P, Steps[Result]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, Result]]:
-    """A method of `AsyncClient` out of steps."""
+    """Turn a generator of steps into a coroutine method of `AsyncClient`."""
 
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> Result:
         return await self._run(steps(*args, **kwargs))
 
-    as_method(method, steps)
+    copy_signature(method, steps)
     return method
 
 
-def streaming(
-    steps: Callable[P, Stream],
+def make_iterator(
+    steps: Callable[P, EventStream],
 ) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[JobEvent]]:
-    """A method of `AsyncClient` that gives events, out of steps with events between them."""
+    """Turn a generator of steps and events into an asynchronous iterator over the events."""
 
     def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[JobEvent]:
         return self._iterate(steps(*args, **kwargs))
 
-    as_method(method, steps)
+    copy_signature(method, steps)
     return method
 
 
 class AsyncClient:
-    """Asks a Stagewright service. Close it, or use it in an ``async with`` block.
+    """Asynchronous client of a Stagewright service.
 
-    Several tasks may use it, of one event loop. What it sends again, when and why is in `retrying`.
-    A module is captured, and a document read, on the event loop: that takes its time.
+    Close it, or use it in an ``async with`` block. Tasks of one event loop may share it. The rules
+    for retries are in `client.retry`. Capturing a module and parsing a document block the loop.
 
     Args:
-        url: Where the service is; ``STAGEWRIGHT_SERVER`` if not given, then this machine.
-        token: The server's token or an API key; ``STAGEWRIGHT_TOKEN`` if not given.
-        timeout_s: For one answer, with every attempt at it. Waiting for a job has a time of its
-            own.
-        on_wait: Told, in words, when the service does not answer and is waited for.
-        transport: What carries requests, for tests.
+        url: Base URL of the service; defaults to ``STAGEWRIGHT_SERVER``, then to this machine.
+        token: The server's token or an API key; defaults to ``STAGEWRIGHT_TOKEN``.
+        timeout_s: Time limit of one call, retries included; waiting for a job is not counted.
+        on_wait: Called with a message when the service is unreachable and a call is retried.
+        transport: Replaces the network in tests.
 
     Raises:
-        InvalidInput: The address is none.
+        InvalidInput: The URL or the time limit is invalid.
     """
 
     def __init__(
@@ -134,42 +132,38 @@ class AsyncClient:
         on_wait: Callable[[str], None] | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        self.settings = Settings.of(url, token, timeout_s, on_wait=on_wait)
-        self._http = httpx2.AsyncClient(transport=transport, **http_options(self.settings))
+        self.settings = ClientSettings.from_environment(url, token, timeout_s, on_wait=on_wait)
+        self._http = httpx2.AsyncClient(transport=transport, **build_options(self.settings))
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.close()
 
     def __repr__(self) -> str:
         return f"AsyncClient({self.settings.url!r})"
 
     async def _run(self, steps: Steps[Result]) -> Result:
-        line = Line(self._http, self.settings.patience)
-        answer: Any = None
+        runner = AsyncStepRunner(self._http, self.settings.retry_budget)
+        answer: Any = None  # all that a generator accepts before its first yield
         try:
             while True:
-                answer = await line.perform(steps.send(answer))
+                answer = await runner.perform(steps.send(answer))
         except StopIteration as end:
             result: Result = end.value
             return result
         finally:
+            # Also after an exception or a cancelled task: no generator or stream is left open.
             steps.close()
-            await line.close()
+            await runner.close()
 
-    async def _iterate(self, stream: Stream) -> AsyncIterator[JobEvent]:
-        line = Line(self._http, self.settings.patience)
+    async def _iterate(self, stream: EventStream) -> AsyncIterator[JobEvent]:
+        runner = AsyncStepRunner(self._http, self.settings.retry_budget)
         answer: Any = None
         try:
             while True:
@@ -178,44 +172,44 @@ class AsyncClient:
                 if isinstance(found, JobEvent):
                     yield found
                 else:
-                    answer = await line.perform(found)
+                    answer = await runner.perform(found)
         except StopIteration:
             return
         finally:
             stream.close()
-            await line.close()
+            await runner.close()
 
-    plan = awaiting(of_plans.plan)
-    get_plan = awaiting(of_plans.get_plan)
-    plans = awaiting(of_plans.plans)
-    schedule = awaiting(of_plans.schedule)
-    timeline = awaiting(of_plans.timeline)
-    export = awaiting(of_plans.export)
-    simulate = awaiting(of_plans.simulate)
-    compare = awaiting(of_plans.compare)
+    plan = make_coroutine(of_plans.plan)
+    get_plan = make_coroutine(of_plans.get_plan)
+    plans = make_coroutine(of_plans.plans)
+    schedule = make_coroutine(of_plans.schedule)
+    timeline = make_coroutine(of_plans.timeline)
+    export = make_coroutine(of_plans.export)
+    simulate = make_coroutine(of_plans.simulate)
+    compare = make_coroutine(of_plans.compare)
 
-    put_profile = awaiting(of_documents.put_profile)
-    get_profile = awaiting(of_documents.get_profile)
-    profiles = awaiting(of_documents.profiles)
-    export_profile = awaiting(of_documents.export_profile)
-    put_graph = awaiting(of_documents.put_graph)
-    get_graph = awaiting(of_documents.get_graph)
-    graphs = awaiting(of_documents.graphs)
-    upload_pt2 = awaiting(of_documents.upload_pt2)
+    put_profile = make_coroutine(of_documents.put_profile)
+    get_profile = make_coroutine(of_documents.get_profile)
+    profiles = make_coroutine(of_documents.profiles)
+    export_profile = make_coroutine(of_documents.export_profile)
+    put_graph = make_coroutine(of_documents.put_graph)
+    get_graph = make_coroutine(of_documents.get_graph)
+    graphs = make_coroutine(of_documents.graphs)
+    upload_pt2 = make_coroutine(of_documents.upload_pt2)
 
-    profile_job = awaiting(of_jobs.profile_job)
-    job = awaiting(of_jobs.job)
-    jobs = awaiting(of_jobs.jobs)
-    cancel = awaiting(of_jobs.cancel)
-    wait = awaiting(of_jobs.wait)
-    events = streaming(of_jobs.events)
+    profile_job = make_coroutine(of_jobs.profile_job)
+    job = make_coroutine(of_jobs.job)
+    jobs = make_coroutine(of_jobs.jobs)
+    cancel = make_coroutine(of_jobs.cancel)
+    wait = make_coroutine(of_jobs.wait)
+    events = make_iterator(of_jobs.events)
 
-    capabilities = awaiting(of_catalogue.capabilities)
-    accelerators = awaiting(of_catalogue.accelerators)
-    model_families = awaiting(of_catalogue.model_families)
-    model_family = awaiting(of_catalogue.model_family)
-    cluster = awaiting(of_catalogue.cluster)
+    capabilities = make_coroutine(of_catalogue.capabilities)
+    accelerators = make_coroutine(of_catalogue.accelerators)
+    model_families = make_coroutine(of_catalogue.model_families)
+    model_family = make_coroutine(of_catalogue.model_family)
+    cluster = make_coroutine(of_catalogue.cluster)
 
-    keys = awaiting(of_keys.keys)
-    create_key = awaiting(of_keys.create_key)
-    revoke_key = awaiting(of_keys.revoke_key)
+    keys = make_coroutine(of_keys.keys)
+    create_key = make_coroutine(of_keys.create_key)
+    revoke_key = make_coroutine(of_keys.revoke_key)

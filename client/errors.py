@@ -1,4 +1,4 @@
-"""What a service refuses, as this library's own exceptions, with the service's words."""
+"""Mapping of the service's error responses to this library's exceptions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..core.errors import (
 )
 from ..core.service.jobs import JobView
 from ..core.service.problems import TYPE_PREFIX, FieldError, ProblemDocument
-from .sans_io import Reply
+from .sans_io import HttpReply
 
 BY_KIND: dict[str, type[StagewrightError]] = {
     "capture-failed": CaptureError,
@@ -28,7 +28,7 @@ BY_KIND: dict[str, type[StagewrightError]] = {
     "not-found": NotFound,
     "out-of-memory": OutOfMemory,
 }
-"""By the last part of the problem's type; others go by their status."""
+"""Exception by the last part of the problem's type; other problems are mapped by their status."""
 
 BY_STATUS: dict[int, type[StagewrightError]] = {
     401: Refused,
@@ -39,58 +39,57 @@ BY_STATUS: dict[int, type[StagewrightError]] = {
     503: Unreachable,
     504: Unreachable,
 }
-"""What is neither here nor below 500 is a failure of the service itself."""
+"""Exception by status; any other status from 500 on is a failure of the service itself."""
 
-OVER_THERE = frozenset({"capture-failed", "measurement-failed", "measuring-unavailable"})
-"""Problems whose words may name what to install or change on the machine that had them."""
+REMOTE_KINDS = frozenset({"capture-failed", "measurement-failed", "measuring-unavailable"})
+"""Problems whose detail may say what to install or change on the machine that runs the service."""
 
 HINTS = {
-    401: "give the service's token as token=, --token or in STAGEWRIGHT_TOKEN",
-    413: "leave out what the service has no use for, or profile the model where it is and send "
-    "the profile",
+    401: "pass the service's token as token=, --token or STAGEWRIGHT_TOKEN",
+    413: "leave out fields the service does not need, or profile the model locally and send the "
+    "profile",
 }
-"""What to do next, where the service cannot know."""
+"""Advice that only the client can give."""
 
 MAX_FOREIGN_CHARACTERS = 200
 
 
-def problem_of(reply: Reply) -> ProblemDocument | None:
-    """The problem a reply carries; `None` if it comes from something in between."""
+def read_problem(reply: HttpReply) -> ProblemDocument | None:
+    """Parse the problem document; return `None` if the reply is not from the service itself."""
     try:
         return ProblemDocument.model_validate_json(reply.body, extra="ignore")
     except ValidationError:
         return None
 
 
-def error_of(reply: Reply, asked: object) -> StagewrightError:
-    """The exception for a reply that is no success.
-
-    Args:
-        reply: Any status from 300 on.
-        asked: What was asked, for the message.
-    """
-    problem = problem_of(reply)
+def error_from_reply(reply: HttpReply, asked: object) -> StagewrightError:
+    """Return the exception for an unsuccessful reply to the request ``asked``."""
+    problem = read_problem(reply)
     if problem is not None:
-        return error_of_problem(problem)
-    said = reply.body.decode("utf-8", "replace").strip()[:MAX_FOREIGN_CHARACTERS]
-    found = _class_of("", reply.status)
-    return found(
-        f"{asked} was answered {reply.status}, and not by Stagewright"
-        + (f": {said!r}" if said else "")
-        + "; is this the service's address, and does a proxy stand in between?"
+        return error_from_problem(problem)
+    # A proxy or another web server answered. Quote it, so that the user can tell which.
+    body = reply.body.decode("utf-8", "replace").strip()[:MAX_FOREIGN_CHARACTERS]
+    return _exception_class("", reply.status)(
+        f"{asked} returned {reply.status}, but not from Stagewright"
+        + (f": {body!r}" if body else "")
+        + "; check the service's URL and any proxy in between"
     )
 
 
-def error_of_problem(problem: ProblemDocument) -> StagewrightError:
-    """The exception for a problem; an `InvalidInput` points at the first field at fault."""
+def error_from_problem(problem: ProblemDocument) -> StagewrightError:
+    """Return the exception for a problem; an `InvalidInput` points at the first invalid field."""
     kind = problem.type.removeprefix(TYPE_PREFIX)
-    found = _class_of(kind, problem.status)
-    where = "on the service: " if kind in OVER_THERE else ""
-    message = "\n  ".join([f"{where}{problem.detail}", *_further(problem.errors)])
+    found = _exception_class(kind, problem.status)
+    where = "on the service: " if kind in REMOTE_KINDS else ""
+    lines = [f"{where}{problem.detail}"]
+    if len(problem.errors) > 1:  # the detail names the only field at fault
+        lines += [f"{_location(entry)}: {entry.detail}" for entry in problem.errors]
+    message = "\n  ".join(lines)
     if hint := HINTS.get(problem.status):
         message += f"; {hint}"
     if issubclass(found, InvalidInput):
-        return found(message, field=_first_field(problem.errors))
+        pointers = (entry.pointer for entry in problem.errors if entry.pointer)
+        return found(message, field=next(pointers, None))
     if issubclass(found, OutOfMemory):
         return found(
             message,
@@ -101,28 +100,21 @@ def error_of_problem(problem: ProblemDocument) -> StagewrightError:
     return found(message)
 
 
-def error_of_job(job: JobView) -> StagewrightError:
-    """The exception for a job that ended without a result."""
+def error_from_job(job: JobView) -> StagewrightError:
+    """Return the exception for a job that ended without a result."""
     if job.state == "cancelled":
         return Cancelled(f"{job.kind} job {job.id} was cancelled")
     if job.problem is None:
-        return StagewrightError(f"{job.kind} job {job.id} failed, and the service does not say why")
-    return error_of_problem(job.problem)
+        return StagewrightError(f"{job.kind} job {job.id} failed; the service gave no reason")
+    return error_from_problem(job.problem)
 
 
-def _class_of(kind: str, status: int) -> type[StagewrightError]:
+def _exception_class(kind: str, status: int) -> type[StagewrightError]:
     found = BY_KIND.get(kind) or BY_STATUS.get(status)
     if found is not None:
         return found
     return InvalidInput if 400 <= status < 500 else StagewrightError
 
 
-def _first_field(errors: tuple[FieldError, ...]) -> str | None:
-    return next((entry.pointer for entry in errors if entry.pointer), None)
-
-
-def _further(errors: tuple[FieldError, ...]) -> list[str]:
-    """Every field at fault, where there are several; the problem's own words name the first."""
-    if len(errors) < 2:
-        return []
-    return [f"{entry.pointer or entry.parameter or '(body)'}: {entry.detail}" for entry in errors]
+def _location(error: FieldError) -> str:
+    return error.pointer or error.parameter or "(body)"

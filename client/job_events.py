@@ -1,4 +1,4 @@
-"""Following a job's events to their end, over connections that break."""
+"""A job's event stream, resumed whenever the connection breaks."""
 
 from __future__ import annotations
 
@@ -8,98 +8,100 @@ from typing import Any, TypeAlias
 
 from ..core.errors import DeadlineExceeded
 from ..core.service.jobs import JobEvent, JobView
-from .errors import error_of
-from .retry import TRANSIENT, error_for, exchange
-from .sans_io import Call, Failure, Patience, Reply, Sleep, Step, Steps, hear, listen, own_patience
+from .errors import error_from_reply
+from .request_builders import build_get
+from .retry import TRANSIENT, final_error, send_with_retries
+from .sans_io import (
+    HttpReply,
+    HttpRequest,
+    RetryBudget,
+    Sleep,
+    Step,
+    Steps,
+    TransportFailure,
+    get_retry_budget,
+    open_stream,
+    read_stream,
+)
 from .sse import EventParser
 
 SILENCE_S = 60.0
-"""A live stream says something every 15 s."""
+"""Longest silence on an open stream; the service sends a comment every 15 s."""
 
-Stream: TypeAlias = Generator[Step | JobEvent, Any, None]
-"""Steps, and between them events for whoever listens."""
-
-
-def job_call(job_id: str) -> Call:
-    """Ask how a job stands."""
-    return Call("GET", f"/v1/jobs/{job_id}")
+EventStream: TypeAlias = Generator[Step | JobEvent, Any, None]
+"""Steps, interleaved with the events that the caller receives."""
 
 
-def events_call(job_id: str, after: int) -> Call:
-    """Ask for a job's events after one of them."""
+def build_events_request(job_id: str, after: int) -> HttpRequest:
+    """Build the request for a job's events after the one numbered ``after``."""
     headers = {"Accept": "text/event-stream"}
     if after:
         headers["Last-Event-ID"] = str(after)
-    return Call("GET", f"/v1/jobs/{job_id}/events", headers=headers)
+    return HttpRequest("GET", f"/v1/jobs/{job_id}/events", headers=headers)
 
 
-def following(job_id: str, after: int = 0, limit_s: float | None = None) -> Stream:
-    """Every event of a job after one of them, each once and in order, until its last.
-
-    A connection that ends before that is opened again where it broke. The job's own state
-    decides whether it is over: an event that says so may have been heard before.
+def follow_events(job_id: str, after: int = 0, limit_s: float | None = None) -> EventStream:
+    """Yield every event of a job exactly once, in order, until its final one.
 
     Args:
-        job_id: Whose events.
-        after: The last one known; 0 for none.
-        limit_s: How long to listen at most.
+        job_id: The job.
+        after: Number of the last event already seen; 0 for none.
+        limit_s: Longest time to follow; `None` for no limit.
 
     Raises:
         NotFound: There is no such job.
-        DeadlineExceeded: It was not over by the end; it goes on.
-        StagewrightError: The service was silent for longer than a client waits for an answer.
+        DeadlineExceeded: The job did not finish within ``limit_s``; it keeps running.
+        StagewrightError: The service was silent for longer than the client's time limit.
     """
-    patience = yield from own_patience()
-    end = inf if limit_s is None else patience.clock() + limit_s
+    budget = yield from get_retry_budget()
+    end = inf if limit_s is None else budget.clock() + limit_s
     heard, attempt = after, 0
-    quiet_since = patience.clock()
+    quiet_since = budget.clock()
+    # Each turn of the loop is one connection. `heard` only grows, so that a resumed stream, which
+    # may repeat events, yields none twice.
     while True:
-        call = events_call(job_id, heard)
-        left_s = _left_s(job_id, patience, end)
-        outcome = yield from listen(call, min(SILENCE_S, left_s))
-        if isinstance(outcome, Reply) and outcome.is_success:
+        call = build_events_request(job_id, heard)
+        left_s = _left_s(job_id, budget, end)
+        outcome = yield from open_stream(call, min(SILENCE_S, left_s))
+        if isinstance(outcome, HttpReply) and outcome.is_success:
             parser = EventParser()
-            while isinstance(text := (yield from hear()), str) and text:
-                quiet_since = patience.clock()
+            while isinstance(text := (yield from read_stream()), str) and text:
+                quiet_since = budget.clock()
                 for event in parser.feed(text):
                     if event.number > heard:
                         heard, attempt = event.number, 0
                         yield event
                         if event.is_final:
                             return
-                _left_s(job_id, patience, end)
-            if isinstance(text, str) and (yield from _job(job_id)).is_finished:
-                return
-            outcome = text if isinstance(text, Failure) else Failure("the stream ended early")
-        elif isinstance(outcome, Reply) and not _is_passing(outcome):
-            raise error_of(outcome, call)
+                _left_s(job_id, budget, end)
+            if isinstance(text, TransportFailure):
+                outcome = text
+            else:
+                # The final event may be one that was already seen, so ask for the job itself.
+                job = (yield from send_with_retries(build_get("jobs", job_id))).read(JobView)
+                if job.is_finished:
+                    return
+                outcome = TransportFailure("the stream ended early")
+        elif isinstance(outcome, HttpReply) and outcome.status not in (*TRANSIENT, 429):
+            raise error_from_reply(outcome, call)
         attempt += 1
-        pause_s = patience.delay_s(attempt)
-        if patience.clock() + pause_s - quiet_since > patience.timeout_s:
-            raise error_for(call, outcome, patience)
-        yield Sleep(min(pause_s, _left_s(job_id, patience, end)))
+        pause_s = budget.delay_s(attempt)
+        # The time limit counts from the last sign of life, not from the start: a job may take days.
+        if budget.clock() + pause_s - quiet_since > budget.timeout_s:
+            raise final_error(call, outcome, budget)
+        yield Sleep(min(pause_s, _left_s(job_id, budget, end)))
 
 
-def _left_s(job_id: str, patience: Patience, end: float) -> float:
-    """Seconds until the end."""
-    left_s = end - patience.clock()
+def _left_s(job_id: str, budget: RetryBudget, end: float) -> float:
+    """Return the seconds until ``end``; raise `DeadlineExceeded` once it has passed."""
+    left_s = end - budget.clock()
     if left_s <= 0:
-        raise DeadlineExceeded(
-            f"job {job_id} is not done yet; it goes on: wait for it again, or cancel it"
-        )
+        raise DeadlineExceeded(f"job {job_id} is still running; wait for it again, or cancel it")
     return left_s
 
 
-def _is_passing(reply: Reply) -> bool:
-    return reply.status in TRANSIENT or reply.status == 429
-
-
-def _job(job_id: str) -> Steps[JobView]:
-    return (yield from exchange(job_call(job_id))).read(JobView)
-
-
-def each(stream: Stream, take: Callable[[JobEvent], None]) -> Steps[None]:
-    """Carry a stream's steps out and hand its events over."""
+def dispatch_events(stream: EventStream, take: Callable[[JobEvent], None]) -> Steps[None]:
+    """Forward a stream's steps and pass its events to ``take``."""
     answer: Any = None
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What somebody gives as the model, as fields of a request."""
+"""The forms in which a caller may give a model, as fields of a request."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ..core.requests.presets import preset
 from ..core.requests.requests import FactoryCall, ModelCode
 from ..core.service.documents import StoredGraph, StoredProfile
 from ..core.service.stored import Stored
-from .request_builders import given, plain
+from .request_builders import drop_none, to_json_value
 
 
 class Module(Protocol):
-    """An ``nn.Module``, as far as this has to know it: no torch here."""
+    """An ``nn.Module``, declared without importing torch."""
 
     @property
     def named_parameters(self) -> Callable[..., Any]: ...
@@ -46,7 +46,7 @@ ModelLike: TypeAlias = (
     | str
     | Path
 )
-"""Whatever says what a model is; `Client.plan` lists the forms."""
+"""Every form in which a model can be given; `Client.plan` describes them."""
 
 STORED_ID = re.compile(r"(profile|graph)_[0-9a-f]{24}")
 
@@ -59,38 +59,38 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Upload:
-    """An exported program that has to be sent first."""
+    """A ``.pt2`` file to upload before the request."""
 
     path: Path
 
 
-def source_of(model: ModelLike, sample: Any = None) -> dict[str, Any] | Upload:
-    """The fields that say what the model is.
+def describe_model(model: ModelLike, sample: Any = None) -> dict[str, Any] | Upload:
+    """Return the request fields that describe a model.
 
-    A module is captured here: what leaves this machine is its graph, without weights and code.
+    A module is captured on this machine; only its graph is sent, without weights or code.
 
     Raises:
-        InvalidInput: It is nothing of that kind, or does not go with the sample.
-        CaptureError: The module cannot be captured, or only with its code.
+        InvalidInput: ``model`` has none of the accepted forms, or ``sample`` does not suit it.
+        CaptureError: The module cannot be captured, or not without its code.
     """
     if hasattr(model, "named_parameters"):
-        return {"graph": plain(captured(model, sample))}
+        return {"graph": to_json_value(capture_graph(model, sample))}
     if isinstance(model, str | Path):
         found = _named(model)
         if isinstance(found, Upload) or "model" not in found:
-            _no_sample(sample, model)
+            _reject_sample(sample, model)
             return found
         return {**found, "sample": found["sample"] if sample is None else _sample(sample)}
     if isinstance(model, Mapping):
         if "family" not in model:
-            raise InvalidInput(f"the mapping names no 'family'; give {FORMS}", field="/model")
-        return given(model=dict(model), sample=_sample(sample))
+            raise InvalidInput(f"the mapping has no 'family'; give {FORMS}", field="/model")
+        return drop_none(model=dict(model), sample=_sample(sample))
     if isinstance(model, BaseModel) and hasattr(model, "family"):
-        return given(model=plain(model), sample=_sample(sample))
+        return drop_none(model=to_json_value(model), sample=_sample(sample))
     if isinstance(model, FactoryCall | ModelCode):
         name = "factory" if isinstance(model, FactoryCall) else "code"
-        return given(**{name: plain(model)}, sample=_sample(sample))
-    _no_sample(sample, type(model).__name__)
+        return drop_none(**{name: to_json_value(model)}, sample=_sample(sample))
+    _reject_sample(sample, type(model).__name__)
     return _document(model)
 
 
@@ -98,23 +98,22 @@ def _document(model: object) -> dict[str, Any]:
     if isinstance(model, StoredProfile | StoredGraph) or type(model) is Stored:
         return _by_id(model.id)
     if isinstance(model, Graph):
-        return {"graph": plain(model)}
+        return {"graph": to_json_value(model)}
     if isinstance(model, Profile):
-        return {"profile": plain(model)}
+        return {"profile": to_json_value(model)}
     if isinstance(model, Sequence) and model and all(isinstance(one, Profile) for one in model):
-        return {"profiles": [plain(one) for one in model]}
-    raise InvalidInput(f"a {type(model).__name__} says of no model what it costs; give {FORMS}")
+        return {"profiles": [to_json_value(one) for one in model]}
+    raise InvalidInput(f"a {type(model).__name__} does not describe a model; give {FORMS}")
 
 
 def _by_id(identifier: str) -> dict[str, Any]:
     found = STORED_ID.fullmatch(identifier)
     if found is None:
-        raise InvalidInput(f"{identifier!r} is the id of neither a profile nor a graph")
+        raise InvalidInput(f"{identifier!r} is not the id of a profile or a graph")
     return {f"{found[1]}_id": identifier}
 
 
 def _named(name: str | Path) -> dict[str, Any] | Upload:
-    """What a text or a path stands for."""
     text = str(name)
     if isinstance(name, str) and name.startswith(("profile_", "graph_")):
         return _by_id(name)
@@ -126,52 +125,52 @@ def _named(name: str | Path) -> dict[str, Any] | Upload:
         raise InvalidInput(f"{name} is neither a .pt2 nor a .json file; give {FORMS}")
     found = preset(name)
     sample = default_sample(found.spec, 1, found.sequence_length)
-    return {"model": plain(found.spec), "sample": plain(sample)}
+    return {"model": to_json_value(found.spec), "sample": to_json_value(sample)}
 
 
 def read_file(path: Path) -> Graph | Profile:
-    """A graph or a profile, whichever the file holds.
+    """Read a graph or a profile, whichever the file holds.
 
     Raises:
-        InvalidInput: It holds neither.
+        InvalidInput: The file cannot be read, or holds neither.
     """
     try:
         schema = json.loads(path.read_bytes()).get("schema_version", "")
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, AttributeError, RecursionError):
-        raise InvalidInput(f"{path} is no JSON document of a graph or a profile") from None
+        raise InvalidInput(f"{path} is not the JSON document of a graph or a profile") from None
     return Graph.read(path) if schema == Graph.SCHEMA else Profile.read(path)
 
 
 def _sample(sample: Any) -> Any:
     if sample is None or isinstance(sample, Sample | Mapping):
-        return plain(sample)
+        return to_json_value(sample)
     raise InvalidInput(
-        f"the sample of a family is data (shape, dtype, fill), not a {type(sample).__name__}; give "
-        "a stagewright.core.graph.sample.Sample, or the module itself with its tensors",
+        f"the sample of a model family is a description (shape, dtype, fill), not a "
+        f"{type(sample).__name__}; give a stagewright.core.graph.sample.Sample, or the module "
+        "itself with its tensors",
         field="/sample",
     )
 
 
-def _no_sample(sample: Any, what: object) -> None:
+def _reject_sample(sample: Any, what: object) -> None:
     if sample is not None:
         raise InvalidInput(
-            f"{what} says itself what its inputs are; leave the sample out", field="/sample"
+            f"{what} already describes its inputs; leave the sample out", field="/sample"
         )
 
 
-def captured(module: Any, sample: Any) -> Graph:
-    """A module's graph, complete as data.
+def capture_graph(module: Any, sample: Any) -> Graph:
+    """Capture a module as a graph that can be rebuilt without the module's code.
 
     Raises:
-        InvalidInput: There is no sample, or not one that the module takes.
-        CaptureError: It cannot be captured, or only with its code.
+        InvalidInput: The sample is missing, or the module does not accept it.
+        CaptureError: The module cannot be captured, or not without its code.
     """
     if sample is None:
         raise InvalidInput(
-            "a module is captured with a sample; give the inputs of one micro-batch",
-            field="/sample",
+            "capturing a module needs a sample: the inputs of one micro-batch", field="/sample"
         )
     from ..capture.capture import capture
 
@@ -181,27 +180,27 @@ def captured(module: Any, sample: Any) -> Graph:
     reasons = graph.not_rebuildable
     where = f": {reasons[0].layer or reasons[0].operation}: {reasons[0].reason}" if reasons else ""
     raise CaptureError(
-        f"{graph.model} does not go without its code{where}; measure it here with "
+        f"{graph.model} cannot be sent without its code{where}; measure it on this machine with "
         "stagewright.profile(model, sample), and give the profile instead of the model"
     )
 
 
-def read_pt2(path: Path) -> bytes:
-    """An exported program without its weights, which the service has no use for.
-
-    Nothing is unpickled or unpacked: members are copied from one archive to another.
+def read_pt2_without_weights(path: Path) -> bytes:
+    """Return an exported program without its weights, which the service does not need.
 
     Raises:
-        InvalidInput: It cannot be read, or is no such archive.
+        InvalidInput: The file cannot be read, or is not such an archive.
     """
     target = io.BytesIO()
     try:
         with zipfile.ZipFile(path) as archive, zipfile.ZipFile(target, "w") as kept:
+            # Members are copied from archive to archive: nothing is unpickled, and no path of the
+            # archive is ever opened.
             for entry in archive.infolist():
                 if "/data/" not in f"/{entry.filename}":
                     kept.writestr(entry, archive.read(entry))
     except OSError as error:
         raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-        raise InvalidInput(f"{path} is not what torch.export.save writes: {error}") from None
+        raise InvalidInput(f"{path} was not written by torch.export.save: {error}") from None
     return target.getvalue()

@@ -1,4 +1,4 @@
-"""A job's events as a bar at the terminal."""
+"""Progress bar of a job at the terminal."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TypeAlias
 from ..core.service.jobs import JobEvent
 
 Progress: TypeAlias = bool | Callable[[JobEvent], None]
-"""Whether to draw a bar on stderr where that is a terminal; or what to call for every event."""
+"""Whether to draw a progress bar (on stderr, if that is a terminal), or a callback for events."""
 
 
 @contextmanager
-def watched(progress: Progress) -> Iterator[Callable[[JobEvent], None]]:
-    """Something to call for every event of a job."""
+def show_progress(progress: Progress) -> Iterator[Callable[[JobEvent], None]]:
+    """Provide the callback that receives every event of a job."""
     if callable(progress):
         yield progress
     elif progress and sys.stderr.isatty():
@@ -51,14 +51,14 @@ def _bar() -> Iterator[Callable[[JobEvent], None]]:
                 task,
                 completed=done if counts else None,
                 total=total if counts else None,
-                description=words(event),
+                description=describe_event(event),
             )
 
         yield show
 
 
-def words(event: JobEvent) -> str:
-    """An event in a few words, such as ``measuring layer blocks.3 (4 of 12)``."""
+def describe_event(event: JobEvent) -> str:
+    """Describe an event in a few words, e.g. ``measuring layer blocks.3 (4 of 12)``."""
     data = event.data
     layer = f"layer {data['layer']}" if data.get("layer") else ""
     counts = f"({data.get('done', 0)} of {data['total']})" if data.get("total") else ""
@@ -66,4 +66,5 @@ def words(event: JobEvent) -> str:
     said = [text] if event.kind == "progress" and text else [event.kind]
     if data.get("message"):
         said.append(str(data["message"]))
+    # The words come from the service: control characters could rewrite the user's terminal.
     return "".join(letter for letter in ": ".join(said) if letter.isprintable())

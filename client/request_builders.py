@@ -1,4 +1,4 @@
-"""Requests as they are written: paths, parameters, bodies, idempotency keys."""
+"""Construction of requests: paths, query parameters, bodies and idempotency keys."""
 
 from __future__ import annotations
 
@@ -11,82 +11,84 @@ from uuid import uuid4
 from pydantic import BaseModel
 
 from ..core.errors import InvalidInput
-from .sans_io import Call
+from .sans_io import HttpRequest
 
 JSON_TYPE = "application/json"
 
 
-def get(*path: str, **params: object) -> Call:
-    """Read something; parameters that are `None` are left out."""
-    given = {name: str(value) for name, value in params.items() if value is not None}
-    return Call("GET", path_of(*path), given)
+def build_get(*path: str, **params: object) -> HttpRequest:
+    """Build a GET request; parameters that are `None` are left out."""
+    drop_none = {name: str(value) for name, value in params.items() if value is not None}
+    return HttpRequest("GET", api_path(*path), drop_none)
 
 
-def create(
+def build_create(
     *path: str, fields: object, fresh: bool = False, headers: Mapping[str, str] | None = None
-) -> Call:
-    """Make something, at most once however often it is sent: the call has a key of its own.
+) -> HttpRequest:
+    """Build a POST that creates something.
+
+    Its idempotency key makes it safe to repeat: the service creates the thing at most once.
 
     Args:
-        path: Below ``/v1``.
+        path: Segments below ``/v1``.
         fields: The body.
-        fresh: Have everything found out again, whatever the service knows.
-        headers: More of them.
+        fresh: Bypass the service's caches.
+        headers: Further headers.
     """
     freshly = {"Cache-Control": "no-cache"} if fresh else {}
     return _post(path, fields, {"Idempotency-Key": uuid4().hex, **freshly, **(headers or {})})
 
 
-def ask(*path: str, fields: object) -> Call:
-    """Post a question: nothing is made."""
+def build_query(*path: str, fields: object) -> HttpRequest:
+    """Build a POST that creates nothing."""
     return _post(path, fields, {})
 
 
-def upload(*path: str, content: bytes) -> Call:
-    """Make something out of a file."""
+def build_upload(*path: str, content: bytes) -> HttpRequest:
+    """Build a POST that creates something from a file's bytes."""
     headers = {"Content-Type": "application/octet-stream", "Idempotency-Key": uuid4().hex}
-    return Call("POST", path_of(*path), headers=headers, body=content)
+    return HttpRequest("POST", api_path(*path), headers=headers, body=content)
 
 
-def _post(path: tuple[str, ...], fields: object, headers: Mapping[str, str]) -> Call:
-    return Call(
+def _post(path: tuple[str, ...], fields: object, headers: Mapping[str, str]) -> HttpRequest:
+    return HttpRequest(
         "POST",
-        path_of(*path),
+        api_path(*path),
         headers={"Content-Type": JSON_TYPE, **headers},
         body=json_bytes(fields),
     )
 
 
-def path_of(*parts: str) -> str:
-    """A path below ``/v1``.
+def api_path(*parts: str) -> str:
+    """Join quoted segments to a path below ``/v1``.
 
     Raises:
-        InvalidInput: A part is empty, which would name something else.
+        InvalidInput: A segment is empty.
     """
-    if not all(parts):
-        raise InvalidInput("an id is empty; give that of a stored plan, profile, graph, job or key")
+    if not all(parts):  # "/v1/plans/" + "" would list all plans instead of reading one
+        raise InvalidInput("empty id; pass the id of a stored plan, profile, graph, job or key")
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)
 
 
-def plain(value: Any) -> Any:
-    """Records as JSON has them."""
+def to_json_value(value: Any) -> Any:
+    """Convert records to JSON values; return anything else as it is."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     return value
 
 
 def json_bytes(fields: object) -> bytes:
-    """Fields as JSON.
+    """Encode fields as JSON.
 
     Raises:
-        InvalidInput: JSON has no such value.
+        InvalidInput: A value cannot be represented, such as NaN.
     """
     try:
-        return json.dumps(fields, allow_nan=False, default=plain).encode()
+        return json.dumps(fields, allow_nan=False, default=to_json_value).encode()
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"this cannot be sent as JSON: {error}") from None
+        raise InvalidInput(f"cannot encode the request as JSON: {error}") from None
 
 
-def given(**fields: object) -> dict[str, Any]:
-    """The fields that are not `None`."""
+def drop_none(**fields: object) -> dict[str, Any]:
+    """Return the fields that are not `None`."""
     return {name: value for name, value in fields.items() if value is not None}

@@ -1,92 +1,107 @@
-"""Asking again: when it is safe, when it may help, and after how long."""
+"""Retry policy: which requests are safe to repeat, which are worth it, and after how long."""
 
 from __future__ import annotations
 
 from ..core.errors import DeadlineExceeded, StagewrightError, Unreachable
 from ..core.service.problems import TYPE_PREFIX
-from .errors import error_of, problem_of
-from .sans_io import Call, Failure, Patience, Reply, Sleep, Steps, own_patience, send
+from .errors import error_from_reply, read_problem
+from .sans_io import (
+    HttpReply,
+    HttpRequest,
+    RetryBudget,
+    Sleep,
+    Steps,
+    TransportFailure,
+    get_retry_budget,
+    send,
+)
 
 TRANSIENT = frozenset({502, 503, 504})
-"""Statuses that say: not now."""
+"""Statuses of a temporary condition."""
 
 UNREACHED_S = 15.0
-"""How long a service may be away that refuses connections: one that is started again takes less."""
+"""Longest time to retry refused connections: a restart of the service takes less."""
 
 SETTLED = frozenset({"deadline-exceeded", "planning-ended"})
-"""Problems with such a status that would come again: the same work would take as long."""
+"""Problems of a transient status that would recur: the same work would take as long again."""
 
 
-def exchange(call: Call) -> Steps[Reply]:
-    """Do a request until it is answered for good.
+def send_with_retries(call: HttpRequest) -> Steps[HttpReply]:
+    """Send a request, repeating it where that is safe, until it succeeds or fails for good.
 
-    A request is sent again only where that can do no harm: it changes nothing, or carries an
-    idempotency key, or never left, or was refused before anything was done (429).
+    A request is repeated only if it changes nothing, carries an idempotency key, never reached the
+    service, or was rejected before any work was done (429).
 
     Raises:
-        StagewrightError: It was refused (see `problems`), failed, or took too long.
+        StagewrightError: The service refused it (see `errors`), or it failed or timed out.
     """
-    patience = yield from own_patience()
-    end = patience.clock() + patience.timeout_s
-    attempt, reached_at, has_told = 0, patience.clock(), False
+    budget = yield from get_retry_budget()
+    end = budget.clock() + budget.timeout_s
+    attempt, reached_at, has_told = 0, budget.clock(), False
     while True:
         attempt += 1
-        left_s = max(end - patience.clock(), 0.001)
+        left_s = max(end - budget.clock(), 0.001)
         outcome = yield from send(call, left_s)
-        if isinstance(outcome, Reply) and outcome.is_success:
+        if isinstance(outcome, HttpReply) and outcome.is_success:
             return outcome
-        is_away = isinstance(outcome, Failure) and not outcome.was_sent
+        is_away = isinstance(outcome, TransportFailure) and not outcome.was_sent
         if not is_away:
-            reached_at = patience.clock()
+            reached_at = budget.clock()
+        # Two limits: the call's own, and a much shorter one while nothing listens at the address,
+        # so that a wrong URL is reported soon but a restart of the service is waited out.
         last = min(end, reached_at + UNREACHED_S) if is_away else end
-        pause_s = _pause_s(call, outcome, patience.delay_s(attempt))
-        if pause_s is None or patience.clock() + pause_s >= last:
-            raise error_for(call, outcome, patience)
-        if is_away and not has_told and patience.on_wait is not None:
-            patience.on_wait(f"waiting for {patience.address} ({_reason(outcome)})")
+        pause_s = _pause_s(call, outcome, budget.delay_s(attempt))
+        if pause_s is None or budget.clock() + pause_s >= last:
+            raise final_error(call, outcome, budget)
+        if is_away and not has_told and budget.on_wait is not None:
+            budget.on_wait(f"waiting for {budget.address} ({_reason(outcome)})")
             has_told = True
         yield Sleep(pause_s)
 
 
-def _pause_s(call: Call, outcome: Reply | Failure, usual_s: float) -> float | None:
-    """How long to wait before the call is sent again; `None` if it must not be."""
-    if isinstance(outcome, Failure):
+def _pause_s(
+    call: HttpRequest, outcome: HttpReply | TransportFailure, usual_s: float
+) -> float | None:
+    """Return the seconds to wait before repeating the call; `None` if it must not be repeated."""
+    if isinstance(outcome, TransportFailure):
         return usual_s if call.is_repeatable or not outcome.was_sent else None
     wanted_s = _retry_after_s(outcome)
     if outcome.status == 429:
         return None if wanted_s is None else max(wanted_s, usual_s)
-    problem = problem_of(outcome)
+    problem = read_problem(outcome)
     kind = "" if problem is None else problem.type.removeprefix(TYPE_PREFIX)
-    is_pending = kind == "answer-pending"  # an attempt whose answer was lost is still at work
+    # The first attempt, whose connection broke, is still at work under the same idempotency key.
+    is_pending = kind == "answer-pending"
     is_passing = outcome.status in TRANSIENT and kind not in SETTLED
     if call.is_repeatable and (is_pending or is_passing):
         return max(wanted_s or 0.0, usual_s)
     return None
 
 
-def _retry_after_s(reply: Reply) -> float | None:
-    """Seconds; the form with a date is not what this service sends."""
+def _retry_after_s(reply: HttpReply) -> float | None:
+    """Return the Retry-After header in seconds; the service never sends the form with a date."""
     text = reply.headers.get("retry-after", "").strip()
     return float(text) if text.isascii() and text.isdecimal() else None
 
 
-def _reason(outcome: Reply | Failure) -> str:
-    return outcome.reason if isinstance(outcome, Failure) else str(outcome.status)
+def _reason(outcome: HttpReply | TransportFailure) -> str:
+    return outcome.reason if isinstance(outcome, TransportFailure) else str(outcome.status)
 
 
-def error_for(call: Call, outcome: Reply | Failure, patience: Patience) -> StagewrightError:
-    """The exception for the last attempt."""
-    if isinstance(outcome, Reply):
-        return error_of(outcome, call)
+def final_error(
+    call: HttpRequest, outcome: HttpReply | TransportFailure, budget: RetryBudget
+) -> StagewrightError:
+    """Return the exception for the last attempt."""
+    if isinstance(outcome, HttpReply):
+        return error_from_reply(outcome, call)
     if outcome.is_timeout and outcome.was_sent:
         return DeadlineExceeded(
-            f"{call} was not answered within {patience.timeout_s:g} s; give the client a longer "
-            "timeout_s"
+            f"no answer to {call} within {budget.timeout_s:g} s; increase the client's timeout_s"
         )
     advice = "" if call.is_repeatable or not outcome.was_sent else (
-        "; it was not sent again, since it may have been carried out"
+        "; not repeated, because the service may have carried it out"
     )  # fmt: skip
     return Unreachable(
-        f"{call}: {patience.address or 'the service'} does not answer ({outcome.reason}){advice}; "
-        "is that its address (--server, url= or STAGEWRIGHT_SERVER)? 'stagewright serve' starts one"
+        f"{call}: cannot reach {budget.address or 'the service'} ({outcome.reason}){advice}; check "
+        "its URL (--server, url= or STAGEWRIGHT_SERVER), or start one with 'stagewright serve'"
     )

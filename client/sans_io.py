@@ -1,8 +1,12 @@
-"""What a client does, as steps: generators that ask for input and output and do none themselves.
+"""Client methods as generators that request I/O and perform none (the sans-IO pattern)."""
 
-A method is written once, as a generator of steps that returns its answer. `blocking` and
-`awaiting` carry the steps out, each in its own way; nothing else differs between the two clients.
-"""
+# One implementation serves both clients. A method in `methods/` is a generator: it yields a `Step`
+# (send a request, sleep, read from a stream), receives the outcome of that step from `send`, and
+# returns its result. It never touches a socket or a clock. `Client` performs the steps one after
+# the other in the calling thread; `AsyncClient` awaits them on the event loop; the tests replay
+# scripted outcomes with a fake clock. Retries and reconnection are therefore written, and tested,
+# once. A step that fails is not raised into the generator: the outcome is a `TransportFailure`, so
+# that `retry` decides in one place whether the request may be sent again.
 
 from __future__ import annotations
 
@@ -22,11 +26,11 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Call:
-    """A request.
+class HttpRequest:
+    """An HTTP request to the service.
 
     Attributes:
-        is_repeatable: Whether sending it twice does no more than sending it once.
+        is_repeatable: Whether sending it twice has the same effect as sending it once.
     """
 
     method: str
@@ -41,12 +45,8 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Reply:
-    """What came back, whatever its status.
-
-    Attributes:
-        headers: Their names in small letters.
-    """
+class HttpReply:
+    """An HTTP response of any status; header names are in lower case."""
 
     status: int
     headers: Mapping[str, str]
@@ -57,28 +57,28 @@ class Reply:
         return 200 <= self.status < 300
 
     def read(self, model: type[Model]) -> Model:
-        """The body as a model. Fields that a later release added are passed over.
+        """Parse the body, ignoring fields that a later release added.
 
         Raises:
-            StagewrightError: It is something else.
+            StagewrightError: The body does not fit the model.
         """
         try:
             return model.model_validate_json(self.body, extra="ignore")
         except ValidationError as error:
             raise StagewrightError(
-                f"the service answered {self.status} with something that is no {model.__name__}; "
-                f"is it of another release than this client? {error}"
+                f"the service answered {self.status} with a body that is not a valid "
+                f"{model.__name__}; is it of another release than this client? {error}"
             ) from None
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Nothing came back, or not all.
+class TransportFailure:
+    """A request without a complete response.
 
     Attributes:
-        reason: In the transport's words.
-        was_sent: Whether the service may have seen the request.
-        is_timeout: Whether it was waited for too long.
+        reason: The transport's error message.
+        was_sent: Whether the service may have received the request.
+        is_timeout: Whether the time limit expired.
     """
 
     reason: str
@@ -88,28 +88,32 @@ class Failure:
 
 @dataclass(frozen=True)
 class Send:
-    """Do a request; answered with a `Reply` or a `Failure`."""
+    """Step that sends a request; its outcome is an `HttpReply` or a `TransportFailure`."""
 
-    call: Call
+    call: HttpRequest
     timeout_s: float
 
 
 @dataclass(frozen=True)
-class Listen:
-    """Open a stream; answered with a `Reply`, without its body if that goes on, or a `Failure`."""
+class OpenStream:
+    """Step that sends a request and, if it succeeds, leaves the response body to `ReadStream`.
 
-    call: Call
+    Its outcome is an `HttpReply` (without a body while the stream is open) or a
+    `TransportFailure`.
+    """
+
+    call: HttpRequest
     timeout_s: float
 
 
 @dataclass(frozen=True)
-class Hear:
-    """Answered with text of the open stream, an empty one at its end, or a `Failure`."""
+class ReadStream:
+    """Step that reads text from the open stream: ``""`` at its end, or a `TransportFailure`."""
 
 
 @dataclass(frozen=True)
 class Sleep:
-    """Do nothing for a while."""
+    """Step that waits."""
 
     time_s: float
 
@@ -119,15 +123,15 @@ LONGEST_DELAY_S = 8.0
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long one call may take, attempts and pauses together.
+class RetryBudget:
+    """Time limit of one call, covering all its attempts and the pauses between them.
 
     Attributes:
-        timeout_s: In seconds.
-        clock: Seconds that never go back.
-        jitter: From 0 up to 1: clients that failed together should not return together.
-        address: Who is asked, for messages.
-        on_wait: Told once for each call that its service does not answer and is waited for.
+        clock: Monotonic time in seconds.
+        jitter: Returns a number in [0, 1); spreads the retries of clients that failed together.
+        address: The service's URL, for messages.
+        on_wait: Called with a message, once per call, when the service is unreachable and the
+            call is retried.
     """
 
     timeout_s: float
@@ -137,47 +141,44 @@ class Patience:
     on_wait: Callable[[str], None] | None = None
 
     def delay_s(self, attempt: int) -> float:
-        """How long to wait after a number of attempts: doubling, at least half of it."""
+        """Return the pause after an attempt: exponential backoff with up to 50 % jitter."""
         longest: float = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** min(attempt - 1, 10))
         return longest * (0.5 + 0.5 * self.jitter())
 
 
 @dataclass(frozen=True)
-class AskPatience:
-    """Answered with the client's `Patience`."""
+class GetRetryBudget:
+    """Step whose outcome is the client's `RetryBudget`."""
 
 
-Step: TypeAlias = Send | Listen | Hear | Sleep | AskPatience
+Step: TypeAlias = Send | OpenStream | ReadStream | Sleep | GetRetryBudget
 Steps: TypeAlias = Generator[Step, Any, Result]
-"""Work that returns a result."""
+"""A client method: yields steps, receives their outcomes, returns a result."""
 
 
-def send(call: Call, timeout_s: float) -> Steps[Reply | Failure]:
-    """See `Send`."""
-    answer: Reply | Failure = yield Send(call, timeout_s)
+# A `yield` has the type Any. These helpers give each step's outcome its type.
+def send(call: HttpRequest, timeout_s: float) -> Steps[HttpReply | TransportFailure]:
+    answer: HttpReply | TransportFailure = yield Send(call, timeout_s)
     return answer
 
 
-def listen(call: Call, timeout_s: float) -> Steps[Reply | Failure]:
-    """See `Listen`."""
-    answer: Reply | Failure = yield Listen(call, timeout_s)
+def open_stream(call: HttpRequest, timeout_s: float) -> Steps[HttpReply | TransportFailure]:
+    answer: HttpReply | TransportFailure = yield OpenStream(call, timeout_s)
     return answer
 
 
-def hear() -> Steps[str | Failure]:
-    """See `Hear`."""
-    answer: str | Failure = yield Hear()
+def read_stream() -> Steps[str | TransportFailure]:
+    answer: str | TransportFailure = yield ReadStream()
     return answer
 
 
-def own_patience() -> Steps[Patience]:
-    """See `AskPatience`."""
-    answer: Patience = yield AskPatience()
+def get_retry_budget() -> Steps[RetryBudget]:
+    answer: RetryBudget = yield GetRetryBudget()
     return answer
 
 
-def as_method(method: Callable[..., Any], steps: Callable[..., Any]) -> None:
-    """Give a method the name, documentation and parameters of the function it is made of."""
+def copy_signature(method: Callable[..., Any], steps: Callable[..., Any]) -> None:
+    """Copy name, docstring and parameters of a generator function to the method made of it."""
     update_wrapper(method, steps)
     signature = inspect.signature(steps)
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)

@@ -1,4 +1,4 @@
-"""Where the service is, and who asks."""
+"""Settings of a client: the service's URL, the token and the time limit."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from importlib.metadata import version
 from urllib.parse import SplitResult, urlsplit
 
 from ..core.errors import InvalidInput
-from .sans_io import Patience
+from .sans_io import RetryBudget
 
 SERVER_VARIABLE = "STAGEWRIGHT_SERVER"
 TOKEN_VARIABLE = "STAGEWRIGHT_TOKEN"
 DEFAULT_SERVER = "http://127.0.0.1:8000"
-"""Where ``stagewright serve`` listens unless told otherwise."""
+"""Default address of ``stagewright serve``."""
 
 TIMEOUT_S = 120.0
-"""A service searches for a plan for 20 s unless told otherwise, and estimates before that."""
+"""Ample for the defaults: the service searches for a plan for 20 s, after estimating costs."""
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How a client reaches its service.
+class ClientSettings:
+    """Address and credentials of a service.
 
     Attributes:
-        url: Without a slash at its end.
+        url: Without a trailing slash.
         token: Sent as a bearer token.
-        timeout_s: For one answer, with every attempt at it.
-        clock: Seconds that never go back.
-        on_wait: Told, in words, that the service does not answer and is waited for.
+        timeout_s: Time limit of one call, retries included.
+        clock: Monotonic time in seconds.
+        on_wait: Called with a message when the service is unreachable and a call is retried.
     """
 
     url: str
@@ -41,32 +41,32 @@ class Settings:
     on_wait: Callable[[str], None] | None = None
 
     @classmethod
-    def of(
+    def from_environment(
         cls,
         url: str | None,
         token: str | None,
         timeout_s: float = TIMEOUT_S,
         environment: Mapping[str, str] = os.environ,
         on_wait: Callable[[str], None] | None = None,
-    ) -> Settings:
-        """What was given, and where nothing was, what the environment says.
+    ) -> ClientSettings:
+        """Combine the given settings with the environment, which supplies what is `None`.
 
         Raises:
-            InvalidInput: The address is none, or the time is not positive.
+            InvalidInput: The URL is invalid, or the time limit is not positive.
         """
         found = url or environment.get(SERVER_VARIABLE) or DEFAULT_SERVER
         if not timeout_s > 0:
             raise InvalidInput(f"timeout_s is {timeout_s}; give a positive number of seconds")
         token = token or environment.get(TOKEN_VARIABLE) or None
-        return cls(_checked(found), token, timeout_s, on_wait=on_wait)
+        return cls(_check_url(found), token, timeout_s, on_wait=on_wait)
 
     @property
-    def patience(self) -> Patience:
-        return Patience(self.timeout_s, self.clock, address=self.url, on_wait=self.on_wait)
+    def retry_budget(self) -> RetryBudget:
+        return RetryBudget(self.timeout_s, self.clock, address=self.url, on_wait=self.on_wait)
 
     @property
     def headers(self) -> dict[str, str]:
-        """What every request carries."""
+        """Return the headers sent with every request."""
         always = {
             "User-Agent": f"stagewright/{version('stagewright')}",
             "Accept": "application/json",
@@ -75,20 +75,22 @@ class Settings:
 
     @property
     def uses_proxies(self) -> bool:
-        """Whether the proxies of the environment count: none of them could reach this machine."""
+        """Return True if the environment's proxies apply."""
+        # A proxy cannot reach this machine's own loopback address.
         return not is_loopback(urlsplit(self.url).hostname or "")
 
 
-def _checked(url: str) -> str:
+def _check_url(url: str) -> str:
     parts = _split(url)
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         raise InvalidInput(
-            f"{url!r} is no address of a service; write one like {DEFAULT_SERVER} (url=, --server "
+            f"{url!r} is not a valid service URL; use the form {DEFAULT_SERVER} (url=, --server "
             f"or {SERVER_VARIABLE})"
         )
+    # The URL appears in messages and logs; a password in it would, too. It is not quoted here.
     if parts.username or parts.password or parts.query or parts.fragment:
         raise InvalidInput(
-            "the service's address has more than scheme, host, port and path; give the token as "
+            "the service URL may contain only scheme, host, port and path; pass the token as "
             f"token=, --token or {TOKEN_VARIABLE}"
         )
     return url.rstrip("/")
@@ -97,14 +99,14 @@ def _checked(url: str) -> str:
 def _split(url: str) -> SplitResult | None:
     try:
         parts = urlsplit(url)
-        _ = parts.port
+        _ = parts.port  # parsed only when read; raises ValueError for port 99999
     except ValueError:
         return None
     return parts
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is this machine's own."""
+    """Return True if a host name or address is this machine's own."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

@@ -1,4 +1,4 @@
-"""Server-sent events out of the text of a stream (HTML standard, section 9.2)."""
+"""Parser of server-sent events (HTML standard, section 9.2)."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ from ..core.errors import StagewrightError
 from ..core.service.jobs import JobEvent
 
 MAX_PENDING_CHARACTERS = 2**20
-"""Of one event; far more than any has."""
+"""Longest line accepted; keeps a misbehaving server from filling the client's memory."""
 
 
 class EventParser:
-    """Takes text in any pieces and gives whole events; half an event at the end is no event."""
+    """Incremental parser: takes text in chunks of any size and yields complete events.
+
+    An incomplete event at the end of the stream is discarded, as the standard says.
+    """
 
     def __init__(self) -> None:
         self._rest = ""
         self._fields: dict[str, str] = {}
 
     def feed(self, text: str) -> Iterator[JobEvent]:
-        """The events that a piece of text completes.
+        """Yield the events that a chunk of text completes.
 
         Raises:
-            StagewrightError: The stream is none of a job's events.
+            StagewrightError: The stream does not consist of a job's events.
         """
         *lines, self._rest = (self._rest + text).split("\n")
         if len(self._rest) > MAX_PENDING_CHARACTERS:
-            raise StagewrightError("an event of the service is too long to be one")
+            raise StagewrightError("the service's event stream has an overlong line")
         for line in (entry.removesuffix("\r") for entry in lines):
             if line:
                 self._take(line)
@@ -39,7 +42,7 @@ class EventParser:
     def _take(self, line: str) -> None:
         name, _, value = line.partition(":")
         if not name:
-            return  # a comment: a sign of life
+            return  # a line that starts with a colon is a comment: the service's heartbeat
         value = value.removeprefix(" ")
         if name == "data" and "data" in self._fields:
             value = f"{self._fields['data']}\n{value}"
@@ -56,4 +59,4 @@ def _event(fields: dict[str, str]) -> JobEvent:
             }
         )
     except (KeyError, ValueError) as error:
-        raise StagewrightError(f"the service sent an event that cannot be read: {error}") from None
+        raise StagewrightError(f"the service sent an invalid event: {error}") from None

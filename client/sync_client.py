@@ -1,75 +1,74 @@
-"""`Client`: steps carried out one after the other, in the thread that asks."""
+"""`Client`, which performs the client methods' steps in the calling thread."""
 
 from __future__ import annotations
 
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from ..core.service.jobs import JobEvent
-from .job_events import Stream
+from .job_events import EventStream
 from .methods import catalogue as of_catalogue
 from .methods import documents as of_documents
 from .methods import jobs as of_jobs
 from .methods import keys as of_keys
 from .methods import plans as of_plans
 from .sans_io import (
-    AskPatience,
-    Failure,
-    Hear,
-    Listen,
-    Patience,
-    Reply,
+    GetRetryBudget,
+    HttpReply,
+    OpenStream,
+    ReadStream,
+    RetryBudget,
     Send,
     Sleep,
     Step,
     Steps,
-    as_method,
+    TransportFailure,
+    copy_signature,
 )
-from .settings import TIMEOUT_S, Settings
-from .transport import failure_of, http_options, httpx2, reply_of, request_of
+from .settings import TIMEOUT_S, ClientSettings
+from .transport import build_options, build_request, httpx2, read_error, read_response
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
-class Line:
-    """Carries out steps; has at most one stream open. Close it."""
+class StepRunner:
+    """Performs the steps of one method call; holds at most one open stream."""
 
-    def __init__(self, http: httpx2.Client, patience: Patience) -> None:
+    def __init__(self, http: httpx2.Client, budget: RetryBudget) -> None:
         self._http = http
-        self._patience = patience
+        self._budget = budget
         self._stream: httpx2.Response | None = None
         self._text: Iterator[str] = iter(())
 
-    def perform(self, step: Step) -> Reply | Failure | Patience | str | None:
-        """The answer to a step."""
+    def perform(self, step: Step) -> HttpReply | TransportFailure | RetryBudget | str | None:
+        """Perform a step and return its outcome."""
         try:
             match step:
-                case AskPatience():
-                    return self._patience
+                case GetRetryBudget():
+                    return self._budget
                 case Sleep(time_s):
                     time.sleep(time_s)
                     return None
                 case Send(call, timeout_s):
-                    response = self._http.send(request_of(self._http, call, timeout_s))
-                    return reply_of(response, response.content)
-                case Listen(call, timeout_s):
+                    response = self._http.send(build_request(self._http, call, timeout_s))
+                    return read_response(response, response.content)
+                case OpenStream(call, timeout_s):
                     self.close()
-                    return self._open(request_of(self._http, call, timeout_s))
-                case Hear():
+                    return self._open(build_request(self._http, call, timeout_s))
+                case ReadStream():
                     return next(self._text, "")
         except httpx2.RequestError as error:
-            return failure_of(error)
+            return read_error(error)
 
-    def _open(self, request: httpx2.Request) -> Reply:
+    def _open(self, request: httpx2.Request) -> HttpReply:
         response = self._stream = self._http.send(request, stream=True)
-        if not response.is_success:
-            return reply_of(response, response.read())
+        if not response.is_success:  # an error document has an end: read it whole
+            return read_response(response, response.read())
         self._text = filter(None, response.iter_text())
-        return reply_of(response, b"")
+        return read_response(response, b"")
 
     def close(self) -> None:
         if self._stream is not None:
@@ -77,43 +76,43 @@ class Line:
         self._stream, self._text = None, iter(())
 
 
-def blocking(steps: Callable[P, Steps[Result]]) -> Callable[Concatenate[Client, P], Result]:
-    """A method of `Client` out of steps."""
+def make_blocking(steps: Callable[P, Steps[Result]]) -> Callable[Concatenate[Client, P], Result]:
+    """Turn a generator of steps into a blocking method of `Client`."""
 
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Result:
         return self._run(steps(*args, **kwargs))
 
-    as_method(method, steps)
+    copy_signature(method, steps)
     return method
 
 
-def streaming(
-    steps: Callable[P, Stream],
+def make_iterator(
+    steps: Callable[P, EventStream],
 ) -> Callable[Concatenate[Client, P], Iterator[JobEvent]]:
-    """A method of `Client` that gives events, out of steps with events between them."""
+    """Turn a generator of steps and events into an iterator over the events."""
 
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[JobEvent]:
         return self._iterate(steps(*args, **kwargs))
 
-    as_method(method, steps)
+    copy_signature(method, steps)
     return method
 
 
 class Client:
-    """Asks a Stagewright service. Close it, or use it in a ``with`` block, or let it go.
+    """Blocking client of a Stagewright service.
 
-    It may be used by several threads. What it sends again, when and why is in `retrying`.
+    Use it in a ``with`` block, close it, or leave it to the garbage collector. Threads may share
+    it. The rules for retries are in `client.retry`.
 
     Args:
-        url: Where the service is; ``STAGEWRIGHT_SERVER`` if not given, then this machine.
-        token: The server's token or an API key; ``STAGEWRIGHT_TOKEN`` if not given.
-        timeout_s: For one answer, with every attempt at it. Waiting for a job has a time of its
-            own.
-        on_wait: Told, in words, when the service does not answer and is waited for.
-        transport: What carries requests, for tests.
+        url: Base URL of the service; defaults to ``STAGEWRIGHT_SERVER``, then to this machine.
+        token: The server's token or an API key; defaults to ``STAGEWRIGHT_TOKEN``.
+        timeout_s: Time limit of one call, retries included; waiting for a job is not counted.
+        on_wait: Called with a message when the service is unreachable and a call is retried.
+        transport: Replaces the network in tests.
 
     Raises:
-        InvalidInput: The address is none.
+        InvalidInput: The URL or the time limit is invalid.
     """
 
     def __init__(
@@ -125,43 +124,40 @@ class Client:
         on_wait: Callable[[str], None] | None = None,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
-        self.settings = Settings.of(url, token, timeout_s, on_wait=on_wait)
-        self._http = httpx2.Client(transport=transport, **http_options(self.settings))
-        self._closing = weakref.finalize(self, self._http.close)  # Client().plan(...) in one line
+        self.settings = ClientSettings.from_environment(url, token, timeout_s, on_wait=on_wait)
+        self._http = httpx2.Client(transport=transport, **build_options(self.settings))
+        # Client().plan(...) in one line never closes; without this, httpx2 warns of open sockets.
+        self._closing = weakref.finalize(self, self._http.close)
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         self._closing()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
         return f"Client({self.settings.url!r})"
 
     def _run(self, steps: Steps[Result]) -> Result:
-        line = Line(self._http, self.settings.patience)
-        answer: Any = None
+        runner = StepRunner(self._http, self.settings.retry_budget)
+        answer: Any = None  # all that a generator accepts before its first yield
         try:
             while True:
-                answer = line.perform(steps.send(answer))
+                answer = runner.perform(steps.send(answer))
         except StopIteration as end:
             result: Result = end.value
             return result
         finally:
+            # Also after an exception or a cancelled task: no generator or stream is left open.
             steps.close()
-            line.close()
+            runner.close()
 
-    def _iterate(self, stream: Stream) -> Iterator[JobEvent]:
-        line = Line(self._http, self.settings.patience)
+    def _iterate(self, stream: EventStream) -> Iterator[JobEvent]:
+        runner = StepRunner(self._http, self.settings.retry_budget)
         answer: Any = None
         try:
             while True:
@@ -170,44 +166,44 @@ class Client:
                 if isinstance(found, JobEvent):
                     yield found
                 else:
-                    answer = line.perform(found)
+                    answer = runner.perform(found)
         except StopIteration:
             return
         finally:
             stream.close()
-            line.close()
+            runner.close()
 
-    plan = blocking(of_plans.plan)
-    get_plan = blocking(of_plans.get_plan)
-    plans = blocking(of_plans.plans)
-    schedule = blocking(of_plans.schedule)
-    timeline = blocking(of_plans.timeline)
-    export = blocking(of_plans.export)
-    simulate = blocking(of_plans.simulate)
-    compare = blocking(of_plans.compare)
+    plan = make_blocking(of_plans.plan)
+    get_plan = make_blocking(of_plans.get_plan)
+    plans = make_blocking(of_plans.plans)
+    schedule = make_blocking(of_plans.schedule)
+    timeline = make_blocking(of_plans.timeline)
+    export = make_blocking(of_plans.export)
+    simulate = make_blocking(of_plans.simulate)
+    compare = make_blocking(of_plans.compare)
 
-    put_profile = blocking(of_documents.put_profile)
-    get_profile = blocking(of_documents.get_profile)
-    profiles = blocking(of_documents.profiles)
-    export_profile = blocking(of_documents.export_profile)
-    put_graph = blocking(of_documents.put_graph)
-    get_graph = blocking(of_documents.get_graph)
-    graphs = blocking(of_documents.graphs)
-    upload_pt2 = blocking(of_documents.upload_pt2)
+    put_profile = make_blocking(of_documents.put_profile)
+    get_profile = make_blocking(of_documents.get_profile)
+    profiles = make_blocking(of_documents.profiles)
+    export_profile = make_blocking(of_documents.export_profile)
+    put_graph = make_blocking(of_documents.put_graph)
+    get_graph = make_blocking(of_documents.get_graph)
+    graphs = make_blocking(of_documents.graphs)
+    upload_pt2 = make_blocking(of_documents.upload_pt2)
 
-    profile_job = blocking(of_jobs.profile_job)
-    job = blocking(of_jobs.job)
-    jobs = blocking(of_jobs.jobs)
-    cancel = blocking(of_jobs.cancel)
-    wait = blocking(of_jobs.wait)
-    events = streaming(of_jobs.events)
+    profile_job = make_blocking(of_jobs.profile_job)
+    job = make_blocking(of_jobs.job)
+    jobs = make_blocking(of_jobs.jobs)
+    cancel = make_blocking(of_jobs.cancel)
+    wait = make_blocking(of_jobs.wait)
+    events = make_iterator(of_jobs.events)
 
-    capabilities = blocking(of_catalogue.capabilities)
-    accelerators = blocking(of_catalogue.accelerators)
-    model_families = blocking(of_catalogue.model_families)
-    model_family = blocking(of_catalogue.model_family)
-    cluster = blocking(of_catalogue.cluster)
+    capabilities = make_blocking(of_catalogue.capabilities)
+    accelerators = make_blocking(of_catalogue.accelerators)
+    model_families = make_blocking(of_catalogue.model_families)
+    model_family = make_blocking(of_catalogue.model_family)
+    cluster = make_blocking(of_catalogue.cluster)
 
-    keys = blocking(of_keys.keys)
-    create_key = blocking(of_keys.create_key)
-    revoke_key = blocking(of_keys.revoke_key)
+    keys = make_blocking(of_keys.keys)
+    create_key = make_blocking(of_keys.create_key)
+    revoke_key = make_blocking(of_keys.revoke_key)

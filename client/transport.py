@@ -1,18 +1,18 @@
-"""What both clients share of httpx2: how it is set up, and what its errors mean."""
+"""The use of httpx2 that both clients share: options, conversions and errors."""
 
 from __future__ import annotations
 
 from typing import Any, TypedDict
 
-from .sans_io import Call, Failure, Reply
-from .settings import Settings
+from .sans_io import HttpReply, HttpRequest, TransportFailure
+from .settings import ClientSettings
 
 try:
     import httpx2 as httpx2
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "a client of the service needs httpx2; run: pip install 'stagewright[client]', or in a "
-        "checkout: pip install -e '.[client]'",
+        "the client needs httpx2; run: pip install 'stagewright[client]', or in a checkout: "
+        "pip install -e '.[client]'",
         name=error.name,
     ) from None
 
@@ -20,7 +20,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 class HttpOptions(TypedDict):
-    """What `httpx2.Client` and `httpx2.AsyncClient` take alike."""
+    """Options that `httpx2.Client` and `httpx2.AsyncClient` have in common."""
 
     base_url: str
     headers: dict[str, str]
@@ -28,8 +28,9 @@ class HttpOptions(TypedDict):
     follow_redirects: bool
 
 
-def http_options(settings: Settings) -> HttpOptions:
-    """How to set httpx2 up. A redirect is not followed: the token is for this service alone."""
+def build_options(settings: ClientSettings) -> HttpOptions:
+    """Return the constructor options of the httpx2 client."""
+    # Redirects are not followed: the token would be sent to another host.
     return {
         "base_url": settings.url,
         "headers": settings.headers,
@@ -38,8 +39,10 @@ def http_options(settings: Settings) -> HttpOptions:
     }
 
 
-def request_of(http: httpx2.Client | httpx2.AsyncClient, call: Call, timeout_s: float) -> Any:
-    """A call as a request of httpx2."""
+def build_request(
+    http: httpx2.Client | httpx2.AsyncClient, call: HttpRequest, timeout_s: float
+) -> Any:
+    """Convert a request to httpx2's form."""
     timeout = httpx2.Timeout(timeout_s, connect=min(CONNECT_TIMEOUT_S, timeout_s))
     return http.build_request(
         call.method,
@@ -51,16 +54,17 @@ def request_of(http: httpx2.Client | httpx2.AsyncClient, call: Call, timeout_s: 
     )
 
 
-def reply_of(response: httpx2.Response, body: bytes) -> Reply:
-    """A response of httpx2 as a reply."""
+def read_response(response: httpx2.Response, body: bytes) -> HttpReply:
+    """Convert a response of httpx2."""
     headers = {name.lower(): value for name, value in response.headers.items()}
-    return Reply(response.status_code, headers, body)
+    return HttpReply(response.status_code, headers, body)
 
 
-def failure_of(error: httpx2.RequestError) -> Failure:
-    """What it means that there was no response, or not all of it."""
+def read_error(error: httpx2.RequestError) -> TransportFailure:
+    """Convert an error of httpx2, deciding whether the service may have seen the request."""
+    # Only these errors are raised before the first byte is sent.
     never_left = httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout
-    return Failure(
+    return TransportFailure(
         str(error) or type(error).__name__,
         was_sent=not isinstance(error, never_left),
         is_timeout=isinstance(error, httpx2.TimeoutException),

@@ -111,10 +111,10 @@ def what(job: JobView) -> str:
 def _watched(client: Client, job_id: str, *, quiet: bool) -> JobView:
     import sys
 
-    from ...client.progress import words
+    from ...client.progress import describe_event
 
     def tell(event: JobEvent) -> None:
-        say(words(event), quiet=quiet)
+        say(describe_event(event), quiet=quiet)
 
     return client.wait(job_id, progress=not quiet if sys.stderr.isatty() else tell)
 

@@ -1,1 +1,4 @@
-"""What can be asked of a service: each method once, as steps, for both clients."""
+"""The client's methods as generators of steps, each written once for both clients.
+
+No module here performs I/O. Reading by an id that the service does not know raises `NotFound`.
+"""

@@ -1,4 +1,4 @@
-"""Profiles and graphs: keeping and reading them."""
+"""Stored profiles and graphs."""
 
 from __future__ import annotations
 
@@ -9,74 +9,66 @@ from ...core.graph.graph import Graph
 from ...core.profile.profile import Profile
 from ...core.service.documents import GraphList, ProfileList, StoredGraph, StoredProfile
 from ...core.service.stored import Stored
-from ..model_sources import ModelLike, Upload, read_pt2, source_of
-from ..request_builders import create, get, plain, upload
-from ..retry import exchange
+from ..model_sources import ModelLike, Upload, describe_model, read_pt2_without_weights
+from ..request_builders import build_create, build_get, build_upload, to_json_value
+from ..retry import send_with_retries
 from ..sans_io import Steps
 
 
 def model_fields(model: ModelLike, sample: Any) -> Steps[dict[str, Any]]:
-    """The fields of a request that say what the model is; a ``.pt2`` file is sent first."""
-    source = source_of(model, sample)
+    """Return the request fields that describe a model, uploading a ``.pt2`` file first."""
+    source = describe_model(model, sample)
     if isinstance(source, Upload):
         return {"graph_id": (yield from upload_pt2(source.path)).id}
     return source
 
 
 def upload_pt2(path: str | Path) -> Steps[Stored]:
-    """Keep the graph of an exported program (``torch.export.save``), without its weights.
+    """Store the graph of an exported program (``torch.export.save``), without its weights.
 
     Raises:
-        InvalidInput: The file is no such thing, or holds what a graph may not.
+        InvalidInput: The file is not an exported program, or contains unsupported operations.
     """
-    call = upload("graphs", "pt2", content=read_pt2(Path(path)))
-    return (yield from exchange(call)).read(Stored)
+    call = build_upload("graphs", "pt2", content=read_pt2_without_weights(Path(path)))
+    return (yield from send_with_retries(call)).read(Stored)
 
 
 def put_graph(graph: Graph) -> Steps[Stored]:
-    """Keep a graph, to plan from it by its id."""
-    call = create("graphs", fields=plain(graph))
-    return (yield from exchange(call)).read(Stored)
+    """Store a graph, to plan from it by its id."""
+    call = build_create("graphs", fields=to_json_value(graph))
+    return (yield from send_with_retries(call)).read(Stored)
 
 
 def get_graph(graph_id: str) -> Steps[StoredGraph]:
-    """A stored graph.
-
-    Raises:
-        NotFound: There is none.
-    """
-    return (yield from exchange(get("graphs", graph_id))).read(StoredGraph)
+    """Return a stored graph."""
+    return (yield from send_with_retries(build_get("graphs", graph_id))).read(StoredGraph)
 
 
 def graphs(*, limit: int | None = None, cursor: str | None = None) -> Steps[GraphList]:
-    """Stored graphs, newest first."""
-    call = get("graphs", limit=limit, cursor=cursor)
-    return (yield from exchange(call)).read(GraphList)
+    """List stored graphs, newest first."""
+    call = build_get("graphs", limit=limit, cursor=cursor)
+    return (yield from send_with_retries(call)).read(GraphList)
 
 
 def put_profile(profile: Profile) -> Steps[Stored]:
-    """Keep a profile, to plan from it by its id."""
-    call = create("profiles", fields=plain(profile))
-    return (yield from exchange(call)).read(Stored)
+    """Store a profile, to plan from it by its id."""
+    call = build_create("profiles", fields=to_json_value(profile))
+    return (yield from send_with_retries(call)).read(Stored)
 
 
 def get_profile(profile_id: str) -> Steps[StoredProfile]:
-    """A stored profile.
-
-    Raises:
-        NotFound: There is none.
-    """
-    call = get("profiles", profile_id)
-    return (yield from exchange(call)).read(StoredProfile)
+    """Return a stored profile."""
+    call = build_get("profiles", profile_id)
+    return (yield from send_with_retries(call)).read(StoredProfile)
 
 
 def profiles(*, limit: int | None = None, cursor: str | None = None) -> Steps[ProfileList]:
-    """Stored profiles, newest first."""
-    call = get("profiles", limit=limit, cursor=cursor)
-    return (yield from exchange(call)).read(ProfileList)
+    """List stored profiles, newest first."""
+    call = build_get("profiles", limit=limit, cursor=cursor)
+    return (yield from send_with_retries(call)).read(ProfileList)
 
 
 def export_profile(profile_id: str, format: Literal["profile", "csv"] = "profile") -> Steps[str]:
-    """The profile as text of a file: for the command line, or a row a layer."""
-    call = get("profiles", profile_id, "export", format=format)
-    return (yield from exchange(call)).body.decode()
+    """Return a profile as the text of a file: its JSON document, or CSV with a row per layer."""
+    call = build_get("profiles", profile_id, "export", format=format)
+    return (yield from send_with_retries(call)).body.decode()

@@ -1,4 +1,4 @@
-"""Jobs: having a model measured, and waiting for what takes long."""
+"""Jobs: submitting measurements, following and awaiting them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from ...core.requests.requests import ProfilingOptions
 from ...core.service.jobs import JobList, JobState, JobView
-from ..errors import error_of_job
-from ..job_events import Stream, each, following
+from ..errors import error_from_job
+from ..job_events import EventStream, dispatch_events, follow_events
 from ..model_sources import ModelLike
-from ..progress import Progress, watched
-from ..request_builders import create, get, given
-from ..retry import exchange
-from ..sans_io import Call, Steps
+from ..progress import Progress, show_progress
+from ..request_builders import build_create, build_get, drop_none
+from ..retry import send_with_retries
+from ..sans_io import HttpRequest, Steps
 from .documents import model_fields
 
 
@@ -25,28 +25,24 @@ def profile_job(
     device_kind: str | None = None,
     fresh: bool = False,
 ) -> Steps[JobView]:
-    """Have the service measure a model; the answer is at once a job, see `wait`.
+    """Submit a measurement and return its job at once; see `wait`.
 
     Args:
-        model: As for `plan`, but nothing that has been measured.
+        model: As for `plan`, except profiles.
         sample: As for `plan`.
-        profiling: How to measure, and on which sort of device.
-        device_kind: The kind of GPU it has to be, such as ``H200``.
-        fresh: Measure again what was measured before.
+        profiling: Measurement settings.
+        device_kind: Required kind of GPU, such as ``H200``.
+        fresh: Measure again even if the service has a profile of this model.
     """
     source = yield from model_fields(model, sample)
-    options = given(profiling=profiling, device_kind=device_kind)
-    call = create("profile-jobs", fields={**source, **options}, fresh=fresh)
-    return (yield from exchange(call)).read(JobView)
+    options = drop_none(profiling=profiling, device_kind=device_kind)
+    call = build_create("profile-jobs", fields={**source, **options}, fresh=fresh)
+    return (yield from send_with_retries(call)).read(JobView)
 
 
 def job(job_id: str) -> Steps[JobView]:
-    """How a job stands.
-
-    Raises:
-        NotFound: There is none.
-    """
-    return (yield from exchange(get("jobs", job_id))).read(JobView)
+    """Return a job with its current state."""
+    return (yield from send_with_retries(build_get("jobs", job_id))).read(JobView)
 
 
 def jobs(
@@ -55,27 +51,27 @@ def jobs(
     limit: int | None = None,
     cursor: str | None = None,
 ) -> Steps[JobList]:
-    """Jobs, newest first."""
-    call = get("jobs", state=state, limit=limit, cursor=cursor)
-    return (yield from exchange(call)).read(JobList)
+    """List jobs, newest first."""
+    call = build_get("jobs", state=state, limit=limit, cursor=cursor)
+    return (yield from send_with_retries(call)).read(JobList)
 
 
 def cancel(job: str | JobView) -> Steps[JobView]:
-    """Have a job stopped; one that is over stays as it is."""
-    call = Call("POST", f"{get('jobs', id_of(job)).path}/cancel")
-    return (yield from exchange(call)).read(JobView)
+    """Cancel a job; a finished one stays as it is."""
+    call = HttpRequest("POST", f"{build_get('jobs', job_id_of(job)).path}/cancel")
+    return (yield from send_with_retries(call)).read(JobView)
 
 
-def events(job: str | JobView, *, after: int = 0) -> Stream:
-    """What happens to a job, as it happens, until it is over.
+def events(job: str | JobView, *, after: int = 0) -> EventStream:
+    """Yield a job's events as they happen, until it finishes.
 
-    Broken connections are taken up again where they broke; every event comes once.
+    Broken connections are resumed; every event is yielded exactly once.
 
     Args:
         job: The job or its id.
-        after: The number of the last event that is known already.
+        after: Number of the last event already seen.
     """
-    yield from following(id_of(job), after)
+    yield from follow_events(job_id_of(job), after)
 
 
 def wait(
@@ -84,32 +80,28 @@ def wait(
     timeout_s: float | None = None,
     progress: Progress = True,
 ) -> Steps[JobView]:
-    """Wait until a job is over.
+    """Wait for a job to succeed and return it with its result.
 
     Args:
         job: The job or its id.
-        timeout_s: Longest to wait; `None` as long as it takes.
-        progress: Draw a bar on stderr where that is a terminal; or what to call for every event.
-
-    Returns:
-        The job with its result.
+        timeout_s: Longest time to wait; `None` for no limit.
+        progress: Draw a progress bar (on stderr, if that is a terminal), or a callback for events.
 
     Raises:
-        DeadlineExceeded: It is not over yet, and goes on; or it ran into its own deadline.
-        Cancelled: Somebody cancelled it.
-        OutOfMemory, MeasurementError, StagewrightError: Why it failed.
+        DeadlineExceeded: The job is still running after ``timeout_s``, or missed its own deadline.
+        Cancelled: The job was cancelled.
+        OutOfMemory, MeasurementError, StagewrightError: The job failed.
     """
     found = job if isinstance(job, JobView) else None
     if found is None or not found.is_finished:
-        with watched(progress) as show:
-            yield from each(following(id_of(job), limit_s=timeout_s), show)
-        call = get("jobs", id_of(job))
-        found = (yield from exchange(call)).read(JobView)
+        with show_progress(progress) as show:
+            yield from dispatch_events(follow_events(job_id_of(job), limit_s=timeout_s), show)
+        call = build_get("jobs", job_id_of(job))
+        found = (yield from send_with_retries(call)).read(JobView)
     if found.state != "succeeded":
-        raise error_of_job(found)
+        raise error_from_job(found)
     return found
 
 
-def id_of(job: str | JobView) -> str:
-    """A job's id."""
+def job_id_of(job: str | JobView) -> str:
     return job if isinstance(job, str) else job.id

@@ -1,4 +1,4 @@
-"""Plans: making, reading, drawing and comparing them."""
+"""Plans: making, reading, exporting and comparing them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ...core.service.plans import StoredPlan
 from ...core.service.what_if import Comparison, Simulation
 from ..model_sources import ModelLike
 from ..progress import Progress
-from ..request_builders import ask, create, get, given
-from ..retry import exchange
-from ..sans_io import Reply, Steps
+from ..request_builders import build_create, build_get, build_query, drop_none
+from ..retry import send_with_retries
+from ..sans_io import HttpReply, Steps
 from .documents import model_fields
 from .jobs import wait
 
 PROMPT_S = 2
-"""How long the service is to wait for a measurement before it answers with the job instead: long
-enough for what it knows already, and short enough for its progress to be seen."""
+"""Seconds the service waits for a measurement before it answers with a job (``Prefer: wait``):
+enough for a cached answer, and little enough for progress to be shown soon."""
 
 
 def plan(
@@ -40,32 +40,32 @@ def plan(
     wait_s: float | None = None,
     progress: Progress = True,
 ) -> Steps[PlanAnswer]:
-    """Plan a model's pipeline stages on the service; infeasible is an answer.
+    """Plan a model's pipeline stages on the service; an infeasible request is also an answer.
 
     Args:
-        model: An ``nn.Module``, which is captured here: its graph is sent, no weights and no
-            code. Or a `Graph`; a `Profile` or several; a family (``{"family": "gpt2"}``) or the
-            name of a published model; a stored profile or graph, or its id; the path of a
-            ``.pt2`` file, or of a ``.json`` with a graph or profile. Where the service takes
-            them, a `FactoryCall` or `ModelCode`.
-        sample: Of a module, the inputs of one micro-batch: a tensor, a tuple or a dict. Of a
+        model: An ``nn.Module``, which is captured on this machine: its graph is sent, without
+            weights or code. Or a `Graph`; one or several `Profile`; a family
+            (``{"family": "gpt2"}``) or the name of a published model; a stored profile or graph,
+            or its id; the path of a ``.pt2`` file, or of a ``.json`` with a graph or profile. If
+            the service accepts them, a `FactoryCall` or `ModelCode`.
+        sample: For a module, the inputs of one micro-batch: a tensor, a tuple or a dict. For a
             family, a `Sample`.
         cluster: Devices and links, or shorthand such as ``4x24GB``.
-        options: What to plan for.
-        estimate: The catalogue's device to estimate for, or more; a family is estimated unless
-            ``profiling`` is given.
-        profiling: Have the model measured by the service, and how.
-        deadline_s: Longest to search; the service's own limit if `None`.
-        fresh: Have everything found out again, whatever the service knows.
-        wait_s: Longest to wait for a measurement; `None` as long as it takes.
-        progress: Show a measurement's progress on a terminal, or what to call for its events.
+        options: Objective, schedule and constraints.
+        estimate: The accelerator to estimate costs for, or `EstimateOptions`; a family is
+            estimated unless ``profiling`` is given.
+        profiling: Have the service measure the model, with these settings.
+        deadline_s: Longest time to search; `None` for the service's limit.
+        fresh: Bypass the service's caches.
+        wait_s: Longest time to wait for a measurement; `None` for no limit.
+        progress: Show a measurement's progress on a terminal, or a callback for its events.
 
     Raises:
-        InvalidInput: A field does not fit; ``field`` points at it.
-        CaptureError: The module cannot be captured, or only with its code.
-        DeadlineExceeded: There was no plan in time; a measurement goes on as a job.
-        Refused: The token may not.
-        Unreachable: The service does not answer.
+        InvalidInput: A field is invalid; ``field`` points at it.
+        CaptureError: The module cannot be captured, or not without its code.
+        DeadlineExceeded: There was no plan in time; a measurement continues as a job.
+        Refused: The token does not permit it.
+        Unreachable: The service cannot be reached.
     """
     source = yield from model_fields(model, sample)
     if isinstance(estimate, str):
@@ -74,64 +74,60 @@ def plan(
         estimate = EstimateOptions()
     fields = {
         **source,
-        **given(cluster=cluster, options=options, estimate=estimate, profiling=profiling),
-        **given(deadline_s=deadline_s),
+        **drop_none(cluster=cluster, options=options, estimate=estimate, profiling=profiling),
+        **drop_none(deadline_s=deadline_s),
     }
-    call = create("plans", fields=fields, fresh=fresh, headers={"Prefer": f"wait={PROMPT_S}"})
-    reply = yield from exchange(call)
+    call = build_create("plans", fields=fields, fresh=fresh, headers={"Prefer": f"wait={PROMPT_S}"})
+    reply = yield from send_with_retries(call)
     if reply.status != 202:
         return _answer(reply)
     job = reply.read(JobView)
     job = yield from wait(job, timeout_s=wait_s, progress=progress)
     assert job.result is not None, "a job that succeeded has a result"
-    return _answer((yield from exchange(get("plans", job.result.id))))
+    return _answer((yield from send_with_retries(build_get("plans", job.result.id))))
 
 
-def _answer(reply: Reply) -> PlanAnswer:
+def _answer(reply: HttpReply) -> PlanAnswer:
     answer = reply.read(PlanAnswer)
     reused = reply.headers.get("stagewright-reused")
     return answer.model_copy(update={"reused": reused if reused in ("plan", "profile") else None})
 
 
 def get_plan(plan_id: str) -> Steps[StoredPlan]:
-    """A stored plan with the request it answers.
-
-    Raises:
-        NotFound: There is none.
-    """
-    return (yield from exchange(get("plans", plan_id))).read(StoredPlan)
+    """Return a stored plan with the request it answers."""
+    return (yield from send_with_retries(build_get("plans", plan_id))).read(StoredPlan)
 
 
 def plans(*, limit: int | None = None, cursor: str | None = None) -> Steps[PlanList]:
-    """Stored plans, newest first; ``next_cursor`` goes into ``cursor`` for the next page."""
-    call = get("plans", limit=limit, cursor=cursor)
-    return (yield from exchange(call)).read(PlanList)
+    """List stored plans, newest first; pass ``next_cursor`` as ``cursor`` for the next page."""
+    call = build_get("plans", limit=limit, cursor=cursor)
+    return (yield from send_with_retries(call)).read(PlanList)
 
 
 def schedule(plan_id: str) -> Steps[Schedule]:
-    """The order of work of every rank.
+    """Return the order of work of every rank.
 
     Raises:
-        InvalidInput: Nothing fitted the request of that plan, so it has no schedule.
+        InvalidInput: The request was infeasible, so there is no schedule.
     """
-    call = get("plans", plan_id, "schedule")
-    return (yield from exchange(call)).read(Schedule)
+    call = build_get("plans", plan_id, "schedule")
+    return (yield from send_with_retries(call)).read(Schedule)
 
 
 def timeline(plan_id: str) -> Steps[Timeline]:
-    """When every action of a step happens, as simulated.
+    """Return the simulated start and end of every action of a step.
 
     Raises:
-        InvalidInput: Nothing fitted the request of that plan, so it has no timeline.
+        InvalidInput: The request was infeasible, so there is no timeline.
     """
-    call = get("plans", plan_id, "timeline")
-    return (yield from exchange(call)).read(Timeline)
+    call = build_get("plans", plan_id, "timeline")
+    return (yield from send_with_retries(call)).read(Timeline)
 
 
 def export(plan_id: str, format: Literal["plan", "svg", "chrome_trace"] = "plan") -> Steps[str]:
-    """The plan as text of a file: for the command line, as a drawing, or as a trace."""
-    call = get("plans", plan_id, "export", format=format)
-    return (yield from exchange(call)).body.decode()
+    """Return a plan as the text of a file: its JSON document, a drawing, or a Chrome trace."""
+    call = build_get("plans", plan_id, "export", format=format)
+    return (yield from send_with_retries(call)).body.decode()
 
 
 def simulate(
@@ -145,20 +141,19 @@ def simulate(
     options: PlanOptions | Mapping[str, Any] | None = None,
     timeline: bool = False,
 ) -> Steps[Simulation]:
-    """What a split costs; nothing is searched and nothing is stored.
+    """Price a given split, without searching or storing anything.
 
     Args:
-        plan_id: A stored plan: its profile, cluster, options and split, where nothing else is
-            given.
-        profile_id: A stored profile instead.
-        profile: A `Profile` instead.
-        balance: Layers of each stage.
-        replicas: Devices of each stage.
-        cluster: The devices.
-        options: What to plan for.
-        timeline: Whether to answer with when everything starts and ends, too.
+        plan_id: A stored plan, which supplies whatever else is not given.
+        profile_id: A stored profile instead of a plan.
+        profile: A `Profile` instead of a plan.
+        balance: Number of layers of each stage.
+        replicas: Number of devices of each stage.
+        cluster: Devices and links, or shorthand.
+        options: Objective, schedule and constraints.
+        timeline: Also return the start and end of every action.
     """
-    fields = given(
+    fields = drop_none(
         plan_id=plan_id,
         profile_id=profile_id,
         profile=profile,
@@ -167,22 +162,22 @@ def simulate(
         cluster=cluster,
         options=options,
     )
-    call = ask("simulations", fields={**fields, "timeline": timeline})
-    return (yield from exchange(call)).read(Simulation)
+    call = build_query("simulations", fields={**fields, "timeline": timeline})
+    return (yield from send_with_retries(call)).read(Simulation)
 
 
 def compare(*plans: str | StoredPlan) -> Steps[Comparison]:
-    """Two to eight stored plans side by side, by their ids or as they were answered."""
+    """Compare two to eight stored plans, given as plans or by their ids."""
     fields = {"plan_ids": [getattr(entry, "id", entry) for entry in plans]}
-    call = ask("comparisons", fields=fields)
-    return (yield from exchange(call)).read(Comparison)
+    call = build_query("comparisons", fields=fields)
+    return (yield from send_with_retries(call)).read(Comparison)
 
 
 class PlanAnswer(StoredPlan):
-    """A plan as stored, or why there is none.
+    """A stored plan, or the reason why there is none.
 
     Attributes:
-        reused: What the service had found out before: this very plan, or the model's costs.
+        reused: The part that came from the service's cache: the whole plan, or the profile.
     """
 
     reused: Literal["plan", "profile"] | None = None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stagewright.client.job_events import following
+from stagewright.client.job_events import follow_events
 from stagewright.client.methods.jobs import wait
-from stagewright.client.progress import words
-from stagewright.client.sans_io import Failure
+from stagewright.client.progress import describe_event
+from stagewright.client.sans_io import TransportFailure
 from stagewright.client.sse import EventParser
 from stagewright.core.errors import (
     Cancelled,
@@ -28,7 +28,7 @@ def event(number: int, kind: str, data: str = "{}") -> str:
 
 STREAM = reply(200)
 ENDED = ""
-LOST = Failure("connection reset")
+LOST = TransportFailure("connection reset")
 WHOLE = "".join(
     [
         event(1, "queued"),
@@ -50,19 +50,19 @@ def test_events_are_read_whole_wherever_the_text_is_cut():
 
 @pytest.mark.parametrize("text", ["data: {}\n\n", "id: x\nevent: a\ndata: {}\n\n", "data: [\n\n"])
 def test_what_is_no_event_of_a_job_is_an_error(text):
-    with pytest.raises(StagewrightError, match="cannot be read"):
+    with pytest.raises(StagewrightError, match="invalid event"):
         list(EventParser().feed(text))
 
 
 def test_a_broken_stream_is_taken_up_where_it_broke():
     world = World(
         STREAM, event(1, "queued") + event(2, "started") + "id: 3\nevent: prog", LOST,
-        Failure("refused", was_sent=False),
+        TransportFailure("refused", was_sent=False),
         STREAM, event(2, "started") + event(3, "progress"), ENDED, reply(200, job("running")),
         reply(503),
         STREAM, event(4, "succeeded"),
     )  # fmt: skip
-    assert [entry.number for entry in world.events(following("job_1"))] == [1, 2, 3, 4]
+    assert [entry.number for entry in world.events(follow_events("job_1"))] == [1, 2, 3, 4]
     opened = [call for call in world.calls if call.path.endswith("/events")]
     resumed = [call.headers.get("Last-Event-ID") for call in opened]
     assert resumed == [None, "2", "2", "3", "3"]
@@ -70,20 +70,20 @@ def test_a_broken_stream_is_taken_up_where_it_broke():
 
 def test_a_job_whose_last_event_was_heard_before_is_over():
     world = World(STREAM, ENDED, reply(200, job("succeeded")))
-    assert list(world.events(following("job_1", after=3))) == []
+    assert list(world.events(follow_events("job_1", after=3))) == []
     assert world.calls[0].headers["Last-Event-ID"] == "3"
 
 
 def test_a_service_that_stays_away_is_given_up():
     world = World(STREAM, event(1, "queued"), *[LOST] * 50)
     with pytest.raises(Unreachable):
-        list(world.events(following("job_1")))
+        list(world.events(follow_events("job_1")))
     assert sum(world.slept) <= 10
 
 
 def test_an_unknown_job_is_not_found_at_once():
     with pytest.raises(NotFound):
-        list(World(problem(404, "not-found")).events(following("job_x")))
+        list(World(problem(404, "not-found")).events(follow_events("job_x")))
 
 
 def test_waiting_ends_at_its_limit_and_the_job_goes_on():
@@ -92,7 +92,7 @@ def test_waiting_ends_at_its_limit_and_the_job_goes_on():
     def passing(_: object) -> None:
         world.now_s += 1
 
-    with pytest.raises(DeadlineExceeded, match="job_1 is not done yet; it goes on"):
+    with pytest.raises(DeadlineExceeded, match="job_1 is still running"):
         world.run(wait("job_1", timeout_s=3, progress=passing))
 
 
@@ -124,6 +124,9 @@ def test_a_job_that_failed_raises_why(state, kind, error):
 def test_an_event_in_words():
     data = {"step": "measuring", "layer": "blocks.3\x1b[2J", "done": 4, "total": 12}
     told = JobEvent(number=1, kind="progress", data=data)
-    assert words(told) == "measuring layer blocks.3[2J (4 of 12)"
-    assert words(JobEvent(number=2, kind="started", data={"at": "now"})) == "started"
-    assert words(JobEvent(number=3, kind="requeued", data={"message": "lost"})) == "requeued: lost"
+    assert describe_event(told) == "measuring layer blocks.3[2J (4 of 12)"
+    assert describe_event(JobEvent(number=2, kind="started", data={"at": "now"})) == "started"
+    assert (
+        describe_event(JobEvent(number=3, kind="requeued", data={"message": "lost"}))
+        == "requeued: lost"
+    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stagewright.client.errors import error_of
-from stagewright.client.sans_io import Reply
+from stagewright.client.errors import error_from_reply
+from stagewright.client.sans_io import HttpReply
 from stagewright.core.errors import (
     CaptureError,
     InvalidInput,
@@ -32,12 +32,12 @@ from tests.client.world import problem, reply
         (problem(413, "body-too-large"), InvalidInput),
         (problem(503, "database-unreachable"), Unreachable),
         (problem(500, "internal-error"), StagewrightError),
-        (Reply(502, {}, b"<html>Bad gateway"), Unreachable),
-        (Reply(301, {}, b""), StagewrightError),
+        (HttpReply(502, {}, b"<html>Bad gateway"), Unreachable),
+        (HttpReply(301, {}, b""), StagewrightError),
     ],
 )
 def test_each_refusal_is_the_exception_that_says_what_to_do(answer, error):
-    assert type(error_of(answer, "GET /v1/plans")) is error
+    assert type(error_from_reply(answer, "GET /v1/plans")) is error
 
 
 def test_a_field_at_fault_is_pointed_at_and_all_are_told():
@@ -46,7 +46,7 @@ def test_a_field_at_fault_is_pointed_at_and_all_are_told():
         {"pointer": "/cluster", "detail": "no devices"},
         {"parameter": "limit", "detail": "at most 500"},
     ]
-    found = error_of(problem(422, "invalid-input", "3 fields do not fit", errors), "POST")
+    found = error_from_reply(problem(422, "invalid-input", "3 fields do not fit", errors), "POST")
     assert isinstance(found, InvalidInput)
     assert found.field == "/options/num_microbatches"
     assert str(found).splitlines() == [
@@ -58,16 +58,18 @@ def test_a_field_at_fault_is_pointed_at_and_all_are_told():
 
 
 def test_what_the_service_cannot_know_is_added():
-    assert "STAGEWRIGHT_TOKEN" in str(error_of(problem(401, "unauthorized", "no key"), "GET"))
+    assert "STAGEWRIGHT_TOKEN" in str(
+        error_from_reply(problem(401, "unauthorized", "no key"), "GET")
+    )
     needs = problem(422, "measurement-failed", "it needs transformers; run pip install ...")
-    assert str(error_of(needs, "POST")).startswith("on the service: it needs transformers")
-    foreign = str(error_of(Reply(502, {}, b"<html>Bad gateway"), "GET /v1/plans"))
-    assert "GET /v1/plans was answered 502, and not by Stagewright: '<html>Bad gateway'" in foreign
+    assert str(error_from_reply(needs, "POST")).startswith("on the service: it needs transformers")
+    foreign = str(error_from_reply(HttpReply(502, {}, b"<html>Bad gateway"), "GET /v1/plans"))
+    assert "GET /v1/plans returned 502, but not from Stagewright: '<html>Bad gateway'" in foreign
 
 
 def test_fields_of_a_later_release_are_passed_over():
     line = {"id": "plan_1", "created_at": "2025-01-01T00:00:00Z", "status": "planned"}
     body = {"plans": [{**line, "profile_id": "p", "new_in_line": 1}], "new": {"a": 1}}
     assert reply(200, body).read(PlanList).plans[0].id == "plan_1"
-    with pytest.raises(StagewrightError, match="no PlanList; is it of another release"):
+    with pytest.raises(StagewrightError, match="not a valid PlanList; is it of another release"):
         reply(200, {"profiles": []}).read(PlanList)

@@ -6,25 +6,25 @@ from dataclasses import replace
 
 import pytest
 
-from stagewright.client.request_builders import ask, create, get
-from stagewright.client.retry import exchange
-from stagewright.client.sans_io import Call, Failure
+from stagewright.client.request_builders import build_create, build_get, build_query
+from stagewright.client.retry import send_with_retries
+from stagewright.client.sans_io import HttpRequest, TransportFailure
 from stagewright.core.errors import DeadlineExceeded, Refused, StagewrightError, Unreachable
 from tests.client.world import World, problem, reply
 
-LOST = Failure("connection reset")
-NEVER_LEFT = Failure("connection refused", was_sent=False)
-MAKE = create("plans", fields={})
-MAKE_ONCE_ONLY = Call("POST", "/v1/api-keys", is_repeatable=False)
+LOST = TransportFailure("connection reset")
+NEVER_LEFT = TransportFailure("connection refused", was_sent=False)
+MAKE = build_create("plans", fields={})
+MAKE_ONCE_ONLY = HttpRequest("POST", "/v1/api-keys", is_repeatable=False)
 
 
-@pytest.mark.parametrize("call", [get("plans"), ask("simulations", fields={}), MAKE])
+@pytest.mark.parametrize("call", [build_get("plans"), build_query("simulations", fields={}), MAKE])
 @pytest.mark.parametrize(
     "first",
     [
         LOST,
         NEVER_LEFT,
-        Failure("slow", is_timeout=True),
+        TransportFailure("slow", is_timeout=True),
         reply(502),
         problem(503, "database-unreachable"),
         reply(504),
@@ -35,7 +35,7 @@ MAKE_ONCE_ONLY = Call("POST", "/v1/api-keys", is_repeatable=False)
 )
 def test_what_may_pass_is_tried_again(call, first):
     world = World(first, reply(201))
-    assert world.run(exchange(call)).status == 201
+    assert world.run(send_with_retries(call)).status == 201
     assert world.calls == [call, call]
     assert len(world.slept) == 1
 
@@ -53,7 +53,7 @@ def test_what_may_pass_is_tried_again(call, first):
 def test_what_would_come_again_is_not(answer, error):
     world = World(answer)
     with pytest.raises(error):
-        world.run(exchange(MAKE))
+        world.run(send_with_retries(MAKE))
     assert len(world.calls) == 1
 
 
@@ -61,26 +61,26 @@ def test_what_would_come_again_is_not(answer, error):
 def test_what_is_not_safe_to_repeat_is_not_repeated(first):
     world = World(first)
     with pytest.raises(StagewrightError):
-        world.run(exchange(MAKE_ONCE_ONLY))
+        world.run(send_with_retries(MAKE_ONCE_ONLY))
     assert len(world.calls) == 1
 
 
 @pytest.mark.parametrize("first", [NEVER_LEFT, problem(429, "too-many-requests", retry_after="1")])
 def test_what_was_never_carried_out_is_repeated_even_then(first):
     world = World(first, reply(201))
-    assert world.run(exchange(MAKE_ONCE_ONLY)).status == 201
+    assert world.run(send_with_retries(MAKE_ONCE_ONLY)).status == 201
 
 
 def test_retry_after_is_kept_to():
     world = World(problem(429, "too-many-requests", retry_after="3"), reply(200))
-    world.run(exchange(get("plans")))
+    world.run(send_with_retries(build_get("plans")))
     assert world.slept == [3.0]
 
 
 def test_a_wait_beyond_the_time_allowed_is_an_error_at_once():
     world = World(problem(429, "too-many-requests", "ask again in 60 s", retry_after="60"))
     with pytest.raises(Refused, match="ask again in 60 s"):
-        world.run(exchange(get("plans")))
+        world.run(send_with_retries(build_get("plans")))
     assert world.slept == []
 
 
@@ -88,7 +88,7 @@ def test_pauses_double_and_all_attempts_together_keep_the_time():
     world = World(*[LOST] * 50)
     started_s = world.now_s
     with pytest.raises(Unreachable, match=r"GET /v1/plans.*connection reset.*stagewright serve"):
-        world.run(exchange(get("plans")))
+        world.run(send_with_retries(build_get("plans")))
     assert world.slept[:4] == [0.125, 0.25, 0.5, 1.0]
     assert 5 < world.now_s - started_s <= 10
 
@@ -96,26 +96,26 @@ def test_pauses_double_and_all_attempts_together_keep_the_time():
 def test_a_service_that_is_not_there_is_given_up_sooner_than_one_that_is_slow():
     world = World(*[NEVER_LEFT] * 50, timeout_s=600)
     with pytest.raises(Unreachable, match="connection refused"):
-        world.run(exchange(get("plans")))
+        world.run(send_with_retries(build_get("plans")))
     assert 10 < sum(world.slept) <= 15
     world = World(*[LOST, NEVER_LEFT, NEVER_LEFT] * 8, reply(200), timeout_s=600)
-    assert world.run(exchange(get("plans"))).status == 200
+    assert world.run(send_with_retries(build_get("plans"))).status == 200
 
 
 def test_it_is_said_once_that_a_service_is_waited_for_and_in_the_end_where_it_was_looked_for():
     world, said = World(*[NEVER_LEFT] * 50), []
-    world.patience = replace(world.patience, address="http://here:1", on_wait=said.append)
-    with pytest.raises(Unreachable, match=r"http://here:1 does not answer \(conn.*--server"):
-        world.run(exchange(get("plans")))
+    world.retry_budget = replace(world.retry_budget, address="http://here:1", on_wait=said.append)
+    with pytest.raises(Unreachable, match=r"cannot reach http://here:1 \(conn.*--server"):
+        world.run(send_with_retries(build_get("plans")))
     assert said == ["waiting for http://here:1 (connection refused)"]
 
 
 def test_an_answer_that_takes_too_long_says_what_to_give():
-    world = World(Failure("timed out", is_timeout=True), timeout_s=0.1)
+    world = World(TransportFailure("timed out", is_timeout=True), timeout_s=0.1)
     with pytest.raises(DeadlineExceeded, match=r"0\.1 s.*timeout_s"):
-        world.run(exchange(get("plans")))
+        world.run(send_with_retries(build_get("plans")))
 
 
 def test_every_creating_call_has_a_key_of_its_own():
-    keys = {create("plans", fields={}).headers["Idempotency-Key"] for _ in range(5)}
+    keys = {build_create("plans", fields={}).headers["Idempotency-Key"] for _ in range(5)}
     assert len(keys) == 5

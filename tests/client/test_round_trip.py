@@ -13,7 +13,7 @@ import stagewright
 from stagewright import AsyncClient, Client, Graph, Plan, PlanOptions, Profile
 from stagewright.capture.capture import capture
 from stagewright.cli.options.model import named_model
-from stagewright.client.model_sources import read_pt2, source_of
+from stagewright.client.model_sources import describe_model, read_pt2_without_weights
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.graph.sample import Sample, SampleTensor
 from stagewright.core.models.families import ModelSpec, ResNetConfig, ResNetSpec
@@ -132,12 +132,12 @@ def test_an_exported_program_goes_without_its_weights(client: Client, tmp_path: 
     stored = client.upload_pt2(path)
     assert [layer.name for layer in client.get_graph(stored.id).graph.layers] == ["0", "1"]
     assert client.plan(path, cluster="2xH100").require().model
-    assert len(read_pt2(path)) < path.stat().st_size / 10
+    assert len(read_pt2_without_weights(path)) < path.stat().st_size / 10
 
 
 def test_a_published_model_by_name_is_the_command_lines():
     spec, sample = named_model("resnet50", None, 1, None)
-    assert source_of("resnet50") == {
+    assert describe_model("resnet50") == {
         "model": spec.model_dump(mode="json"),
         "sample": sample.model_dump(mode="json"),
     }

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from stagewright import Client
-from stagewright.client.model_sources import Upload, read_pt2, source_of
-from stagewright.client.settings import Settings
+from stagewright.client.model_sources import Upload, describe_model, read_pt2_without_weights
+from stagewright.client.settings import ClientSettings
 from stagewright.core.errors import CaptureError, InvalidInput
 from stagewright.core.requests.requests import FactoryCall
 
@@ -19,11 +19,11 @@ ENVIRONMENT = {"STAGEWRIGHT_SERVER": "https://planner.example.com/a/", "STAGEWRI
 
 
 def test_what_is_given_goes_before_what_the_environment_says():
-    found = Settings.of(None, None, environment=ENVIRONMENT)
+    found = ClientSettings.from_environment(None, None, environment=ENVIRONMENT)
     assert (found.url, found.token) == ("https://planner.example.com/a", "t1")
-    found = Settings.of("http://other:1", "t2", environment=ENVIRONMENT)
+    found = ClientSettings.from_environment("http://other:1", "t2", environment=ENVIRONMENT)
     assert (found.url, found.headers["Authorization"]) == ("http://other:1", "Bearer t2")
-    found = Settings.of(None, None, environment={})
+    found = ClientSettings.from_environment(None, None, environment={})
     assert (found.url, "Authorization" in found.headers) == ("http://127.0.0.1:8000", False)
 
 
@@ -31,8 +31,8 @@ def test_what_is_given_goes_before_what_the_environment_says():
     "url", ["planner:8000", "ftp://x", "http://", "http://u:p@x", "http://x?a=1", "http://x:y"]
 )
 def test_what_is_no_address_is_refused(url):
-    with pytest.raises(InvalidInput, match="address"):
-        Settings.of(url, None, environment={})
+    with pytest.raises(InvalidInput, match="service URL"):
+        ClientSettings.from_environment(url, None, environment={})
 
 
 @pytest.mark.parametrize(
@@ -79,17 +79,19 @@ def test_ids_cannot_lead_elsewhere():
         for name in ("../api-keys", "a?b=1", "a#b"):
             with pytest.raises(Exception, match="404"):
                 client.get_plan(name)
-        with pytest.raises(InvalidInput, match="an id is empty"):
+        with pytest.raises(InvalidInput, match="empty id"):
             client.revoke_key("")
     assert seen == [b"/v1/plans/..%2Fapi-keys", b"/v1/plans/a%3Fb%3D1", b"/v1/plans/a%23b"]
 
 
 def test_each_way_of_saying_a_model(tmp_path):
-    assert source_of({"family": "mlp"}) == {"model": {"family": "mlp"}}
-    assert source_of("profile_" + "0" * 24) == {"profile_id": "profile_" + "0" * 24}
-    assert source_of("graph_" + "a" * 24) == {"graph_id": "graph_" + "a" * 24}
-    assert source_of("x/model.pt2") == Upload(tmp_path.__class__("x/model.pt2"))
-    assert source_of(FactoryCall(name="mine")) == {"factory": {"name": "mine", "arguments": {}}}
+    assert describe_model({"family": "mlp"}) == {"model": {"family": "mlp"}}
+    assert describe_model("profile_" + "0" * 24) == {"profile_id": "profile_" + "0" * 24}
+    assert describe_model("graph_" + "a" * 24) == {"graph_id": "graph_" + "a" * 24}
+    assert describe_model("x/model.pt2") == Upload(tmp_path.__class__("x/model.pt2"))
+    assert describe_model(FactoryCall(name="mine")) == {
+        "factory": {"name": "mine", "arguments": {}}
+    }
 
 
 class Branching(torch.nn.Module):
@@ -102,30 +104,30 @@ class Branching(torch.nn.Module):
 @pytest.mark.parametrize(
     ("model", "sample", "error", "said"),
     [
-        (torch.nn.Linear(2, 2), None, InvalidInput, "a module is captured with a sample"),
+        (torch.nn.Linear(2, 2), None, InvalidInput, "capturing a module needs a sample"),
         (Branching(), torch.ones(2), CaptureError, r"stagewright\.profile\(model, sample\)"),
-        ({"family": "mlp"}, torch.ones(2), InvalidInput, "is data"),
+        ({"family": "mlp"}, torch.ones(2), InvalidInput, "is a description"),
         ("gpt3000", None, InvalidInput, "no model called"),
         ("graph.json", None, InvalidInput, "cannot read graph.json"),
         ("profile_" + "0" * 24, {"inputs": {}}, InvalidInput, "leave the sample out"),
         ("plan_" + "0" * 24, None, InvalidInput, "no model called"),
-        (3, None, InvalidInput, "a int says of no model"),
-        ([], None, InvalidInput, "a list says of no model"),
-        ({"config": {}}, None, InvalidInput, "names no 'family'"),
+        (3, None, InvalidInput, "a int does not describe a model"),
+        ([], None, InvalidInput, "a list does not describe a model"),
+        ({"config": {}}, None, InvalidInput, "has no 'family'"),
     ],
 )
 def test_what_says_of_no_model_is_refused_before_anything_is_sent(model, sample, error, said):
     with pytest.raises(error, match=said):
-        source_of(model, sample)
+        describe_model(model, sample)
 
 
 def test_a_file_that_is_no_program_is_refused_here(tmp_path):
     with pytest.raises(InvalidInput, match="cannot read"):
-        read_pt2(tmp_path / "none.pt2")
+        read_pt2_without_weights(tmp_path / "none.pt2")
     (tmp_path / "text.pt2").write_text("text")
-    with pytest.raises(InvalidInput, match=r"not what torch\.export\.save writes"):
-        read_pt2(tmp_path / "text.pt2")
+    with pytest.raises(InvalidInput, match=r"not written by torch\.export\.save"):
+        read_pt2_without_weights(tmp_path / "text.pt2")
     with zipfile.ZipFile(tmp_path / "a.pt2", "w") as archive:
         archive.writestr("m/models/model.json", "{}")
         archive.writestr("m/data/weights/w", b"0" * 1000)
-    assert b"weights" not in read_pt2(tmp_path / "a.pt2")
+    assert b"weights" not in read_pt2_without_weights(tmp_path / "a.pt2")

@@ -7,8 +7,16 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from stagewright.client.retry import Patience
-from stagewright.client.sans_io import AskPatience, Call, Hear, Listen, Reply, Send, Sleep
+from stagewright.client.retry import RetryBudget
+from stagewright.client.sans_io import (
+    GetRetryBudget,
+    HttpReply,
+    HttpRequest,
+    OpenStream,
+    ReadStream,
+    Send,
+    Sleep,
+)
 from stagewright.core.service.jobs import JobEvent
 from stagewright.core.service.problems import TYPE_PREFIX
 
@@ -19,22 +27,22 @@ class World:
     def __init__(self, *answers: object, timeout_s: float = 10.0) -> None:
         self.answers = deque(answers)
         self.now_s = 100.0
-        self.patience = Patience(timeout_s, lambda: self.now_s, jitter=lambda: 0.0)
-        self.calls: list[Call] = []
+        self.retry_budget = RetryBudget(timeout_s, lambda: self.now_s, jitter=lambda: 0.0)
+        self.calls: list[HttpRequest] = []
         self.slept: list[float] = []
 
     def perform(self, step: object) -> object:
         match step:
-            case AskPatience():
-                return self.patience
+            case GetRetryBudget():
+                return self.retry_budget
             case Sleep(time_s):
                 self.slept.append(time_s)
                 self.now_s += time_s
                 return None
-            case Send(call, _) | Listen(call, _):
+            case Send(call, _) | OpenStream(call, _):
                 self.calls.append(call)
                 return self.answers.popleft()
-            case Hear():
+            case ReadStream():
                 return self.answers.popleft()
         raise AssertionError(step)
 
@@ -60,14 +68,14 @@ class World:
                 answer = self.perform(found)
 
 
-def reply(status: int, body: object = None, **headers: str) -> Reply:
+def reply(status: int, body: object = None, **headers: str) -> HttpReply:
     found = {name.replace("_", "-"): value for name, value in headers.items()}
-    return Reply(status, found, json.dumps(body if body is not None else {}).encode())
+    return HttpReply(status, found, json.dumps(body if body is not None else {}).encode())
 
 
 def problem(
     status: int, kind: str, detail: str = "no", errors: object = (), **headers: str
-) -> Reply:
+) -> HttpReply:
     body = {
         "type": TYPE_PREFIX + kind, "title": kind, "status": status, "detail": detail,
         "errors": list(errors),

@@ -83,7 +83,7 @@ def test_a_wrong_token_no_server_and_a_token_for_nobody(ask, run, profile_file):
     assert ask(*words, "--token", "wrong-token").code == 4
     assert run(*words, "--token", "wrong-token").code == 2
     away = run("jobs", "list", "--server", "nowhere")
-    assert (away.code, "is no address" in away.stderr) == (2, True)
+    assert (away.code, "is not a valid service URL" in away.stderr) == (2, True)
 
 
 def test_the_token_is_not_repeated_in_the_next_command(ask, profile_file):
