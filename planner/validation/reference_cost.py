@@ -1,8 +1,4 @@
-"""The numbers of one plan, counted again from docs/planner.md by plain loops.
-
-Written apart from the planner's tables, so that the two check each other. Only the schedule and
-its simulator are shared.
-"""
+"""Reference computation of one plan's numbers, by plain loops over docs/planner.md."""
 
 from __future__ import annotations
 
@@ -22,27 +18,28 @@ from ...schedules.activation_memory import most_in_flight
 from ...schedules.warmup_depths import checked_depths
 from ..simulator.plan_timeline import skip_times
 from ..simulator.simulate import StageTimes, step_time
-from .reference_placement import Place, level_between
-from .reference_skips import Passing, passing
+from .reference_placement import StagePlacement, level_between
+from .reference_skips import PassingTensors, find_passing_tensors
 
+# Not imported from `schedules.traits`: a wrong entry there must not go unnoticed here.
 CLOSED_FORM_DEPTH = ("gpipe", "1f1b")
-"""Schedules with a formula for the micro-batches in flight; the others' are simulated."""
+"""Schedules with a formula for the micro-batches in flight; those of others are simulated."""
 
 SPLIT_BACKWARD = ("zero_bubble", "interleaved_zero_bubble", "zbv", "dualpipev")
-"""Schedules in which gradients run on to the front before a stage's own backward is done."""
+"""Schedules that pass input gradients on before computing weight gradients."""
 
 
 @dataclass(frozen=True)
-class Split:
-    """All layers of a profile cut into stages, each on its devices.
+class ReferenceSplit:
+    """Layers of a profile cut into stages, with the devices of each stage.
 
     Attributes:
         counts: Layers of each stage, at least one, adding up to the profile's.
-        devices: Of each stage, as indices in the cluster, the first replica's first.
-        recompute: Whether each stage is recomputed; none is where this is empty.
-        held: Micro-batches in flight at each stage; the schedule's own where this is empty.
-        chunks: Stages a device.
-        direct: Whether values go past stages that have no use for them instead of being relayed.
+        devices: Devices of each stage as indices in the cluster, first replica first.
+        recompute: True for stages that are recomputed; empty if none is.
+        held: Micro-batches in flight at each stage; empty for the schedule's own numbers.
+        chunks: Stages per device.
+        direct: True if tensors bypass stages that do not read them instead of being relayed.
     """
 
     counts: tuple[int, ...]
@@ -61,43 +58,37 @@ class Split:
 
     @property
     def only_forward(self) -> bool:
-        """Whether one micro-batch runs forward and nothing else."""
         return self.options.objective == "latency"
 
     def layers(self, stage: int) -> range:
-        """Indices of the stage's layers."""
         begin = sum(self.counts[:stage])
         return range(begin, begin + self.counts[stage])
 
     def boundaries(self) -> tuple[Boundary, ...]:
-        """The profile's boundary at each cut."""
         return tuple(self.profile.boundaries[end - 1] for end in accumulate(self.counts[:-1]))
 
-    def place(self, stage: int) -> Place:
-        """The stage's devices."""
-        return Place(self.cluster, self.devices[stage])
+    def place(self, stage: int) -> StagePlacement:
+        return StagePlacement(self.cluster, self.devices[stage])
 
     def replicas(self, stage: int) -> int:
-        """How many devices hold the stage."""
         return len(self.devices[stage])
 
     def recomputes(self, stage: int) -> bool:
-        """Whether the stage runs its forward again before its backward."""
         return bool(self.recompute) and self.recompute[stage]
 
     def microbatches(self, stage: int) -> int:
-        """How many the stage's first replica does: ``n``."""
+        """Return the number of micro-batches of the stage's first replica: ``n``."""
         if self.only_forward:
             return 1
         return math.ceil(self.options.num_microbatches / self.replicas(stage))
 
     def work_s(self, stage: int) -> tuple[float, float]:
-        """Forward and backward at one replica: ``F`` and ``B``."""
+        """Return forward and backward time on one replica: ``F`` and ``B``."""
         layers = self.layers(stage)
         return work_s(self.profile, layers, self.place(stage).speed, self.recomputes(stage))
 
     def send_forward(self, stage: int) -> tuple[int, float]:
-        """Bytes and time of the activations sent to the next stage."""
+        """Return bytes and time of the activations sent to the next stage."""
         if stage + 1 == self.num_stages:
             return 0, 0.0
         size = self.profile.boundaries[self.layers(stage)[-1]].forward_bytes
@@ -105,7 +96,7 @@ class Split:
         return self._sent(stage, stage + 1, size)
 
     def send_backward(self, stage: int) -> tuple[int, float]:
-        """Bytes and time of the gradients sent to the previous stage."""
+        """Return bytes and time of the gradients sent to the previous stage."""
         if stage == 0 or self.only_forward:
             return 0, 0.0
         size = self.profile.boundaries[self.layers(stage)[0] - 1].backward_bytes
@@ -113,12 +104,11 @@ class Split:
         return self._sent(stage - 1, stage, size)
 
     @cached_property
-    def passing(self) -> tuple[Passing, ...]:
-        """What goes past stages."""
-        return passing(self.profile, self.counts) if self.direct else ()
+    def passing(self) -> tuple[PassingTensors, ...]:
+        return find_passing_tensors(self.profile, self.counts) if self.direct else ()
 
     def direct_sends(self) -> tuple[DirectSend, ...]:
-        """The same as a plan lists it."""
+        """Return the tensors that bypass stages as a plan lists them."""
         _, _, forward_channels, backward_channels = self.all_channels()
         found = []
         for index, past in enumerate(self.passing):
@@ -142,15 +132,15 @@ class Split:
         return tuple(found)
 
     def channels(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Which shared connection each cut's activations leave by, and each cut's gradients.
-
-        Numbered from 0 in order of appearance; -1 for one of the sender's own.
-        """
+        """Return the shared connection of each cut's activations and of each cut's gradients."""
         forward, backward, *_ = self.all_channels()
         return forward, backward
 
     def all_channels(self) -> tuple[tuple[int, ...], ...]:
-        """The same, then those of what goes past stages."""
+        """Return the shared connections of cuts, then of bypassing tensors, both ways each.
+
+        Numbered from 0 in order of appearance; -1 for a connection that nothing else uses.
+        """
         numbers: dict[tuple[int, int], int] = {}
         neighbours = [(stage, stage + 1) for stage in range(self.num_stages - 1)]
         found = []
@@ -167,28 +157,28 @@ class Split:
         return -1 if group is None else numbers.setdefault((level, group), len(numbers))
 
     def _sent(self, stage: int, other: int, size: int) -> tuple[int, float]:
-        """Bytes between two stages and their time; none between stages on the same devices."""
+        # Stages on the same devices hand tensors over in memory.
         if self.devices[stage] == self.devices[other]:
             return 0, 0.0
         return size, self._link(stage, other).transfer_time_s(size)
 
     def whole_s(self, stage: int) -> float:
-        """Forward, backward and what the cut behind the stage sends both ways: ``tau``."""
+        """Return the time per micro-batch of a stage and the cut behind it: ``tau``."""
         back_s = self.send_backward(stage + 1)[1] if stage + 1 < self.num_stages else 0.0
         return sum(self.work_s(stage)) + self.send_forward(stage)[1] + back_s
 
     def sync_s(self, stage: int) -> float:
-        """Summing the stage's gradients over its replicas: ``A``."""
+        """Return the time to all-reduce the stage's gradients over its replicas: ``A``."""
         if self.only_forward:
             return 0.0
         return self.place(stage).all_reduce_s(self.memory(stage).gradients_bytes)
 
     def exposed_sync_s(self, stage: int) -> float:
-        """What of it outlasts the backward of the layers in front: ``E``."""
+        """Return the part of the all-reduce that the preceding layers do not hide: ``E``."""
         return max(0.0, self.sync_s(stage) - self._in_front_s(stage)[1])
 
     def tied_sync_s(self) -> float:
-        """One ring after another over the stages that own each tied weight: ``Z``."""
+        """Return the time to all-reduce tied weights, one ring after another: ``Z``."""
         if self.only_forward:
             return 0.0
         total_s = 0.0
@@ -201,12 +191,13 @@ class Split:
         return total_s
 
     def depth(self, stage: int) -> int:
-        """Micro-batches in flight at one replica by the schedule itself."""
+        """Return the micro-batches in flight on one replica under the schedule's own warm-up."""
         own = self.microbatches(stage)
         if self.options.schedule == "gpipe":
             return own
         if self.options.schedule not in CLOSED_FORM_DEPTH and not self.only_forward:
             return most_in_flight(self._order())[stage]
+        # 1F1B: from the last stage to the front, one round more than what the next stage holds.
         ahead = held = 0
         for later in range(self.num_stages - 1, stage - 1, -1):
             held = 1 + math.ceil(ahead / self.replicas(later))
@@ -214,11 +205,9 @@ class Split:
         return min(own, held)
 
     def in_flight(self, stage: int) -> int:
-        """Micro-batches whose activations one replica holds at once."""
         return self.held[stage] if self.held else self.depth(stage)
 
     def memory(self, stage: int) -> MemoryUse:
-        """Every byte of one of the stage's devices, storage by storage."""
         return memory(
             self.profile,
             self.options,
@@ -233,12 +222,11 @@ class Split:
         )
 
     def limit_bytes(self, stage: int) -> int | None:
-        """What each of the stage's devices allows, `None` for no limit."""
         memory_bytes = self.cluster.devices[self.devices[stage][0]].memory_bytes
         return None if memory_bytes is None else int(memory_bytes * self.options.memory_fraction)
 
     def step_model_s(self) -> float:
-        """The objective ``step_time`` of GPipe, or of 1F1B for every other schedule."""
+        """Return the closed form of GPipe's step, or 1F1B's for every other schedule."""
         stages = range(self.num_stages)
         repeats = [self.microbatches(stage) - 1 for stage in stages]
         total_s = sum(self.whole_s(stage) for stage in stages)
@@ -250,10 +238,9 @@ class Split:
         return total_s + max(self.exposed_sync_s(stage) for stage in stages) + self.tied_sync_s()
 
     def objective(self) -> float:
-        """What the options ask to minimise; but for a simulated step all values are relayed.
+        """Return the value that the options minimise; PipeDream's objective is not defined here.
 
-        Raises:
-            InvalidInput: The objective is PipeDream's, which is not counted here.
+        Tensors are relayed, except for schedules whose objective is the simulated step.
         """
         is_simulated = (
             self.options.objective == "step_time" and self.options.schedule not in CLOSED_FORM_DEPTH
@@ -280,7 +267,7 @@ class Split:
         return self.step_model_s()
 
     def bound_s(self) -> float:
-        """What no simulated step of this split can be shorter than."""
+        """Return a lower bound on the simulated step of this split."""
         fastest = max(device.speed for device in self.cluster.devices)
         whole_s = work_s(self.profile, range(len(self.profile.layers)), fastest)
         if self.only_forward:
@@ -296,7 +283,7 @@ class Split:
         return max(bounds)
 
     def step_time_s(self) -> float:
-        """The simulated step."""
+        """Return the simulated step."""
         stages, options = range(self.num_stages), self.options
         forward_channel, backward_channel = self.channels()
         times = StageTimes(
@@ -322,16 +309,16 @@ class Split:
         )[0]
 
     def either_way(self) -> tuple[float, ...]:
-        """The simulated steps of the ways that the options allow: relayed, or past stages too."""
+        """Return the simulated step with relays, and with direct sends if they are allowed."""
         ways = (False, True) if self.options.skips == "direct" else (False,)
         return tuple(replace(self, direct=direct).step_time_s() for direct in ways)
 
     def is_usable(self) -> bool:
-        """Whether the split may be made, its devices are well placed, and every stage fits."""
+        """Return True if the split breaks no rule of cuts, placement, options or memory."""
         return next(self.faults(), None) is None
 
     def faults(self) -> Iterator[str]:
-        """Every rule the split breaks, in words."""
+        """Yield every rule that the split breaks, in words."""
         wrong = list(self.basic_faults())
         if wrong:
             yield from wrong
@@ -343,12 +330,11 @@ class Split:
             yield from self._stage_faults(stage)
 
     def basic_faults(self) -> Iterator[str]:
-        """Broken rules without which the numbers mean nothing."""
+        """Yield broken rules of placement and schedule, without which no number is defined."""
         yield from self._placement_faults()
         yield from self._schedule_faults()
 
     def _placement_faults(self) -> Iterator[str]:
-        """Of each stage alone, and of the order in which stages take the devices of a class."""
         positions = self.num_stages // self.chunks
         places = [self.place(stage) for stage in range(positions)]
         alone = [
@@ -362,16 +348,16 @@ class Split:
         for one, other in combinations(range(positions), 2):
             first, second = self.place(one), self.place(other)
             if first.is_like(second) and max(first.ranks()) >= min(second.ranks()):
-                yield f"stage {other} is not behind stage {one} on devices of their kind"
+                yield f"stage {other} does not follow stage {one} on devices of their kind"
+        # Later chunks return to the devices of the first; every other lap of a V runs backwards.
         for stage in range(positions, self.num_stages):
             lap, position = divmod(stage, positions)
             folds = self.options.schedule in ("zbv", "dualpipev") and lap % 2 == 1
             expected = self.devices[positions - 1 - position if folds else position]
             if self.devices[stage] != expected:
-                yield f"stage {stage} is not on the devices its schedule puts it on"
+                yield f"stage {stage} is not on the devices that its schedule assigns"
 
     def _schedule_faults(self) -> Iterator[str]:
-        """Stages, replicas and micro-batches the schedule does not take."""
         options, num_stages = self.options, self.num_stages
         if self.only_forward:
             return
@@ -384,47 +370,44 @@ class Split:
             yield str(error)
 
     def _count_faults(self) -> Iterator[str]:
-        """Stages and replicas, as many as the options ask for."""
         options, num_stages = self.options, self.num_stages
         if options.num_stages not in (None, num_stages):
-            yield f"it has {num_stages} stages, {options.num_stages} were asked for"
+            yield f"it has {num_stages} stages, not num_stages={options.num_stages}"
         if options.max_stages is not None and num_stages > options.max_stages:
-            yield f"it has {num_stages} stages, at most {options.max_stages} were asked for"
+            yield f"it has {num_stages} stages, more than max_stages={options.max_stages}"
         most = 1 if self.only_forward else options.num_microbatches
         if options.max_replicas is not None:
             most = min(most, options.max_replicas)
         for stage in range(num_stages):
             if self.replicas(stage) > most:
-                yield f"stage {stage} has {self.replicas(stage)} replicas, at most {most} may be"
+                yield f"stage {stage} has {self.replicas(stage)} replicas, more than {most}"
 
     def _cut_faults(self) -> Iterator[str]:
-        """Cuts that are not legal, and layers that are asked to stay together and do not."""
         for index, boundary in enumerate(self.boundaries()):
             if not boundary.legal:
-                yield f"the cut behind stage {index} is not legal: {boundary.reason}"
+                yield f"the cut after stage {index} is illegal: {boundary.reason}"
         owner = self._stage_of_each_name()
         for name in self.options.no_cut_after:
             layer = list(owner).index(name) if name in owner else None
             if layer is None:
-                yield f"no layer is called {name!r}, behind which no stage may end"
+                yield f"no_cut_after names layer {name!r}, which does not exist"
             elif any(self.layers(stage)[-1] == layer for stage in range(self.num_stages - 1)):
-                yield f"a stage ends behind {name!r}, which the options forbid"
+                yield f"a stage ends after {name!r}, which no_cut_after forbids"
         for one, other in self.options.together:
             if one not in owner or other not in owner:
-                yield f"no two layers are called {one!r} and {other!r}, which are to be together"
+                yield f"together names layers {one!r} and {other!r}, which do not both exist"
             elif owner[one] != owner[other]:
                 yield f"{one!r} and {other!r} are in stages {owner[one]} and {owner[other]}"
         if self.options.tied == "together":
             for parameter in filter(is_learned, parameters_of(self.profile)):
                 if len(self._owners(parameter)) > 1:
-                    yield f"{parameter.names[0]!r} is used by several stages, which is forbidden"
+                    yield f"{parameter.names[0]!r} is in several stages despite tied='together'"
 
     def _pin_faults(self) -> Iterator[str]:
-        """Layers that are not where the options want them."""
         owner = self._stage_of_each_name()
         for pin in self.options.pins:
             if pin.layer not in owner:
-                yield f"no layer is called {pin.layer!r}, which is pinned"
+                yield f"pins names layer {pin.layer!r}, which does not exist"
                 continue
             stage = owner[pin.layer]
             if pin.stage not in (None, stage):
@@ -434,19 +417,19 @@ class Split:
                 yield f"{pin.layer!r} is on a {kind!r}, pinned to a {pin.kind!r}"
 
     def _stage_faults(self, stage: int) -> Iterator[str]:
-        """Recomputation, micro-batches in flight and memory of one stage."""
         options, held, least = self.options, self.in_flight(stage), self.depth(stage)
         never = options.recompute == "never" or self.only_forward
         if never and self.recomputes(stage):
-            yield f"stage {stage} is recomputed, which the options forbid"
+            yield f"stage {stage} is recomputed despite recompute='never'"
         if options.recompute == "always" and not self.only_forward and not self.recomputes(stage):
-            yield f"stage {stage} is not recomputed, which the options demand"
+            yield f"stage {stage} is not recomputed despite recompute='always'"
         most = least
         is_last = stage + 1 == self.num_stages
         if options.schedule == "1f1b" and not self.only_forward and not is_last:
             most = min(self.microbatches(stage), least + options.max_extra_in_flight)
         if not least <= held <= most:
-            yield f"stage {stage}: in_flight is {held}, it may be {least} to {most}"
+            yield f"stage {stage}: in_flight is {held}, outside {least} to {most}"
+        # Stages that share a device share its memory.
         devices = set(self.devices[stage])
         needed = sum(
             self.memory(other).total_bytes
@@ -458,27 +441,24 @@ class Split:
             yield f"stage {stage}: needs {needed} bytes, its device allows {limit}"
 
     def _order(self) -> Order:
-        """What every device does, by the schedule itself."""
         name, num_microbatches = self.options.schedule, self.options.num_microbatches
         replicas = [self.replicas(stage) for stage in range(self.num_stages)]
         return make_order(name, num_microbatches, replicas, chunks=self.chunks)
 
     def _stage_of_each_name(self) -> dict[str, int]:
-        """The stage of every layer, by name, in order."""
         names = [entry.layer.name for entry in self.profile.layers]
         return {
             names[layer]: stage for stage in range(self.num_stages) for layer in self.layers(stage)
         }
 
     def _level(self, stage: int, other: int) -> int:
-        """That joins the last device of one stage with the first of a later one."""
+        # The last device of a stage is next to the first device of a later one.
         return level_between(self.cluster, self.devices[stage][-1], self.devices[other][0])
 
     def _link(self, stage: int, other: int) -> LinkLevel:
         return self.cluster.levels[self._level(stage, other)]
 
     def _slowest_link(self, stages: list[int]) -> LinkLevel:
-        """The outermost level between any devices of any two of the stages."""
         levels = [
             level_between(self.cluster, one, two)
             for first, second in combinations(stages, 2)
@@ -488,15 +468,14 @@ class Split:
         return self.cluster.levels[max(levels)]
 
     def _owners(self, parameter: Parameter) -> list[int]:
-        """Stages with a layer that uses the parameter."""
-        owners = []
-        for stage in range(self.num_stages):
-            if not set(self.layers(stage)).isdisjoint(parameter.layers):
-                owners.append(stage)
-        return owners
+        return [
+            stage
+            for stage in range(self.num_stages)
+            if not set(self.layers(stage)).isdisjoint(parameter.layers)
+        ]
 
     def _in_front_s(self, stage: int) -> tuple[float, float]:
-        """Forward and backward of all layers in front of a stage, at the fastest speed."""
+        # At the fastest speed, as this time is part of lower bounds.
         fastest = max(device.speed for device in self.cluster.devices)
         entries = self.profile.layers[: self.layers(stage)[0]]
         forward_s = math.fsum(entry.forward.median_s for entry in entries)
@@ -504,7 +483,6 @@ class Split:
         return forward_s / fastest, backward_s / fastest
 
     def _size_bytes(self, stage: int) -> int:
-        """Parameters and the activations of one micro-batch."""
         layers = self.layers(stage)
         return self.memory(stage).weights_bytes + saved_bytes(self.profile, layers)
 
@@ -512,7 +490,7 @@ class Split:
 def work_s(
     profile: Profile, layers: range, speed: float, recompute: bool = False
 ) -> tuple[float, float]:
-    """Forward and backward of a stage; the last one also carries the loss."""
+    """Return forward and backward time of a stage; the last stage includes the loss."""
     entries = [profile.layers[layer] for layer in layers]
     forward_s = math.fsum(entry.forward.median_s for entry in entries)
     backward_s = math.fsum(entry.backward.median_s for entry in entries)
@@ -534,16 +512,16 @@ def memory(
     held: int,
     past: tuple[int, int] = (0, 0),
 ) -> MemoryUse:
-    """Every byte of a device that holds these layers, storage by storage.
+    """Return the memory of a device that holds these layers, storage by storage.
 
     Args:
-        profile: Its costs for one micro-batch.
+        profile: Costs for one micro-batch.
         options: Optimizer and objective.
-        layers: Of the stage.
-        recompute: Whether it keeps only what arrives.
-        microbatches: Those its first replica does in a step.
-        held: Those in flight at once.
-        past: Bytes there and back that go past the stage instead of through it.
+        layers: Layers of the stage.
+        recompute: True if only the stage's inputs are kept until the backward.
+        microbatches: Micro-batches per step of the first replica.
+        held: Micro-batches in flight at once.
+        past: Bytes forward and backward that bypass the stage instead of being relayed.
     """
     weights = gradients = state = 0
     for parameter in parameters_of(profile):
@@ -565,6 +543,7 @@ def memory(
         )
     kept = saved_bytes(profile, layers)
     if recompute:
+        # The backward needs all activations of one micro-batch again, beside its workspace.
         workspace += kept
         kept = arriving
         if layers[0] == 0:
@@ -580,10 +559,13 @@ def memory(
 
 
 def saved_bytes(profile: Profile, layers: range) -> int:
-    """What autograd keeps of one micro-batch for these layers, the loss's with the last."""
-    saved = 0
-    for storage in profile.storages:
-        saved += 0 if set(layers).isdisjoint(storage.layers) else storage.size_bytes
+    """Return the bytes that autograd saves per micro-batch for these layers and their loss."""
+    # A storage that several layers save is counted once.
+    saved = sum(
+        storage.size_bytes
+        for storage in profile.storages
+        if not set(layers).isdisjoint(storage.layers)
+    )
     if not profile.storages:
         saved = sum(profile.layers[layer].saved_activation_bytes for layer in layers)
     if profile.loss and layers[-1] + 1 == len(profile.layers):
@@ -592,18 +574,15 @@ def saved_bytes(profile: Profile, layers: range) -> int:
 
 
 def parameters_of(profile: Profile) -> list[Parameter]:
-    """The profile's, or one fp32 weight a layer where it lists none."""
+    """Return the profile's parameters, or one fp32 weight per layer if it lists none."""
     if profile.parameters:
         return list(profile.parameters)
-    parameters = []
-    for index, entry in enumerate(profile.layers):
-        size = entry.layer.parameter_bytes
-        parameters.append(
-            Parameter(names=("weight",), size_bytes=size, numel=(size + 3) // 4, layers=(index,))
-        )
-    return parameters
+    sizes = [entry.layer.parameter_bytes for entry in profile.layers]
+    return [
+        Parameter(names=("weight",), size_bytes=size, numel=(size + 3) // 4, layers=(index,))
+        for index, size in enumerate(sizes)
+    ]
 
 
 def is_learned(parameter: Parameter) -> bool:
-    """Whether it gets a gradient."""
     return parameter.kind == "parameter" and parameter.trainable

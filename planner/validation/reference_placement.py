@@ -1,4 +1,4 @@
-"""Where a stage may be, and which links it uses: counted device by device, for `recount`."""
+"""Reference rules of placement: where a stage may lie and which links it uses, by device."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from ...core.cluster.cluster import Cluster, Device
 
 
 @dataclass(frozen=True)
-class Place:
+class StagePlacement:
     """Devices of one class that hold a stage.
 
     Attributes:
-        cluster: Theirs.
-        devices: Indices in the cluster, the first replica's first.
+        devices: Indices in the cluster, first replica first.
     """
 
     cluster: Cluster
@@ -29,25 +28,23 @@ class Place:
     def kind(self) -> str:
         return self.cluster.devices[self.devices[0]].kind
 
-    def is_like(self, other: Place) -> bool:
-        """Whether both are on devices of one class."""
+    def is_like(self, other: StagePlacement) -> bool:
         return other.devices[0] in _peers(self.cluster, self.devices[0])
 
-    def is_in_front_of(self, other: Place) -> bool:
-        """Whether the other is on later devices of the same class."""
+    def is_in_front_of(self, other: StagePlacement) -> bool:
         return self.is_like(other) and self.devices[0] < other.devices[0]
 
     def ranks(self) -> list[int]:
-        """Where the devices stand among all of their class."""
+        """Return the devices' positions among all devices of their class."""
         peers = _peers(self.cluster, self.devices[0])
         ranks = {device: rank for rank, device in enumerate(peers)}
         return [ranks[device] for device in self.devices]
 
     def faults(self, *, is_last: bool = True) -> Iterator[str]:
-        """What the rules of placement object to, for this stage alone.
+        """Yield the rules of placement that this stage breaks by itself.
 
         Args:
-            is_last: Whether no stage is on devices of its class behind it.
+            is_last: True if no stage lies behind it on devices of its class.
         """
         peers = _peers(self.cluster, self.devices[0])
         if not set(self.devices) <= set(peers):
@@ -56,17 +53,21 @@ class Place:
         ranks = self.ranks()
         first, end = ranks[0], ranks[0] + len(ranks)
         if ranks != list(range(first, end)):
-            yield "its devices do not follow each other"
+            yield "its devices are not contiguous"
             return
         sizes = _group_sizes(self.cluster, peers)
         for level, size in zip(self.cluster.levels[:-1], sizes[:-1], strict=True):
             inside = first // size == (end - 1) // size
             whole = first % size == 0 and (end % size == 0 or is_last)
             if not inside and not whole:
-                yield f"its devices are neither inside one {level.name!r} nor whole ones"
+                yield f"its devices are neither inside one {level.name!r} nor all of several"
 
     def all_reduce_s(self, size_bytes: int) -> float:
-        """Rings inside the innermost groups, then rings over groups with each device's share."""
+        """Return the time of a hierarchical ring all-reduce over the stage's devices.
+
+        Rings inside the innermost groups come first, then rings over groups, each device with its
+        share of the data.
+        """
         if len(self.devices) == 1:
             return 0.0
         total_s, share, members = 0.0, size_bytes, self.ranks()
@@ -84,9 +85,9 @@ class Place:
         return total_s
 
     def shared_exit(self, level: int) -> int | None:
-        """The group whose one connection all messages leave by that cross a level.
+        """Return the group through whose one connection messages leave the stage at a level.
 
-        `None` where the level is not shared, or the devices are spread over several groups.
+        Returns `None` if the level is not shared or the devices span several groups.
         """
         if not self.cluster.levels[level].shared:
             return None
@@ -99,10 +100,10 @@ class Place:
 
 
 def level_between(cluster: Cluster, one: int, other: int) -> int:
-    """The level that joins two devices of a plan.
+    """Return the link level between two devices of a plan.
 
-    In one class the one that joins them, groups counted in devices of that class; between two
-    classes the outermost that joins any device of the one with any of the other.
+    Within a class, groups are counted in devices of that class. Between two classes it is the
+    outermost level that joins any device of the one with any of the other.
     """
     peers, others = _peers(cluster, one), _peers(cluster, other)
     if peers != others:
@@ -114,7 +115,6 @@ def level_between(cluster: Cluster, one: int, other: int) -> int:
 
 
 def _peers(cluster: Cluster, device: int) -> list[int]:
-    """All devices equal to this one in kind, speed and memory."""
     like = _class_of(cluster.devices[device])
     return [index for index, entry in enumerate(cluster.devices) if _class_of(entry) == like]
 
@@ -124,10 +124,8 @@ def _class_of(device: Device) -> tuple[str, float, int | None]:
 
 
 def _group_sizes(cluster: Cluster, peers: list[int]) -> list[int]:
-    """For each level, how many devices of a class one group holds.
-
-    One, where the groups that hold any do not hold equally many (the last may hold fewer).
-    """
+    # Devices of the class per group of each level; one where groups hold unequal numbers of them,
+    # except for the last group, which may hold fewer.
     sizes = []
     for level in cluster.levels:
         groups: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""What goes past stages, worked out again from a profile's edges, for `recount`."""
+"""Reference computation of the tensors that bypass stages, from a profile's edges."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..dag.reorder import Uses
 
 
 @dataclass(frozen=True)
-class Passing:
-    """Tensors that go from one stage past others to a later one, per micro-batch."""
+class PassingTensors:
+    """Tensors sent from one stage past others to a later one, per micro-batch."""
 
     source: int
     target: int
@@ -34,18 +34,18 @@ class Passing:
         return sum(tensor.size_bytes for tensor in self.tensors if tensor.requires_grad)
 
     def crosses(self, stage: int) -> bool:
-        """Whether it is live behind a stage."""
+        """Return True if the tensors are live after a stage."""
         return self.source <= stage < self.target
 
     def goes_by(self, stage: int) -> bool:
-        """Whether a stage has no use for it."""
+        """Return True if the tensors are live at a stage that does not read them."""
         return self.source < stage < self.target
 
 
-def passing(profile: Profile, counts: Sequence[int]) -> tuple[Passing, ...]:
-    """Everything that stages of so many layers have no use for and a later one has.
+def find_passing_tensors(profile: Profile, counts: Sequence[int]) -> tuple[PassingTensors, ...]:
+    """Return the tensors that bypass stages when the layers are cut into these counts.
 
-    Nothing where the profile's edges do not account for its boundaries.
+    There are none if the profile's edges do not account for its boundaries.
     """
     uses = Uses(profile)
     try:
@@ -65,4 +65,4 @@ def passing(profile: Profile, counts: Sequence[int]) -> tuple[Passing, ...]:
         for pair in pairwise(sorted(stages)):
             if pair[1] - pair[0] > 1:
                 found.setdefault(pair, []).append(tensor)
-    return tuple(Passing(*pair, tuple(found[pair])) for pair in sorted(found))
+    return tuple(PassingTensors(*pair, tuple(found[pair])) for pair in sorted(found))

@@ -1,7 +1,4 @@
-"""Accept or reject any plan, whoever made it, by deriving its numbers again.
-
-The numbers come from `recount`, not from the planner's tables, so that the two check each other.
-"""
+"""Plan validation: accept or reject any plan by deriving its numbers again."""
 
 from __future__ import annotations
 
@@ -17,22 +14,22 @@ from ...core.profile.profile import Profile
 from ..dag.reorder import by_name, in_order
 from ..problem.arguments import as_planned, cluster_of, plan_of, profile_of
 from ..simulator.plan_timeline import plan_timeline
-from .reference_cost import Split
+from .reference_cost import ReferenceSplit
 
 TOLERANCE = 1e-9
-"""Relative difference allowed between a time in the plan and the same time derived again."""
+"""Relative difference allowed between a time in the plan and the reference computation."""
 
 
 def validate(plan: Plan, profile: Profile, cluster: Cluster | str) -> None:
-    """Check a plan against the profile and cluster it claims to be for.
+    """Check a plan against the profile and cluster it claims to be made for.
 
-    The profile is the one the plan names; a plan that was free to choose the size of micro-batches
-    is checked against the profile scaled to it.
+    The profile is the one that the plan names; if the plan chose the micro-batch size, the profile
+    is scaled to that size first.
 
-    Layers, devices and their placement, legality of cuts, what the options ask for, times, bytes,
-    memory and its limits, the simulated step, the baselines, and the proof's value are derived
-    again from the profile. The proof's bounds are not: they have to be at most the value and the
-    simulated step, and equal to the value where the plan is called optimal.
+    Layers, placement, legality of cuts, options, times, bytes, memory and its limits, the
+    simulated step, the baselines and the proof's value are derived again from the profile. The
+    proof's bounds are only checked for consistency: at most the value and the simulated step, and
+    equal to the value if the plan is called optimal.
 
     Raises:
         PlanMismatch: The plan is for another profile or cluster, or a number in it is wrong; the
@@ -49,8 +46,8 @@ def validate(plan: Plan, profile: Profile, cluster: Cluster | str) -> None:
         unknown.append(str(error))
     faults += unknown
     if plan.layer_names != tuple(entry.layer.name for entry in profile.layers):
-        faults.append("its layers are not the profile's, each once and in order")
-    elif not unknown:
+        faults.append("its layers are not the profile's layers, each once and in order")
+    elif not unknown:  # unknown devices have no placement to derive anything from
         split = split_of(plan, profile, cluster)
         faults += split.faults()
         if next(split.basic_faults(), None) is None:
@@ -63,11 +60,11 @@ def validate(plan: Plan, profile: Profile, cluster: Cluster | str) -> None:
             for baseline in plan.baselines:
                 faults += _baseline_faults(baseline, split)
     if faults:
-        raise PlanMismatch("the plan does not hold:\n  " + "\n  ".join(faults))
+        raise PlanMismatch("the plan is not valid:\n  " + "\n  ".join(faults))
 
 
 def as_ordered(plan: Plan, profile: Profile) -> Profile:
-    """The profile with its layers as the plan has them.
+    """Return the profile with its layers in the plan's order.
 
     Raises:
         InvalidInput: The plan's options or the profile's edges do not allow that order.
@@ -75,7 +72,7 @@ def as_ordered(plan: Plan, profile: Profile) -> Profile:
     if not plan.layer_order:
         return profile
     if plan.options.layer_order == "given":
-        raise InvalidInput("its layers are reordered, which the options do not ask for")
+        raise InvalidInput("its layers are reordered despite layer_order='given'")
     if len(plan.layer_order) != len(profile.layers):
         raise InvalidInput(
             f"layer_order has {len(plan.layer_order)} layers, the profile {len(profile.layers)}"
@@ -83,10 +80,10 @@ def as_ordered(plan: Plan, profile: Profile) -> Profile:
     return in_order(profile, plan.layer_order)
 
 
-def split_of(plan: Plan, profile: Profile, cluster: Cluster) -> Split:
-    """The plan's choices, without its numbers."""
+def split_of(plan: Plan, profile: Profile, cluster: Cluster) -> ReferenceSplit:
+    """Return the plan's choices without its numbers."""
     index = {device.name: number for number, device in enumerate(cluster.devices)}
-    return Split(
+    return ReferenceSplit(
         counts=plan.balance,
         devices=tuple(tuple(index[name] for name in stage.devices) for stage in plan.stages),
         profile=profile,
@@ -100,7 +97,6 @@ def split_of(plan: Plan, profile: Profile, cluster: Cluster) -> Split:
 
 
 def _identity_faults(plan: Plan, profile: Profile, profile_id: str) -> Iterable[str]:
-    """Whether plan and profile belong together, and plan and options."""
     if plan.profile_id != profile_id:
         source = plan.profile_id or "a profile it does not name"
         yield f"it was planned from {source}, this profile is {profile_id}"
@@ -125,38 +121,34 @@ def _identity_faults(plan: Plan, profile: Profile, profile_id: str) -> Iterable[
 
 
 def _samples(plan: Plan) -> int | None:
-    """Samples of a step by the plan's own micro-batches, where it was asked for a number."""
     if plan.options.batch_size is None or not plan.inputs or not plan.inputs[0].shape:
         return plan.options.batch_size
     return plan.inputs[0].shape[0] * plan.options.num_microbatches
 
 
 def _device_faults(plan: Plan, cluster: Cluster) -> Iterable[str]:
-    """Names of devices that are there, and ways to use them that are priced."""
     names = {device.name for device in cluster.devices}
     for index, stage in enumerate(plan.stages):
         for name in stage.devices:
             if name not in names:
                 yield f"stage {index} is on {name}, which the cluster does not have"
         if stage.recompute == "except_last":
-            yield f"stage {index} recomputes all but its last micro-batch, which is not priced"
+            yield f"stage {index}: recompute='except_last' is not supported by the cost model"
         strategy = "single" if stage.replicas == 1 else "replicate"
         if stage.strategy != strategy:
             yield f"stage {index}: strategy is {stage.strategy!r}, expected {strategy!r}"
 
 
-def _boundary_faults(plan: Plan, split: Split) -> Iterable[str]:
-    """The profile's account of each cut."""
+def _boundary_faults(plan: Plan, split: ReferenceSplit) -> Iterable[str]:
     expected = split.boundaries()
     if len(plan.boundaries) != len(expected):
         yield f"it lists {len(plan.boundaries)} boundaries for {len(expected)} cuts"
     for index, (found, boundary) in enumerate(zip(plan.boundaries, expected, strict=False)):
         if by_name(found) != by_name(boundary):
-            yield f"boundaries[{index}] is not the profile's boundary after {boundary.after}"
+            yield f"boundaries[{index}] differs from the profile's boundary after {boundary.after}"
 
 
-def _stage_faults(stage: Stage, index: int, split: Split) -> Iterable[str]:
-    """One stage's times, bytes, modules and memory."""
+def _stage_faults(stage: Stage, index: int, split: ReferenceSplit) -> Iterable[str]:
     forward_s, backward_s = split.work_s(index)
     forward_bytes, forward_send_s = split.send_forward(index)
     backward_bytes, backward_send_s = split.send_backward(index)
@@ -182,8 +174,7 @@ def _stage_faults(stage: Stage, index: int, split: Split) -> Iterable[str]:
             yield f"stage {index}: {name} is {found}, expected {expected}"
 
 
-def _step_faults(plan: Plan, split: Split) -> Iterable[str]:
-    """The step as a whole: tied gradients, simulated time, bubble."""
+def _step_faults(plan: Plan, split: ReferenceSplit) -> Iterable[str]:
     tied_s = split.tied_sync_s()
     if not math.isclose(plan.tied_sync_time_s, tied_s, rel_tol=TOLERANCE):
         yield f"tied_sync_time_s is {plan.tied_sync_time_s!r}, expected {tied_s!r}"
@@ -207,9 +198,9 @@ def _step_faults(plan: Plan, split: Split) -> Iterable[str]:
 
 
 def _numbered(plan: Plan, num_cuts: int) -> tuple[tuple[int, ...], ...]:
-    """Shared connections numbered as they appear, -1 everywhere where none is listed.
+    """Return a plan's shared connections, renumbered in order of appearance; -1 for unlisted ones.
 
-    Those of the cuts, there and back, then those of what goes past stages.
+    Cuts forward and backward come first, then direct sends forward and backward.
     """
     own = (-1,) * num_cuts
     listed = (
@@ -224,15 +215,14 @@ def _numbered(plan: Plan, num_cuts: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(numbers[entry] for entry in channels) for channels in listed)
 
 
-def _direct_faults(plan: Plan, split: Split) -> Iterator[str]:
-    """What goes past stages, and whether that is the faster way where it may be chosen."""
+def _direct_faults(plan: Plan, split: ReferenceSplit) -> Iterator[str]:
     if plan.direct_sends and plan.options.skips == "relay":
-        yield "it sends values past stages, which the options do not ask for"
+        yield "it has direct sends despite skips='relay'"
     expected = split.direct_sends()
     if len(plan.direct_sends) != len(expected):
-        yield f"it sends past stages {len(plan.direct_sends)} times, expected {len(expected)}"
+        yield f"it has {len(plan.direct_sends)} direct sends, expected {len(expected)}"
     for found, wanted in zip(plan.direct_sends, expected, strict=False):
-        where = f"what goes from stage {found.source} straight to {found.target}"
+        where = f"the direct send from stage {found.source} to {found.target}"
         if _without_times(found) != _without_times(wanted):
             yield f"{where} is {_without_times(found)}, expected {_without_times(wanted)}"
         for name in ("forward_time_s", "backward_time_s"):
@@ -241,19 +231,17 @@ def _direct_faults(plan: Plan, split: Split) -> Iterator[str]:
                 yield f"{where}: {name} is {pair[0]!r}, expected {pair[1]!r}"
     fastest_s = min(split.either_way()) if plan.options.skips == "direct" else math.inf
     if plan.step_time_s > fastest_s * (1 + TOLERANCE):
-        yield f"step_time_s is {plan.step_time_s!r}, values sent the other way {fastest_s!r}"
+        yield f"step_time_s is {plan.step_time_s!r}, with relays or direct sends {fastest_s!r}"
 
 
 def _without_times(send: DirectSend) -> tuple[object, ...]:
-    """The numbers of what goes past stages that are compared exactly."""
     names = sorted(send.tensors)
     return send.source, send.target, names, send.forward_bytes, send.backward_bytes
 
 
-def _proof_faults(plan: Plan, split: Split) -> Iterator[str]:
-    """The objective counted again, and bounds that could be true."""
+def _proof_faults(plan: Plan, split: ReferenceSplit) -> Iterator[str]:
     proof = plan.proof
-    if plan.options.objective != "pipedream":  # its own module counts that one
+    if plan.options.objective != "pipedream":  # PipeDream's formula exists once, in `pipedream`
         value = split.objective()
         if not math.isclose(proof.value, value, rel_tol=TOLERANCE):
             yield f"proof.value is {proof.value!r}, expected {value!r}"
@@ -269,10 +257,9 @@ def _proof_faults(plan: Plan, split: Split) -> Iterator[str]:
         )
 
 
-def _baseline_faults(baseline: Baseline, split: Split) -> Iterable[str]:
-    """Another split into as many stages, with the time it would take, or none if not usable."""
+def _baseline_faults(baseline: Baseline, split: ReferenceSplit) -> Iterable[str]:
     counts, num_layers = baseline.balance, len(split.profile.layers)
-    own = _split_elsewhere(baseline, split)
+    own = _move_to_devices(baseline, split)
     if own is None:
         yield f"baseline {baseline.name!r} is on devices that the cluster does not have"
         return
@@ -287,12 +274,11 @@ def _baseline_faults(baseline: Baseline, split: Split) -> Iterable[str]:
         yield f"baseline {baseline.name!r} is {list(counts)}, which are not equal layer counts"
     other = replace(split, counts=counts)
     if baseline.devices and next(other.basic_faults(), None) is None:
-        other = _recomputing(other)
-    other = replace(other, direct=False)  # which needs most memory
-    found_s, expected_s = (
-        baseline.step_time_s,
-        min(other.either_way()) if other.is_usable() else None,
-    )
+        other = _recompute_full_stages(other)
+    # Usable means that it fits with relays, which need most memory; the faster way is timed.
+    other = replace(other, direct=False)
+    found_s = baseline.step_time_s
+    expected_s = min(other.either_way()) if other.is_usable() else None
     if found_s is None or expected_s is None:
         is_right = found_s is expected_s
     else:
@@ -301,8 +287,7 @@ def _baseline_faults(baseline: Baseline, split: Split) -> Iterable[str]:
         yield f"baseline {baseline.name!r}: step_time_s is {found_s!r}, expected {expected_s!r}"
 
 
-def _split_elsewhere(baseline: Baseline, split: Split) -> Split | None:
-    """A plan's split, on the devices of a baseline that has its own."""
+def _move_to_devices(baseline: Baseline, split: ReferenceSplit) -> ReferenceSplit | None:
     if not baseline.devices:
         return split
     index = {device.name: number for number, device in enumerate(split.cluster.devices)}
@@ -314,8 +299,8 @@ def _split_elsewhere(baseline: Baseline, split: Split) -> Split | None:
     )
 
 
-def _recomputing(split: Split) -> Split:
-    """With the recomputation the options ask for, or where there is too little room without."""
+def _recompute_full_stages(split: ReferenceSplit) -> ReferenceSplit:
+    """Return the split with recomputation as the options demand or as memory requires."""
     mode = split.options.recompute
     if split.only_forward or mode == "never":
         return split
@@ -328,5 +313,5 @@ def _recomputing(split: Split) -> Split:
 
 
 def _is_equal(counts: tuple[int, ...]) -> bool:
-    """Whether counts differ by at most one, the larger ones in front."""
+    # They differ by at most one, the larger ones in front.
     return counts[0] - counts[-1] <= 1 and list(counts) == sorted(counts, reverse=True)

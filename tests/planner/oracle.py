@@ -16,8 +16,8 @@ from itertools import combinations
 from typing import NamedTuple
 
 from stagewright.planner.validation import reference_cost as recount
-from stagewright.planner.validation.reference_cost import Split
-from stagewright.planner.validation.reference_placement import Place, level_between
+from stagewright.planner.validation.reference_cost import ReferenceSplit
+from stagewright.planner.validation.reference_placement import StagePlacement, level_between
 
 
 class Choice(NamedTuple):
@@ -34,7 +34,7 @@ class Found:
     """The best split, and its objective with whatever decides between equals."""
 
     rank: tuple[float, ...]
-    split: Split
+    split: ReferenceSplit
 
 
 def least(instance, by=None):
@@ -56,7 +56,7 @@ def least(instance, by=None):
     return found
 
 
-def usable_plans(instance) -> Iterator[Split]:
+def usable_plans(instance) -> Iterator[ReferenceSplit]:
     """Every usable plan, one after another."""
     search = Search(instance, instance.options.objective)
     for choices in search.plans():
@@ -124,8 +124,8 @@ class Search:
             runs = []
             for begin, end in combinations(range(len(devices) + 1), 2):
                 run = tuple(devices[begin:end])
-                if end - begin <= most and not list(Place(self.cluster, run).faults()):
-                    only_last = bool(list(Place(self.cluster, run).faults(is_last=False)))
+                if end - begin <= most and not list(StagePlacement(self.cluster, run).faults()):
+                    only_last = bool(list(StagePlacement(self.cluster, run).faults(is_last=False)))
                     runs.append((begin, end, run, only_last))
             classes.append(runs)
         return classes
@@ -256,7 +256,7 @@ class Search:
 
     def split(self, choices):
         """The same plan, to be counted as a whole."""
-        return Split(
+        return ReferenceSplit(
             counts=tuple(choice.last - choice.first for choice in choices),
             devices=tuple(choice.devices for choice in choices),
             recompute=tuple(choice.recompute for choice in choices),
@@ -291,7 +291,7 @@ class Search:
         )
 
     def _sync_s(self, devices, size_bytes):
-        return Place(self.cluster, devices).all_reduce_s(size_bytes)
+        return StagePlacement(self.cluster, devices).all_reduce_s(size_bytes)
 
     def _sends(self, cut, level):
         gap, link = self.profile.boundaries[cut - 1], self.cluster.levels[level]

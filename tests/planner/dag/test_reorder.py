@@ -9,7 +9,7 @@ from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.core.profile.profile import SavedStorage
 from stagewright.planner.dag.reorder import in_order
-from stagewright.planner.validation.reference_cost import Split
+from stagewright.planner.validation.reference_cost import ReferenceSplit
 from stagewright.planner.validation.validate import validate
 from tests.builders import chain_profile
 from tests.planner.written import written
@@ -91,7 +91,7 @@ def test_a_reordered_plan_holds_where_it_was_asked_for():
     profile, order = fork(), (0, 2, 1, 3, 4)
     options = PlanOptions(layer_order="any")
     cluster = Cluster.uniform(2)
-    split = Split((2, 3), ((0,), (1,)), in_order(profile, order), cluster, options)
+    split = ReferenceSplit((2, 3), ((0,), (1,)), in_order(profile, order), cluster, options)
     fields = {"layer_order": order, "profile_id": profile.content_id()}
     made = Plan.model_validate({**dict(written(split)), **fields})
     validate(made, profile, cluster)

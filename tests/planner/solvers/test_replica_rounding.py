@@ -13,7 +13,7 @@ from stagewright.planner.cost.chain import tables
 from stagewright.planner.problem.problem import Request
 from stagewright.planner.solvers.replica_rounding import filled
 from stagewright.planner.solvers.solve import Pool
-from stagewright.planner.validation.reference_placement import Place
+from stagewright.planner.validation.reference_placement import StagePlacement
 from tests.builders import chain_profile, random_profile
 
 
@@ -102,7 +102,7 @@ def test_a_plan_on_whole_groups_is_no_worse():
             continue
         pricer = request.pricer
         found = filled(start, pricer)
-        place = Place(cluster, found.device_indices(request.devices, 1))
+        place = StagePlacement(cluster, found.device_indices(request.devices, 1))
         assert not list(place.faults()), seed
         assert pricer.price(found).value <= pricer.price(start).value, seed
         changed += found != start

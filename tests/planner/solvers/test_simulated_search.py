@@ -19,7 +19,7 @@ from stagewright.planner.problem.problem import Request
 from stagewright.planner.solvers import simulated_search as several
 from stagewright.planner.solvers.device_layouts import spreads
 from stagewright.planner.solvers.tournament import Race
-from stagewright.planner.validation.reference_cost import Split
+from stagewright.planner.validation.reference_cost import ReferenceSplit
 from stagewright.planner.validation.validate import validate
 from stagewright.schedules.make_schedule import in_flight
 from stagewright.schedules.traits import FOLDED, SPLIT_BACKWARD
@@ -177,7 +177,9 @@ def test_where_stages_fit_their_devices_a_plan_is_found(seed):
         max(split.memory(stage).total_bytes for stage in range(3))
         for one, other in combinations(range(1, 8), 2)
         for split in [
-            Split((one, other - one, 8 - other), ((0,), (1,), (2,)), profile, cluster, options)
+            ReferenceSplit(
+                (one, other - one, 8 - other), ((0,), (1,), (2,)), profile, cluster, options
+            )
         ]
     )
     made = planned(profile, limited(cluster, int(needed * 1.02) + 1), **dict(options))
@@ -334,7 +336,7 @@ def test_every_way_to_spread_is_a_way_a_plan_may_be_placed():
                 for entry in found:
                     places = tuple(entry.device_indices(devices, s) for s in range(count))
                     counts = (1,) * (count - 1) + (7 - count,)
-                    split = Split(counts, places, profile, cluster, options)
+                    split = ReferenceSplit(counts, places, profile, cluster, options)
                     assert list(split.basic_faults()) == []
 
 

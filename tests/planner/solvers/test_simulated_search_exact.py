@@ -13,7 +13,7 @@ from stagewright.planner.cost.device_classes import devices_of
 from stagewright.planner.plan import plan
 from stagewright.planner.problem.problem import Request
 from stagewright.planner.solvers.simulated_bound import LeastStep
-from stagewright.planner.validation.reference_cost import Split
+from stagewright.planner.validation.reference_cost import ReferenceSplit
 from stagewright.planner.validation.validate import validate
 from stagewright.schedules.traits import FOLDED
 from tests.builders import chain_profile, random_profile
@@ -83,7 +83,7 @@ def splits(found):
                 counts = tuple(b - a for a, b in pairwise((0, *inner, num_layers)))
                 ways = {"never": [False], "auto": [False, True], "always": [True]}
                 for again in product(ways[options.recompute], repeat=len(counts)):
-                    split = Split(
+                    split = ReferenceSplit(
                         counts, tuple(chain(*laps)), profile, cluster, options, again,
                         chunks=chunks,
                     )  # fmt: skip

@@ -8,8 +8,8 @@ from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import MemoryUse, Pin, PlanOptions
 from stagewright.core.profile.profile import LossProfile, Timing
-from stagewright.planner.validation.reference_cost import Split
-from stagewright.planner.validation.reference_placement import Place, level_between
+from stagewright.planner.validation.reference_cost import ReferenceSplit
+from stagewright.planner.validation.reference_placement import StagePlacement, level_between
 from tests.builders import boundary, chain_profile, random_profile
 from tests.planner.instances import instance, wide_instance
 from tests.planner.oracle import least, usable_plans
@@ -35,7 +35,7 @@ def nodes(num_devices, *, size=2, kinds=None):
 
 def split(counts, devices, cluster, *, profile=PROFILE, recomputed=(), held=(), **options):
     options = PlanOptions(**{"num_microbatches": 4, "max_replicas": None, **options})
-    return Split(counts, devices, profile, cluster, options, recomputed, held)
+    return ReferenceSplit(counts, devices, profile, cluster, options, recomputed, held)
 
 
 def changed(profile, **fields):
@@ -84,9 +84,9 @@ def test_gradients_of_a_stage_behind_are_summed_while_those_in_front_run_back():
 
 
 def test_an_all_reduce_over_whole_nodes_has_two_rings():
-    place = Place(nodes(8), (0, 1, 2, 3))
+    place = StagePlacement(nodes(8), (0, 1, 2, 3))
     assert place.all_reduce_s(40) == pytest.approx(2 * 0.5 * 40 / 100 + 2 * 0.5 * 20 / 10)
-    assert Place(nodes(8), (0, 1)).all_reduce_s(40) == pytest.approx(0.4)
+    assert StagePlacement(nodes(8), (0, 1)).all_reduce_s(40) == pytest.approx(0.4)
     cluster = nodes(8)
     assert place.all_reduce_s(41) == pytest.approx(cluster.all_reduce_time_s(41, 4, 1))
 
@@ -121,7 +121,7 @@ def test_latency_is_one_microbatch_forward():
     assert one.memory(1) == MemoryUse(weights_bytes=80, receive_buffers_bytes=100)
     assert one.sync_s(0) == one.tied_sync_s() == 0
     two = split((2, 2), ((0,), (2, 3)), nodes(4), objective="latency")
-    assert list(two.faults()) == ["stage 1 has 2 replicas, at most 1 may be"]
+    assert list(two.faults()) == ["stage 1 has 2 replicas, more than 1"]
 
 
 def test_links_of_one_class_count_its_own_devices():
@@ -130,7 +130,7 @@ def test_links_of_one_class_count_its_own_devices():
     assert level_between(cluster, 0, 2) == 1
     assert level_between(cluster, 0, 1) == 1  # any gpu with any cpu
     assert level_between(nodes(2, kinds=["gpu", "cpu"]), 0, 1) == 0
-    assert Place(cluster, (0, 2)).all_reduce_s(40) == pytest.approx(4)
+    assert StagePlacement(cluster, (0, 2)).all_reduce_s(40) == pytest.approx(4)
 
 
 def test_an_all_reduce_passes_over_a_level_whose_groups_are_unequal():
@@ -140,7 +140,7 @@ def test_an_all_reduce_passes_over_a_level_whose_groups_are_unequal():
         LinkLevel(group_size=size, latency_s=0, bandwidth_bytes_per_s=bandwidth)
         for size, bandwidth in ((2, 100), (6, 50), (12, 10))
     )
-    place = Place(Cluster(devices=listed, levels=levels), (0, 1, 6, 7, 8, 9))
+    place = StagePlacement(Cluster(devices=listed, levels=levels), (0, 1, 6, 7, 8, 9))
     assert place.all_reduce_s(60) == pytest.approx(2 * 0.5 * 60 / 100 + 2 * (2 / 3) * 30 / 10)
 
 
@@ -195,8 +195,8 @@ def test_a_class_spread_unevenly_is_linked_as_if_every_device_were_alone():
     """One gpu in the first node, two in the second, one in the third."""
     cluster = nodes(6, kinds=["gpu", "cpu", "gpu", "gpu", "cpu", "gpu"])
     assert level_between(cluster, 2, 3) == 1
-    assert Place(cluster, (2, 3)).all_reduce_s(40) == pytest.approx(4)
-    assert list(Place(cluster, (0, 2, 3)).faults()) == []
+    assert StagePlacement(cluster, (2, 3)).all_reduce_s(40) == pytest.approx(4)
+    assert list(StagePlacement(cluster, (0, 2, 3)).faults()) == []
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_class_spread_unevenly_is_linked_as_if_every_device_were_alone():
     ],
 )
 def test_replicas_are_inside_one_node_or_whole_nodes(devices, is_placed_last, is_placed):
-    place = Place(nodes(5), devices)
+    place = StagePlacement(nodes(5), devices)
     assert (not list(place.faults())) == is_placed_last
     assert (not list(place.faults(is_last=False))) == is_placed
 
@@ -245,22 +245,25 @@ def test_tied_weights_are_summed_over_their_owners_by_the_slowest_link():
     assert far.tied_sync_s() == pytest.approx(4 * 40 / 3 / 10)
     assert near.memory(1).weights_bytes == 120
     faults = split((2, 2), ((0,), (1,)), nodes(4), profile=profile, tied="together").faults()
-    assert list(faults) == ["'layer.0.weight' is used by several stages, which is forbidden"]
+    assert list(faults) == ["'layer.0.weight' is in several stages despite tied='together'"]
 
 
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
-        ({"num_stages": 3}, "it has 2 stages, 3 were asked for"),
-        ({"max_stages": 1}, "it has 2 stages, at most 1 were asked for"),
+        ({"num_stages": 3}, "it has 2 stages, not num_stages=3"),
+        ({"max_stages": 1}, "it has 2 stages, more than max_stages=1"),
         ({"together": (("layer.0", "layer.3"),)}, "'layer.0' and 'layer.3' are in stages 0 and 1"),
-        ({"together": (("layer.0", "layer.9"),)}, "no two layers are called"),
-        ({"no_cut_after": ("layer.1",)}, "a stage ends behind 'layer.1', which the options forbid"),
-        ({"no_cut_after": ("layer.9",)}, "no layer is called 'layer.9', behind which"),
+        ({"together": (("layer.0", "layer.9"),)}, "together names layers"),
+        (
+            {"no_cut_after": ("layer.1",)},
+            "a stage ends after 'layer.1', which no_cut_after forbids",
+        ),
+        ({"no_cut_after": ("layer.9",)}, "no_cut_after names layer 'layer.9', which"),
         ({"pins": (Pin(layer="layer.2", stage=0),)}, "in stage 1, pinned to stage 0"),
         ({"pins": (Pin(layer="layer.2", kind="cpu"),)}, "on a 'gpu', pinned to a 'cpu'"),
-        ({"pins": (Pin(layer="layer.9", stage=0),)}, "no layer is called 'layer.9', which is"),
-        ({"recompute": "always"}, "stage 0 is not recomputed, which the options demand"),
+        ({"pins": (Pin(layer="layer.9", stage=0),)}, "pins names layer 'layer.9', which"),
+        ({"recompute": "always"}, "stage 0 is not recomputed despite recompute='always'"),
     ],
 )
 def test_what_the_options_forbid_is_named(options, fault):
@@ -269,11 +272,13 @@ def test_what_the_options_forbid_is_named(options, fault):
 
 
 def test_other_faults_are_named():
-    assert "recomputed, which the options forbid" in next(
+    assert "recomputed despite recompute='never'" in next(
         split((4,), ((0,),), nodes(1), recomputed=(True,)).faults()
     )
-    assert "at most 1 may be" in next(split((4,), ((0, 1),), nodes(2), max_replicas=1).faults())
-    assert "in_flight is 3, it may be 2 to 2" in next(
+    assert "replicas, more than 1" in next(
+        split((4,), ((0, 1),), nodes(2), max_replicas=1).faults()
+    )
+    assert "in_flight is 3, outside 2 to 2" in next(
         split((2, 2), ((0,), (1,)), nodes(2), held=(3, 1)).faults()
     )
     more = split((2, 2), ((0,), (1,)), nodes(2), held=(3, 1), max_extra_in_flight=1)
@@ -282,7 +287,7 @@ def test_other_faults_are_named():
     gaps = (boundary(0), boundary(1, legal=False), boundary(2))
     illegal = changed(PROFILE, boundaries=gaps)
     fault = next(split((2, 2), ((0,), (1,)), nodes(2), profile=illegal).faults())
-    assert fault == "the cut behind stage 0 is not legal: a test forbids it"
+    assert fault == "the cut after stage 0 is illegal: a test forbids it"
 
 
 def test_exactly_enough_memory_is_enough():
@@ -324,7 +329,7 @@ def test_brute_force_prunes_nothing_it_needs(objective):
 
 @pytest.mark.parametrize("objective", ["step_time", "throughput", "memory", "latency", "devices"])
 def test_brute_force_tries_every_plan_the_rules_allow(objective):
-    """All cuts, all rows of devices in any order: only `Split.faults` says what is a plan."""
+    """All cuts, all rows of devices in any order: only `ReferenceSplit.faults` says what is a plan."""
     tried = 0
     for seed in range(120):
         problem = (instance, wide_instance)[seed % 2](seed, objective=objective)
@@ -347,7 +352,7 @@ def all_splits(problem):
             counts = tuple(end - begin for begin, end in pairwise((0, *cuts, num_layers)))
             for devices in rows_of(range(num_devices), count):
                 for recompute in product((False, True), repeat=count):
-                    yield Split(
+                    yield ReferenceSplit(
                         counts,
                         devices,
                         problem.profile,

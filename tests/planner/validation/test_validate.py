@@ -6,7 +6,7 @@ from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.core.models.families import MLPSpec
 from stagewright.core.plan.plan import Baseline, Pin, Plan, PlanOptions
-from stagewright.planner.validation.reference_cost import Split
+from stagewright.planner.validation.reference_cost import ReferenceSplit
 from stagewright.planner.validation.validate import validate
 from stagewright.schedules.traits import FOLDED
 from tests.builders import boundary, chain_profile, random_profile
@@ -38,7 +38,7 @@ CLUSTER = Cluster(
 
 OPTIONS = PlanOptions(num_stages=3, num_microbatches=6, max_replicas=None, recompute="auto")
 
-SPLIT = Split(
+SPLIT = ReferenceSplit(
     counts=(3, 3, 2),
     devices=((0, 1), (2,), (4,)),
     profile=PROFILE,
@@ -56,7 +56,7 @@ EQUAL = Baseline(
 OTHER = Baseline(
     name="balance_by_time",
     balance=(2, 3, 3),
-    step_time_s=Split(
+    step_time_s=ReferenceSplit(
         (2, 3, 3), SPLIT.devices, PROFILE, CLUSTER, OPTIONS, SPLIT.recompute
     ).step_time_s(),
 )
@@ -121,15 +121,15 @@ CORRUPTIONS = {
     "schedule is": lambda: changed(schedule="gpipe"),
     "fixed_mode is": lambda: changed(fixed_mode=("dropout",)),
     "num_microbatches is": lambda: changed(num_microbatches=5),
-    "2 were asked for": lambda: asked(num_stages=2),
-    "at most 2 were asked for": lambda: asked(num_stages=None, max_stages=2),
-    "stage 0 has 2 replicas, at most 1 may be": lambda: asked(max_replicas=1),
-    "stage 0 is recomputed, which the options forbid": lambda: asked(recompute="never"),
-    "stage 1 is not recomputed, which the options demand": lambda: asked(recompute="always"),
+    "not num_stages=2": lambda: asked(num_stages=2),
+    "more than max_stages=2": lambda: asked(num_stages=None, max_stages=2),
+    "stage 0 has 2 replicas, more than 1": lambda: asked(max_replicas=1),
+    "stage 0 is recomputed despite recompute='never'": lambda: asked(recompute="never"),
+    "stage 1 is not recomputed despite recompute='always'": lambda: asked(recompute="always"),
     "'block.0' and 'block.3' are in stages 0 and 1": lambda: asked(
         together=(("block.0", "block.3"),)
     ),
-    "a stage ends behind 'block.2', which the options forbid": lambda: asked(
+    "a stage ends after 'block.2', which no_cut_after forbids": lambda: asked(
         no_cut_after=("block.2",)
     ),
     "'block.0' is in stage 0, pinned to stage 2": lambda: asked(
@@ -138,26 +138,26 @@ CORRUPTIONS = {
     "'block.0' is on a 'fast', pinned to a 'slow'": lambda: asked(
         pins=(Pin(layer="block.0", kind="slow"),)
     ),
-    "'tied.0' is used by several stages, which is forbidden": lambda: asked(tied="together"),
+    "'tied.0' is in several stages despite tied='together'": lambda: asked(tied="together"),
     "is 1000000, expected 500000": lambda: asked(memory_fraction=0.5),
     "stage 1 is on gpu:9, which the cluster does not have": lambda: stage_changed(
         1, devices=("gpu:9",)
     ),
-    "stage 0: its devices are neither inside one 'node' nor whole ones": lambda: moved(
+    "stage 0: its devices are neither inside one 'node' nor all of several": lambda: moved(
         ("fast:1", "fast:2"), ("fast:3",)
     ),
-    "stage 0: its devices do not follow each other": lambda: stage_changed(
+    "stage 0: its devices are not contiguous": lambda: stage_changed(
         0, devices=("fast:1", "fast:0")
     ),
     "stage 0: its devices differ in kind, speed or memory": lambda: stage_changed(
         0, devices=("fast:3", "slow:5")
     ),
-    "stage 1 is not behind stage 0 on devices of their kind": lambda: moved(
+    "stage 1 does not follow stage 0 on devices of their kind": lambda: moved(
         ("fast:2", "fast:3"), ("fast:1",)
     ),
     "stage 0: strategy is 'single'": lambda: stage_changed(0, strategy="single"),
     "stage 1: strategy is 'fully_shard'": lambda: stage_changed(1, strategy="fully_shard"),
-    "stage 0 recomputes all but its last": lambda: stage_changed(0, recompute="except_last"),
+    "stage 0: recompute='except_last' is not": lambda: stage_changed(0, recompute="except_last"),
     "boundaries[0]": lambda: changed(boundaries=(boundary(0), *PLAN.boundaries[1:])),
     "lists 0 boundaries for 2 cuts": lambda: changed(boundaries=()),
     "stage 0: forward_time_s": lambda: stage_changed(0, forward_time_s=1.0),
@@ -167,8 +167,8 @@ CORRUPTIONS = {
     "stage 0: send_forward_bytes": lambda: stage_changed(0, send_forward_bytes=7),
     "stage 2: send_backward_bytes": lambda: stage_changed(2, send_backward_bytes=7),
     "stage 0: module_fqns": lambda: stage_changed(0, module_fqns=()),
-    "stage 0: in_flight is 1, it may be 2 to 2": lambda: stage_changed(0, in_flight=1),
-    "stage 0: in_flight is 3, it may be 2 to 2": lambda: stage_changed(0, in_flight=3),
+    "stage 0: in_flight is 1, outside 2 to 2": lambda: stage_changed(0, in_flight=1),
+    "stage 0: in_flight is 3, outside 2 to 2": lambda: stage_changed(0, in_flight=3),
     "stage 0: sync_time_s is 0.0": lambda: stage_changed(0, sync_time_s=0.0),
     "weights_bytes=1 ": lambda: memory_changed(weights_bytes=1),
     "gradients_bytes=1 ": lambda: memory_changed(gradients_bytes=1),
@@ -276,8 +276,8 @@ def test_a_plan_that_ignores_that_links_are_shared_is_refused():
         levels=tuple(level.model_copy(update={"shared": False}) for level in levels),
     )
     places, options = ((0,), (2,), (4,)), PlanOptions(num_microbatches=4)
-    made = written(Split((1, 1, 1), places, profile, cluster, options))
-    other = written(Split((1, 1, 1), places, profile, alone, options))
+    made = written(ReferenceSplit((1, 1, 1), places, profile, cluster, options))
+    other = written(ReferenceSplit((1, 1, 1), places, profile, alone, options))
     assert made.step_time_s > other.step_time_s
     validate(made, profile, cluster)
     validate(other, profile, alone)
@@ -297,11 +297,11 @@ def test_a_plan_that_ignores_that_links_are_shared_is_refused():
 
 def test_a_cut_that_is_no_longer_legal_is_refused():
     profile, cluster = chain_profile([1, 1]), Cluster.uniform(2)
-    made = written(Split((1, 1), ((0,), (1,)), profile, cluster, PlanOptions()))
+    made = written(ReferenceSplit((1, 1), ((0,), (1,)), profile, cluster, PlanOptions()))
     validate(made, profile, cluster)
     gaps = (boundary(0, legal=False),)
     stricter = type(profile).model_validate({**dict(profile), "boundaries": gaps})
-    with pytest.raises(PlanMismatch, match="the cut behind stage 0 is not legal: a test forbids"):
+    with pytest.raises(PlanMismatch, match="the cut after stage 0 is illegal: a test forbids"):
         validate(made, stricter, cluster)
 
 
@@ -309,7 +309,7 @@ def test_a_cut_that_is_no_longer_legal_is_refused():
 def test_there_may_be_more_stages_than_microbatches(schedule):
     profile, cluster = chain_profile([1, 1, 1]), Cluster.uniform(3)
     options = PlanOptions(num_microbatches=2, schedule=schedule)
-    made = written(Split((1, 1, 1), ((0,), (1,), (2,)), profile, cluster, options))
+    made = written(ReferenceSplit((1, 1, 1), ((0,), (1,), (2,)), profile, cluster, options))
     validate(made, profile, cluster)
 
 
@@ -320,7 +320,7 @@ def test_a_baseline_has_no_time_exactly_where_it_cannot_be_used():
     options = PlanOptions(num_stages=2, num_microbatches=2, optimizer="none")
     even = Cluster.uniform(2)
     for profile, cluster in ((strict, even), (heavy_front, limited(even, 300))):
-        made = written(Split((1, 3), ((0,), (1,)), profile, cluster, options))
+        made = written(ReferenceSplit((1, 3), ((0,), (1,)), profile, cluster, options))
         equal = Baseline(name="equal_layers", balance=(2, 2), step_time_s=None)
         validate(made.model_copy(update={"baselines": (equal,)}), profile, cluster)
         timed = equal.model_copy(update={"step_time_s": 15.0})
@@ -331,7 +331,9 @@ def test_a_baseline_has_no_time_exactly_where_it_cannot_be_used():
 def test_more_microbatches_in_flight_are_accepted_where_they_may_be():
     options = PlanOptions.model_validate({**dict(OPTIONS), "max_extra_in_flight": 1})
     for held, is_right in (((3, 2, 1), True), ((3, 3, 1), True), ((3, 4, 1), False)):
-        split = Split(SPLIT.counts, SPLIT.devices, PROFILE, CLUSTER, options, SPLIT.recompute, held)
+        split = ReferenceSplit(
+            SPLIT.counts, SPLIT.devices, PROFILE, CLUSTER, options, SPLIT.recompute, held
+        )
         made = written(split)
         if is_right:
             validate(made, PROFILE, CLUSTER)
@@ -370,7 +372,7 @@ def test_schedules_with_several_stages_a_device(schedule, devices, chunks):
     options = PlanOptions(schedule=schedule, num_microbatches=4)
     cluster = Cluster.uniform(4)
     places = tuple((device,) for device in devices)
-    split = Split((1, 1, 1, 1), places, profile, cluster, options, chunks=chunks)
+    split = ReferenceSplit((1, 1, 1, 1), places, profile, cluster, options, chunks=chunks)
     made = written(split)
     validate(made, profile, cluster)
     needed = sum(stage.memory.total_bytes for stage in made.stages[::3][: 2 if chunks > 1 else 1])
@@ -384,5 +386,5 @@ def test_schedules_with_several_stages_a_device(schedule, devices, chunks):
             for stage, device in zip(swapped, (0, 1, *reversed(devices[2:])), strict=True)
         ]
         other = Plan.model_validate({**dict(made), "stages": tuple(stages)})
-        with pytest.raises(PlanMismatch, match="stage 2 is not on the devices its schedule"):
+        with pytest.raises(PlanMismatch, match="stage 2 is not on the devices that its schedule"):
             validate(other, profile, cluster)
