@@ -338,7 +338,7 @@ def test_more_microbatches_in_flight_are_accepted_where_they_may_be():
         if is_right:
             validate(made, PROFILE, CLUSTER)
         else:
-            with pytest.raises(PlanMismatch, match="stage 1: in_flight is 4, it may be 2 to 3"):
+            with pytest.raises(PlanMismatch, match="stage 1: in_flight is 4, outside 2 to 3"):
                 validate(made, PROFILE, CLUSTER)
 
 
