@@ -53,7 +53,7 @@ from stagewright.planner.pipedream.objective import (
     split_states,
 )
 from stagewright.planner.pipedream.states import graph_states
-from stagewright.schedules.numba_jit import available
+from stagewright.schedules.numba_jit import is_available
 
 
 def solve_pipedream(
@@ -124,7 +124,7 @@ def solved(
 ) -> tuple[list[Result], float]:
     """All profiles and clusters, and the seconds all of it took but the warm-up."""
     solver = OBJECTIVES[objective]
-    if objective != "pipedream" and available():
+    if objective != "pipedream" and is_available():
         warm_up_s = warm_up(solver, graphs, columns[0], settings)
         print(f"{objective}: warmed up in {warm_up_s:.2f} s", file=sys.stderr)
     begin_s = time.perf_counter()

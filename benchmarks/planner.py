@@ -35,7 +35,7 @@ from stagewright.core.plan.plan import Plan, PlanOptions
 from stagewright.core.profile.profile import LayerProfile, Profile, SavedStorage, Timing
 from stagewright.planner.plan import Planner
 from stagewright.planner.problem.problem import Progress
-from stagewright.schedules.numba_jit import available
+from stagewright.schedules.numba_jit import is_available
 
 Number = TypeVar("Number", int, float)
 
@@ -79,7 +79,7 @@ def _measure(arguments: argparse.Namespace) -> int:
         "microbatches": options.num_microbatches,
         "memory_gb": arguments.memory_gb,
         "asked_gap": arguments.gap,
-        "numba": available(),
+        "numba": is_available(),
         "cold_s": cold["solve_s"],
         **{
             key: statistics.median(row[key] for row in rows)

@@ -78,7 +78,7 @@ def main() -> int:
     plain = [median_ms(case, max(3, arguments.repeats // 10)) for case in CASES]
     del os.environ["STAGEWRIGHT_NUMBA"]
     compiled: list[float | None] = [None] * len(CASES)
-    if jit.available():
+    if jit.is_available():
         import numba  # noqa: F401 - once it is there, the simulator uses it
 
         compiled = [median_ms(case, arguments.repeats) for case in CASES]

@@ -50,7 +50,7 @@ def is_done() -> bool:
 
     It does not load numba, which takes longer than the answer is worth.
     """
-    return not jit.available() or _mark().exists()
+    return not jit.is_available() or _mark().exists()
 
 
 def compile_all() -> None:

@@ -1,14 +1,14 @@
-"""The order of work of each schedule, as arrays.
+"""Order of work of every schedule, as arrays.
 
-All but the V-shaped ``zbv`` and ``dualpipev``, which have files of their own, interlace two
-sequences on every rank: its forwards and its backwards. After ``depth`` forwards a backward and a
-forward take turns until the forwards are done. A rank with several stages (chunks) takes ``run``
-micro-batches through one chunk, then through the next, forwards up and backwards down. Where
-backwards are split, the weight part of the i-th follows the input part of the (i + ``delay``)-th.
-The schedules differ in these numbers alone:
+All schedules but the V-shaped ``zbv`` and ``dualpipev`` (`v_shapes`) interlace two sequences on
+every rank: its forwards and its backwards. After ``depth`` forwards, backwards and forwards
+alternate until no forward is left. A rank with several stages (chunks) takes ``run`` micro-batches
+through one chunk, then through the next: forwards in ascending, backwards in descending order of
+chunks. With split backwards, the weight part of backward i follows the input part of backward
+i + ``delay``. The schedules differ only in these numbers:
 
 ============================  ======================  ====================================  =====
-P places, n micro-batches     run                     depth of place p                      delay
+P places, n micro-batches     run                     depth at place p                      delay
 ============================  ======================  ====================================  =====
 gpipe, looped_bfs             n                       all
 1f1b                          n                       `default_depths`, or the caller's
@@ -16,8 +16,8 @@ interleaved_1f1b              n / max(1, n div P)     (chunks - 1) run + 2 (P - 
 (interleaved_)zero_bubble     n / max(1, n div P)     (chunks - 1) run + (P - 1 - p) + 1    p
 ============================  ======================  ====================================  =====
 
-They are the orders of ``torch.distributed.pipelining``; zero_bubble is ZB-H1 (Qi et al. 2023),
-torch's interleaved zero bubble with one chunk.
+These are the orders of ``torch.distributed.pipelining``; zero_bubble is ZB-H1 (Qi et al. 2023),
+which torch has as its interleaved zero bubble with one chunk.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from .layout import Layout, make_layout
 from .numba_jit import Kernel
 from .traits import IN_ROUNDS
 from .v_shapes import KINDS, dualpipev_pattern, zbv_pattern
-from .warmup_depths import checked_depths, default_depths
+from .warmup_depths import check_depths, default_depths
 
 Ints = NDArray[np.int64]
 
 WORKS = tuple(Work)
-"""What the numbers in `Order.work` stand for."""
+"""Kinds of work by their number in `ActionOrder.work`."""
 
 FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, RECOMPUTE = range(len(WORKS))
 assert "".join(WORKS) == "FBIWR"
 
 
 @dataclass(frozen=True)
-class Order:
-    """What every rank does, first to last.
+class ActionOrder:
+    """Actions of every rank in order of execution, as one array per column.
 
     Attributes:
-        num_microbatches: Of one step.
-        stage_ranks: The ranks of each stage; micro-batch k is done by entry k mod length.
+        num_microbatches: Micro-batches per step.
+        stage_ranks: Ranks of each stage; micro-batch k runs on entry k mod length.
         first: Rank p's actions are entries ``first[p]`` to ``first[p + 1]`` of the other arrays.
-        stage: Of each action.
-        work: Of each action, an index of `WORKS`.
-        microbatch: Of each action.
+        stage: Stage of each action.
+        work: Kind of each action, an index into `WORKS`.
+        microbatch: Micro-batch of each action.
     """
 
     num_microbatches: int
@@ -75,19 +75,18 @@ class Order:
 
     @property
     def trains(self) -> bool:
-        """Whether there are backwards."""
         return bool((self.work != FORWARD).any())
 
     @property
     def counts(self) -> Ints:
-        """How many actions of each work and stage there are, one work after the other."""
+        """Return the number of actions of each kind and stage, kind by kind."""
         return np.bincount(
             self.work * self.num_stages + self.stage, minlength=len(WORKS) * self.num_stages
         )
 
     @property
     def ranks(self) -> Ints:
-        """The rank of each action."""
+        """Return the rank of each action."""
         return np.repeat(np.arange(self.num_ranks), np.diff(self.first))
 
 
@@ -97,23 +96,25 @@ def make_order(
     replicas: Sequence[int],
     depths: Sequence[int] = (),
     chunks: int = 1,
-) -> Order:
-    """The order of a schedule; arguments and errors are those of `make_schedule`. O(actions)."""
+) -> ActionOrder:
+    """Return the order of a schedule, for the arguments of `make_schedule`, in O(actions)."""
     layout = make_layout(name, num_microbatches, replicas, chunks)
     if depths and name != "1f1b":
-        raise InvalidInput(f"depths are for the 1f1b schedule; {name} has its own")
+        raise InvalidInput(f"only the 1f1b schedule takes depths; {name} has fixed ones")
     ranks = _Ranks.of(layout, num_microbatches)
     if layout.folded:
         pattern = zbv_pattern if name == "zbv" else dualpipev_pattern
-        return _v_shaped(pattern, layout, ranks, num_microbatches)
+        return _order_v_shape(pattern, layout, ranks, num_microbatches)
+    # The table above, a column each; gpipe and looped_bfs keep these first values.
     before_last = layout.positions - 1 - ranks.position
     run, depth, delay = ranks.microbatches, ranks.actions, None
     if name in IN_ROUNDS or name == "zero_bubble":
+        # Micro-batches in as many equal rounds as fill all places, as torch forms them.
         run = run // np.maximum(1, run // layout.positions)
     if name == "1f1b":
         chosen = default_depths(num_microbatches, replicas)
         if depths:
-            chosen = checked_depths(num_microbatches, replicas, depths)
+            chosen = check_depths(num_microbatches, replicas, depths)
         depth = np.array(chosen)[ranks.position]
     elif name == "interleaved_1f1b":
         depth = (chunks - 1) * run + 2 * before_last + 1
@@ -121,19 +122,19 @@ def make_order(
         depth = (chunks - 1) * run + before_last + 1
         delay = ranks.position
     depth = np.minimum(depth, ranks.actions)
-    return _interlaced(name, layout, ranks, num_microbatches, run, depth, delay)
+    return _interlace(name, layout, ranks, num_microbatches, run, depth, delay)
 
 
 @dataclass(frozen=True)
 class _Ranks:
-    """One entry a rank.
+    """Arrays with one entry per rank.
 
     Attributes:
         position: Place along the pipeline.
-        replica: Which of the place's ranks.
-        replicas: How many the place has.
-        microbatches: How many it is dealt.
-        actions: Forwards it does: micro-batches times chunks.
+        replica: Index among the ranks of the place.
+        replicas: Number of ranks of the place.
+        microbatches: Micro-batches that the rank is dealt.
+        actions: Forwards that the rank runs: micro-batches times chunks.
     """
 
     position: Ints
@@ -152,7 +153,7 @@ class _Ranks:
         return cls(position, replica, replicas, dealt, dealt * layout.chunks)
 
 
-def _interlaced(
+def _interlace(
     name: ScheduleName,
     layout: Layout,
     ranks: _Ranks,
@@ -160,22 +161,21 @@ def _interlaced(
     run: Ints,
     depth: Ints,
     delay: Ints | None,
-) -> Order:
-    """Forwards and backwards in turn; the arrays have one entry a rank."""
+) -> ActionOrder:
     works = 1 if name == "forward_only" else 2 if delay is None else 3
     first = np.concatenate(([0], np.cumsum(works * ranks.actions)))
     stage, work, microbatch = (np.empty(first[-1], np.int64) for _ in range(3))
-    _interlace(
+    _fill_interlaced(
         int(first[-1]),
         layout.positions, layout.chunks, ranks.position, ranks.replica, ranks.replicas,
         ranks.microbatches, run, depth, ranks.position if delay is None else delay,
         delay is not None, name == "looped_bfs", first, stage, work, microbatch,
     )  # fmt: skip
-    return Order(num_microbatches, layout.stage_ranks, first, stage, work, microbatch)
+    return ActionOrder(num_microbatches, layout.stage_ranks, first, stage, work, microbatch)
 
 
 @Kernel
-def _interlace(
+def _fill_interlaced(
     positions: int,
     chunks: int,
     position: Ints,
@@ -192,29 +192,19 @@ def _interlace(
     work: Ints,
     microbatch: Ints,
 ) -> None:
-    """What each rank does next, until it has done it all.
+    """Choose each rank's next action until all are done, writing stage, work and micro-batch.
 
-    Args:
-        positions: Places along the pipeline.
-        chunks: Stages a rank.
-        position: Of each rank.
-        replica: Of each rank.
-        replicas: At each rank's place.
-        microbatches: Dealt to each rank.
-        run: See above.
-        depth: See above.
-        delay: See above.
-        split: Whether backwards are.
-        last_first: Whether a chunk's backwards begin with the last micro-batch.
-        first: See `Order`.
-        stage: Out, see `Order`.
-        work: Out, likewise.
-        microbatch: Out, likewise.
+    Ranks are described as in `_Ranks`, with ``run``, ``depth`` and ``delay`` as in the module's
+    table. ``split`` says that backwards come in two parts, ``last_first`` that a chunk's backwards
+    begin with the last micro-batch.
     """
+    # The literals 0 to 3 are FORWARD to BACKWARD_WEIGHT: numba compiles them as constants.
     for rank in range(len(first) - 1):
         count = microbatches[rank] * chunks
         forwards = backwards = weights = 0
         for action in range(first[rank], first[rank + 1]):
+            # A weight part that is due goes first, then forwards as far as the depth lets them
+            # run ahead; a backward otherwise. What is left at the end are weight parts.
             waiting = backwards - weights if split else 0
             if waiting > delay[rank] or (waiting > 0 and backwards == count):
                 what, index = 3, weights
@@ -227,10 +217,11 @@ def _interlace(
                 backwards += 1
             chunk, which = 0, index
             if chunks > 1:
+                # The index-th forward counted through all chunks: `run` of them per turn.
                 turn = index // run[rank]
                 chunk = turn % chunks
                 which = turn // chunks * run[rank] + index % run[rank]
-            if what != 0:
+            if what != 0:  # backwards visit the chunks from the last to the first
                 chunk = chunks - 1 - chunk
                 which = microbatches[rank] - 1 - which if last_first else which
             stage[action] = chunk * positions + position[rank]
@@ -238,13 +229,13 @@ def _interlace(
             microbatch[action] = which * replicas[rank] + replica[rank]
 
 
-def _v_shaped(
+def _order_v_shape(
     pattern_of: Callable[[int, int, int], bytes],
     layout: Layout,
     ranks: _Ranks,
     num_microbatches: int,
-) -> Order:
-    """Stages p and 2 P - 1 - p at place p."""
+) -> ActionOrder:
+    # A pattern names kinds of actions; place p holds stages p and 2 P - 1 - p.
     patterns = [
         pattern_of(position, layout.positions, dealt)
         for position, dealt in zip(
@@ -255,13 +246,13 @@ def _v_shaped(
     begin = np.cumsum([0, *map(len, patterns)])
     first = np.zeros(len(begin), np.int64)
     stage, work, microbatch, put_off = (np.empty(len(kinds), np.int64) for _ in range(4))
-    _number(
+    _assign_microbatches(
         len(kinds),
         layout.positions, ranks.position, ranks.replica, ranks.replicas, ranks.microbatches,
         begin, kinds, _CHUNK_OF, _WORK_OF, put_off, first, stage, work, microbatch,
     )  # fmt: skip
     done = first[-1]
-    return Order(
+    return ActionOrder(
         num_microbatches, layout.stage_ranks, first, stage[:done], work[:done], microbatch[:done]
     )
 
@@ -271,7 +262,7 @@ _WORK_OF = np.array([WORKS.index(work) for _, work in KINDS], np.int64)
 
 
 @Kernel
-def _number(
+def _assign_microbatches(
     positions: int,
     position: Ints,
     replica: Ints,
@@ -287,25 +278,11 @@ def _number(
     work: Ints,
     microbatch: Ints,
 ) -> None:
-    """Say which micro-batch each action of a pattern is of, and leave out those beyond the last.
+    """Assign micro-batches to the actions of each pattern and drop those beyond the last micro-batch.
 
-    Forwards and backwards take micro-batches in turn, weight parts as their input parts did.
-
-    Args:
-        positions: Places along the pipeline.
-        position: Of each rank.
-        replica: Of each rank.
-        replicas: At each rank's place.
-        microbatches: Dealt to each rank.
-        begin: Rank p's pattern is entries ``begin[p]`` to ``begin[p + 1]`` of ``kinds``.
-        kinds: Of each action of the patterns, an index of `KINDS`.
-        chunk_of: Of each kind.
-        work_of: Of each kind.
-        put_off: Room for the micro-batches whose weight parts are to come.
-        first: Out, see `Order`.
-        stage: Out, see `Order`.
-        work: Out, likewise.
-        microbatch: Out, likewise.
+    Rank p's pattern is entries ``begin[p]`` to ``begin[p + 1]`` of ``kinds``, which index `KINDS`.
+    Per chunk, forwards and backwards take micro-batches in order, and weight parts in the order of
+    their input parts: ``put_off`` is scratch space for a queue per chunk of those that are due.
     """
     done = 0
     for rank in range(len(begin) - 1):
@@ -327,7 +304,7 @@ def _number(
                 if what == 2:
                     put_off[room + inputs[chunk]] = index
                     inputs[chunk] += 1
-            if index >= microbatches[rank]:
+            if index >= microbatches[rank]:  # patterns are drawn for a minimum of micro-batches
                 continue
             stage[done] = position[rank] if chunk == 0 else 2 * positions - 1 - position[rank]
             work[done] = what

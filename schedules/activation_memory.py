@@ -1,7 +1,7 @@
-"""The activations that ranks hold while they work.
+"""Activation memory of ranks over a step.
 
-They depend on the order of work alone, not on its durations: held from the start of a forward to
-the end of its backward, the weight part where backwards are split.
+It depends on the order of work alone, not on durations: activations are held from the start of a
+forward to the end of its backward, or of the weight part if backwards are split.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .action_order import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, RECOMPUTE, Ints, Order
+from .action_order import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, RECOMPUTE, ActionOrder, Ints
 
 
-def changes(
-    order: Order, saved_bytes: Sequence[int], recomputed_bytes: Sequence[int] = ()
+def activation_changes(
+    order: ActionOrder, saved_bytes: Sequence[int], recomputed_bytes: Sequence[int] = ()
 ) -> tuple[Ints, Ints]:
-    """Bytes that come when each action starts, and bytes that go when it ends.
+    """Return the bytes allocated when each action starts and those freed when it ends.
 
     Without backwards a forward saves nothing.
 
     Args:
-        order: Of all ranks.
-        saved_bytes: What each stage keeps per micro-batch from its forward to its backward.
-        recomputed_bytes: What each stage computes again for the time of a backward, none if empty.
-            Where the order says when (``R``), micro-batches that it does not name keep it all.
+        order: Actions of all ranks.
+        saved_bytes: Bytes that each stage keeps per micro-batch from forward to backward.
+        recomputed_bytes: Bytes that each stage recomputes and holds during a backward; empty for
+            none. If the order has ``R`` actions, micro-batches without one keep everything.
     """
     forward = order.work == FORWARD
     if forward.all():
@@ -35,14 +35,14 @@ def changes(
     come, go = np.where(forward, saved, 0), saved.copy()
     if len(recomputed_bytes):
         again = np.asarray(recomputed_bytes, np.int64)[order.stage]
-        come += np.where(_begins(order), again, 0)
+        come += np.where(_holds_all_from(order), again, 0)
         go += again
     go[forward | (order.work == BACKWARD_INPUT) | (order.work == RECOMPUTE)] = 0
     return come, go
 
 
-def _begins(order: Order) -> NDArray[np.bool_]:
-    """The actions from which a recomputing stage holds everything."""
+def _holds_all_from(order: ActionOrder) -> NDArray[np.bool_]:
+    """Return True for the actions from which a recomputing stage holds all activations."""
     forward, again = order.work == FORWARD, order.work == RECOMPUTE
     begins: NDArray[np.bool_] = ~(forward | (order.work == BACKWARD_WEIGHT))
     if not again.any():
@@ -54,19 +54,21 @@ def _begins(order: Order) -> NDArray[np.bool_]:
 
 
 def peak_activation_bytes(
-    order: Order, saved_bytes: Sequence[int], recomputed_bytes: Sequence[int] = ()
+    order: ActionOrder, saved_bytes: Sequence[int], recomputed_bytes: Sequence[int] = ()
 ) -> tuple[int, ...]:
-    """The most each rank holds at once; arguments as for `changes`. O(actions)."""
-    come, go = changes(order, saved_bytes, recomputed_bytes)
-    held = np.cumsum(come - go) + go  # every rank ends with nothing held
+    """Return each rank's peak of `activation_changes`, in O(actions)."""
+    come, go = activation_changes(order, saved_bytes, recomputed_bytes)
+    # One sum over all ranks will do, since each ends with nothing held; `+ go` undoes the release
+    # that belongs to the end of the action.
+    held = np.cumsum(come - go) + go
     peaks = np.zeros(order.num_ranks, np.int64)
     np.maximum.at(peaks, order.ranks, held)
     return tuple(peaks.tolist())
 
 
-def most_in_flight(order: Order) -> tuple[int, ...]:
-    """Most micro-batches one replica of each stage holds at once. O(actions log actions)."""
-    come, go = changes(order, [1] * order.num_stages)
+def most_in_flight(order: ActionOrder) -> tuple[int, ...]:
+    """Return the most micro-batches that one replica of each stage holds, in O(n log n) actions."""
+    come, go = activation_changes(order, [1] * order.num_stages)
     apart = np.argsort(order.stage * order.num_ranks + order.ranks, kind="stable")
     held = np.cumsum((come - go)[apart]) + go[apart]
     most = np.zeros(order.num_stages, np.int64)

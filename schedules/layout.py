@@ -1,4 +1,4 @@
-"""Which rank holds which stage."""
+"""Layout of stages on ranks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .traits import ANY_REPLICAS, FOLDED, IN_ROUNDS, NAMES, ONE_STAGE_A_RANK
 
 @dataclass(frozen=True)
 class Layout:
-    """The ranks of a pipeline, in the order of what they hold.
+    """Ranks of a pipeline, numbered place by place.
+
+    The pipeline has S / chunks places; the replicas of a place hold the same stages.
 
     Attributes:
-        stage_ranks: Ranks of each stage; micro-batch k is done by entry k mod length.
-        positions: Places along the pipeline, S / chunks; the replicas of a place hold the same
-            stages.
+        stage_ranks: Ranks of each stage; micro-batch k runs on entry k mod length.
         replicas: Ranks at each place.
         chunks: Stages at each place.
-        folded: Stages run to the last place and back (a V), not round and round.
+        folded: True if stages run to the last place and back (a V) instead of round and round.
     """
 
     stage_ranks: tuple[tuple[int, ...], ...]
@@ -40,10 +40,10 @@ class Layout:
 def make_layout(
     name: ScheduleName, num_microbatches: int, replicas: Sequence[int], chunks: int
 ) -> Layout:
-    """Ranks numbered place by place: all replicas of the first, then those of the second.
+    """Return the layout of a pipeline whose ranks are numbered place by place.
 
     Raises:
-        InvalidInput: Numbers the schedule does not take.
+        InvalidInput: The schedule does not support these numbers.
     """
     _check(name, num_microbatches, replicas, chunks)
     positions = len(replicas) // chunks
@@ -59,7 +59,7 @@ def make_layout(
 
 def _check(name: str, num_microbatches: int, replicas: Sequence[int], chunks: int) -> None:
     if name not in NAMES:
-        raise InvalidInput(f"no schedule is called {name!r}; there are {', '.join(NAMES)}")
+        raise InvalidInput(f"unknown schedule {name!r}; choose one of {', '.join(NAMES)}")
     num_stages = len(replicas)
     if num_stages < 1 or num_microbatches < 1:
         raise InvalidInput(
@@ -71,8 +71,8 @@ def _check(name: str, num_microbatches: int, replicas: Sequence[int], chunks: in
     _check_chunks(name, num_stages, chunks)
     if name not in ANY_REPLICAS and len(set(replicas)) > 1:
         raise InvalidInput(
-            f"the {name} schedule needs equally many replicas of every stage, not "
-            f"{'-'.join(map(str, replicas))}; gpipe and 1f1b take any"
+            f"the {name} schedule needs the same number of replicas for every stage, not "
+            f"{'-'.join(map(str, replicas))}; gpipe and 1f1b support any"
         )
     if name in IN_ROUNDS:
         _check_rounds(name, num_stages // chunks, num_microbatches, replicas[0])
@@ -87,7 +87,7 @@ def _check_chunks(name: str, num_stages: int, chunks: int) -> None:
         raise InvalidInput(f"the {name} schedule puts two stages on a rank; chunks is {chunks}")
     if num_stages % chunks:
         raise InvalidInput(
-            f"{num_stages} stages cannot be dealt {chunks} to a rank; ask for a multiple of "
+            f"{num_stages} stages cannot be placed {chunks} to a rank; ask for a multiple of "
             f"{chunks} stages"
         )
 
@@ -97,23 +97,21 @@ def _check_rounds(name: str, positions: int, num_microbatches: int, replicas: in
         if not in_equal_rounds(count, positions):
             rounds = count // positions
             raise InvalidInput(
-                f"the {name} schedule takes its micro-batches in equal rounds: {count} do not "
-                f"divide into {rounds} rounds over {positions} ranks; a multiple of {positions} "
-                "micro-batches always does"
+                f"the {name} schedule runs its micro-batches in equal rounds: {count} cannot be "
+                f"divided into {rounds} rounds over {positions} ranks; use a multiple of "
+                f"{positions} micro-batches"
             )
 
 
 def in_equal_rounds(count: int, positions: int) -> bool:
-    """The condition of torch for so many micro-batches; Megatron's, m mod S = 0, is a special case.
+    """Return True if torch's interleaved schedules accept a replica's number of micro-batches.
 
-    Args:
-        count: Of one replica.
-        positions: Places along the pipeline.
+    Megatron's condition, m mod S = 0, is a special case.
     """
     return count % max(1, count // positions) == 0
 
 
 def copies(num_microbatches: int, parts: int) -> tuple[int, ...]:
-    """The sizes that occur when micro-batches are dealt in turn: at most two, the larger first."""
+    """Return the one or two share sizes of micro-batches dealt round-robin, larger first."""
     most, least = -(-num_microbatches // parts), num_microbatches // parts
     return (most,) if least in (0, most) else (most, least)

@@ -1,4 +1,4 @@
-"""Schedules by name, and how much of them a stage holds at once."""
+"""Schedules by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..core.plan.schedule import Action, Schedule, ScheduleName
 from .action_order import WORKS, make_order
 from .activation_memory import most_in_flight
 from .layout import make_layout
-from .warmup_depths import checked_depths, default_depths
+from .warmup_depths import check_depths, default_depths
 
 
 def make_schedule(
@@ -22,24 +22,24 @@ def make_schedule(
     depths: Sequence[int] = (),
     chunks: int = 1,
 ) -> Schedule:
-    """The schedule of that name.
+    """Return the schedule of that name.
 
-    The orders are those of ``torch.distributed.pipelining``, so a plan is priced by the order it
-    will run in; see `order`.
+    The orders are those of ``torch.distributed.pipelining``, so a plan is costed by the order in
+    which it will run; see `action_order`.
 
     Args:
-        name: Which one.
-        num_stages: Over all ranks.
-        num_microbatches: Of one step, over all replicas.
-        replicas: Ranks of each stage, one each if empty; micro-batch k of a stage is done by its
-            replica k mod r. gpipe, 1f1b and forward_only take any numbers, the others equal ones.
-        depths: Forwards each replica of a stage does before its first backward, for 1f1b alone;
-            its own warm-up if empty.
-        chunks: Stages a rank: two for zbv and dualpipev, any for interleaved and looped
+        name: Name of the schedule.
+        num_stages: Stages over all ranks.
+        num_microbatches: Micro-batches per step over all replicas.
+        replicas: Ranks of each stage, one each if empty; replica k mod r of a stage runs
+            micro-batch k. gpipe, 1f1b and forward_only support any numbers, others equal ones.
+        depths: For 1f1b, forwards that each replica of a stage runs before its first backward;
+            the default warm-up if empty.
+        chunks: Stages per rank: two for zbv and dualpipev, any for interleaved and looped
             schedules, else one.
 
     Raises:
-        InvalidInput: An unknown name, or numbers the schedule does not take.
+        InvalidInput: The name is unknown, or the schedule does not support these numbers.
     """
     order = make_order(
         name, num_microbatches, replicas_or_one(num_stages, replicas), depths, chunks
@@ -58,10 +58,10 @@ def make_schedule(
 
 
 def replicas_or_one(num_stages: int, replicas: Sequence[int]) -> tuple[int, ...]:
-    """The replicas of each stage, one each if none are given.
+    """Return the replicas of each stage, one each if none are given.
 
     Raises:
-        InvalidInput: Not one number a stage.
+        InvalidInput: The numbers are not one per stage.
     """
     if not replicas:
         return (1,) * num_stages
@@ -80,12 +80,12 @@ def in_flight(
     depths: Sequence[int] = (),
     chunks: int = 1,
 ) -> int:
-    """Most micro-batches whose activations one replica of a stage holds at once.
+    """Return the most micro-batches whose activations one replica of a stage holds at once.
 
-    GPipe keeps all it is dealt (Huang et al. 2019), 1F1B its warm-up (`default_depths`),
-    zero_bubble also those whose weight part waits: min(m, S) in all (Qi et al. 2023). Without a
-    backward nothing is kept beyond the micro-batch at work. Other schedules are counted through,
-    in O(actions). The arguments are those of `make_schedule`.
+    GPipe keeps all that it is dealt (Huang et al. 2019), 1F1B its warm-up (`default_depths`),
+    zero_bubble also those whose weight part is due: min(m, S) in all (Qi et al. 2023). Without
+    backwards only the current micro-batch is held. Other schedules are counted in O(actions). The
+    arguments are those of `make_schedule`.
     """
     replicas = replicas_or_one(num_stages, replicas)
     if not 0 <= stage < num_stages:
@@ -98,6 +98,6 @@ def in_flight(
         return -(-num_microbatches // replicas[stage])
     if name == "1f1b":
         if depths:
-            return checked_depths(num_microbatches, replicas, depths)[stage]
+            return check_depths(num_microbatches, replicas, depths)[stage]
         return default_depths(num_microbatches, replicas)[stage]
     return most_in_flight(make_order(name, num_microbatches, replicas, depths, chunks))[stage]

@@ -1,4 +1,4 @@
-"""The schedule a plan runs by."""
+"""Schedule of a plan."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from ..core.plan.schedule import Action, Schedule, Work
 from .make_schedule import make_schedule
 
 BACKWARDS = (Work.BACKWARD, Work.BACKWARD_INPUT)
-"""What needs a micro-batch's activations first."""
+"""Work that needs a micro-batch's activations first."""
 
 
 def schedule_of(plan: Plan) -> Schedule:
-    """What every rank does in one step of a plan, by the plan's own depths, replicas and chunks.
+    """Return the actions of every rank in one step of a plan.
 
     The simulator's timeline and the executor both read this. Ranks are numbered place by place:
-    all replicas of the first stage, then those of the second. Where a stage recomputes, ``R``
+    all replicas of the first stage, then those of the second. On a stage that recomputes, ``R``
     stands right before the backward.
 
     Raises:
-        InvalidInput: The plan's schedule does not take its numbers, or its depths would wait for
-            each other for ever.
+        InvalidInput: The schedule does not support the plan's numbers, or its depths deadlock.
     """
     stages = plan.stages
     schedule = make_schedule(
@@ -37,7 +36,7 @@ def schedule_of(plan: Plan) -> Schedule:
     }
     if not modes:
         return schedule
-    ranks = tuple(tuple(_recomputing(actions, modes)) for actions in schedule.ranks)
+    ranks = tuple(tuple(_insert_recomputation(actions, modes)) for actions in schedule.ranks)
     return Schedule(
         name=schedule.name,
         num_microbatches=schedule.num_microbatches,
@@ -46,14 +45,14 @@ def schedule_of(plan: Plan) -> Schedule:
     )
 
 
-def _recomputing(actions: Sequence[Action], modes: Mapping[int, str]) -> Iterator[Action]:
-    """One rank's actions, with ``R`` where a stage of these modes has to recompute."""
+def _insert_recomputation(actions: Sequence[Action], modes: Mapping[int, str]) -> Iterator[Action]:
     last_forward = {
         action.stage: action.microbatch for action in actions if action.work is Work.FORWARD
     }
     for action in actions:
         mode = modes.get(action.stage)
         if mode and action.work in BACKWARDS:
+            # After the last forward of a replica nothing else needs the memory of its activations.
             keeps = mode == "except_last" and action.microbatch == last_forward[action.stage]
             if not keeps:
                 yield Action(stage=action.stage, work=Work.RECOMPUTE, microbatch=action.microbatch)

@@ -1,4 +1,8 @@
-"""The order of work of DualPipeV, DualPipe cut in half."""
+"""Order of work of the V-shaped schedules, ZBV and DualPipeV.
+
+Place p of P holds stages p and 2 P - 1 - p. An order is written as a pattern of `KINDS`, drawn for
+a minimum of micro-batches; `action_order` drops the actions of those that do not exist.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,16 @@ from ..core.plan.schedule import Work
 
 
 def dualpipev_pattern(position: int, positions: int, num_microbatches: int) -> bytes:
-    """What the rank at one place of the V does (DeepSeek-V3, section 3.2.1).
+    """Return the pattern of one place under DualPipeV (DeepSeek-V3, section 3.2.1).
 
-    As ``ScheduleDualPipeV`` of torch, with a forward in front of the backward it overlaps there.
-    Drawn for at least 2 P micro-batches, as many as torch asks for; actions on those that do not
-    exist are to be left out. Backwards are split where that fills a bubble: on the way back of the
-    warm-up, and in the second half of the cool-down, whose weight parts come last.
+    It is that of torch's ``ScheduleDualPipeV``, each forward in front of the backward that it
+    overlaps there, for at least 2 P micro-batches, torch's minimum. Backwards are split where that
+    fills a bubble: on the way back of the warm-up, and in the second half of the cool-down, whose
+    weight parts come last.
 
     Returns:
-        Indices of `KINDS`, first to last. Forwards take the micro-batches in order; so do
-        backwards, whole or split; weight parts follow their input parts.
+        Indices into `KINDS`. Forwards take micro-batches in order, and so do backwards, whole or
+        split; weight parts follow their input parts.
     """
     count = max(2 * positions, num_microbatches)
     behind = positions - 1 - position  # places behind this one
@@ -30,12 +34,12 @@ def dualpipev_pattern(position: int, positions: int, num_microbatches: int) -> b
 
 
 def _cool_down(position: int, behind: int) -> list[int]:
-    """The last backwards: p + 1 whole ones, then input parts with their weight parts put off."""
+    """List the last backwards: p + 1 whole ones, then input parts with delayed weight parts."""
     chunks = [1, 0] * (position + 1) + [0] * behind
     pattern: list[int] = []
     weights: list[int] = []
     for number, chunk in enumerate(chunks):
-        if number >= 2 * (position + 1):  # nothing comes back any more: a bubble to fill
+        if number >= 2 * (position + 1):  # no more gradients arrive for chunk 1: a bubble to fill
             pattern.append(weights.pop(0))
         if number <= position:
             pattern.append((UP_WHOLE, BACK_WHOLE)[chunk])
@@ -50,19 +54,18 @@ KINDS = tuple(
     for chunk in (0, 1)
     for work in (Work.FORWARD, Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT)
 )
-"""Work on the stage on the way to the last rank (chunk 0), then on the one on the way back."""
+"""Kinds of actions: all work of chunk 0, on the way to the last rank, then of chunk 1, back."""
 
 UP, UP_WHOLE, UP_INPUT, UP_WEIGHT, BACK, BACK_WHOLE, BACK_INPUT, BACK_WEIGHT = range(len(KINDS))
 
 
 def zbv_pattern(position: int, positions: int, num_microbatches: int) -> bytes:
-    """What the rank at one place of the V does (Qi et al. 2023, section 6).
+    """Return the pattern of one place under ZBV (Qi et al. 2023, section 6).
 
-    As ``ScheduleZBVZeroBubble`` of torch: drawn for at least 2 P - 1 micro-batches; actions on
-    those that do not exist are to be left out.
+    It is that of torch's ``ScheduleZBVZeroBubble``, for at least 2 P - 1 micro-batches.
 
     Returns:
-        Indices of `KINDS`, first to last; each kind takes the micro-batches in order.
+        Indices into `KINDS`; each kind takes the micro-batches in order.
     """
     count = max(2 * positions - 1, num_microbatches)
     behind = positions - position  # places from this one to the last, itself included

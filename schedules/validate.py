@@ -1,4 +1,4 @@
-"""Whether a schedule that someone wrote can be run: checked before anything is."""
+"""Validation of a hand-written schedule before it is run."""
 
 from __future__ import annotations
 
@@ -19,38 +19,37 @@ BEFORE: dict[Work, tuple[Work, ...]] = {
     Work.BACKWARD_INPUT: (Work.FORWARD, Work.RECOMPUTE),
     Work.BACKWARD_WEIGHT: (Work.BACKWARD_INPUT,),
 }
-"""What has to stand before each work on the same micro-batch, where it is there at all."""
+"""Work that, if present, must come before each kind of work on the same micro-batch."""
 
 
 def validate(schedule: Schedule) -> None:
-    """Accept a schedule that a training step or a forward can be run by.
+    """Accept a schedule that can run a training step or a forward pass, in O(actions).
 
-    A `Schedule` is already known to name every forward once and each action on the rank it belongs
-    to. Beyond that: either nothing goes backward, or every micro-batch does on every stage, whole
-    (``B``) or in both parts (``I``, later ``W``); recomputation stands between a forward and its
-    backward; and no ranks wait for each other for ever. Stages may lie on ranks in any way, also
-    more on one rank than on another. O(actions).
+    The `Schedule` model already guarantees that every forward occurs once and each action on a
+    rank of its stage. Beyond that, either there are no backwards, or every micro-batch has one on
+    every stage, whole (``B``) or in two parts (``I``, later ``W``); recomputation lies between a
+    forward and its backward; and ranks do not deadlock. Stages may lie on ranks in any way.
 
     Raises:
-        InvalidInput: Naming the action, and the rank where it stands.
+        InvalidInput: The message names the action and its rank.
     """
-    placed = _placed(schedule)
+    placed = _index_actions(schedule)
     _check_complete(schedule, placed)
     _check_order(placed)
     _check_finishes(schedule, placed)
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where an action stands."""
+class _Slot:
+    """Position of an action: its rank and its index among the rank's actions."""
 
     rank: int
     index: int
 
 
-def _placed(schedule: Schedule) -> dict[Key, _Place]:
+def _index_actions(schedule: Schedule) -> dict[Key, _Slot]:
     return {
-        _key(action): _Place(rank, index)
+        _key(action): _Slot(rank, index)
         for rank, actions in enumerate(schedule.ranks)
         for index, action in enumerate(actions)
     }
@@ -65,16 +64,16 @@ def _text(key: Key) -> str:
     return f"{stage}{work.value}{microbatch}"
 
 
-def _check_complete(schedule: Schedule, placed: dict[Key, _Place]) -> None:
-    """One backward for every forward, or none at all, as the schedule's name says."""
+def _check_complete(schedule: Schedule, placed: dict[Key, _Slot]) -> None:
+    """Check that every forward has one backward, or none if the schedule is ``forward_only``."""
     trains = any(work is not Work.FORWARD for _, work, _ in placed)
     if not trains and schedule.name == "forward_only":
         return
     if schedule.name == "forward_only":
         extra = next(key for key in placed if key[1] is not Work.FORWARD)
         raise InvalidInput(
-            f"a forward_only schedule has forwards alone, and rank {placed[extra].rank} performs "
-            f"{_text(extra)}; leave it out, or name a schedule that trains"
+            f"a forward_only schedule has only forwards, but rank {placed[extra].rank} performs "
+            f"{_text(extra)}; remove it, or name a training schedule"
         )
     for stage in range(schedule.num_stages):
         for microbatch in range(schedule.num_microbatches):
@@ -82,7 +81,7 @@ def _check_complete(schedule: Schedule, placed: dict[Key, _Place]) -> None:
 
 
 def _check_backward(
-    schedule: Schedule, placed: dict[Key, _Place], stage: int, microbatch: int
+    schedule: Schedule, placed: dict[Key, _Slot], stage: int, microbatch: int
 ) -> None:
     found = "".join(
         work.value
@@ -94,29 +93,30 @@ def _check_backward(
     names = " and ".join(f"{stage}{letter}{microbatch}" for letter in found) or "no backward"
     raise InvalidInput(
         f"rank {schedule.rank_of(stage, microbatch)} performs {stage}F{microbatch} and "
-        f"{names} of it; give it either {stage}B{microbatch}, or both {stage}I{microbatch} and "
+        f"{names} for it; add either {stage}B{microbatch}, or both {stage}I{microbatch} and "
         f"{stage}W{microbatch}"
     )
 
 
-def _check_order(placed: dict[Key, _Place]) -> None:
-    """Forward, recomputation, backward, weight part: in this order on their rank."""
+def _check_order(placed: dict[Key, _Slot]) -> None:
+    """Check that forward, recomputation, backward and weight part come in this order."""
     for (stage, work, microbatch), place in placed.items():
         for before in BEFORE[work]:
             key = (stage, before, microbatch)
             if key in placed and placed[key].index > place.index:
                 raise InvalidInput(
                     f"rank {place.rank} performs {_text((stage, work, microbatch))} before "
-                    f"{_text(key)}, which it needs; exchange them"
+                    f"{_text(key)}, which it needs; swap them"
                 )
 
 
-def _check_finishes(schedule: Schedule, placed: dict[Key, _Place]) -> None:
-    """Perform every rank's actions as far as they go.
+def _check_finishes(schedule: Schedule, placed: dict[Key, _Slot]) -> None:
+    """Run every rank's actions as far as possible; actions that remain are deadlocked.
 
-    An action is performed when those before it on its rank are, and those it reads of other
-    stages. What then is left waits in a circle.
+    An action can run once those before it on its rank and those it reads from other stages have.
     """
+    # `waiting` maps an action that has not run to the one rank blocked on it, so each action is
+    # looked at a constant number of times.
     at = [0] * len(schedule.ranks)
     waiting: dict[Key, int] = {}
     ready = deque(range(len(schedule.ranks)))
@@ -133,13 +133,15 @@ def _check_finishes(schedule: Schedule, placed: dict[Key, _Place]) -> None:
             if (freed := waiting.pop(_key(action), None)) is not None:
                 ready.append(freed)
     if waiting:
-        raise InvalidInput(f"the schedule never finishes: {_stuck(schedule, placed, waiting, at)}")
+        raise InvalidInput(
+            f"the schedule deadlocks: {_describe_deadlock(schedule, placed, waiting, at)}"
+        )
 
 
 def _missing(
-    schedule: Schedule, placed: dict[Key, _Place], at: list[int], action: Action
+    schedule: Schedule, placed: dict[Key, _Slot], at: list[int], action: Action
 ) -> Iterator[Key]:
-    """What an action reads of another stage and is not done yet."""
+    """Yield the action of another stage that an action reads, if it has not run yet."""
     stage, work, microbatch = _key(action)
     if work is Work.FORWARD and stage > 0:
         wanted: Key = (stage - 1, Work.FORWARD, microbatch)
@@ -153,16 +155,16 @@ def _missing(
         yield wanted
 
 
-def _stuck(
-    schedule: Schedule, placed: dict[Key, _Place], waiting: dict[Key, int], at: list[int]
+def _describe_deadlock(
+    schedule: Schedule, placed: dict[Key, _Slot], waiting: dict[Key, int], at: list[int]
 ) -> str:
-    """What each rank waits for, and what keeps that from being done."""
+    """Describe what each rank waits for and what blocks that action."""
     lines = []
     for key, rank in sorted(waiting.items(), key=lambda entry: entry[1]):
         holder = placed[key].rank
         ahead = schedule.ranks[holder][at[holder]]
-        behind = f", which stands behind {ahead} on rank {holder}" * (_key(ahead) != key)
+        behind = f", which comes after {ahead} on rank {holder}" * (_key(ahead) != key)
         lines.append(
-            f"rank {rank} cannot do {schedule.ranks[rank][at[rank]]} before {_text(key)}{behind}"
+            f"rank {rank} cannot run {schedule.ranks[rank][at[rank]]} before {_text(key)}{behind}"
         )
     return "; ".join(lines)

@@ -1,4 +1,4 @@
-"""How many forwards a stage runs ahead of its first backward."""
+"""Warm-up depths of 1F1B: forwards that a stage runs before its first backward."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from ..core.errors import InvalidInput
 def default_depths(
     num_microbatches: int, replicas: Sequence[int], extra: Sequence[int] = ()
 ) -> tuple[int, ...]:
-    """1F1B's own warm-up: forwards each replica of a stage does before its first backward.
+    """Return the default warm-up depth of each stage, per replica.
 
-    A stage with depth d on r ranks has D = d r micro-batches between their forward and their
-    backward. To keep the next stage busy a stage has to run its D' ahead and one round of its
-    own: d = 1 + ceil(D' / r), from the last stage's d = 1 on, and never more than the n
-    micro-batches a replica gets. With one rank a stage this is min(m, S - s) (PipeDream-Flush,
-    Narayanan et al. 2021). PipeDream's rule for replicas, ceil(ranks from here on / r)
-    (Narayanan et al. 2019), rounds every stage apart: where replicas do not divide each other
-    that starves stages, by half of the step and more in `benchmarks/planner.py`'s plans.
+    A stage with depth d on r ranks has D = d r micro-batches between forward and backward. To keep
+    the next stage, with D' of them, busy, a stage has to run D' ahead plus one round of its own:
+    d = 1 + ceil(D' / r), starting from d = 1 at the last stage, and at most the n micro-batches
+    that a replica gets. With one rank per stage this is min(m, S - s) (PipeDream-Flush, Narayanan
+    et al. 2021). PipeDream's rule for replicas, ceil(ranks from here on / r) (Narayanan et al.
+    2019), rounds each stage separately; if replicas do not divide each other, that starves stages,
+    which costs half of the step and more in the plans of `benchmarks/planner.py`.
 
     Args:
-        num_microbatches: Of one step.
+        num_microbatches: Micro-batches per step.
         replicas: Ranks of each stage.
-        extra: Added for each stage; nothing if empty.
+        extra: Depth added to each stage; empty for none.
     """
     depths: list[int] = []
     ahead = 0
@@ -35,17 +35,18 @@ def default_depths(
     return tuple(reversed(depths))
 
 
-def checked_depths(
+def check_depths(
     num_microbatches: int, replicas: Sequence[int], depths: Sequence[int]
 ) -> tuple[int, ...]:
-    """Depths a caller chose, none above the micro-batches a replica gets.
+    """Return chosen depths, capped at the micro-batches of a replica, if they cannot deadlock.
 
     Stage t begins the backward of micro-batch k after the forward of k + (d_t - 1) r_t. For that
-    one a stage s in front needs the backward of k + (d_t - 1) r_t - d_s r_s. So the step finishes
-    if (d_t - 1) r_t < d_s r_s for all s < t: then every backward waits for earlier ones alone.
+    forward, an earlier stage s needs the backward of k + (d_t - 1) r_t - d_s r_s. The step
+    therefore finishes if (d_t - 1) r_t < d_s r_s for all s < t: every backward then waits only for
+    backwards of earlier micro-batches.
 
     Raises:
-        InvalidInput: Not one depth of at least 1 for every stage, or the condition fails.
+        InvalidInput: There is not one depth of at least 1 per stage, or the condition fails.
     """
     if len(depths) != len(replicas):
         raise InvalidInput(f"{len(depths)} depths for {len(replicas)} stages")
@@ -61,9 +62,9 @@ def checked_depths(
         wanted = (capped[stage] - 1) * replicas[stage]
         if wanted >= ahead[front]:
             raise InvalidInput(
-                f"stage {stage} wants {wanted + 1} micro-batches before its first backward, but "
-                f"stage {front} makes only {ahead[front]} before it waits for one, so both would "
-                f"wait for ever; give stage {front} a depth of at least "
+                f"stages {front} and {stage} would deadlock: stage {stage} needs {wanted + 1} "
+                f"micro-batches before its first backward, but stage {front} sends only "
+                f"{ahead[front]} before it waits for one; give stage {front} a depth of at least "
                 f"{wanted // replicas[front] + 1}, or stage {stage} a smaller one"
             )
     return capped

@@ -16,7 +16,7 @@ from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile
 from ...planner.microbatch_size import sizes_to_try
 from ...planner.problem.arguments import size_of
-from ...schedules.numba_jit import available
+from ...schedules.numba_jit import is_available
 
 MAX_KINDS = 4
 """Devices of different kind, memory or speed. Stages of every kind may follow those of every
@@ -96,7 +96,7 @@ def _most_stages(
 
 def _limit(options: PlanOptions) -> tuple[int, str]:
     """Most stages times micro-batches, and what else would help."""
-    is_searched, is_compiled = options.schedule in SEARCHED, available()
+    is_searched, is_compiled = options.schedule in SEARCHED, is_available()
     way_out = "" if is_searched else ", or for the 1f1b schedule"
     if not is_compiled:
         way_out += "; with numba installed (stagewright[fast]) it simulates more"

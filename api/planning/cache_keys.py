@@ -11,7 +11,7 @@ from ...core.document import json_digest
 from ...core.requests.requests import EstimateRequest, MeasureRequest
 from ...core.service.plans import PlanRecord
 from ...planner.plan import was_cut_short
-from ...schedules.numba_jit import available
+from ...schedules.numba_jit import is_available
 from .requests import PlanRequest
 
 PACKAGES = ("torch", "transformers", "numpy")
@@ -26,7 +26,7 @@ def plan_digest(request: PlanRequest, deadline_s: float) -> str:
         document = getattr(request, name)
         if document is not None:  # as if it had been stored first
             asked[f"{name}_id"] = document.content_id()
-    return _digest({"plan": asked, "deadline_s": deadline_s, "compiled": available()})
+    return _digest({"plan": asked, "deadline_s": deadline_s, "compiled": is_available()})
 
 
 def is_final(record: PlanRecord) -> bool:

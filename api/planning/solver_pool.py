@@ -200,7 +200,7 @@ def _prepare(parent: int, compiled: multiprocessing.synchronize.Event) -> None:
 
     def load() -> None:
         compiled.wait()
-        jit.prepare(jit.LARGE_STEPS)
+        jit.load_if_worthwhile(jit.LARGE_STEPS)
 
     threading.Thread(target=watch, daemon=True).start()
     if compiled.is_set():

@@ -315,7 +315,7 @@ def judge(moves: Moves, machine: Machine, rules: Rules, limits: Limits) -> Judge
 
 def _compiles(moves: Moves) -> bool:
     """Whether a problem of this size is worth compiled functions."""
-    return jit.worthwhile(moves.weight.size * 50)
+    return jit.is_worthwhile(moves.weight.size * 50)
 
 
 def restricted(moves: Moves, count: Integers) -> Moves:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.errors import InvalidInput
-from ...schedules.action_order import BACKWARD_INPUT, BACKWARD_WEIGHT, Ints, Order
+from ...schedules.action_order import BACKWARD_INPUT, BACKWARD_WEIGHT, ActionOrder, Ints
 from ...schedules.numba_jit import Kernel
 from .durations import StageTimes
 from .messages import StepMessages
@@ -71,7 +71,7 @@ class Played:
                 yield sent_s, float(self.messages.send_s[message])
 
 
-def play(order: Order, times: StageTimes) -> Played:
+def play(order: ActionOrder, times: StageTimes) -> Played:
     """Everything that happens in one step.
 
     O(actions); with shared channels O(actions log ranks).
@@ -114,7 +114,7 @@ def bubble_fraction(counts: Ints, times: StageTimes, step_time_s: float, num_ran
     """Share of all ranks' time in which they neither compute forward nor backward.
 
     Args:
-        counts: See `Order`.
+        counts: See `ActionOrder`.
         times: Of the same stages.
         step_time_s: Of the whole step.
         num_ranks: All of them.
@@ -139,7 +139,7 @@ def durations(times: StageTimes) -> Floats:
     return np.concatenate((forward, whole - again, first - again, second, again))
 
 
-def _stuck(order: Order, messages: StepMessages, at: Ints, waiting: Ints) -> str:
+def _stuck(order: ActionOrder, messages: StepMessages, at: Ints, waiting: Ints) -> str:
     """What each rank that did not finish waits for."""
     wanted = {int(waiting[result]): int(result) for result in np.flatnonzero(waiting >= 0)}
     split = order.work == BACKWARD_INPUT
@@ -196,11 +196,11 @@ def _play(
     at work. Each action is started once and waited for at most once.
 
     Args:
-        first: See `Order`.
-        stage: See `Order`.
-        work: See `Order`.
-        microbatch: See `Order`.
-        num_microbatches: See `Order`.
+        first: See `ActionOrder`.
+        stage: See `ActionOrder`.
+        work: See `ActionOrder`.
+        microbatch: See `ActionOrder`.
+        num_microbatches: See `ActionOrder`.
         first_holder: Stage s is on the ranks ``holders[first_holder[s] : first_holder[s + 1]]``.
         holders: Ranks of one stage after the other.
         duration_s: By work and stage.

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from ...schedules.action_order import BACKWARD, BACKWARD_INPUT, FORWARD, WORKS, Order
-from ...schedules.activation_memory import changes
+from ...schedules.action_order import BACKWARD, BACKWARD_INPUT, FORWARD, WORKS, ActionOrder
+from ...schedules.activation_memory import activation_changes
 from .durations import StageTimes
 from .event_loop import Played
 
@@ -44,10 +44,10 @@ class StepRows(NamedTuple):
     held: Sequence[HeldRow]
 
 
-def held_rows(order: Order, times: StageTimes, played: Played) -> list[HeldRow]:
+def held_rows(order: ActionOrder, times: StageTimes, played: Played) -> list[HeldRow]:
     """The activations a rank holds after each of its changes."""
     held: list[HeldRow] = []
-    come, go = changes(order, times.saved_bytes, times.recomputed_bytes)
+    come, go = activation_changes(order, times.saved_bytes, times.recomputed_bytes)
     rows = zip(
         order.ranks.tolist(), come.tolist(), go.tolist(),
         played.start_s.tolist(), played.end_s.tolist(), strict=True,
@@ -60,7 +60,7 @@ def held_rows(order: Order, times: StageTimes, played: Played) -> list[HeldRow]:
     return held
 
 
-def event_rows(order: Order, times: StageTimes, played: Played) -> list[EventRow]:
+def event_rows(order: ActionOrder, times: StageTimes, played: Played) -> list[EventRow]:
     """Each rank's actions with the messages they send, then its sums of gradients."""
     rows = zip(
         order.ranks.tolist(), order.stage.tolist(), order.work.tolist(), order.microbatch.tolist(),
@@ -81,7 +81,7 @@ def event_rows(order: Order, times: StageTimes, played: Played) -> list[EventRow
     return list(chain.from_iterable(by_rank))
 
 
-def _sums(order: Order, times: StageTimes, played: Played) -> Iterator[EventRow]:
+def _sums(order: ActionOrder, times: StageTimes, played: Played) -> Iterator[EventRow]:
     """Sums of gradients over a stage's replicas, then over the stages of tied weights."""
     for stage, sync_s in enumerate(times.sync_s if order.trains else ()):
         start_s = float(played.done_s[stage])

@@ -10,7 +10,7 @@ import numpy as np
 from ...core.errors import InvalidInput
 from ...core.plan.schedule import Schedule, ScheduleName
 from ...core.plan.timeline import HeldMemory, Timeline, TimelineEvent
-from ...schedules.action_order import WORKS, Order, make_order
+from ...schedules.action_order import WORKS, ActionOrder, make_order
 from ...schedules.activation_memory import peak_activation_bytes
 from ...schedules.layout import copies
 from .durations import StageTimes as StageTimes
@@ -80,7 +80,7 @@ def simulate(schedule: Schedule, times: StageTimes, *, with_events: bool = True)
     )
 
 
-def simulated_rows(schedule: Schedule | Order, times: StageTimes) -> StepRows:
+def simulated_rows(schedule: Schedule | ActionOrder, times: StageTimes) -> StepRows:
     """What happens in a step, as `simulate` has it, ten times as fast: no record is made.
 
     Raises:
@@ -92,19 +92,19 @@ def simulated_rows(schedule: Schedule | Order, times: StageTimes) -> StepRows:
     return StepRows(event_rows(order, times, played), held)
 
 
-def _memory(order: Order, times: StageTimes, played: Played) -> tuple[HeldMemory, ...]:
+def _memory(order: ActionOrder, times: StageTimes, played: Played) -> tuple[HeldMemory, ...]:
     rows = held_rows(order, times, played)
     return tuple(
         HeldMemory(rank=rank, time_s=time_s, held_bytes=held) for rank, time_s, held in rows
     )
 
 
-def _events(order: Order, times: StageTimes, played: Played) -> tuple[TimelineEvent, ...]:
+def _events(order: ActionOrder, times: StageTimes, played: Played) -> tuple[TimelineEvent, ...]:
     rows = event_rows(order, times, played)
     return tuple(TimelineEvent.model_validate(row._asdict()) for row in rows)
 
 
-def _order_of(schedule: Schedule) -> Order:
+def _order_of(schedule: Schedule) -> ActionOrder:
     """The arrays of a schedule that someone may have written by hand."""
     rows = [
         (action.stage, _NUMBERS[action.work], action.microbatch)
@@ -113,7 +113,7 @@ def _order_of(schedule: Schedule) -> Order:
     ]
     stage, work, microbatch = np.array(rows, np.int64).T.copy()
     first_action = np.cumsum([0, *map(len, schedule.ranks)])
-    order = Order(
+    order = ActionOrder(
         schedule.num_microbatches, schedule.stage_ranks, first_action, stage, work, microbatch
     )
     _check_backwards(order)
@@ -123,7 +123,7 @@ def _order_of(schedule: Schedule) -> Order:
 _NUMBERS = {work: number for number, work in enumerate(WORKS)}
 
 
-def _check_backwards(order: Order) -> None:
+def _check_backwards(order: ActionOrder) -> None:
     """Every micro-batch goes backward on every stage, whole or in both parts; or none does."""
     if not order.trains:
         return

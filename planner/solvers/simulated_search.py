@@ -342,7 +342,9 @@ def best_of_schedule(request: Request) -> tuple[Priced, float]:
     """
     several = Several(request)
     if several.shapes and request.deadline == math.inf:
-        jit.prepare(several.shapes[0].actions(request.options.num_microbatches, several.chunks) * 8)
+        jit.load_if_worthwhile(
+            several.shapes[0].actions(request.options.num_microbatches, several.chunks) * 8
+        )
     race = Race(request, MAX_ACTIONS, lambda entry: (entry.replicas, entry.classes), SLACK)
     _enter_first(several, race)
     if race.best is None and several.is_late:

@@ -97,7 +97,7 @@ def _with(pricer: Pricer, start: Assignment, wanted: list[int]) -> Assignment:
     """With so many extra, no more than allowed, than fit, and than make sense in front of others.
 
     The last stage has nothing to wait for, and no stage waits for more micro-batches than those
-    in front of it let through (`checked_depths`).
+    in front of it let through (`check_depths`).
     """
     plain = replace(start, extra_depths=())
     m, replicas = pricer.num_microbatches, start.replicas

@@ -13,9 +13,9 @@ from ...core.errors import InvalidInput
 from ...core.graph.graph import Boundary, Parameter
 from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, DirectSend, MemoryUse, PlanOptions
 from ...core.profile.profile import Profile
-from ...schedules.action_order import Order, make_order
+from ...schedules.action_order import ActionOrder, make_order
 from ...schedules.activation_memory import most_in_flight
-from ...schedules.warmup_depths import checked_depths
+from ...schedules.warmup_depths import check_depths
 from ..simulator.plan_timeline import skip_times
 from ..simulator.simulate import StageTimes, step_time
 from .reference_placement import StagePlacement, level_between
@@ -365,7 +365,7 @@ class ReferenceSplit:
             self._order()
             if options.schedule == "1f1b" and self.held:
                 replicas = [self.replicas(stage) for stage in range(num_stages)]
-                checked_depths(options.num_microbatches, replicas, self.held)
+                check_depths(options.num_microbatches, replicas, self.held)
         except InvalidInput as error:
             yield str(error)
 
@@ -440,7 +440,7 @@ class ReferenceSplit:
         if limit is not None and needed > limit:
             yield f"stage {stage}: needs {needed} bytes, its device allows {limit}"
 
-    def _order(self) -> Order:
+    def _order(self) -> ActionOrder:
         name, num_microbatches = self.options.schedule, self.options.num_microbatches
         replicas = [self.replicas(stage) for stage in range(self.num_stages)]
         return make_order(name, num_microbatches, replicas, chunks=self.chunks)

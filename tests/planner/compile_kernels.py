@@ -21,7 +21,7 @@ ASKED = (
 
 def main() -> None:
     """Nothing where there is no numba; a second where all is compiled already."""
-    if not jit.available():
+    if not jit.is_available():
         return
     importlib.import_module("numba")
     for asked in ASKED:

@@ -14,5 +14,5 @@ def _compiled():
     Small problems would not load it, and take ten times as long. That both ways give the same is
     what `test_labels`, `test_properties` and `test_simulate` are for.
     """
-    if jit.available():
+    if jit.is_available():
         importlib.import_module("numba")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from stagewright.schedules.numba_jit import available
+from stagewright.schedules.numba_jit import is_available
 
 
 def ran(repository, *words):
@@ -26,7 +26,7 @@ def repository(request):
 def test_one_document_on_stdout_and_progress_on_stderr(repository):
     done = ran(repository, "--layers", 6, "--devices", 4, "--repeats", 1, "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["numba"] == available()
+    assert json.loads(done.stdout)["numba"] == is_available()
     assert done.stderr.splitlines() == [
         "6 layers over 4 devices: one plan to warm up",
         "plan 1 of 1, then another memory limit",

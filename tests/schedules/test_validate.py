@@ -49,9 +49,9 @@ def test_a_rank_may_hold_more_stages_than_another():
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (["0F0", "1F0 1B0"], "rank 0 performs 0F0 and no backward of it; give it either 0B0, or"),
-        (["0F0 0I0", "1F0 1B0"], "performs 0F0 and 0I0 of it; give it either 0B0, or both 0I0 and"),
-        (["0F0 0B0", "1F0 1B0 1W0"], "rank 1 performs 1F0 and 1B0 and 1W0 of it"),
+        (["0F0", "1F0 1B0"], "rank 0 performs 0F0 and no backward for it; add either 0B0, or"),
+        (["0F0 0I0", "1F0 1B0"], "performs 0F0 and 0I0 for it; add either 0B0, or both 0I0 and"),
+        (["0F0 0B0", "1F0 1B0 1W0"], "rank 1 performs 1F0 and 1B0 and 1W0 for it"),
         (["0F0 0W0 0I0", "1F0 1B0"], "rank 0 performs 0W0 before 0I0, which it needs"),
         (["0F0 0B0 0R0", "1F0 1B0"], "rank 0 performs 0B0 before 0R0, which it needs"),
         (["0F0 0B0", "1R0 1F0 1B0"], "rank 1 performs 1R0 before 1F0, which it needs"),
@@ -65,9 +65,9 @@ def test_work_that_is_missing_or_out_of_order_is_refused(rows, message):
 
 def test_only_forward_only_may_do_without_backwards():
     validate(written(["0F0", "1F0"], [[0], [1]], name="forward_only"))
-    with pytest.raises(InvalidInput, match="no backward of it"):
+    with pytest.raises(InvalidInput, match="no backward for it"):
         validate(written(["0F0", "1F0"], [[0], [1]]))
-    with pytest.raises(InvalidInput, match=r"forward_only .* rank 0 performs 0B0; leave it out"):
+    with pytest.raises(InvalidInput, match=r"forward_only .* rank 0 performs 0B0; remove it"):
         validate(written(["0F0 0B0", "1F0 1B0"], [[0], [1]], name="forward_only"))
 
 
@@ -75,15 +75,15 @@ def test_ranks_that_wait_for_each_other_are_named():
     """Rank 0 wants a gradient before its second forward, rank 1 that forward before a backward."""
     rows = ["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"]
     message = (
-        "never finishes: rank 0 cannot do 0B0 before 1B0, which stands behind 1F1 on rank 1; "
-        "rank 1 cannot do 1F1 before 0F1, which stands behind 0B0 on rank 0"
+        "deadlocks: rank 0 cannot run 0B0 before 1B0, which comes after 1F1 on rank 1; "
+        "rank 1 cannot run 1F1 before 0F1, which comes after 0B0 on rank 0"
     )
     with pytest.raises(InvalidInput, match=message):
         validate(written(rows, [[0], [1]], num_microbatches=2))
 
 
 def test_a_rank_can_wait_for_itself():
-    with pytest.raises(InvalidInput, match="rank 0 cannot do 1F0 before 0F0, which stands behind"):
+    with pytest.raises(InvalidInput, match="rank 0 cannot run 1F0 before 0F0, which comes after"):
         validate(written(["1F0 0F0 1B0 0B0"], [[0], [0]]))
 
 

@@ -33,7 +33,7 @@ def test_so_many_kinds_of_devices_and_no_more():
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
 def test_stages_times_microbatches_are_limited(monkeypatch, schedule):
-    monkeypatch.setattr(effort, "available", lambda: True)
+    monkeypatch.setattr(effort, "is_available", lambda: True)
     check(num_microbatches=2**16, schedule=schedule)
     with pytest.raises(InvalidInput, match="at most 65536 micro-batches") as caught:
         check(num_microbatches=2**16 + 1, schedule=schedule)
@@ -45,14 +45,14 @@ def test_stages_times_microbatches_are_limited(monkeypatch, schedule):
 
 @pytest.mark.parametrize(("schedule", "most"), [("1f1b", 2**12), ("zero_bubble", 2**8)])
 def test_without_numba_less_is_simulated_and_the_way_out_is_said(monkeypatch, schedule, most):
-    monkeypatch.setattr(effort, "available", lambda: False)
+    monkeypatch.setattr(effort, "is_available", lambda: False)
     check(num_microbatches=most, schedule=schedule)
     with pytest.raises(InvalidInput, match=r"stagewright\[fast\]"):
         check(num_microbatches=most + 1, schedule=schedule)
 
 
 def test_other_schedules_count_every_stage_of_a_device(monkeypatch):
-    monkeypatch.setattr(effort, "available", lambda: True)
+    monkeypatch.setattr(effort, "is_available", lambda: True)
     check(num_microbatches=2**12, schedule="zero_bubble")
     with pytest.raises(InvalidInput, match="or for the 1f1b schedule"):
         check(num_microbatches=2**12 + 1, schedule="zero_bubble")
@@ -62,7 +62,7 @@ def test_other_schedules_count_every_stage_of_a_device(monkeypatch):
 
 
 def test_of_a_batch_the_smallest_size_counts(monkeypatch):
-    monkeypatch.setattr(effort, "available", lambda: True)
+    monkeypatch.setattr(effort, "is_available", lambda: True)
     inputs = (TensorSpec(name="x", shape=(1, 8), dtype="float32"),)
     profile, cluster = LAYERS.model_copy(update={"inputs": inputs}), Cluster.parse("64xcpu")
     check_effort([profile], cluster, PlanOptions(batch_size=2**16))

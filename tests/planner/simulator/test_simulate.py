@@ -107,7 +107,7 @@ def test_compiled_and_plain_give_the_same_bits(seed, monkeypatch):
     results = []
     for setting in ("1", "0"):
         monkeypatch.setenv("STAGEWRIGHT_NUMBA", setting)
-        assert jit.worthwhile(1) == (setting == "1")
+        assert jit.is_worthwhile(1) == (setting == "1")
         order = make_order(name, *rest)
         played = play(order, times)
         arrays = (order.first, order.stage, order.work, order.microbatch, played.start_s,

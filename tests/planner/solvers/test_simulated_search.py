@@ -100,7 +100,7 @@ def test_every_request_has_a_valid_plan_or_a_clear_refusal(schedule, cluster):
 @pytest.mark.parametrize("schedule", ["interleaved_1f1b", "interleaved_zero_bubble"])
 @pytest.mark.parametrize("num_microbatches", [127, 128])
 def test_numbers_that_do_not_divide_into_rounds_are_passed_over(schedule, num_microbatches):
-    """They used to end the whole search: 'do not divide into 42 rounds over 3 ranks'."""
+    """They used to end the whole search: 'cannot be divided into 42 rounds over 3 ranks'."""
     profile = chain_profile([1e-3] * 16)
     for devices in (3, 4, 5, 6):
         cluster = Cluster.uniform(devices)
@@ -119,7 +119,7 @@ def test_a_race_passes_over_what_the_schedule_refuses():
     race = Race(request)
     cuts = tuple(range(0, 13, 2))
     refused = Assignment(cuts, (1,) * 6, (0,) * 6, (1, 2, 3) * 2, (False,) * 6, chunks=2)
-    with pytest.raises(InvalidInput, match="do not divide into 42 rounds"):
+    with pytest.raises(InvalidInput, match="cannot be divided into 42 rounds"):
         request.pricer.stages(refused)
     race.enter([refused])
     assert race.best is None
@@ -241,7 +241,7 @@ def test_refusals_name_what_does_not_go():
     error = refusal(even, flat, schedule="looped_bfs", num_stages=10)
     assert "10 stages, 2 on each, need 5 devices, the cluster has 4" in str(error)
     error = refusal(even, flat, schedule="interleaved_1f1b", num_stages=6, num_microbatches=7)
-    assert "7 do not divide into 2 rounds over 3 ranks" in str(error)
+    assert "7 cannot be divided into 2 rounds over 3 ranks" in str(error)
     assert error.constraint == "schedule"
     error = refusal(PROFILES["short"], flat, schedule="looped_bfs", chunks=3)
     assert "3 stages on each device; the layers, their cuts and the options allow only 2" in str(

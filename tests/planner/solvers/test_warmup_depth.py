@@ -15,7 +15,7 @@ from stagewright.planner.cost.plan_cost import Pricer
 from stagewright.planner.plan import plan
 from stagewright.planner.solvers import warmup_depth as warm_up
 from stagewright.planner.validation.validate import validate
-from stagewright.schedules.warmup_depths import checked_depths, default_depths
+from stagewright.schedules.warmup_depths import check_depths, default_depths
 from tests.builders import chain_profile, random_cluster, random_profile
 from tests.planner.instances import draw_cluster
 
@@ -104,10 +104,10 @@ def with_depths(made, chosen):
 def test_only_allowed_depths_are_valid():
     made = planned(nodes(), 2)
     for chosen, fault in (
-        ((7, 5, 4, 1), "stage 0: in_flight is 7, it may be 4 to 6"),
-        ((3, 3, 2, 1), "stage 0: in_flight is 3, it may be 4 to 6"),
-        ((5, 4, 3, 2), "stage 3: in_flight is 2, it may be 1 to 1"),
-        ((4, 5, 2, 1), "stage 1 wants 5 micro-batches .* both would wait for ever"),
+        ((7, 5, 4, 1), "stage 0: in_flight is 7, outside 4 to 6"),
+        ((3, 3, 2, 1), "stage 0: in_flight is 3, outside 4 to 6"),
+        ((5, 4, 3, 2), "stage 3: in_flight is 2, outside 1 to 1"),
+        ((4, 5, 2, 1), "deadlock: stage 1 needs 5 micro-batches"),
     ):
         with pytest.raises(PlanMismatch, match=fault):
             validate(
@@ -128,7 +128,7 @@ def test_random_plans_hold_and_are_no_slower(seed):
     validate(deep, profile, cluster)
     assert deep.step_time_s <= plain.step_time_s * (1 + 1e-9)
     replicas = [stage.replicas for stage in deep.stages]
-    assert checked_depths(9, replicas, depths(deep)) == depths(deep)
+    assert check_depths(9, replicas, depths(deep)) == depths(deep)
     own = default_depths(9, replicas)
     assert all(0 <= mine - least <= 5 for mine, least in zip(depths(deep), own, strict=True))
 
@@ -147,7 +147,7 @@ def test_no_stage_waits_for_more_than_those_in_front_let_through(seed):
     for wanted in ([seed] * 4, [8] * 4, [1, 8, 2, 8], [0, 3, 8, 0]):
         found = warm_up._with(pricer, one, wanted)
         chosen = pricer.depths(found)
-        assert checked_depths(16, (1,) * 4, chosen) == chosen
+        assert check_depths(16, (1,) * 4, chosen) == chosen
         assert pricer.priced_if_usable(found) is not None
 
 

@@ -329,7 +329,7 @@ def test_brute_force_prunes_nothing_it_needs(objective):
 
 @pytest.mark.parametrize("objective", ["step_time", "throughput", "memory", "latency", "devices"])
 def test_brute_force_tries_every_plan_the_rules_allow(objective):
-    """All cuts, all rows of devices in any order: only `ReferenceSplit.faults` says what is a plan."""
+    """All cuts, all rows of devices in any order: `ReferenceSplit.faults` alone judges."""
     tried = 0
     for seed in range(120):
         problem = (instance, wide_instance)[seed % 2](seed, objective=objective)
