@@ -278,7 +278,7 @@ def _assign_microbatches(
     work: Ints,
     microbatch: Ints,
 ) -> None:
-    """Assign micro-batches to the actions of each pattern and drop those beyond the last micro-batch.
+    """Assign micro-batches to the actions of each pattern and drop those beyond the last one.
 
     Rank p's pattern is entries ``begin[p]`` to ``begin[p + 1]`` of ``kinds``, which index `KINDS`.
     Per chunk, forwards and backwards take micro-batches in order, and weight parts in the order of

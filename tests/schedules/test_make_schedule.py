@@ -197,7 +197,7 @@ def test_what_is_not_a_schedule_is_refused():
         (("1f1b", 2, 4, (1, 0)), "at least one replica, not 0"),
         (
             ("zbv", 4, 4, (2, 1, 1, 2), 2),
-            "the zbv schedule needs the same number of replicas .* 2-1-1-2",
+            "the zbv schedule needs the same number .* 2-1-1-2",
         ),
         (("1f1b", 4, 4, (), 2), "the 1f1b schedule puts one stage on a rank, not 2"),
         (("zbv", 4, 4), "the zbv schedule puts two stages on a rank; chunks is 1"),
