@@ -21,14 +21,14 @@ from .http.allowed_methods import documented_paths
 from .http.problems import install_problems
 from .http.query_parameters import refuse_unknown_parameters
 from .http.threads import FOR_DATABASE
-from .jobs.attempt import Rules
-from .jobs.backends import is_local, setup_of, workers_of
+from .jobs.attempt import RetryPolicy
+from .jobs.backends import build_workers, is_local, local_setup
 from .jobs.estimates import EstimatingWorkers
-from .jobs.notifications import Board
-from .jobs.runner import Runner
-from .jobs.service import JobService, Offer
-from .jobs.worker_resources import place_of
-from .jobs.workers import Workers
+from .jobs.notifications import JobNotifications
+from .jobs.runner import JobRunner
+from .jobs.service import JobOptions, JobService
+from .jobs.worker_resources import measuring_place
+from .jobs.workers import WorkerBackend
 from .middleware.access_log import AccessLog
 from .middleware.allowed_hosts import HostCheck
 from .middleware.body_limit import BodyLimit
@@ -73,7 +73,7 @@ def create_app(
     settings: ServerSettings,
     *,
     store: Store | None = None,
-    workers: Workers | None = None,
+    workers: WorkerBackend | None = None,
     shutdown: GracefulShutdown | None = None,
 ) -> FastAPI:
     """The service as an ASGI application; torch is not imported.
@@ -97,7 +97,7 @@ def create_app(
     shutdown = GracefulShutdown() if shutdown is None else shutdown
     solver = Solver(settings.plan_processes, metrics.worked)
     watch(metrics, kept, solver, shutdown)
-    chosen = workers_of(settings) if workers is None else workers
+    chosen = build_workers(settings) if workers is None else workers
     planning = Planning(
         kept,
         Estimator(
@@ -112,20 +112,20 @@ def create_app(
         builds_here=is_local(settings.scheduler),
     )
 
-    board = Board()
+    board = JobNotifications()
     shutdown.on_refusing(board.stop)
-    runner = Runner(
+    runner = JobRunner(
         kept,
         chosen,
         planning,
         board,
-        setup=setup_of(settings),
-        rules=Rules(settings.job_attempts, settings.job_silence_s),
+        setup=local_setup(settings),
+        retry_policy=RetryPolicy(settings.job_attempts, settings.job_silence_s),
         retention=Retention(jobs_days=settings.keep_jobs_days, audit_days=settings.keep_audit_days),
         metrics=metrics,
     )
-    offer = Offer(
-        place_of(settings.scheduler), is_local(settings.scheduler), settings.job_deadline_s
+    offer = JobOptions(
+        measuring_place(settings.scheduler), is_local(settings.scheduler), settings.job_deadline_s
     )
     jobs = JobService(kept, planning, runner, board, offer)
 

@@ -1,4 +1,4 @@
-"""Workers asked from an event loop, by a few threads of their own.
+"""WorkerBackend asked from an event loop, by a few threads of their own.
 
 A scheduler that is away keeps whoever asks waiting for seconds; requests must not wait with it.
 """
@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
 from ..errors import WorkersUnavailable
-from .messages import Task, Told
-from .workers import Workers
+from .messages import WorkerMessage, WorkerTask
+from .workers import WorkerBackend
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,14 +23,14 @@ AGAIN_S = 2.0
 """Until workers that cannot be reached are tried again."""
 
 
-class Reaching:
+class AsyncWorkers:
     """The `workers.Workers` behind it, without blocking; belongs to one event loop.
 
     Attributes:
         trouble: Why they cannot be reached, if so.
     """
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: WorkerBackend) -> None:
         self.trouble: str | None = None
         self._workers = workers
         self._offers: Mapping[str, int] | None = None
@@ -85,8 +85,8 @@ class Reaching:
             return self.trouble
         return f"no worker offers {needs}; {self._workers.invitation(needs)}"
 
-    async def submit(self, task: Task, tell: Callable[[Told], None]) -> None:
-        """See `Workers.submit`."""
+    async def submit(self, task: WorkerTask, tell: Callable[[WorkerMessage], None]) -> None:
+        """See `WorkerBackend.submit`."""
         try:
             await self._call(self._workers.submit, task, tell)
         except WorkersUnavailable as error:
@@ -94,11 +94,11 @@ class Reaching:
             raise
 
     async def stop(self, key: str) -> None:
-        """See `Workers.stop`."""
+        """See `WorkerBackend.stop`."""
         await self._call(self._workers.stop, key)
 
     async def close(self) -> None:
-        """See `Workers.close`."""
+        """See `WorkerBackend.close`."""
         await asyncio.to_thread(self._workers.close)  # the others may all wait for a connection
         self._threads.shutdown(wait=False)
 

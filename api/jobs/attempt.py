@@ -23,10 +23,19 @@ from ..store.errors import StoreUnavailable
 from ..store.records import FinalState, Job
 from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import span
-from .async_workers import Reaching
-from .job_spec import Work
-from .messages import Alive, Failed, Lost, Measured, Progressed, Started, Task, Told
-from .outcome import as_data, as_json, new_problem, printable, problem_of, problem_of_worker
+from .async_workers import AsyncWorkers
+from .job_spec import JobSpec
+from .messages import (
+    Heartbeat,
+    ProfileMeasured,
+    TaskFailed,
+    WorkerLost,
+    WorkerMessage,
+    WorkerProgress,
+    WorkerStarted,
+    WorkerTask,
+)
+from .outcome import as_data, as_json, new_problem, printable, problem_from_failure, problem_of
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +56,7 @@ QUEUED_LOOK_S = 5.0
 
 
 @dataclass(frozen=True)
-class Rules:
+class RetryPolicy:
     """How long and how often.
 
     Attributes:
@@ -59,7 +68,7 @@ class Rules:
     silence_s: float = 15.0
 
 
-class Attempt:
+class JobAttempt:
     """Lives on the server's event loop. The store alone decides whose word counts.
 
     Args:
@@ -68,21 +77,21 @@ class Attempt:
         store: Has its row.
         workers: Run it.
         plans: Plan from what was measured.
-        rules: See there.
+        retry_policy: See there.
         now: The store's clock.
         changed: Called after anything happened to the job.
-        metrics: Told how long it waited and took.
+        metrics: WorkerMessage how long it waited and took.
     """
 
     def __init__(
         self,
         job: Job,
-        work: Work,
+        work: JobSpec,
         *,
         store: Store,
-        workers: Reaching,
+        workers: AsyncWorkers,
         plans: Plans,
-        rules: Rules,
+        retry_policy: RetryPolicy,
         now: Callable[[], datetime],
         changed: Callable[[str], None],
         metrics: Metrics,
@@ -91,9 +100,9 @@ class Attempt:
         self.is_running = False
         self._key = f"{job.id}-{job.attempt + 1}-{secrets.token_hex(4)}"
         self._work, self._store, self._workers = work, store, workers
-        self._plans, self._rules, self._now, self._changed = plans, rules, now, changed
+        self._plans, self._rules, self._now, self._changed = plans, retry_policy, now, changed
         self._metrics = metrics
-        self._inbox: asyncio.Queue[Told | None] = asyncio.Queue()
+        self._inbox: asyncio.Queue[WorkerMessage | None] = asyncio.Queue()
         self._heard_s = time.monotonic()
         self._beginning: asyncio.Future[Job | None] | None = None
 
@@ -109,11 +118,11 @@ class Attempt:
         """
         loop = asyncio.get_running_loop()
 
-        def tell(told: Told) -> None:
+        def tell(told: WorkerMessage) -> None:
             loop.call_soon_threadsafe(self._inbox.put_nowait, told)
 
         request_json = await run_in_threadpool(self._work.measure.model_dump_json)
-        task = Task(self._key, request_json, self.job.needs or "", setup)
+        task = WorkerTask(self._key, request_json, self.job.needs or "", setup)
         try:
             await self._workers.submit(task, tell)
             if await self._begun():
@@ -143,16 +152,16 @@ class Attempt:
         """Wait until a worker begins; whether the attempt is ours then."""
         while True:
             told = await self._next(QUEUED_LOOK_S)
-            if isinstance(told, Lost):
+            if isinstance(told, WorkerLost):
                 await asyncio.sleep(RETRY_S)
                 return False
             if told is not None:
                 break
             if await self._is_over():
                 return False
-        if not await self._start(told.worker if isinstance(told, Started) else "unknown"):
+        if not await self._start(told.worker if isinstance(told, WorkerStarted) else "unknown"):
             return False
-        if not isinstance(told, Started):
+        if not isinstance(told, WorkerStarted):
             self._inbox.put_nowait(told)
         return True
 
@@ -160,7 +169,9 @@ class Attempt:
         """Make the attempt the present one; whether nobody was first."""
         job = self.job
         self._beginning = asyncio.ensure_future(
-            insist(self._store.jobs.start, job.id, attempt=job.attempt, worker=worker)
+            retry_until_available(
+                self._store.jobs.start, job.id, attempt=job.attempt, worker=worker
+            )
         )
         started = await asyncio.shield(self._beginning)
         self._beginning = None
@@ -176,7 +187,7 @@ class Attempt:
 
     async def _is_over(self) -> bool:
         """Whether the queued job ended meanwhile, here or on another server, or is too late."""
-        job = await insist(self._store.jobs.get, self.job.project_id, self.job.id)
+        job = await retry_until_available(self._store.jobs.get, self.job.project_id, self.job.id)
         return job.state != "queued" or job.attempt != self.job.attempt or is_late(job, self._now())
 
     async def _follow_to_its_end(self) -> None:
@@ -192,22 +203,22 @@ class Attempt:
         while not self.job.is_finished:
             told = await self._next(LOOK_S)
             match told:
-                case Measured(profile_json):
+                case ProfileMeasured(profile_json):
                     read = Profile.model_validate_json
                     await self._conclude(await run_in_threadpool(read, profile_json))
                     return
-                case Failed():
-                    await self._finish("failed", problem=as_json(problem_of_worker(told)))
+                case TaskFailed():
+                    await self._finish("failed", problem=as_json(problem_from_failure(told)))
                     return
-                case Lost(why):
+                case WorkerLost(why):
                     await self._lost(why)
                     return
-                case Progressed(done, total, layer):
+                case WorkerProgress(done, total, layer):
                     words = printable(layer)
                     data = as_data(step="measuring", done=done, total=total, layer=words)
                     if not await self._report(data):
                         return
-                case Alive():
+                case Heartbeat():
                     if not await self._beat():
                         return
                 case _:
@@ -220,18 +231,18 @@ class Attempt:
             await self._lost(f"its worker said nothing for {self._rules.silence_s:g} s")
             return False
         if is_late(self.job, self._now()):
-            await self._finish("failed", problem=late_problem(self.job))
+            await self._finish("failed", problem=deadline_problem(self.job))
             return False
-        job = await insist(self._store.jobs.get, self.job.project_id, self.job.id)
+        job = await retry_until_available(self._store.jobs.get, self.job.project_id, self.job.id)
         return await self._is_ours(job)
 
     async def _beat(self) -> bool:
         return await self._is_ours(
-            await insist(self._store.jobs.beat, self.job.id, self.job.attempt)
+            await retry_until_available(self._store.jobs.beat, self.job.id, self.job.attempt)
         )
 
     async def _report(self, data: str) -> bool:
-        is_ours = await insist(
+        is_ours = await retry_until_available(
             self._store.jobs.report, self.job.id, self.job.attempt, "progress", data
         )
         self._changed(self.job.id)
@@ -278,7 +289,7 @@ class Attempt:
         problem: str | None = None,
     ) -> None:
         """End the job, with all it made or nothing."""
-        ended = await insist(
+        ended = await retry_until_available(
             self._store.jobs.finish,
             self.job.id,
             self.job.attempt,
@@ -310,15 +321,15 @@ class Attempt:
 
     async def _remember(self, kind: str, digest: str, result_id: str) -> None:
         project = self.job.project_id
-        await insist(self._store.reuse.remember, project, kind, digest, result_id)
+        await retry_until_available(self._store.reuse.remember, project, kind, digest, result_id)
 
     async def _lost(self, why: str) -> None:
         """Queue the job again, or give it up."""
-        await give_up_or_requeue(self._store, self.job, self._rules, why)
+        await requeue_or_fail(self._store, self.job, self._rules, why)
         self.is_running = False
         self._changed(self.job.id)
 
-    async def _next(self, timeout_s: float) -> Told | None:
+    async def _next(self, timeout_s: float) -> WorkerMessage | None:
         """What the worker says next; `None` if it says nothing for so long, or after `look`."""
         try:
             told = await asyncio.wait_for(self._inbox.get(), timeout_s)
@@ -329,7 +340,7 @@ class Attempt:
         return told
 
 
-async def insist(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+async def retry_until_available(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """A call of the store, again and again until the database answers."""
     while True:
         try:
@@ -338,16 +349,18 @@ async def insist(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
             await asyncio.sleep(RETRY_S)
 
 
-async def give_up_or_requeue(store: Store, job: Job, rules: Rules, why: str) -> None:
+async def requeue_or_fail(store: Store, job: Job, retry_policy: RetryPolicy, why: str) -> None:
     """What happens to a running job whose worker is lost."""
     if job.cancel_requested:
-        await insist(store.jobs.finish, job.id, job.attempt, "cancelled")
-    elif job.attempt >= rules.attempts:
+        await retry_until_available(store.jobs.finish, job.id, job.attempt, "cancelled")
+    elif job.attempt >= retry_policy.attempts:
         detail = f"it was started {job.attempt} times, and each time its worker was lost: {why}"
         problem = as_json(new_problem(503, "worker-lost", detail))
-        await insist(store.jobs.finish, job.id, job.attempt, "failed", outcome_json=problem)
+        await retry_until_available(
+            store.jobs.finish, job.id, job.attempt, "failed", outcome_json=problem
+        )
     else:
-        await insist(store.jobs.requeue, job.id, job.attempt)
+        await retry_until_available(store.jobs.requeue, job.id, job.attempt)
 
 
 def is_late(job: Job, now: datetime) -> bool:
@@ -355,7 +368,7 @@ def is_late(job: Job, now: datetime) -> bool:
     return job.deadline_at is not None and now >= job.deadline_at
 
 
-def late_problem(job: Job) -> str:
+def deadline_problem(job: Job) -> str:
     """Why a job that is late failed."""
     what = "measured" if job.started_at is not None else "started"
     return as_json(

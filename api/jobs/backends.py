@@ -7,12 +7,12 @@ from ..settings.settings import ServerSettings
 from .dask_scheduler import EmbeddedScheduler, RemoteScheduler
 from .dask_workers import DaskWorkers
 from .thread_workers import ThreadWorkers
-from .workers import Workers
+from .workers import WorkerBackend
 
 EMBEDDED, THREADS = "embedded", "threads"
 
 
-def workers_of(settings: ServerSettings) -> Workers:
+def build_workers(settings: ServerSettings) -> WorkerBackend:
     """What runs them; nothing of it is started before there is a job.
 
     Raises:
@@ -30,6 +30,6 @@ def is_local(scheduler: str) -> bool:
     return scheduler in (EMBEDDED, THREADS)
 
 
-def setup_of(settings: ServerSettings) -> MeasuringSetup | None:
+def local_setup(settings: ServerSettings) -> MeasuringSetup | None:
     """How workers on this machine measure; those elsewhere have settings of their own."""
     return MeasuringSetup.from_settings(settings) if is_local(settings.scheduler) else None

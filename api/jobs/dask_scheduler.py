@@ -13,7 +13,7 @@ from ...core.errors import InvalidInput, Refused
 from ..errors import WorkersUnavailable
 from ..settings.settings import LOOPBACK_NAMES, TlsFiles
 from ..telemetry.logs import LogFormat, configure_logging
-from .worker_resources import own_offers
+from .worker_resources import detect_resources
 
 MISSING = "jobs need Dask; run: pip install 'stagewright[cluster]'"
 
@@ -72,7 +72,7 @@ class EmbeddedScheduler:
                 security=security,
                 scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
                 memory_limit=0,
-                resources=own_offers(),
+                resources=detect_resources(),
                 silence_logs=logging.WARNING,
             )
             client = Client(self._cluster, timeout=timeout, set_as_default=False)

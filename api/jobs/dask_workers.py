@@ -13,7 +13,15 @@ from typing import Any
 from ..errors import WorkersUnavailable
 from .dask_scheduler import Scheduler
 from .measurements import measure
-from .messages import Alive, Lost, Outcome, Progressed, Started, Task, Told
+from .messages import (
+    Heartbeat,
+    TaskOutcome,
+    WorkerLost,
+    WorkerMessage,
+    WorkerProgress,
+    WorkerStarted,
+    WorkerTask,
+)
 
 CONNECT_TIMEOUT = "10s"
 
@@ -37,9 +45,9 @@ class DaskWorkers:
         self._closed = False
         self._client: Any = None
         self._futures: dict[str, Any] = {}
-        self._tell: dict[str, Callable[[Told], None]] = {}
+        self._tell: dict[str, Callable[[WorkerMessage], None]] = {}
 
-    def submit(self, task: Task, tell: Callable[[Told], None]) -> None:
+    def submit(self, task: WorkerTask, tell: Callable[[WorkerMessage], None]) -> None:
         client = self._connected()
         self._tell[task.key] = tell
         try:
@@ -107,7 +115,7 @@ class DaskWorkers:
         self._scheduler.close()
         for key in list(self._futures):
             self._futures.pop(key, None)
-            self._told(key, Lost(f"{self._scheduler.name} is gone"))
+            self._told(key, WorkerLost(f"{self._scheduler.name} is gone"))
 
     def _hear(self, event: tuple[float, Any]) -> None:
         """A message of a worker, on the client's own thread."""
@@ -128,18 +136,18 @@ class DaskWorkers:
             try:
                 outcome = future.result(timeout=60)
             except Exception as error:  # noqa: BLE001 - whatever happens on the way back
-                self._told(key, Lost(f"its result did not arrive: {type(error).__name__}"))
+                self._told(key, WorkerLost(f"its result did not arrive: {type(error).__name__}"))
                 return
-            assert isinstance(outcome, Outcome)
+            assert isinstance(outcome, TaskOutcome)
             self._told(key, outcome)
         elif future.status == "error":
             raised = future.exception()
             _log.warning("job task %s failed on its worker: %r", key, raised)
-            self._told(key, Lost(f"its worker was lost: {type(raised).__name__}"))
+            self._told(key, WorkerLost(f"its worker was lost: {type(raised).__name__}"))
         else:
-            self._told(key, Lost(f"its task was {future.status} by {self._scheduler.name}"))
+            self._told(key, WorkerLost(f"its task was {future.status} by {self._scheduler.name}"))
 
-    def _told(self, key: str, told: Told) -> None:
+    def _told(self, key: str, told: WorkerMessage) -> None:
         tell = self._tell.pop(key, None)
         if tell is not None:
             tell(told)
@@ -151,7 +159,7 @@ RUNNING_TASK = ("executing", "long-running")
 CLOSING_WORKER = ("closing", "closed", "failed", "closing_gracefully")
 
 
-def run_task(task: Task, topic: str) -> Outcome:
+def run_task(task: WorkerTask, topic: str) -> TaskOutcome:
     """Measure, telling the scheduler's topic what happens meanwhile.
 
     Dask cannot interrupt a task. But when it is cancelled, or the server that asked for it is
@@ -161,7 +169,7 @@ def run_task(task: Task, topic: str) -> Outcome:
 
     worker: Any = get_worker()
 
-    def tell(happened: Started | Alive | Progressed) -> None:
+    def tell(happened: WorkerStarted | Heartbeat | WorkerProgress) -> None:
         worker.log_event(topic, {"key": task.key, **as_event(happened)})
 
     def is_stopped() -> bool:
@@ -169,21 +177,21 @@ def run_task(task: Task, topic: str) -> Outcome:
         wanted = known is not None and known.state in RUNNING_TASK
         return not wanted or worker.status.name in CLOSING_WORKER
 
-    tell(Started(str(worker.name)))
+    tell(WorkerStarted(str(worker.name)))
     return measure(task, tell, is_stopped)
 
 
-def as_event(happened: Started | Alive | Progressed) -> dict[str, Any]:
+def as_event(happened: WorkerStarted | Heartbeat | WorkerProgress) -> dict[str, Any]:
     """A message as Dask sends it: builtin types alone."""
     match happened:
-        case Started(worker):
+        case WorkerStarted(worker):
             return {"kind": "started", "worker": worker}
-        case Progressed(done, total, layer):
+        case WorkerProgress(done, total, layer):
             return {"kind": "progress", "done": done, "total": total, "layer": layer}
     return {"kind": "alive"}
 
 
-def from_event(event: dict[str, Any]) -> Started | Alive | Progressed:
+def from_event(event: dict[str, Any]) -> WorkerStarted | Heartbeat | WorkerProgress:
     """And back.
 
     Raises:
@@ -191,9 +199,9 @@ def from_event(event: dict[str, Any]) -> Started | Alive | Progressed:
     """
     match event["kind"]:
         case "started":
-            return Started(str(event["worker"]))
+            return WorkerStarted(str(event["worker"]))
         case "progress":
-            return Progressed(int(event["done"]), int(event["total"]), str(event["layer"]))
+            return WorkerProgress(int(event["done"]), int(event["total"]), str(event["layer"]))
         case "alive":
-            return Alive()
+            return Heartbeat()
     raise ValueError(event["kind"])

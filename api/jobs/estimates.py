@@ -9,21 +9,21 @@ from typing import assert_never
 from ..errors import MeasuringUnavailable, WorkersUnavailable
 from ..model_sources.estimator import WITHOUT_TORCH
 from ..model_sources.measure import MeasuringFailed
-from .async_workers import Reaching
+from .async_workers import AsyncWorkers
 from .messages import (
     CPU,
-    Alive,
-    EstimateMade,
-    Failed,
-    Lost,
-    Measured,
-    Progressed,
-    Started,
-    Task,
-    Told,
+    Heartbeat,
+    ModelEstimated,
+    ProfileMeasured,
+    TaskFailed,
+    WorkerLost,
+    WorkerMessage,
+    WorkerProgress,
+    WorkerStarted,
+    WorkerTask,
 )
-from .outcome import error_of_worker
-from .workers import Workers
+from .outcome import error_from_failure
+from .workers import WorkerBackend
 
 
 class EstimatingWorkers:
@@ -35,9 +35,9 @@ class EstimatingWorkers:
         workers: They are elsewhere, and closed by others.
     """
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: WorkerBackend) -> None:
         self._workers = workers
-        self._reaching = Reaching(workers)
+        self._reaching = AsyncWorkers(workers)
 
     async def __call__(self, request_json: str) -> str:
         """The answer of a worker.
@@ -49,11 +49,11 @@ class EstimatingWorkers:
             StagewrightError: What the child on the worker says.
         """
         needs = await self._kind()
-        told: asyncio.Queue[Told] = asyncio.Queue()
+        told: asyncio.Queue[WorkerMessage] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        task = Task(f"estimate-{secrets.token_hex(8)}", request_json, needs, is_estimate=True)
+        task = WorkerTask(f"estimate-{secrets.token_hex(8)}", request_json, needs, is_estimate=True)
 
-        def tell(said: Told) -> None:
+        def tell(said: WorkerMessage) -> None:
             loop.call_soon_threadsafe(told.put_nowait, said)
 
         try:
@@ -72,19 +72,19 @@ class EstimatingWorkers:
         return CPU if CPU in offered else offered[0]
 
 
-async def _end(told: asyncio.Queue[Told]) -> str:
+async def _end(told: asyncio.Queue[WorkerMessage]) -> str:
     while True:
         said = await told.get()
         match said:
-            case EstimateMade(estimated_json):
+            case ModelEstimated(estimated_json):
                 return estimated_json
-            case Failed(message=message):
-                raise error_of_worker(said) or MeasuringFailed(message)
-            case Lost(why):
+            case TaskFailed(message=message):
+                raise error_from_failure(said) or MeasuringFailed(message)
+            case WorkerLost(why):
                 raise WorkersUnavailable(f"the worker that estimated was lost ({why}); ask again")
-            case Measured():
+            case ProfileMeasured():
                 raise MeasuringFailed("a worker measured what was to be estimated")
-            case Started() | Alive() | Progressed():
+            case WorkerStarted() | Heartbeat() | WorkerProgress():
                 continue
             case _:
                 assert_never(said)

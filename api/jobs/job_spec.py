@@ -11,7 +11,7 @@ from ..planning.requests import PlanRequest
 from .messages import CPU, CUDA
 
 
-class Work(Record):
+class JobSpec(Record):
     """What is measured, and what comes of it.
 
     Attributes:
@@ -31,12 +31,12 @@ class Work(Record):
     plan_deadline_s: float = 20.0
 
 
-def work_of(request_json: str) -> Work:
+def read_job_spec(request_json: str) -> JobSpec:
     """What a job of ours is to do."""
-    return Work.model_validate_json(request_json)
+    return JobSpec.model_validate_json(request_json)
 
 
-def needs_of(request: MeasureRequest, kind: str | None, cluster: Cluster | None) -> str:
+def required_resource(request: MeasureRequest, kind: str | None, cluster: Cluster | None) -> str:
     """What a worker has to offer for a measurement.
 
     A GPU is looked for by its kind where the request names one, or plans for devices of one kind

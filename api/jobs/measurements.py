@@ -19,7 +19,16 @@ from ...core.errors import (
 from ...core.requests.requests import MeasureRequest
 from ..model_sources.estimator import estimate_confined
 from ..model_sources.measure import MeasuringSetup, measure_confined
-from .messages import Alive, EstimateMade, Failed, Lost, Measured, Outcome, Progressed, Task
+from .messages import (
+    Heartbeat,
+    ModelEstimated,
+    ProfileMeasured,
+    TaskFailed,
+    TaskOutcome,
+    WorkerLost,
+    WorkerProgress,
+    WorkerTask,
+)
 
 BEAT_S = 2.0
 """How often a worker says that it is alive."""
@@ -35,10 +44,10 @@ ERRORS: dict[str, type[StagewrightError]] = {
 
 
 def measure(
-    task: Task,
-    tell: Callable[[Alive | Progressed], None],
+    task: WorkerTask,
+    tell: Callable[[Heartbeat | WorkerProgress], None],
     is_stopped: Callable[[], bool],
-) -> Outcome:
+) -> TaskOutcome:
     """Measure, or estimate, in a child of this thread's; blocks until its processes are dead.
 
     Args:
@@ -48,32 +57,32 @@ def measure(
     """
 
     def on_progress(told: dict[str, Any]) -> None:
-        tell(Progressed(told["done"], told["total"], told["layer"]))
+        tell(WorkerProgress(told["done"], told["total"], told["layer"]))
 
     try:
-        with _watched(lambda: tell(Alive()), is_stopped) as stopped:
+        with _watched(lambda: tell(Heartbeat()), is_stopped) as stopped:
             if task.is_estimate:
-                return EstimateMade(_estimated(task, stopped))
+                return ModelEstimated(_estimated(task, stopped))
             request = MeasureRequest.model_validate_json(task.request_json)
-            setup = task.setup or own_setup()
+            setup = task.setup or read_own_setup()
             profile = measure_confined(request, setup, on_progress=on_progress, stopped=stopped)
     except Cancelled:
-        return Lost("it was stopped")
+        return WorkerLost("it was stopped")
     except OSError as error:
-        return Lost(f"its process could not be started: {error}")
+        return WorkerLost(f"its process could not be started: {error}")
     except StagewrightError as error:
         return failed(error)
-    return Measured(profile.to_json())
+    return ProfileMeasured(profile.to_json())
 
 
-def _estimated(task: Task, stopped: threading.Event) -> str:
+def _estimated(task: WorkerTask, stopped: threading.Event) -> str:
     """The child's answer; estimates are made by workers elsewhere alone, which know how."""
     from ..settings.load import configure
 
     return estimate_confined(task.request_json, configure({}).settings, stopped)
 
 
-def own_setup() -> MeasuringSetup:
+def read_own_setup() -> MeasuringSetup:
     """How this machine measures for servers elsewhere, by its own ``STAGEWRIGHT_*`` variables.
 
     Raises:
@@ -84,10 +93,10 @@ def own_setup() -> MeasuringSetup:
     return MeasuringSetup.from_settings(configure({}).settings)
 
 
-def failed(error: StagewrightError) -> Failed:
+def failed(error: StagewrightError) -> TaskFailed:
     """An error as what a worker sends."""
     name = next((name for name in reversed(ERRORS) if isinstance(error, ERRORS[name])), "")
-    return Failed(
+    return TaskFailed(
         error=name,
         message=str(error),
         field=getattr(error, "field", None),
@@ -97,7 +106,7 @@ def failed(error: StagewrightError) -> Failed:
     )
 
 
-def error_of(told: Failed) -> StagewrightError | None:
+def error_of(told: TaskFailed) -> StagewrightError | None:
     """And back; `None` for a fault of ours, whose message is not for the caller."""
     error_class = ERRORS.get(told.error)
     if error_class is InvalidInput:

@@ -13,7 +13,7 @@ CUDA = "cuda"
 
 
 @dataclass(frozen=True)
-class Task:
+class WorkerTask:
     """One measurement for one job, or an estimate.
 
     Attributes:
@@ -21,7 +21,7 @@ class Task:
         request_json: The `core.options.MeasureRequest`, or `EstimateRequest`.
         needs: What the worker has to offer.
         setup: How to measure (`confined.measure.MeasuringSetup`); `None` leaves it to the worker.
-        is_estimate: Whether nothing is measured; answered by `EstimateMade`.
+        is_estimate: Whether nothing is measured; answered by `ModelEstimated`.
     """
 
     key: str
@@ -32,19 +32,19 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Started:
+class WorkerStarted:
     """A worker has begun."""
 
     worker: str
 
 
 @dataclass(frozen=True)
-class Alive:
+class Heartbeat:
     """It is still at it."""
 
 
 @dataclass(frozen=True)
-class Progressed:
+class WorkerProgress:
     """It has got so far."""
 
     done: int
@@ -53,21 +53,21 @@ class Progressed:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ProfileMeasured:
     """It is done, and nothing it started is left."""
 
     profile_json: str
 
 
 @dataclass(frozen=True)
-class EstimateMade:
+class ModelEstimated:
     """It is done: a `core.options.Estimated`."""
 
     estimated_json: str
 
 
 @dataclass(frozen=True)
-class Failed:
+class TaskFailed:
     """It cannot be measured; trying again would not help.
 
     Attributes:
@@ -88,11 +88,11 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Lost:
+class WorkerLost:
     """The worker died or was never reached; whatever it did is gone."""
 
     why: str
 
 
-Outcome = Measured | EstimateMade | Failed | Lost
-Told = Started | Alive | Progressed | Outcome
+TaskOutcome = ProfileMeasured | ModelEstimated | TaskFailed | WorkerLost
+WorkerMessage = WorkerStarted | Heartbeat | WorkerProgress | TaskOutcome

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 
-class Watch:
+class JobWatcher:
     """Sees every change of a job from its beginning to its end, unless other servers make it."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: JobNotifications) -> None:
         self._board = board
         self.event = asyncio.Event()
 
@@ -22,17 +22,17 @@ class Watch:
         self.event.clear()
 
 
-class Board:
+class JobNotifications:
     """Who waits for what; belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._watches: dict[str, set[Watch]] = {}
+        self._watches: dict[str, set[JobWatcher]] = {}
         self.is_stopped = False
 
     @contextmanager
-    def watch(self, job_id: str) -> Iterator[Watch]:
+    def watch(self, job_id: str) -> Iterator[JobWatcher]:
         """Begin before the job is looked at, so that no change falls in between."""
-        watch, watches = Watch(self), self._watches.setdefault(job_id, set())
+        watch, watches = JobWatcher(self), self._watches.setdefault(job_id, set())
         watches.add(watch)
         try:
             yield watch

@@ -18,7 +18,7 @@ from ..http.problems import (
     internal_problem,
 )
 from .measurements import error_of
-from .messages import Failed
+from .messages import TaskFailed
 
 _log = logging.getLogger(__name__)
 
@@ -33,13 +33,13 @@ def problem_of(error: Exception) -> ProblemDocument:
     return internal_problem().document
 
 
-def problem_of_worker(told: Failed) -> ProblemDocument:
+def problem_from_failure(told: TaskFailed) -> ProblemDocument:
     """What a worker failed with."""
-    error = error_of_worker(told)
+    error = error_from_failure(told)
     return internal_problem().document if error is None else problem_of(error)
 
 
-def error_of_worker(told: Failed) -> StagewrightError | None:
+def error_from_failure(told: TaskFailed) -> StagewrightError | None:
     """The same as an error; `None`, and a line in the log, for a fault of ours."""
     texts = {name: getattr(told, name) for name in ("message", "field", "layer")}
     said: Any = {name: printable(text) for name, text in texts.items() if text is not None}
@@ -69,7 +69,7 @@ def from_json(outcome_json: str | None) -> ProblemDocument | None:
     return None if outcome_json is None else ProblemDocument.model_validate_json(outcome_json)
 
 
-def as_problem(document: ProblemDocument) -> Problem:
+def to_exception(document: ProblemDocument) -> Problem:
     """To be raised, as the answer to a request that waited for the job."""
     problem = Problem(document.status, document.type.removeprefix(TYPE_PREFIX), document.detail)
     problem.document = document

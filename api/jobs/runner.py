@@ -21,21 +21,21 @@ from ..store.sql_store import utc_now
 from ..telemetry.log_context import bind
 from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import span
-from .async_workers import AGAIN_S, Reaching
+from .async_workers import AGAIN_S, AsyncWorkers
 from .attempt import (
     GIVE_BACK_S,
-    Attempt,
+    JobAttempt,
     Plans,
-    Rules,
-    give_up_or_requeue,
-    insist,
+    RetryPolicy,
+    deadline_problem,
     is_late,
-    late_problem,
+    requeue_or_fail,
+    retry_until_available,
 )
-from .job_spec import Work, work_of
-from .notifications import Board
+from .job_spec import JobSpec, read_job_spec
+from .notifications import JobNotifications
 from .outcome import as_json, new_problem
-from .workers import Workers
+from .workers import WorkerBackend
 
 SWEEP_S = 5.0
 """How often the table is searched for what nobody runs."""
@@ -57,7 +57,7 @@ UNREADABLE = as_json(
 _log = logging.getLogger(__name__)
 
 
-class Runner:
+class JobRunner:
     """Runs jobs, on the event loop it is started on.
 
     Nothing is known here that is not in the store: a server that is killed loses nothing, and
@@ -67,34 +67,34 @@ class Runner:
         store: Has the jobs.
         workers: Run them.
         plans: Plan from what they measured.
-        board: Told of every change.
+        board: WorkerMessage of every change.
         setup: How workers measure, for `tasks.Task`.
-        rules: See there.
+        retry_policy: See there.
         retention: What `store.expire` removes now and then.
         now: The store's clock.
-        metrics: Told how long jobs wait and take.
+        metrics: WorkerMessage how long jobs wait and take.
     """
 
     def __init__(
         self,
         store: Store,
-        workers: Workers,
+        workers: WorkerBackend,
         plans: Plans,
-        board: Board,
+        board: JobNotifications,
         *,
         setup: Any = None,
-        rules: Rules | None = None,
+        retry_policy: RetryPolicy | None = None,
         retention: Retention | None = None,
         now: Callable[[], datetime] = utc_now,
         metrics: Metrics | None = None,
     ) -> None:
         self._store, self._plans, self._board = store, plans, board
-        self._workers = Reaching(workers)
-        self._setup, self._rules, self._now = setup, rules or Rules(), now
+        self._workers = AsyncWorkers(workers)
+        self._setup, self._rules, self._now = setup, retry_policy or RetryPolicy(), now
         self._retention = retention or Retention(jobs_days=None, audit_days=None)
         self._metrics = metrics or Metrics()
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._attempts: dict[str, Attempt] = {}
+        self._attempts: dict[str, JobAttempt] = {}
         self._flights: weakref.WeakValueDictionary[tuple[str, str], asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
@@ -155,7 +155,7 @@ class Runner:
             await self._see_to(job)
 
     async def _see_to(self, job: Job) -> None:
-        """Attempt a job until it has ended."""
+        """JobAttempt a job until it has ended."""
         while not job.is_finished:
             try:
                 await self._attempt(job)
@@ -164,15 +164,15 @@ class Runner:
             except Exception:  # noqa: BLE001 - a fault of ours must not leave a job for ever
                 _log.exception("job %s", job.id)
                 await asyncio.sleep(AGAIN_S)
-            seen = await insist(self._store.jobs.get, job.project_id, job.id)
+            seen = await retry_until_available(self._store.jobs.get, job.project_id, job.id)
             if seen.state == "running":  # another server's now
                 return
             job = seen
 
     async def _attempt(self, job: Job) -> None:
-        request_json = await insist(self._store.jobs.request_json, job.id)
+        request_json = await retry_until_available(self._store.jobs.request_json, job.id)
         try:
-            work = await run_in_threadpool(work_of, request_json)
+            work = await run_in_threadpool(read_job_spec, request_json)
         except ValidationError as error:
             _log.error("job %s cannot be read: %s", job.id, error)
             await self._end_queued(job, UNREADABLE)
@@ -180,7 +180,7 @@ class Runner:
         # Jobs with the same measurement wait for the first, and then have what it found.
         lock = self._flights.setdefault((job.project_id, work.measure_digest), asyncio.Lock())
         async with lock:
-            job = await insist(self._store.jobs.get, job.project_id, job.id)
+            job = await retry_until_available(self._store.jobs.get, job.project_id, job.id)
             if job.state != "queued":
                 return
             if is_late(job, self._now()):
@@ -197,39 +197,41 @@ class Runner:
                 if not attempt.is_running:
                     self._attempts.pop(job.id, None)
 
-    async def _known(self, job: Job, work: Work) -> bool:
+    async def _known(self, job: Job, work: JobSpec) -> bool:
         """Whether the measurement was made while the job waited; then it is ended by that."""
         if work.fresh:
             return False
-        found = await insist(
+        found = await retry_until_available(
             self._store.reuse.recall, job.project_id, "profile", work.measure_digest
         )
         if found is None:
             return False
-        stored = await insist(self._store.documents.profile, job.project_id, found)
+        stored = await retry_until_available(self._store.documents.profile, job.project_id, found)
         return await self._new_attempt(job, work).answered_by(stored.profile)
 
-    def _new_attempt(self, job: Job, work: Work) -> Attempt:
-        return Attempt(
+    def _new_attempt(self, job: Job, work: JobSpec) -> JobAttempt:
+        return JobAttempt(
             job,
             work,
             store=self._store,
             workers=self._workers,
             plans=self._plans,
-            rules=self._rules,
+            retry_policy=self._rules,
             now=self._now,
             changed=self._board.changed,
             metrics=self._metrics,
         )
 
     async def _end_late(self, job: Job) -> None:
-        await self._end_queued(job, late_problem(job))
+        await self._end_queued(job, deadline_problem(job))
 
     async def _end_queued(self, job: Job, problem: str) -> None:
         """End a job that nobody runs as failed."""
-        started = await insist(self._store.jobs.start, job.id, attempt=job.attempt, worker="nobody")
+        started = await retry_until_available(
+            self._store.jobs.start, job.id, attempt=job.attempt, worker="nobody"
+        )
         if started is not None:
-            await insist(
+            await retry_until_available(
                 self._store.jobs.finish, job.id, started.attempt, "failed", outcome_json=problem
             )
         self._board.changed(job.id)
@@ -269,9 +271,9 @@ class Runner:
                 self.take(job)
         elif now - (job.heartbeat_at or now) > timedelta(seconds=self._rules.silence_s):
             why = f"the server that ran it was lost {self._rules.silence_s:g} s ago"
-            await give_up_or_requeue(self._store, job, self._rules, why)
+            await requeue_or_fail(self._store, job, self._rules, why)
             self._board.changed(job.id)
-            self.take(await insist(self._store.jobs.get, job.project_id, job.id))
+            self.take(await retry_until_available(self._store.jobs.get, job.project_id, job.id))
 
     async def _expire_for_ever(self) -> None:
         while True:

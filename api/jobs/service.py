@@ -24,11 +24,11 @@ from ..planning.service import Planning, Unmeasured, pointing_at
 from ..store.base import Jobs, Store
 from ..store.records import Job, JobRequest, JobState, Page
 from ..store.sql_store import utc_now
-from .job_spec import Work, needs_of
-from .notifications import Board
+from .job_spec import JobSpec, required_resource
+from .notifications import JobNotifications
 from .outcome import from_json
 from .requests import ProfileJobRequest
-from .runner import Runner
+from .runner import JobRunner
 
 Kind = Literal["plan", "profile"]
 
@@ -37,7 +37,7 @@ POLL_S = 2.0
 
 
 @dataclass(frozen=True)
-class Offer:
+class JobOptions:
     """What this server does with jobs.
 
     Attributes:
@@ -55,7 +55,12 @@ class JobService:
     """What routes ask about jobs."""
 
     def __init__(
-        self, store: Store, planning: Planning, runner: Runner, board: Board, offer: Offer
+        self,
+        store: Store,
+        planning: Planning,
+        runner: JobRunner,
+        board: JobNotifications,
+        offer: JobOptions,
     ) -> None:
         self.board = board
         self._store, self._planning, self._runner = store, planning, runner
@@ -76,7 +81,7 @@ class JobService:
             MeasuringUnavailable: Nobody here measures.
             TooManyJobs: The caller has as many unfinished jobs as they may.
         """
-        work = Work(
+        work = JobSpec(
             measure=unmeasured.measure,
             measure_digest=self._digest(unmeasured.measure, None, request.cluster),
             fresh=unmeasured.fresh,
@@ -84,7 +89,7 @@ class JobService:
             plan_digest=unmeasured.plan_digest,
             plan_deadline_s=unmeasured.deadline_s,
         )
-        needs = needs_of(unmeasured.measure, None, request.cluster)
+        needs = required_resource(unmeasured.measure, None, request.cluster)
         return await self._submit(principal, "plan", work, needs, submit_key)
 
     async def submit_profile(
@@ -104,9 +109,9 @@ class JobService:
         measure = await self._measure_request(principal.project_id, request)
         self._planning.check_measurement(principal, measure)
         fresh = fresh or measure.factory is not None  # what it makes may have changed
-        needs = needs_of(measure, request.device_kind, None)
+        needs = required_resource(measure, request.device_kind, None)
         digest = self._digest(measure, request.device_kind, None)
-        work = Work(measure=measure, measure_digest=digest, fresh=fresh)
+        work = JobSpec(measure=measure, measure_digest=digest, fresh=fresh)
         if not fresh:
             known = await run_in_threadpool(
                 self._store.reuse.recall, principal.project_id, "profile", digest
@@ -193,7 +198,7 @@ class JobService:
         )
 
     def _digest(self, measure: MeasureRequest, kind: str | None, cluster: Cluster | None) -> str:
-        return measure_digest(measure, needs_of(measure, kind, cluster), self._offer.place)
+        return measure_digest(measure, required_resource(measure, kind, cluster), self._offer.place)
 
     async def _measure_request(self, project: str, request: ProfileJobRequest) -> MeasureRequest:
         graph = request.graph
@@ -215,7 +220,7 @@ class JobService:
         self,
         principal: Principal,
         kind: Literal["plan", "profile"],
-        work: Work,
+        work: JobSpec,
         needs: str,
         key: str | None,
     ) -> Job:
@@ -237,7 +242,7 @@ class JobService:
         return job
 
     async def _done(
-        self, principal: Principal, work: Work, needs: str, key: str | None, result_id: str
+        self, principal: Principal, work: JobSpec, needs: str, key: str | None, result_id: str
     ) -> Job:
         """A job that ends with what is known already."""
         request = self._request("profile", work, needs, key)
@@ -251,7 +256,7 @@ class JobService:
             )
         return await self.get(principal.project_id, job.id)
 
-    def _request(self, kind: Kind, work: Work, needs: str, key: str | None) -> JobRequest:
+    def _request(self, kind: Kind, work: JobSpec, needs: str, key: str | None) -> JobRequest:
         return JobRequest(
             kind=kind,
             # What was not said counts as such: planners ask which options were given.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from .measurements import measure
-from .messages import CPU, Started, Task, Told
+from .messages import CPU, WorkerMessage, WorkerStarted, WorkerTask
 
 NAME = "this-server"
 
@@ -24,7 +24,7 @@ class ThreadWorkers:
         self._pool = ThreadPoolExecutor(count, "job")
         self._stopped: dict[str, threading.Event] = {}
 
-    def submit(self, task: Task, tell: Callable[[Told], None]) -> None:
+    def submit(self, task: WorkerTask, tell: Callable[[WorkerMessage], None]) -> None:
         stopped = self._stopped.setdefault(task.key, threading.Event())
         if task.needs == CPU:  # another stays in the queue: nobody here can run it
             self._pool.submit(self._run, task, tell, stopped)
@@ -48,10 +48,12 @@ class ThreadWorkers:
             self.stop(key)
         self._pool.shutdown()
 
-    def _run(self, task: Task, tell: Callable[[Told], None], stopped: threading.Event) -> None:
+    def _run(
+        self, task: WorkerTask, tell: Callable[[WorkerMessage], None], stopped: threading.Event
+    ) -> None:
         if stopped.is_set():
             return
-        tell(Started(NAME))
+        tell(WorkerStarted(NAME))
         outcome = measure(task, tell, stopped.is_set)
         self._stopped.pop(task.key, None)
         tell(outcome)

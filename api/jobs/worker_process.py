@@ -14,8 +14,8 @@ from ..settings.load import configure
 from ..settings.settings import TlsFiles
 from ..telemetry.logs import configure_logging
 from .dask_scheduler import MISSING, check_address, configure_dask, security_of
-from .measurements import own_setup
-from .worker_resources import own_offers
+from .measurements import read_own_setup
+from .worker_resources import detect_resources
 
 AGAIN_S = 5.0
 """Until a scheduler that is gone is tried again."""
@@ -53,8 +53,8 @@ def work(
         import distributed  # noqa: F401
     except ImportError as error:
         raise InvalidInput(f"{MISSING} ({error})") from None
-    own_setup()  # a variable that does not fit is said now, not with the first job
-    has = dict(own_offers() if offers is None else offers)
+    read_own_setup()  # a variable that does not fit is said now, not with the first job
+    has = dict(detect_resources() if offers is None else offers)
     if not has:
         raise InvalidInput(
             "this worker would offer nothing: install stagewright[torch], or say what it has, "

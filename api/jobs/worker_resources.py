@@ -27,7 +27,7 @@ ASK = (
 """In a process of its own: torch takes seconds to import, and memory for good."""
 
 
-def own_offers(names: list[str] | None = None) -> dict[str, float]:
+def detect_resources(names: list[str] | None = None) -> dict[str, float]:
     """What this machine offers: ``cpu``; with GPUs also ``cuda`` and each kind it knows.
 
     One of each, since a worker runs one job at a time.
@@ -38,7 +38,7 @@ def own_offers(names: list[str] | None = None) -> dict[str, float]:
     found = device_names() if names is None else names
     kinds = [CPU] * (find_spec("torch") is not None)
     if found:
-        kinds += [CUDA, *map(kind_of_device, found)]
+        kinds += [CUDA, *map(device_kind_of, found)]
     return dict.fromkeys(kinds, 1.0)
 
 
@@ -58,7 +58,7 @@ def device_names() -> list[str]:
         return []
 
 
-def kind_of_device(name: str) -> str:
+def device_kind_of(name: str) -> str:
     """``NVIDIA H200`` → ``H200``: the catalogue's name, else the last word of the driver's."""
     known = by_driver_name(name)
     if known is not None and known.backend != CPU:
@@ -67,7 +67,7 @@ def kind_of_device(name: str) -> str:
     return words[-1] if words else CUDA
 
 
-def parsed_offers(text: str) -> dict[str, float]:
+def parse_resources(text: str) -> dict[str, float]:
     """``H200=1,cuda=1`` as what a worker offers.
 
     Raises:
@@ -82,7 +82,7 @@ def parsed_offers(text: str) -> dict[str, float]:
     return offers
 
 
-def place_of(scheduler: str) -> str:
+def measuring_place(scheduler: str) -> str:
     """This machine's processors, or the fleet behind a scheduler."""
     return scheduler if "://" in scheduler else f"{os.cpu_count()} x {_processor()}"
 

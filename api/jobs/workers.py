@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from .messages import Task, Told
+from .messages import WorkerMessage, WorkerTask
 
 
-class Workers(Protocol):
+class WorkerBackend(Protocol):
     """Runs tasks. Every method may block and may be called from any thread."""
 
-    def submit(self, task: Task, tell: Callable[[Told], None]) -> None:
+    def submit(self, task: WorkerTask, tell: Callable[[WorkerMessage], None]) -> None:
         """Queue a task.
 
         Args:
             task: What to run.
-            tell: Called from any thread with what happens, in order: once `Started`, any number
-                of `Alive` and `Progressed`, and in the end `Ended` or `Lost`.
+            tell: Called from any thread with messages in order: `WorkerStarted` once, any number
+                of `Heartbeat` and `WorkerProgress`, and in the end `Ended` or `WorkerLost`.
 
         Raises:
             WorkersUnavailable: It was not queued.

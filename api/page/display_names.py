@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from ...core.service.documents import PlanSummary, ProfileSummary
 from ...core.units import count
-from ..jobs.job_spec import work_of
+from ..jobs.job_spec import read_job_spec
 
 UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k"))
 """As models are named: 70 B parameters are 70 billion."""
@@ -29,7 +29,7 @@ def model_words(summary: PlanSummary | ProfileSummary) -> str:
 def job_words(request_json: str) -> str:
     """What a job does: ``Measure gpt2 and plan it``; of another release's, that it is a job."""
     try:
-        work = work_of(request_json)
+        work = read_job_spec(request_json)
     except ValidationError:
         return "A job"
     measure = work.measure

@@ -18,7 +18,7 @@ from ..http.disconnect import while_connected
 from ..http.examples import plan_examples
 from ..http.pagination import Cursor, Limit, Search, cursor_checked
 from ..http.strict_json import StrictRoute
-from ..jobs.outcome import as_problem, from_json
+from ..jobs.outcome import from_json, to_exception
 from ..jobs.service import JobService
 from ..openapi import PROBLEM_RESPONSE
 from ..planning.exports import (
@@ -106,7 +106,7 @@ def plan_routes(
             job = await jobs.wait(job, wait_s, even_unserved=applied is not None)
             headers = {} if applied is None else {APPLIED: applied}
             if job.state == "failed" and (problem := from_json(job.outcome_json)) is not None:
-                raise as_problem(problem)
+                raise to_exception(problem)
             if job.state != "succeeded" or job.result_id is None:
                 return job_response(await jobs.view(job), 202, headers)
             project, plan_id = principal.project_id, job.result_id

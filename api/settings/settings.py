@@ -34,6 +34,14 @@ ESTIMATE_COMMAND = (sys.executable, "-P", "-m", "stagewright.profiler.estimates.
 """The estimating child."""
 
 
+class TlsFiles(Record):
+    """What a scheduler, its workers and its servers show each other."""
+
+    ca_file: str = Field(min_length=1, description="The authority that signed all certificates.")
+    cert: str = Field(min_length=1, description="This end's certificate.")
+    key: str | None = Field(None, description="Its private key, unless the same file has it.")
+
+
 class ServerSettings(Record):
     """How one server behaves."""
 
@@ -155,11 +163,3 @@ class ServerSettings(Record):
     )
     measure_command: Words = Field(MEASURE_COMMAND, description="Program that measures.")
     estimate_command: Words = Field(ESTIMATE_COMMAND, description="Program that estimates.")
-
-
-class TlsFiles(Record):
-    """What a scheduler, its workers and its servers show each other."""
-
-    ca_file: str = Field(min_length=1, description="The authority that signed all certificates.")
-    cert: str = Field(min_length=1, description="This end's certificate.")
-    key: str | None = Field(None, description="Its private key, unless the same file has it.")

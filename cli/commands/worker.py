@@ -46,7 +46,7 @@ def command(
     'dask scheduler' with certificates; docs/jobs.md has the commands.
     """
     from ...api.jobs.worker_process import work
-    from ...api.jobs.worker_resources import parsed_offers
+    from ...api.jobs.worker_resources import parse_resources
     from ...api.settings.settings import TlsFiles
     from ...core.errors import InvalidInput
 
@@ -62,5 +62,5 @@ def command(
         listed = ", ".join(f"{kind}={number:g}" for kind, number in offers.items())
         say(f"worker {called} at {scheduler} offers {listed}")
 
-    offers = None if resources is None else parsed_offers(resources)
+    offers = None if resources is None else parse_resources(resources)
     work(scheduler, tls=tls, offers=offers, name=name, on_ready=on_ready)

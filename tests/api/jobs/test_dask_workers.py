@@ -20,7 +20,15 @@ from stagewright.api.errors import WorkersUnavailable
 from stagewright.api.http.examples import example_profile, measure_example
 from stagewright.api.jobs.dask_scheduler import EmbeddedScheduler, RemoteScheduler, check_address
 from stagewright.api.jobs.dask_workers import DaskWorkers
-from stagewright.api.jobs.messages import CPU, Lost, Measured, Progressed, Started, Task, Told
+from stagewright.api.jobs.messages import (
+    CPU,
+    ProfileMeasured,
+    WorkerLost,
+    WorkerMessage,
+    WorkerProgress,
+    WorkerStarted,
+    WorkerTask,
+)
 from stagewright.api.model_sources.measure import MeasuringSetup
 from stagewright.api.settings.settings import TlsFiles
 from stagewright.core.errors import InvalidInput, Refused
@@ -37,7 +45,7 @@ class Heard:
     """What a task's worker says, one after the other."""
 
     def __init__(self) -> None:
-        self.said: queue.Queue[Told] = queue.Queue()
+        self.said: queue.Queue[WorkerMessage] = queue.Queue()
 
     def next(self, kind: type[Any], timeout_s: float = 30.0) -> Any:
         """The next message of a kind; others before it are dropped."""
@@ -60,7 +68,7 @@ def run(embedded) -> Callable[..., Heard]:
     def run(program: str, key: str, needs: str = CPU) -> Heard:
         heard = Heard()
         setup = MeasuringSetup((sys.executable, "-c", program), 60.0, sandbox="off")
-        embedded.submit(Task(key, REQUEST, needs, setup), heard.said.put)
+        embedded.submit(WorkerTask(key, REQUEST, needs, setup), heard.said.put)
         return heard
 
     return run
@@ -86,9 +94,9 @@ def is_alive(pid: int) -> bool:
 
 def test_progress_and_the_profile_come_back(run, embedded):
     heard = run(measuring(example_profile(), seconds=0.6), "good")
-    assert isinstance(heard.next(Started), Started)
-    assert heard.next(Progressed) == Progressed(0, 3, "blocks.0")
-    assert json.loads(heard.next(Measured).profile_json)["model"] == "Example"
+    assert isinstance(heard.next(WorkerStarted), WorkerStarted)
+    assert heard.next(WorkerProgress) == WorkerProgress(0, 3, "blocks.0")
+    assert json.loads(heard.next(ProfileMeasured).profile_json)["model"] == "Example"
     assert embedded.offers()[CPU] == 1
 
 
@@ -99,22 +107,22 @@ def test_stopping_a_task_kills_its_child_and_frees_the_worker(run, embedded, tmp
     embedded.stop("never-begun")
     embedded.stop("endless")
     wait_for(lambda: not is_alive(pid))
-    assert run(measuring(example_profile()), "next").next(Measured)
+    assert run(measuring(example_profile()), "next").next(ProfileMeasured)
     assert not (tmp_path / "never").exists()
     assert never.said.empty()
-    assert not any(isinstance(told, Lost) for told in list(heard.said.queue)), "nobody asks"
+    assert not any(isinstance(told, WorkerLost) for told in list(heard.said.queue)), "nobody asks"
 
 
 def test_a_killed_worker_is_told_and_the_next_one_goes_on(run, embedded, tmp_path):
     heard = run(sleeping(str(tmp_path / "pid")), "doomed")
-    heard.next(Started)
+    heard.next(WorkerStarted)
     child = pid_in(tmp_path / "pid")
     (worker,) = embedded._client.run(os.getpid).values()
     os.kill(worker, signal.SIGKILL)
-    assert "lost" in heard.next(Lost).why
+    assert "lost" in heard.next(WorkerLost).why
     wait_for(lambda: not is_alive(child))
     again = run(measuring(example_profile()), "doomed-again")
-    assert isinstance(again.next(Measured | Lost), Measured | Lost)
+    assert isinstance(again.next(ProfileMeasured | WorkerLost), ProfileMeasured | WorkerLost)
 
 
 def test_the_worker_logs_as_its_server_does(embedded):

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from stagewright.api.app import create_app
 from stagewright.api.errors import WorkersUnavailable
 from stagewright.api.http.examples import example_graph, measure_example
-from stagewright.api.jobs.messages import Lost, Started
+from stagewright.api.jobs.messages import WorkerLost, WorkerStarted
 from stagewright.api.jobs.thread_workers import ThreadWorkers
 from stagewright.api.sandbox.child import run_confined
 from stagewright.api.settings.settings import ServerSettings
@@ -25,7 +25,7 @@ BODY = {"graph": example_graph(), "cluster": "2xH100"}
 
 
 class Fleet(ThreadWorkers):
-    """Workers that say what they are told to offer."""
+    """WorkerBackend that say what they are told to offer."""
 
     def __init__(self, **offers: int) -> None:
         super().__init__()
@@ -46,9 +46,9 @@ class Fleet(ThreadWorkers):
 
 class Dying(Fleet):
     def submit(self, task: Any, tell: Any) -> None:
-        tell(Started("w"))
+        tell(WorkerStarted("w"))
         self.stop(task.key)
-        tell(Lost("it was killed"))
+        tell(WorkerLost("it was killed"))
 
 
 @pytest.fixture

@@ -17,20 +17,20 @@ from stagewright.api.http.examples import measure_example
 from stagewright.api.jobs import async_workers as reaching_module
 from stagewright.api.jobs import attempt as attempt_module
 from stagewright.api.jobs import runner as runner_module
-from stagewright.api.jobs.attempt import Rules
-from stagewright.api.jobs.job_spec import Work
+from stagewright.api.jobs.attempt import RetryPolicy
+from stagewright.api.jobs.job_spec import JobSpec
 from stagewright.api.jobs.messages import (
-    Alive,
-    Failed,
-    Lost,
-    Measured,
-    Progressed,
-    Started,
-    Task,
-    Told,
+    Heartbeat,
+    ProfileMeasured,
+    TaskFailed,
+    WorkerLost,
+    WorkerMessage,
+    WorkerProgress,
+    WorkerStarted,
+    WorkerTask,
 )
-from stagewright.api.jobs.notifications import Board
-from stagewright.api.jobs.runner import Runner
+from stagewright.api.jobs.notifications import JobNotifications
+from stagewright.api.jobs.runner import JobRunner
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.errors import StoreUnavailable
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
@@ -40,15 +40,15 @@ from stagewright.core.profile.profile import Profile
 
 
 class Puppets:
-    """Workers that say what a test has them say."""
+    """WorkerBackend that say what a test has them say."""
 
     def __init__(self) -> None:
-        self.tasks: list[tuple[Task, Callable[[Told], None]]] = []
+        self.tasks: list[tuple[WorkerTask, Callable[[WorkerMessage], None]]] = []
         self.stopped: list[str] = []
         self.has: Mapping[str, int] = {"cpu": 1}
         self.is_gone = False
 
-    def submit(self, task: Task, tell: Callable[[Told], None]) -> None:
+    def submit(self, task: WorkerTask, tell: Callable[[WorkerMessage], None]) -> None:
         if self.is_gone:
             raise WorkersUnavailable("the scheduler does not answer")
         self.tasks.append((task, tell))
@@ -67,7 +67,7 @@ class Puppets:
     def close(self) -> None:
         pass
 
-    def say(self, *told: Told, run: int = -1) -> None:
+    def say(self, *told: WorkerMessage, run: int = -1) -> None:
         for message in told:
             self.tasks[run][1](message)
 
@@ -78,8 +78,8 @@ class NoPlans:
 
 
 @pytest.fixture
-def found(profile) -> Measured:
-    return Measured(json.dumps(profile))
+def found(profile) -> ProfileMeasured:
+    return ProfileMeasured(json.dumps(profile))
 
 
 @pytest.fixture(autouse=True)
@@ -96,14 +96,14 @@ class Server:
     """A server's part that runs jobs, on a store that others may use."""
 
     def __init__(self, store: SqlStore, silence_s: float = 30.0) -> None:
-        self.store, self.workers, self.board = store, Puppets(), Board()
+        self.store, self.workers, self.board = store, Puppets(), JobNotifications()
         self.skew = timedelta(0)
-        self.runner = Runner(
+        self.runner = JobRunner(
             store,
             self.workers,
             NoPlans(),
             self.board,
-            rules=Rules(attempts=2, silence_s=silence_s),
+            retry_policy=RetryPolicy(attempts=2, silence_s=silence_s),
             now=lambda: utc_now() + self.skew,
         )
 
@@ -127,7 +127,9 @@ def hand_in(store: SqlStore, seed: int = 0, **further: Any) -> Job:
     example = measure_example()
     del example["cluster"]
     example["sample"]["seed"] = seed
-    work = Work.model_validate_json(json.dumps({"measure": example, "measure_digest": f"m{seed}"}))
+    work = JobSpec.model_validate_json(
+        json.dumps({"measure": example, "measure_digest": f"m{seed}"})
+    )
     request = JobRequest(
         kind="profile", request_json=work.model_dump_json(exclude_unset=True), needs="cpu"
     )
@@ -142,10 +144,10 @@ def kinds(store: SqlStore, job: Job) -> list[str]:
 def play():
     """Run a scene with a server, and stop that afterwards."""
 
-    def play(scene: Callable[[Server], Awaitable[None]], **rules: Any) -> None:
+    def play(scene: Callable[[Server], Awaitable[None]], **retry_policy: Any) -> None:
         async def on_stage() -> None:
             store = SqlStore(IN_MEMORY)
-            server = Server(store, **rules)
+            server = Server(store, **retry_policy)
             await server.runner.start()
             try:
                 await asyncio.wait_for(scene(server), 20)
@@ -164,7 +166,7 @@ def test_a_job_goes_its_way(play, found):
         server.runner.take(job)
         await server.given()
         assert server.store.jobs.get(HERE, job.id).state == "queued", "nobody has begun it"
-        server.workers.say(Started("w7"), Progressed(1, 2, "x"), Alive(), found)
+        server.workers.say(WorkerStarted("w7"), WorkerProgress(1, 2, "x"), Heartbeat(), found)
         done = await server.reached(job, "succeeded")
         assert (done.attempt, done.worker) == (1, "w7")
         assert kinds(server.store, job) == ["queued", "started", "progress", "succeeded"]
@@ -178,7 +180,7 @@ def test_a_lost_worker_means_another_attempt_and_in_the_end_a_failure(play):
         server.runner.take(job)
         for run in (1, 2):
             await server.given(run)
-            server.workers.say(Started("w"), Lost("it was killed"))
+            server.workers.say(WorkerStarted("w"), WorkerLost("it was killed"))
         done = await server.reached(job, "failed")
         assert done.attempt == 2
         assert json.loads(done.outcome_json or "")["type"].endswith(":worker-lost")
@@ -194,10 +196,10 @@ def test_a_worker_that_falls_silent_is_taken_for_dead_and_what_it_says_later_for
         job = hand_in(server.store)
         server.runner.take(job)
         await server.given()
-        server.workers.say(Started("w1"))
+        server.workers.say(WorkerStarted("w1"))
         await server.given(2)
         assert server.workers.tasks[0][0].key in server.workers.stopped
-        server.workers.say(Started("w2"))
+        server.workers.say(WorkerStarted("w2"))
         await server.reached(job, "running")
         server.workers.say(replace(found), run=0)
         await asyncio.sleep(0.1)
@@ -221,7 +223,7 @@ def test_what_a_dead_server_left_is_taken_up_by_the_next(play, found):
         server.skew = timedelta(seconds=31)
         await server.given(2)
         for run in (0, 1):
-            server.workers.say(Started("w"), found, run=run)
+            server.workers.say(WorkerStarted("w"), found, run=run)
         await server.reached(queued, "succeeded")
         assert (await server.reached(running, "succeeded")).attempt == 2
         assert dead.jobs.finish(running.id, 1, "failed") is None, "the dead one has no say"
@@ -237,7 +239,7 @@ def test_a_restart_resubmits_what_is_queued(found):
         await server.runner.start()
         await server.given(3)
         for run in range(3):
-            server.workers.say(Started("w"), found, run=run)
+            server.workers.say(WorkerStarted("w"), found, run=run)
         for job in jobs:
             await server.reached(job, "succeeded")
         await server.runner.stop()
@@ -276,7 +278,7 @@ def test_a_server_that_stops_queues_again_what_runs(found):
         job = hand_in(store)
         first.runner.take(job)
         await first.given()
-        first.workers.say(Started("w"))
+        first.workers.say(WorkerStarted("w"))
         await first.reached(job, "running")
         await first.runner.stop()
         assert store.jobs.get(HERE, job.id).state == "queued"
@@ -284,7 +286,7 @@ def test_a_server_that_stops_queues_again_what_runs(found):
         second = Server(store)
         await second.runner.start()
         await second.given()
-        second.workers.say(Started("w"), found)
+        second.workers.say(WorkerStarted("w"), found)
         assert (await second.reached(job, "succeeded")).attempt == 2
         await second.runner.stop()
         store.close()
@@ -301,7 +303,7 @@ def test_of_two_servers_with_one_job_one_result_is_kept(found):
             server.runner.take(job)
             await server.given()
         for server in servers:
-            server.workers.say(Started("w"), found)
+            server.workers.say(WorkerStarted("w"), found)
         await servers[0].reached(job, "succeeded")
         await asyncio.sleep(0.1)
         assert kinds(store, job) == ["queued", "started", "succeeded"]
@@ -325,7 +327,7 @@ def test_a_queued_job_fails_at_its_deadline_and_a_running_one_too(play):
             for run, (task, _) in enumerate(server.workers.tasks)
             if task.key.startswith(running.id)
         )
-        server.workers.say(Started("w"), run=run)
+        server.workers.say(WorkerStarted("w"), run=run)
         await server.reached(running, "running")
         server.skew = timedelta(seconds=61)
         for job in (queued, running):
@@ -356,7 +358,7 @@ def test_a_database_that_is_away_for_a_while_loses_nothing(play, found, monkeypa
 
         for name in calls:
             failing_first(name)
-        server.workers.say(Started("w"), Progressed(1, 2, "x"), found)
+        server.workers.say(WorkerStarted("w"), WorkerProgress(1, 2, "x"), found)
         await server.reached(job, "succeeded")
         assert kinds(server.store, job) == ["queued", "started", "progress", "succeeded"]
         assert set(calls.values()) == {4}
@@ -373,7 +375,7 @@ def test_workers_that_cannot_be_reached_are_waited_for(play, found):
         assert server.runner.message(job) == "the scheduler does not answer"
         server.workers.is_gone = False
         await server.given()
-        server.workers.say(Started("w"), found)
+        server.workers.say(WorkerStarted("w"), found)
         await server.reached(job, "succeeded")
 
     play(scene)
@@ -384,7 +386,7 @@ def test_a_cancel_on_another_server_is_seen(play):
         job = hand_in(server.store)
         server.runner.take(job)
         await server.given()
-        server.workers.say(Started("w"))
+        server.workers.say(WorkerStarted("w"))
         await server.reached(job, "running")
         server.store.jobs.request_cancel(HERE, job.id)
         await server.reached(job, "cancelled")
@@ -400,10 +402,10 @@ def test_a_cancelled_job_whose_worker_is_lost_is_cancelled(play):
         job = hand_in(server.store)
         server.runner.take(job)
         await server.given()
-        server.workers.say(Started("w"))
+        server.workers.say(WorkerStarted("w"))
         await server.reached(job, "running")
         server.store.jobs.request_cancel(HERE, job.id)
-        server.workers.say(Lost("it was killed"))
+        server.workers.say(WorkerLost("it was killed"))
         await server.reached(job, "cancelled")
         assert len(server.workers.tasks) == 1
 
@@ -418,9 +420,9 @@ def test_half_a_character_and_no_profile_end_a_job_and_break_no_list(play):
         for each in (job, other):
             server.runner.take(each)
         await server.given(2)
-        halves = Failed("MeasurementError", "no \ud800", layer="\ud800")
-        server.workers.say(Started("w"), Progressed(1, 2, "\ud800"), halves, run=0)
-        server.workers.say(Started("w"), Measured("{}"), run=1)
+        halves = TaskFailed("MeasurementError", "no \ud800", layer="\ud800")
+        server.workers.say(WorkerStarted("w"), WorkerProgress(1, 2, "\ud800"), halves, run=0)
+        server.workers.say(WorkerStarted("w"), ProfileMeasured("{}"), run=1)
         for each in (job, other):
             problem = (await server.reached(each, "failed")).outcome_json or ""
             assert problem.encode()
@@ -473,7 +475,7 @@ def test_one_fault_does_not_end_all_looking(play, found, monkeypatch):
         server.store.jobs.start(job.id, attempt=0, worker="gone")
         server.skew = timedelta(seconds=31)
         await server.given()
-        server.workers.say(Started("w"), found)
+        server.workers.say(WorkerStarted("w"), found)
         await server.reached(job, "succeeded")
 
     play(scene)

@@ -7,11 +7,11 @@ import re
 import pytest
 
 from stagewright.api.jobs import worker_resources as offers_module
-from stagewright.api.jobs.job_spec import needs_of
-from stagewright.api.jobs.measurements import own_setup
+from stagewright.api.jobs.job_spec import required_resource
+from stagewright.api.jobs.measurements import read_own_setup
 from stagewright.api.jobs.requests import ProfileJobRequest
 from stagewright.api.jobs.worker_process import work
-from stagewright.api.jobs.worker_resources import kind_of_device, own_offers, parsed_offers
+from stagewright.api.jobs.worker_resources import detect_resources, device_kind_of, parse_resources
 from stagewright.api.routes.preferences import SLACK_S, wait_of
 from stagewright.api.settings.settings import ServerSettings
 from stagewright.core.cluster.cluster import Cluster
@@ -33,16 +33,16 @@ REQUEST = {
     ],
 )
 def test_resources_are_read(text, offers):
-    assert parsed_offers(text) == offers
+    assert parse_resources(text) == offers
 
 
 @pytest.mark.parametrize("text", ["", "=1", "H200=", "H200=x", "H200=-1", "a b=1", "H200=1,,"])
 def test_what_is_no_resource_is_refused(text):
     if text == "H200=":
-        assert parsed_offers(text) == {"H200": 1}
+        assert parse_resources(text) == {"H200": 1}
         return
     with pytest.raises(InvalidInput, match="H200=1,cuda=1"):
-        parsed_offers(text)
+        parse_resources(text)
 
 
 @pytest.mark.parametrize(
@@ -55,14 +55,14 @@ def test_what_is_no_resource_is_refused(text):
     ],
 )
 def test_gpus_have_the_catalogues_names(name, kind):
-    assert kind_of_device(name) == kind
+    assert device_kind_of(name) == kind
 
 
 def test_a_machine_offers_what_it_has(monkeypatch):
-    assert own_offers(["NVIDIA H200"]) == {"cpu": 1, "cuda": 1, "H200": 1}
-    assert own_offers([]) == {"cpu": 1}
+    assert detect_resources(["NVIDIA H200"]) == {"cpu": 1, "cuda": 1, "H200": 1}
+    assert detect_resources([]) == {"cpu": 1}
     monkeypatch.setattr(offers_module, "find_spec", lambda name: None)
-    assert own_offers([]) == {}
+    assert detect_resources([]) == {}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_machine_offers_what_it_has(monkeypatch):
 )
 def test_what_a_measurement_needs(device, kind, cluster, needs):
     request = MeasureRequest.model_validate({**REQUEST, "profiling": {"device": device}})
-    found = needs_of(request, kind, None if cluster is None else Cluster.parse(cluster))
+    found = required_resource(request, kind, None if cluster is None else Cluster.parse(cluster))
     assert found == needs
 
 
@@ -114,7 +114,7 @@ def test_what_the_page_about_jobs_shows_can_be_asked(repository):
 
 def test_a_fleets_worker_measures_by_its_own_variables(monkeypatch):
     monkeypatch.setenv("STAGEWRIGHT_CHILD_MEMORY_BYTES", str(2**30))
-    assert own_setup().memory_bytes == 2**30
+    assert read_own_setup().memory_bytes == 2**30
     monkeypatch.setenv("STAGEWRIGHT_CHILD_MEMORY_BYTES", "much")
     with pytest.raises(InvalidInput, match="CHILD_MEMORY_BYTES"):
         work("tcp://127.0.0.1:1", offers={"cpu": 1})

@@ -16,7 +16,14 @@ import pytest
 from stagewright.api.http.examples import measure_example
 from stagewright.api.jobs.measurements import error_of
 from stagewright.api.jobs.measurements import measure as measure_for_job
-from stagewright.api.jobs.messages import CPU, Failed, Lost, Measured, Progressed, Task
+from stagewright.api.jobs.messages import (
+    CPU,
+    ProfileMeasured,
+    TaskFailed,
+    WorkerLost,
+    WorkerProgress,
+    WorkerTask,
+)
 from stagewright.api.jobs.thread_workers import ThreadWorkers
 from stagewright.api.model_sources.measure import MeasuringSetup
 from stagewright.core.errors import (
@@ -41,9 +48,9 @@ def request_to_measure() -> MeasureRequest:
 
 @pytest.fixture
 def task(child, request_to_measure):
-    def task(program: str, deadline_s: float = 20.0, key: str = "run") -> Task:
+    def task(program: str, deadline_s: float = 20.0, key: str = "run") -> WorkerTask:
         setup = MeasuringSetup(child(NOISE + program), deadline_s, sandbox="off")
-        return Task(key, request_to_measure.model_dump_json(), CPU, setup)
+        return WorkerTask(key, request_to_measure.model_dump_json(), CPU, setup)
 
     return task
 
@@ -56,9 +63,9 @@ class OurFault(Exception):
 def measure(task):
     def measure(program: str, deadline_s: float = 20.0) -> Profile:
         outcome = measure_for_job(task(program, deadline_s), lambda _: None, lambda: False)
-        if isinstance(outcome, Measured):
+        if isinstance(outcome, ProfileMeasured):
             return Profile.model_validate_json(outcome.profile_json)
-        assert isinstance(outcome, Failed)
+        assert isinstance(outcome, TaskFailed)
         raise error_of(outcome) or OurFault(outcome.message)
 
     return measure
@@ -188,7 +195,7 @@ def test_after_the_deadline_the_child_and_its_children_are_dead(measure, tmp_pat
 
 def test_stopping_kills_the_child(task, tmp_path):
     begun = (tmp_path / "pids").exists
-    assert isinstance(measure_for_job(task(family(tmp_path)), lambda _: None, begun), Lost)
+    assert isinstance(measure_for_job(task(family(tmp_path)), lambda _: None, begun), WorkerLost)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert not any(map(is_running, pids))
 
@@ -200,8 +207,8 @@ def test_progress_and_memory_that_ran_out_come_back_with_their_numbers(task):
     ) + failing("OutOfMemory", "out of memory in blocks.1", layer="blocks.1", required_bytes=30,
                 available_bytes=20)  # fmt: skip
     outcome = measure_for_job(task(program), told.append, lambda: False)
-    assert told == [Progressed(1, 9, "blocks.1")]
-    assert isinstance(outcome, Failed)
+    assert told == [WorkerProgress(1, 9, "blocks.1")]
+    assert isinstance(outcome, TaskFailed)
     error = error_of(outcome)
     assert isinstance(error, OutOfMemory)
     assert (error.layer, error.required_bytes, error.available_bytes) == ("blocks.1", 30, 20)
@@ -219,7 +226,7 @@ def test_one_measurement_at_a_time(task, profile, tmp_path):
 
     def tell(message: object) -> None:
         told.append(message)
-        if isinstance(message, Measured | Failed | Lost):
+        if isinstance(message, ProfileMeasured | TaskFailed | WorkerLost):
             done.release()
 
     for number in range(3):
@@ -227,7 +234,7 @@ def test_one_measurement_at_a_time(task, profile, tmp_path):
     for _ in range(3):
         assert done.acquire(timeout=20)
     workers.close()
-    assert sum(isinstance(message, Measured) for message in told) == 3, told
+    assert sum(isinstance(message, ProfileMeasured) for message in told) == 3, told
 
 
 def test_memory_running_out_ends_the_child_not_the_server(measure, profile):

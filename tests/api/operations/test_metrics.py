@@ -8,7 +8,7 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stagewright.api.jobs.runner import Runner
+from stagewright.api.jobs.runner import JobRunner
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.errors import StoreUnavailable
 from stagewright.api.store.records import DEFAULT_PROJECT, JobRequest
@@ -114,7 +114,7 @@ def test_searches_are_timed_and_queues_seen(client, profile):
 
 
 def test_jobs_are_those_in_the_store(make_client, monkeypatch):
-    monkeypatch.setattr(Runner, "take", lambda runner, job: None)
+    monkeypatch.setattr(JobRunner, "take", lambda runner, job: None)
     store = SqlStore(IN_MEMORY)
     client = make_client(store=store)
     jobs = [
