@@ -29,7 +29,7 @@ def chrome_trace(*timelines: Timeline) -> str:
 
 
 def _moved(event: dict[str, Any], place: int) -> dict[str, Any]:
-    """The event among those of the timeline at this place; ids are of the whole trace."""
+    """Move an event to the process of one of several timelines; ids span the whole trace."""
     ids = {"id": event["id"] + place * 10**9} if "id" in event else {}
     return {**event, "pid": event["pid"] + 2 * place, **ids}
 

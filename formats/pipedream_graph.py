@@ -66,7 +66,7 @@ class PipeDreamGraph:
 
 
 def read_pipedream_graph(path: Path) -> PipeDreamGraph:
-    """`parse_pipedream_graph` of a file; its errors name the file.
+    """Parse a PipeDream profile file; errors name the file.
 
     Raises:
         InvalidInput: The file cannot be read, or is not such a profile.
@@ -80,7 +80,7 @@ def read_pipedream_graph(path: Path) -> PipeDreamGraph:
 
 
 def parse_pipedream_graph(data: bytes | str) -> PipeDreamGraph:
-    """A profile from the content of its file.
+    """Parse the content of a PipeDream profile file.
 
     Raises:
         InvalidInput: It is not such a profile; the message names the line.
@@ -99,12 +99,10 @@ def parse_pipedream_graph(data: bytes | str) -> PipeDreamGraph:
             continue
         node = _node(line, number)
         if node.node_id in nodes:
-            raise InvalidInput(f"line {number}: node {node.node_id!r} is there already")
+            raise InvalidInput(f"line {number}: node {node.node_id!r} is defined twice")
         nodes[node.node_id] = node
     if not nodes:
-        raise InvalidInput(
-            "line 1: there are no nodes; a node is a line '<id> -- <what> -- <costs>'"
-        )
+        raise InvalidInput("line 1: no nodes found; a node is a line '<id> -- <what> -- <costs>'")
     _check_edges(nodes, edges)
     return PipeDreamGraph(tuple(nodes.values()), tuple(repeated))
 
@@ -167,7 +165,7 @@ def _bytes(costs: dict[str, str], name: str, line: int) -> float:
 
 
 def _number(costs: dict[str, str], name: str, line: int) -> float:
-    """One cost; the parts of an activation list are added up."""
+    """Parse one cost; the parts of an activation list are added up."""
     text = costs[name].strip()
     parts = [text]
     if name == "activation_size" and text.startswith("[") and text.endswith("]"):
@@ -183,7 +181,7 @@ def _number(costs: dict[str, str], name: str, line: int) -> float:
 
 
 def _check_edges(nodes: Iterable[str], edges: dict[tuple[str, str], int]) -> None:
-    """Every edge joins nodes that are there, and following edges leads nowhere twice."""
+    """Check that edges join existing nodes and form no cycle."""
     before: dict[str, list[str]] = {node_id: [] for node_id in nodes}
     for (source, target), number in edges.items():
         for end in (source, target):
@@ -194,13 +192,14 @@ def _check_edges(nodes: Iterable[str], edges: dict[tuple[str, str], int]) -> Non
         TopologicalSorter(before).prepare()
     except CycleError as error:
         cycle: list[str] = error.args[1]
+        # Blame the last line of the cycle: until then the file was sound.
         number = max(edges[pair] for pair in pairwise(cycle))
         shown = " -> ".join(cycle[:8]) + (" -> ..." if len(cycle) > 8 else "")
         raise InvalidInput(f"line {number}: this edge closes a cycle: {shown}") from None
 
 
-def without_inputs_and_unused(graph: PipeDreamGraph) -> PipeDreamGraph:
-    """What PipeDream's optimizer plans: no data loading, no parts of results nobody reads.
+def drop_inputs_and_unused(graph: PipeDreamGraph) -> PipeDreamGraph:
+    """Drop what PipeDream's optimizer leaves out: data loading and unread results.
 
     Sources whose description begins with ``Input`` go first; of what is left, the sinks whose
     description begins with ``__getitem__``.
@@ -239,8 +238,8 @@ def _without(graph: PipeDreamGraph, gone: set[str]) -> PipeDreamGraph:
 
 
 def to_cost_graph(graph: PipeDreamGraph) -> CostGraph:
-    """What `planner.pipedream` takes: the nodes that compute, in the file's order."""
-    graph = without_inputs_and_unused(graph)
+    """Convert to the graph `planner.pipedream` takes: computing nodes in file order."""
+    graph = drop_inputs_and_unused(graph)
     numbers = {node.node_id: number for number, node in enumerate(graph.nodes)}
     return CostGraph(
         node_ids=tuple(numbers),
@@ -252,7 +251,7 @@ def to_cost_graph(graph: PipeDreamGraph) -> CostGraph:
 
 
 def to_profile(graph: PipeDreamGraph) -> Profile:
-    """The same costs as a profile of ours: one layer a node, without data loading.
+    """Convert to a profile: one layer per node, without data loading.
 
     Layers are in the topological order that takes the lowest number in an id first. A boundary
     lists the output of every layer in front of it that a layer behind it reads, once; outputs
@@ -262,7 +261,7 @@ def to_profile(graph: PipeDreamGraph) -> Profile:
     Raises:
         InvalidInput: No node computes anything.
     """
-    graph = without_inputs_and_unused(graph)
+    graph = drop_inputs_and_unused(graph)
     by_number = sorted(graph.nodes, key=lambda node: (_trailing_number(node.node_id), node.node_id))
     numbers = {node.node_id: number for number, node in enumerate(by_number)}
     dag = Dag(len(numbers), tuple((numbers[a], numbers[b]) for a, b in graph.edges))
@@ -340,7 +339,7 @@ def _boundaries(nodes: list[PipeDreamNode], pairs: list[tuple[int, int]]) -> tup
 
 
 def _output(node: PipeDreamNode) -> TensorSpec:
-    """A node's output as so many bytes; a gradient of the same size flows back."""
+    """Describe a node's output by its bytes; a gradient of equal size flows back."""
     return TensorSpec(
         name=node.node_id,
         shape=(math.ceil(node.activation_bytes),),

@@ -32,7 +32,7 @@ def profile_csv(profile: Profile) -> str:
 
 
 def profile_rows(profile: Profile) -> list[dict[str, Cell]]:
-    """The rows of `profile_csv`, with values in place of text."""
+    """Return the rows of `profile_csv` as values instead of text."""
     cuts: list[Boundary | None] = [*profile.boundaries, None]
     return [
         _row(index, entry, cut)

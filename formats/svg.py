@@ -53,7 +53,7 @@ SYNC_HEIGHT = 6
 
 
 def timeline_svg(plan: Plan, timeline: Timeline, beside: Timeline | None = None) -> str:
-    """An SVG document that stands alone and follows the reader's light or dark theme.
+    """Draw a self-contained SVG that follows the reader's light or dark theme.
 
     Args:
         plan: Names the rows.
@@ -105,7 +105,7 @@ def timeline_svg(plan: Plan, timeline: Timeline, beside: Timeline | None = None)
 
 
 def _facts(plan: Plan, timeline: Timeline) -> str:
-    """For example ``step 12 ms, bubble 8.0%, simulated from a MEASURED profile``."""
+    """Write the caption, such as ``step 12 ms, bubble 8.0%, simulated from a MEASURED profile``."""
     source: str = timeline.source
     if source == "simulated":
         source += f" from {'an ESTIMATED' if plan.estimated else 'a MEASURED'} profile"
@@ -127,7 +127,7 @@ def _legend(width: int, kinds: set[str]) -> Iterator[str]:
 def _rows(
     plan: Plan, timeline: Timeline, where: Layout, top: int, length_s: float
 ) -> Iterator[str]:
-    """A label, an idle band and the boxes of each rank."""
+    """Draw label, idle band and boxes of each rank."""
     x = MARGIN + LABEL_WIDTH
     for rank in range(timeline.num_ranks):
         y = top + rank * (ROW_HEIGHT + ROW_GAP)
@@ -144,7 +144,7 @@ def _rows(
 
 
 def _label(plan: Plan, where: Layout, rank: int) -> str:
-    """For example ``0  device:0, 3 layers``."""
+    """Label a rank, for example ``0  device:0, 3 layers``."""
     stages = _stages_of(where, rank)
     replica = where.stage_ranks[stages[0]].index(rank)
     layers = sum(plan.stages[stage].num_layers for stage in stages)
@@ -180,7 +180,7 @@ def _box(event: TimelineEvent, top: int, length_s: float, odd: str) -> Iterator[
 
 
 def _axis(step_time_s: float, y: int) -> Iterator[str]:
-    """A line with a tick at every round number of seconds."""
+    """Draw the time axis with a tick at every round number of seconds."""
     x = MARGIN + LABEL_WIDTH
     yield f'<line class="axis" x1="{x}" y1="{y}" x2="{x + CHART_WIDTH}" y2="{y}"/>'
     if step_time_s <= 0:
@@ -194,6 +194,6 @@ def _axis(step_time_s: float, y: int) -> Iterator[str]:
 
 
 def _round_interval(at_least_s: float) -> float:
-    """The next of 1, 2, 5 times a power of ten."""
+    """Return the smallest of 1, 2 or 5 times a power of ten that is large enough."""
     power = 10.0 ** math.floor(math.log10(at_least_s))
     return next(step * power for step in (1, 2, 5, 10) if step * power >= at_least_s)

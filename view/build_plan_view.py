@@ -1,4 +1,4 @@
-"""From a plan to what is seen of it."""
+"""Build the view of a plan: everything a page, file or terminal shows of it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ..planner.problem.arguments import as_planned
 from ..planner.simulator.plan_timeline import plan_rows
 from ..planner.validation.validate import as_ordered
 from ..schedules.layout import Layout, make_layout
-from .gantt import boxes_of, lanes_of
-from .graph import graph_of
-from .layer_memory import Held
-from .layers import layers_of
-from .memory import curves_of
+from .gantt import build_boxes, build_lanes
+from .graph import build_graph_view
+from .layer_memory import LayerMemory
+from .layers import build_layer_columns
+from .memory import build_memory_curves
 from .plan_view import GraphView, Header, LayerColumns, PlanView, StageRow
 from .reproduce import reproduce
 
 MAX_ACTIONS = 200_000
-"""Actions of all ranks in one drawing; more are left out of it."""
+"""Most actions in one drawing; a larger step is not drawn."""
 
-NOT_SEARCHED = "priced as it stands, not searched: there may be faster cuts for this"
-"""What is said of a plan that was only priced, in the place of its proof."""
+NOT_SEARCHED = "cost computed for this split, not searched: faster cuts may exist"
+"""Stands in place of the proof of a plan that was priced and not searched."""
 
 
-def plan_view(
+def build_plan_view(
     plan: Plan,
     profile: Profile | None = None,
     cluster: Cluster | None = None,
@@ -36,37 +36,38 @@ def plan_view(
     with_layers: bool = True,
     searched: bool = True,
 ) -> PlanView:
-    """What there is to see of a plan.
+    """Build everything there is to see of a plan.
 
     Args:
-        plan: What is looked at.
-        profile: The one it was made from; without, layers have names alone.
-        cluster: What it was made for; without, nothing is said of links.
-        with_step: Whether to simulate what the boxes and curves show; lanes are idle without.
-        with_layers: Whether to say what the layers cost, and fold them by module.
-        searched: Whether the plan was searched for; of one that was only priced, how far the best
-            is from it says nothing.
+        plan: The plan to show.
+        profile: The profile it was made from; without it, layers have only names.
+        cluster: The cluster it was made for; without it, assumptions about links are left out.
+        with_step: Whether to simulate the step for boxes and curves; lanes are idle without.
+        with_layers: Whether to list the layers' costs and fold them by module.
+        searched: Whether the plan is the result of a search; if not, its bound means nothing.
 
     Raises:
-        InvalidInput: The profile is another model's or in another order.
+        InvalidInput: The profile is of another model or in another layer order.
     """
     if profile is not None:
         profile = _of_plan(plan, profile)
-    where = layout_of(plan)
+    where = lay_out(plan)
     is_drawn = 2 * plan.num_microbatches * plan.num_stages <= MAX_ACTIONS
     step = plan_rows(plan) if with_step and is_drawn else None
     assumed = tuple(assumptions(profile, cluster)) if profile and cluster else ()
-    held = Held(profile) if profile and with_layers else None
+    held = LayerMemory(profile) if profile and with_layers else None
     notes = dict.fromkeys((*plan.notes, *(profile.notes if profile else ())))
     return PlanView(
         header=_header(plan, searched),
         balance=plan.balance,
         stages=tuple(map(_stage_row, plan.stages)),
-        layers=layers_of(plan, profile, held) if with_layers else LayerColumns(names=(), stages=()),
-        lanes=lanes_of(plan, where, step),
-        boxes=None if step is None else boxes_of(step),
-        memory=curves_of(plan, where, step),
-        graph=graph_of(plan, profile, held) if with_layers else GraphView(),
+        layers=build_layer_columns(plan, profile, held)
+        if with_layers
+        else LayerColumns(names=(), stages=()),
+        lanes=build_lanes(plan, where, step),
+        boxes=None if step is None else build_boxes(step),
+        memory=build_memory_curves(plan, where, step),
+        graph=build_graph_view(plan, profile, held) if with_layers else GraphView(),
         baselines=plan.baselines,
         proof=plan.proof,
         profile_id=plan.profile_id,
@@ -78,7 +79,7 @@ def plan_view(
 
 
 def _of_plan(plan: Plan, profile: Profile) -> Profile:
-    """The profile at the plan's size of micro-batches and in its order."""
+    """Return the profile at the plan's micro-batch size and in its layer order."""
     profile = as_ordered(plan, as_planned(plan, profile))
     if plan.layer_names != tuple(entry.layer.name for entry in profile.layers):
         raise InvalidInput(
@@ -90,8 +91,8 @@ def _of_plan(plan: Plan, profile: Profile) -> Profile:
     return profile
 
 
-def layout_of(plan: Plan) -> Layout:
-    """Which rank of the plan's timeline holds what."""
+def lay_out(plan: Plan) -> Layout:
+    """Return which stages each rank of the plan's timeline runs."""
     replicas = [stage.replicas for stage in plan.stages]
     return make_layout(plan.schedule, plan.num_microbatches, replicas, plan.chunks)
 
@@ -126,8 +127,12 @@ def _header(plan: Plan, searched: bool) -> Header:
 
 
 def _fullest(plan: Plan) -> tuple[str, int, int | None]:
-    """The device nearest to its limit, or without limits, the fullest: name, bytes, limit."""
+    """Return name, bytes and limit of the device nearest to its limit.
+
+    Without limits it is the device that holds most.
+    """
     limits = {name: stage.memory_limit_bytes for stage in plan.stages for name in stage.devices}
+    # Devices may have different limits: the fullest is the one nearest to its own.
     held = plan.memory_by_device()
 
     def fullness(name: str) -> tuple[float, int]:

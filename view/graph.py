@@ -1,4 +1,4 @@
-"""The model as boxes that open: folded by module, a column a stage."""
+"""Model graph: layers folded into modules that open, one column per stage."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Iterator, Sequence
 from ..core.graph.graph import MODEL_INPUT
 from ..core.plan.plan import Plan
 from ..core.profile.profile import Profile
-from .layer_memory import Held
-from .module_parts import ModuleParts, Part, opened
+from .layer_memory import LayerMemory
+from .module_parts import ModulePart, ModuleParts, choose_open_parts
 from .plan_view import GraphView
 
 MAX_BOXES = 14
 """In one column at first."""
 
-Row = tuple[Part, int]
+Row = tuple[ModulePart, int]
 """A box that opens, and the row of the box it is in; -1 for none."""
 
 
-def graph_of(plan: Plan, profile: Profile | None, held: Held | None) -> GraphView:
-    """The boxes that open, of every stage in order, and what skips layers."""
+def build_graph_view(plan: Plan, profile: Profile | None, held: LayerMemory | None) -> GraphView:
+    """Build the modules of every stage in order, and the skip connections."""
     classes = () if profile is None else [entry.layer.cost_class for entry in profile.layers]
     found = ModuleParts(plan.layer_names, classes)
     rows: list[Row] = []
-    open_at_first: set[Part] = set()
+    open_at_first: set[ModulePart] = set()
     for stage in plan.stages:
         parts = found.between(stage.first_layer, stage.first_layer + stage.num_layers)
-        open_at_first |= opened(parts, MAX_BOXES)
+        open_at_first |= choose_open_parts(parts, MAX_BOXES)
         _add(rows, parts, -1)
     boxes = [part for part, _ in rows]
     times_s, weights = _costs(profile, held, boxes) if profile and held else ((), ())
@@ -47,8 +47,8 @@ def graph_of(plan: Plan, profile: Profile | None, held: Held | None) -> GraphVie
     )
 
 
-def _add(rows: list[Row], parts: Sequence[Part], parent: int) -> None:
-    """A box before what is in it."""
+def _add(rows: list[Row], parts: Sequence[ModulePart], parent: int) -> None:
+    """Append each part before the parts it contains."""
     for part in parts:
         if part.parts:
             rows.append((part, parent))
@@ -56,9 +56,9 @@ def _add(rows: list[Row], parts: Sequence[Part], parent: int) -> None:
 
 
 def _costs(
-    profile: Profile, held: Held, boxes: Sequence[Part]
+    profile: Profile, held: LayerMemory, boxes: Sequence[ModulePart]
 ) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Forward and backward, and weights, of each."""
+    """Sum forward and backward seconds and weight bytes of each box."""
     layer_s = [entry.forward.median_s + entry.backward.median_s for entry in profile.layers]
     return (
         tuple(sum(layer_s[part.first : part.first + part.count]) for part in boxes),
@@ -67,7 +67,7 @@ def _costs(
 
 
 def _skips(profile: Profile) -> dict[tuple[int, int], int]:
-    """What goes past layers, in bytes."""
+    """Sum the bytes of skip connections by source and target layer."""
     found: dict[tuple[int, int], int] = {}
     for pair, size_bytes in _far(profile):
         found[pair] = found.get(pair, 0) + size_bytes

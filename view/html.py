@@ -1,4 +1,4 @@
-"""HTML out of templates: parts for the page, and one file that needs nothing else."""
+"""HTML from templates: parts of the page, and one self-contained file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
 def environment(*folders: Path) -> Environment:
-    """Templates of these folders and of this one, with everything escaped."""
+    """Return an environment for templates of these folders and this one, escaping everything."""
     made = Environment(
         loader=FileSystemLoader([*folders, HERE / "templates"]),
         autoescape=True,
@@ -50,31 +50,32 @@ def environment(*folders: Path) -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    """Names come from anywhere: what would turn or break a line is written as an escape."""
+    """Escape characters of untrusted names that would reverse or break a line."""
     plain = isinstance(value, str) and not isinstance(value, Markup)
     return printable(value) if plain else value
 
 
 def lines(text: str) -> Markup:
-    """Text of several lines, as it is but for what turns them."""
+    """Keep line breaks of a text and escape its other control characters."""
     return Markup("\n").join(map(printable, text.split("\n")))
 
 
 def percent(share: float) -> str:
-    """For example ``12.3 %``."""
+    """Format a share, for example ``12.3 %``."""
     return f"{share * 100:.1f} %"
 
 
 def data(value: Any) -> Markup:
-    """JSON for a data block; nothing in it can end the element."""
+    """Write JSON for a data block, escaping whatever could end the element."""
     text = value.model_dump_json() if isinstance(value, Record) else json.dumps(value)
+    # "<" could begin "</script>"; the two separators end a line of JavaScript but not of JSON.
     for character in "<\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
 
 
 def plan_page(view: PlanView) -> str:
-    """One HTML file that shows a plan offline: styles, program and data are inside."""
+    """Render one HTML file that shows a plan offline: styles, scripts and data are inside."""
     style, script = stylesheet(), program()
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
@@ -98,17 +99,17 @@ def plan_page(view: PlanView) -> str:
 
 @cache
 def stylesheet() -> str:
-    """The style sheet, the same everywhere."""
+    """Read the style sheet shared by page and file."""
     return "\n" + (STATIC / "style.css").read_text(encoding="utf-8")
 
 
 @cache
 def program() -> str:
-    """The modules in one: without their imports and exports, one behind the other."""
+    """Concatenate the JavaScript modules without their imports and exports."""
     texts = [(STATIC / name).read_text(encoding="utf-8") for name in MODULES]
     return "\n" + "\n".join(_EXPORT.sub("", _IMPORT.sub("", text)) for text in texts)
 
 
 def _hash(text: str) -> str:
-    """As a Content-Security-Policy names what may run (CSP level 3)."""
+    """Hash a text as a Content-Security-Policy source (CSP level 3)."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

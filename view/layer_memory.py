@@ -1,4 +1,4 @@
-"""What layers hold together, counted as the planner counts it."""
+"""Memory of a range of layers, counted as the planner counts it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ..core.profile.profile import Profile
 from ..planner.cost.chain import parameters_of
 
 
-class Held:
-    """Bytes of any layers of a profile; what several of them share counts once."""
+class LayerMemory:
+    """Memory of any set of a profile's layers; what several share counts once."""
 
     def __init__(self, profile: Profile) -> None:
         count = len(profile.layers)
@@ -21,18 +21,18 @@ class Held:
         self._kept = _by_layer(kept, count)
 
     def weights_bytes(self, layers: Iterable[int]) -> int:
-        """Parameters and buffers, as `Plan` has them in `weights_bytes` of a stage."""
+        """Sum parameters and buffers, as `weights_bytes` of a plan's stage does."""
         return _sum(self._weights, layers)
 
     def saved_bytes(self, layers: Iterable[int]) -> int:
-        """Activations that stay for the backward of one micro-batch, the loss left out."""
+        """Sum the activations kept for the backward of one micro-batch, without the loss."""
         return _sum(self._kept, layers)
 
 
 def _by_layer(
     items: Sequence[tuple[int, tuple[int, ...]]], num_layers: int
 ) -> list[list[tuple[int, int]]]:
-    """Of each layer what it uses: number and bytes."""
+    """List for each layer the items it uses, as number and bytes."""
     found: list[list[tuple[int, int]]] = [[] for _ in range(num_layers)]
     for number, (size_bytes, layers) in enumerate(items):
         for layer in layers:
@@ -41,4 +41,5 @@ def _by_layer(
 
 
 def _sum(used: Sequence[Sequence[tuple[int, int]]], layers: Iterable[int]) -> int:
+    # A set of (number, bytes): an item that several of the layers share counts once.
     return sum(size for _, size in {item for layer in layers for item in used[layer]})

@@ -1,15 +1,17 @@
-"""The layers of a plan, field by field."""
+"""Columns of a plan's or a profile's layers."""
 
 from __future__ import annotations
 
 from ..core.plan.plan import Plan
 from ..core.profile.profile import Profile
-from .layer_memory import Held
+from .layer_memory import LayerMemory
 from .plan_view import LayerColumns
 
 
-def layers_of(plan: Plan, profile: Profile | None, held: Held | None) -> LayerColumns:
-    """Names and stages; with the profile, in the plan's order, all costs too."""
+def build_layer_columns(
+    plan: Plan, profile: Profile | None, held: LayerMemory | None
+) -> LayerColumns:
+    """Build the columns of a plan's layers: names and stages, with a profile also costs."""
     names = plan.layer_names
     stages = tuple(index for index, stage in enumerate(plan.stages) for _ in stage.layer_names)
     if profile is None or held is None:
@@ -17,12 +19,12 @@ def layers_of(plan: Plan, profile: Profile | None, held: Held | None) -> LayerCo
     return _costs(profile, held).model_copy(update={"names": names, "stages": stages})
 
 
-def profile_layers(profile: Profile) -> LayerColumns:
-    """The layers of a profile, all in one stage."""
-    return _costs(profile, Held(profile))
+def build_profile_layers(profile: Profile) -> LayerColumns:
+    """Build the columns of a profile's layers, all in one stage."""
+    return _costs(profile, LayerMemory(profile))
 
 
-def _costs(profile: Profile, held: Held) -> LayerColumns:
+def _costs(profile: Profile, held: LayerMemory) -> LayerColumns:
     entries, gaps = profile.layers, profile.boundaries
     each = [(index,) for index in range(len(entries))]
     return LayerColumns(

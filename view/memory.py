@@ -1,4 +1,4 @@
-"""What each device holds while a step goes on."""
+"""Memory curves: bytes each device holds over a step."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from collections import defaultdict
 from ..core.plan.plan import Plan, Stage
 from ..planner.simulator.rows import HeldRow, StepRows
 from ..schedules.layout import Layout
-from .gantt import device_of, stages_of
+from .gantt import list_stages, name_device
 from .plan_view import MemoryCurve
 
 
-def curves_of(plan: Plan, where: Layout, step: StepRows | None) -> tuple[MemoryCurve, ...]:
-    """One curve a rank; without a step they have no points."""
+def build_memory_curves(
+    plan: Plan, where: Layout, step: StepRows | None
+) -> tuple[MemoryCurve, ...]:
+    """Build one memory curve per rank; without a step curves have no points."""
     held: dict[int, list[HeldRow]] = defaultdict(list)
     for change in step.held if step is not None else ():
         held[change.rank].append(change)
     peaks = plan.memory_by_device()
     curves = []
     for rank in range(where.num_ranks):
-        stages = [plan.stages[index] for index in stages_of(where, rank)]
-        device = device_of(plan, where, rank)
+        stages = [plan.stages[index] for index in list_stages(where, rank)]
+        device = name_device(plan, where, rank)
         curves.append(
             MemoryCurve(
                 device=device,
@@ -35,7 +37,7 @@ def curves_of(plan: Plan, where: Layout, step: StepRows | None) -> tuple[MemoryC
 
 
 def _fixed_bytes(stage: Stage) -> int:
-    """All but what the timeline counts: activations, and what is recomputed as workspace."""
+    """Sum what a stage holds throughout: all but activations and recomputed workspace."""
     memory = stage.memory
     counted = memory.activations_bytes
     if stage.recompute != "never":

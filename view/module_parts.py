@@ -1,4 +1,4 @@
-"""Layers that run one after another as a tree of modules, to be opened level by level."""
+"""Tree of modules over consecutive layers, opened level by level."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from itertools import groupby, takewhile
 from ..core.graph.module_tree import first_to_last
 
 MAX_PARTS = 14
-"""Of one box; more are put together into boxes of neighbours."""
+"""Parts of one box; more are grouped with their neighbours."""
 
 MAX_DEPTH = 32
-"""Of modules within modules; what is below stands as single layers."""
+"""Deepest nesting of modules; layers below it are shown one by one."""
 
 Path = tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """A box: one layer, a module, equal neighbours as one, or neighbours put together.
+class ModulePart:
+    """Node of the tree: a layer, a module, equal neighbours as one, or a group of neighbours.
 
     Attributes:
         name: The whole name; of equal neighbours the first and the last, ``h.0..11``.
@@ -33,13 +33,13 @@ class Part:
     name: str
     first: int
     count: int
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ModulePart, ...] = ()
     repeats: int = 1
     is_module: bool = False
 
 
 class ModuleParts:
-    """The boxes of a model; a module that runs in two pieces has a box for each.
+    """Builds the tree of a model; a module that runs in two separate pieces has two nodes.
 
     Args:
         names: Of the layers, as dotted paths of modules.
@@ -50,13 +50,13 @@ class ModuleParts:
         self._paths: list[Path] = [tuple(name.split(".")) for name in names]
         self._classes = list(classes) or [""] * len(names)
 
-    def between(self, first: int, last: int, depth: int = 0) -> tuple[Part, ...]:
-        """The boxes of layers ``first`` to ``last - 1``, named alike up to ``depth`` parts."""
+    def between(self, first: int, last: int, depth: int = 0) -> tuple[ModulePart, ...]:
+        """Group layers ``first`` to ``last - 1``, with ``depth`` name parts shared, into modules."""
         parts = [self._part(*run, depth) for run in self._runs(first, last, depth)]
-        return grouped(list(self._stacked(parts, depth)))
+        return group_parts(list(self._stacked(parts, depth)))
 
     def _runs(self, first: int, last: int, depth: int) -> Iterator[tuple[int, int]]:
-        """Stretches of the same module; a layer that is no part of one stands alone."""
+        """Yield runs of layers in one module; a layer outside any module is a run of one."""
         deep = depth >= MAX_DEPTH
 
         def module(index: int) -> str | int:
@@ -67,17 +67,18 @@ class ModuleParts:
             layers = list(run)
             yield layers[0], layers[-1] + 1
 
-    def _part(self, first: int, last: int, depth: int) -> Part:
+    def _part(self, first: int, last: int, depth: int) -> ModulePart:
         if last - first == 1:
-            return Part(".".join(self._paths[first]), first, 1)
+            return ModulePart(".".join(self._paths[first]), first, 1)
         shared = _shared(self._paths[first:last])
+        # Skip levels that all names share, so that a chain of single children is one box.
         parts = self.between(first, last, max(depth + 1, min(len(shared), MAX_DEPTH)))
         if len(parts) == 1:  # all that is in it is equal
             return parts[0]
-        return Part(".".join(shared), first, last - first, parts, is_module=True)
+        return ModulePart(".".join(shared), first, last - first, parts, is_module=True)
 
-    def _stacked(self, parts: Sequence[Part], depth: int) -> Iterator[Part]:
-        """Equal neighbours as one."""
+    def _stacked(self, parts: Sequence[ModulePart], depth: int) -> Iterator[ModulePart]:
+        """Merge equal neighbours into one part."""
         for _, same in groupby(parts, lambda part: self._content(part, depth)):
             run = list(same)
             if len(run) == 1:
@@ -85,19 +86,23 @@ class ModuleParts:
                 continue
             count = sum(part.count for part in run)
             name = first_to_last(run[0].name, run[-1].name)
-            yield Part(name, run[0].first, count, grouped(run), len(run))
+            yield ModulePart(name, run[0].first, count, group_parts(run), len(run))
 
-    def _content(self, part: Part, depth: int) -> tuple[object, ...]:
-        """Names and cost classes of all layers in it; where one is not known, only itself."""
+    def _content(self, part: ModulePart, depth: int) -> tuple[object, ...]:
+        """Return what makes two parts equal: names and cost classes of their layers.
+
+        A part with an unknown cost class equals only itself.
+        """
         layers = slice(part.first, part.first + part.count)
         classes = self._classes[layers]
+        # Without a cost class two layers of one name may cost differently: never merge them.
         if not all(classes):
             return (part.first,)
         return (*classes, *(path[depth + 1 :] for path in self._paths[layers]))
 
 
-def grouped(parts: Sequence[Part]) -> tuple[Part, ...]:
-    """At most `MAX_PARTS`: more are put together, neighbours first."""
+def group_parts(parts: Sequence[ModulePart]) -> tuple[ModulePart, ...]:
+    """Group neighbours until at most `MAX_PARTS` are left."""
     if len(parts) <= MAX_PARTS:
         return tuple(parts)
     size = -(-len(parts) // MAX_PARTS)
@@ -105,18 +110,19 @@ def grouped(parts: Sequence[Part]) -> tuple[Part, ...]:
     return tuple(
         group[0]
         if len(group) == 1
-        else Part(
+        else ModulePart(
             f"{group[0].name} … {group[-1].name}",
             group[0].first,
             sum(part.count for part in group),
-            grouped(group),
+            group_parts(group),
         )
         for group in groups
     )
 
 
 def _shared(paths: Sequence[Path]) -> Path:
-    """What all paths begin with."""
+    """Return the longest common prefix of the paths."""
+    # A prefix of the smallest and the largest path in sorted order is a prefix of all between.
     least, most = min(paths), max(paths)
     length = sum(
         1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(least, most, strict=False))
@@ -124,12 +130,14 @@ def _shared(paths: Sequence[Path]) -> Path:
     return least[:length]
 
 
-def opened(parts: Sequence[Part], most: int) -> set[Part]:
-    """Modules to be opened at first: from the outside in, as long as ``most`` boxes are enough."""
-    found: set[Part] = set()
+def choose_open_parts(parts: Sequence[ModulePart], most: int) -> set[ModulePart]:
+    """Choose the modules opened at first, outermost first, while at most ``most`` boxes show."""
+    # Breadth first: opening a module replaces one box by its parts, and no deeper module may
+    # take the room of a shallower one.
+    found: set[ModulePart] = set()
     count, level = len(parts), list(parts)
     while level:
-        below: list[Part] = []
+        below: list[ModulePart] = []
         for part in level:
             if part.is_module and count - 1 + len(part.parts) <= most:
                 found.add(part)

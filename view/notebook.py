@@ -1,4 +1,4 @@
-"""A plan in a notebook: one step as a picture, the stages as a table; no program runs."""
+"""Notebook display of a plan: a step as a picture, the stages as a table, no scripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_BOXES = 6000
 
 
 def plan_html(plan: Plan) -> str:
-    """HTML that notebooks show for a plan: what `print` says, with its timeline drawn."""
+    """Render the HTML a notebook shows for a plan: the text of `print` and its timeline."""
     heading, *rows = zip(*plan_columns(plan), strict=True)
     table = "".join(_row(cells, "td") for cells in rows)
     lines = "".join(f"<li>{escape(line)}</li>" for line in summary_lines(plan))
@@ -32,9 +32,10 @@ def _row(cells: tuple[str, ...], tag: str) -> str:
 
 
 def _picture(plan: Plan) -> str:
-    """The timeline as an image, so that its styles stay its own."""
+    """Embed the timeline as an image, which keeps its styles apart from the notebook's."""
     if 2 * plan.num_stages * plan.num_microbatches > MAX_BOXES:
         return "<p>too large to be drawn here: stagewright show plan.json --html plan.html</p>"
+    # As an <img>, because an inline <style> would apply to the whole notebook page.
     svg = timeline_svg(plan, plan_timeline(plan)).encode()
     text = base64.b64encode(svg).decode()
     words = escape(f"one step of {printable(plan.model) or 'the plan'}, a row a device", quote=True)

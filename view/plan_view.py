@@ -1,4 +1,4 @@
-"""What there is to see of a plan, as plain data: the page, the file and the API have it.
+"""View of a plan as plain data, shared by the page, the HTML file and the API.
 
 Every number is the plan's, the profile's or the simulated timeline's own; nothing is computed
 again here but sums over what one device holds.
@@ -14,7 +14,7 @@ from ..core.profile.profile import Provenance
 
 
 class Header(Record):
-    """What matters most.
+    """Key figures of a plan.
 
     Attributes:
         num_devices: That hold a stage.
@@ -125,10 +125,10 @@ class Boxes(Record):
 
 
 class MemoryCurve(Record):
-    """What one rank's device holds over a step.
+    """Bytes one rank's device holds over a step.
 
     Attributes:
-        fixed_bytes: Held all the time: weights, gradients, optimizer, buffers, workspace.
+        fixed_bytes: LayerMemory all the time: weights, gradients, optimizer, buffers, workspace.
         limit_bytes: What it allows.
         time_s: When what it holds changes, ascending.
         held_bytes: From then on, the fixed bytes left out.
@@ -156,7 +156,7 @@ class GraphView(Record):
         first_layers: Index of its first layer.
         num_layers: How many it has, one right after another.
         repeats: Equal neighbours that stand there as one.
-        is_open: Whether it is seen opened at first.
+        is_open: Whether its parts show at first.
         time_s: Forward and backward; empty where only the plan is known.
         parameter_bytes: Likewise; what its layers share counts once.
         cut_bytes: What each stage but the last sends forward.
@@ -180,7 +180,7 @@ class GraphView(Record):
 
 
 class Reproduce(Record):
-    """How to get the same plan again: commands to paste."""
+    """Commands that reproduce a plan, ready to paste."""
 
     shell: str
     curl: str

@@ -1,4 +1,4 @@
-"""What there is to see of a profile besides its layers: what it is worth, and what has changed."""
+"""View of a profile besides its layers: its quality, and its changes to another."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ChangeColumns(Record):
 
 
 def changes_of(found: ProfileDiff) -> ChangeColumns:
-    """The rows of ``stagewright diff``, field by field."""
+    """Transpose the rows of ``stagewright diff`` into columns."""
     rows: tuple[LayerChange, ...] = (*found.layers, found.total)
     return ChangeColumns(
         names=tuple(row.name for row in rows),
@@ -45,8 +45,8 @@ def changes_of(found: ProfileDiff) -> ChangeColumns:
     )
 
 
-def quality_of(profile: Profile) -> tuple[str, ...]:
-    """How far the numbers can be trusted, a sentence each."""
+def describe_quality(profile: Profile) -> tuple[str, ...]:
+    """Describe how far the numbers can be trusted, one sentence per aspect."""
     provenance = profile.provenance
     lines = quality_lines(profile)
     noisy = [

@@ -1,4 +1,4 @@
-"""The commands that make a plan again."""
+"""Commands that reproduce a plan."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ FLAGS = {
     "skips": "--skips",
     "gap": "--gap",
 }
-"""Of each option of a plan the command line's name."""
+"""Command-line flag of each plan option."""
 
 
 def reproduce(plan: Plan, cluster: Cluster | None) -> Reproduce:
-    """How to get this plan from its profile again.
+    """Return the commands that make this plan from its profile again.
 
     Files are named as the commands write them; ``cluster.json`` is written from the page.
     """
@@ -41,7 +41,7 @@ def reproduce(plan: Plan, cluster: Cluster | None) -> Reproduce:
 
 
 def ask_again(profile_id: str, cluster: Cluster | None, asked: PlanOptions) -> Reproduce:
-    """The same of a request, whatever its answer."""
+    """Return the commands that repeat a request, whether it was answered with a plan or not."""
     options = changed(asked)
     where = "cluster.json" if cluster is None else shorthand(cluster) or "cluster.json"
     body: dict[str, Any] = {"profile_id": profile_id}
@@ -69,7 +69,7 @@ def ask_again(profile_id: str, cluster: Cluster | None, asked: PlanOptions) -> R
 
 
 def _quoted(word: str) -> str:
-    """The word for bash; what is not printable as an escape, so that it is seen and pasted."""
+    """Quote a word for bash, unprintable characters as visible escapes."""
     if word.isprintable():
         return shlex.quote(word)
     plain = word.replace("\\", "\\\\").replace("'", "\\'")
@@ -84,7 +84,7 @@ def _four_digits(found: re.Match[str]) -> str:
 
 
 def changed(options: PlanOptions) -> dict[str, Any]:
-    """The options that are not as usual, as JSON."""
+    """Return the options that differ from their defaults, as JSON values."""
     usual = PlanOptions().model_dump(mode="json")
     return {
         name: value
@@ -94,7 +94,7 @@ def changed(options: PlanOptions) -> dict[str, Any]:
 
 
 def _words(options: PlanOptions) -> list[str]:
-    """The same as words of the command line."""
+    """Spell the changed options as command-line words."""
     words: list[str] = []
     for name, value in changed(options).items():
         if name == "max_replicas":

@@ -17,18 +17,18 @@ STYLES = {
     "sync": "black on yellow",
     "reduce": "black on yellow",
 }
-"""How each kind of work is drawn; what is sent is not."""
+"""Colour of each kind of work; transfers are not drawn."""
 
 MAX_LANES = 64
 
 
 def gantt_text(view: PlanView, width: int) -> Text:
-    """The lanes of a step, as wide as the terminal.
+    """Draw the lanes of a step as wide as the terminal.
 
-    A character has the colour and the letter of what takes most of its time; ``.`` is idle.
+    A character has the colour and letter of the work that takes most of its time; ``.`` is idle.
 
     Args:
-        view: What is drawn.
+        view: The view to draw.
         width: Characters in a line, labels included.
     """
     labels = [
@@ -53,13 +53,14 @@ def gantt_text(view: PlanView, width: int) -> Text:
 
 
 def _rows(boxes: Boxes, num_lanes: int, columns: int, length_s: float) -> list[list[str]]:
-    """For each lane and column the kind that takes most of it; empty for idle."""
+    """Return for each lane and column the kind that fills most of it; empty for idle."""
     each_s = length_s / columns
     taken: list[list[dict[str, float]]] = [[{} for _ in range(columns)] for _ in range(num_lanes)]
     parts = zip(boxes.ranks, boxes.kinds, boxes.start_s, boxes.end_s, strict=True)
     for rank, kind, start_s, end_s in parts:
         if kind not in STYLES:
             continue
+        # Rounding may put the step's very end one column past the last.
         first = min(columns - 1, int(start_s / each_s))
         last = min(columns - 1, int(end_s / each_s))
         for column in range(first, last + 1):
@@ -71,7 +72,7 @@ def _rows(boxes: Boxes, num_lanes: int, columns: int, length_s: float) -> list[l
 
 
 def _most(cell: dict[str, float], each_s: float) -> str:
-    """What takes more of a column than the rest of its time does."""
+    """Return the kind that takes most of a column, or empty if it is mostly idle."""
     if not cell:
         return ""
     kind = max(cell, key=lambda name: cell[name])

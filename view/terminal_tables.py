@@ -1,4 +1,4 @@
-"""A printed plan or profile that is no wider than the terminal."""
+"""Terminal tables of plans and profiles, no wider than the terminal."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ PLAN_COLUMNS = (
     "to", "from", "sync", "sends", "used", "in flight", "recompute", "limit", "replicas", "device",
     "backward",
 )  # fmt: skip
-"""Columns in the order they are left out where there is no room; the others always stay."""
+"""Columns in the order they are dropped where room is short; the others always stay."""
 
 PROFILE_COLUMNS = ("memory", "activations", "parameters", "time", "")
-"""The same of a profile."""
+"""Columns of a profile in the order they are dropped."""
 
 NAMES = ("device", "from", "to", "layer")
 MARKS = ""
-"""Heading of the column of remarks, which are cut at their end."""
+"""Heading of the remarks column; remarks are cut at their end."""
 NAME_WIDTHS = (64, 32, 24, 16, 10)
-"""To how many characters names are cut, tried in this order before a column is left out."""
+"""Lengths that names are cut to, tried in this order before a column is dropped."""
 
 GAP = 2
 INDENT = 2
@@ -37,8 +37,8 @@ INDENT = 2
 Column = tuple[str, ...]
 
 
-def fitted_plan(plan: Plan, width: int, spelled: Callable[[str], str] = str) -> str:
-    """What ``print(plan)`` shows, in lines of at most ``width`` characters.
+def fit_plan_table(plan: Plan, width: int, spelled: Callable[[str], str] = str) -> str:
+    """Write what ``print(plan)`` shows in lines of at most ``width`` characters.
 
     Args:
         plan: What is printed.
@@ -49,10 +49,10 @@ def fitted_plan(plan: Plan, width: int, spelled: Callable[[str], str] = str) -> 
     return _written(plan_columns(plan), PLAN_COLUMNS, sentences, width)
 
 
-def fitted_profile(
+def fit_profile_table(
     profile: Profile, width: int, *, tree: bool = True, depth: int | None = None
 ) -> str:
-    """What ``print(profile)`` shows, likewise; see `profile_table`."""
+    """Write what ``print(profile)`` shows in lines of at most ``width`` characters."""
     columns = list(zip(*profile_rows(profile, tree=tree, depth=depth), strict=True))
     return _written(columns, PROFILE_COLUMNS, profile_lines(profile), width)
 
@@ -60,7 +60,7 @@ def fitted_profile(
 def _written(
     columns: Sequence[Column], dropped: Sequence[str], sentences: Iterable[str], width: int
 ) -> str:
-    """A table, and what is said below it."""
+    """Write a table and the sentences below it."""
     written = StringIO()
     console = Console(file=written, width=width, color_system=None)
     console.print(_table(_fitting(columns, dropped, width)))
@@ -72,7 +72,7 @@ def _written(
 
 
 def _fitting(columns: Sequence[Column], dropped: Sequence[str], width: int) -> list[Column]:
-    """The columns there is room for, with names cut as little as that needs."""
+    """Choose the columns that fit and shorten names as little as possible."""
     shown = list(columns)
     for heading in (None, *dropped):
         shown = [column for column in shown if column[0] != heading]
@@ -91,7 +91,7 @@ def _cut(column: Column, most: int) -> Column:
 
 
 def _end(name: str, most: int) -> str:
-    """The end of a long name, which tells more than its beginning, as far in as it was."""
+    """Keep the end of a long name, which tells more than its beginning, and its indentation."""
     if cell_len(name) <= most:
         return name
     short = name.lstrip(" ")

@@ -14,7 +14,7 @@ from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan, PlanOptions
 from ...core.profile.profile import Profile
 from ...core.service.plans import InfeasibleAnswer, StoredPlan
-from ...view.build_plan_view import MAX_ACTIONS, plan_view
+from ...view.build_plan_view import MAX_ACTIONS, build_plan_view
 from ...view.html import data
 from ...view.plan_view import GraphView, LayerColumns, PlanView
 from ..auth.principal import Principal
@@ -169,7 +169,7 @@ def place_of_step(plan: Plan) -> StepPlace:
 
 def drawing(plan: Plan, profile: Profile, cluster: Cluster, with_step: bool) -> Drawing:
     """What pages have of a plan."""
-    view = plan_view(plan, profile, cluster, with_step=with_step)
+    view = build_plan_view(plan, profile, cluster, with_step=with_step)
     layers = LayerColumns(names=(), stages=())
     left_out = {"boxes": None, "memory": (), "layers": layers, "graph": GraphView()}
     choices = choices_of(plan, profile, cluster)
@@ -190,7 +190,7 @@ def changed_view(split: PricedSplit, with_step: bool, with_layers: bool) -> str:
     if found.plan is None:
         answer = ViewAnswer(status="infeasible", infeasible=found.infeasible)
     else:
-        view = plan_view(
+        view = build_plan_view(
             found.plan,
             split.profile,
             split.cluster,

@@ -13,8 +13,8 @@ from ...core.errors import InvalidInput
 from ...core.profile.diff import diff
 from ...core.service.documents import ProfileSummary
 from ...core.service.plans import StoredPlan
-from ...view.layers import profile_layers
-from ...view.profile_view import quality_of
+from ...view.layers import build_profile_layers
+from ...view.profile_view import describe_quality
 from ...view.reproduce import ask_again
 from ..auth.audit import AuditWriter
 from ..auth.authenticate import Authenticator
@@ -191,8 +191,8 @@ def _profile_values(
     return {
         "stored": stored,
         "profile": stored.profile,
-        "layers": profile_layers(stored.profile),
-        "quality": quality_of(stored.profile),
+        "layers": build_profile_layers(stored.profile),
+        "quality": describe_quality(stored.profile),
         "others": [one for one in listed if one.id != profile_id],
         "other": documents.profile(project, beside) if beside else None,
         "found": None,

@@ -126,12 +126,12 @@ def _gantt(plan: Plan) -> str:
     """The plan's step as wide as the terminal, in colours if that shows any."""
     from rich.console import Console
 
-    from ...view.build_plan_view import plan_view
+    from ...view.build_plan_view import build_plan_view
     from ...view.terminal_gantt import gantt_text
 
     console = Console()
     with console.capture() as captured:
-        console.print(gantt_text(plan_view(plan), console.width))
+        console.print(gantt_text(build_plan_view(plan), console.width))
     return captured.get().rstrip("\n")
 
 
@@ -158,9 +158,9 @@ def _costs(
 
 def _write_page(plan: Plan, profile: Profile | None, html: Path, *, quiet: bool) -> None:
     """Write the plan, and what its layers cost if that is known, as one page."""
-    from ...view.build_plan_view import plan_view
+    from ...view.build_plan_view import build_plan_view
     from ...view.html import plan_page
 
-    write_file(html, plan_page(plan_view(plan, profile)))
+    write_file(html, plan_page(build_plan_view(plan, profile)))
     said = f"wrote {html}; open it in a browser"
     say(said if profile else f"{said}, or add what layers cost with --profile", quiet=quiet)

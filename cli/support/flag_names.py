@@ -78,9 +78,9 @@ def plan_text(plan: Plan) -> str:
     """
     width = output_width()
     if width is not None:
-        from ...view.terminal_tables import fitted_plan
+        from ...view.terminal_tables import fit_plan_table
 
-        return fitted_plan(plan, width, in_flags)
+        return fit_plan_table(plan, width, in_flags)
     table, _, lines = str(plan).partition("\n\n")
     return f"{table}\n\n{in_flags(lines)}"
 

@@ -112,9 +112,9 @@ def profile_text(profile: Profile, *, tree: bool = True, depth: int | None = Non
     """What ``print(profile)`` shows; see `core.profile_table.profile_table`."""
     width = output_width()
     if width is not None:
-        from ...view.terminal_tables import fitted_profile
+        from ...view.terminal_tables import fit_profile_table
 
-        return fitted_profile(profile, width, tree=tree, depth=depth)
+        return fit_profile_table(profile, width, tree=tree, depth=depth)
     from ...core.profile.table import profile_table
 
     return profile_table(profile, tree=tree, depth=depth)

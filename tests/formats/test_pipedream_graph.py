@@ -6,11 +6,11 @@ import pytest
 
 from stagewright.core.errors import InvalidInput
 from stagewright.formats.pipedream_graph import (
+    drop_inputs_and_unused,
     parse_pipedream_graph,
     read_pipedream_graph,
     to_cost_graph,
     to_profile,
-    without_inputs_and_unused,
 )
 from stagewright.planner.pipedream.objective import pipedream_split, pipedream_value
 
@@ -53,7 +53,7 @@ def test_nodes_are_read_in_the_files_order_and_in_seconds():
 
 
 def test_inputs_and_parts_nobody_reads_go():
-    graph = without_inputs_and_unused(parse_pipedream_graph(SMALL))
+    graph = drop_inputs_and_unused(parse_pipedream_graph(SMALL))
     assert [entry.node_id for entry in graph.nodes] == [
         "node10",
         "node2",
@@ -71,7 +71,7 @@ def test_only_sources_called_input_and_sinks_called_getitem_go():
          edge(1, 2), edge(2, 3), edge(3, 4)]
     )  # fmt: skip
     graph = parse_pipedream_graph(text)
-    assert without_inputs_and_unused(graph) == graph
+    assert drop_inputs_and_unused(graph) == graph
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
@@ -133,11 +133,11 @@ def test_what_is_read_can_be_planned():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "line 1: there are no nodes"),
-        ("\n\n  \n", "line 1: there are no nodes"),
+        ("", "line 1: no nodes found"),
+        ("\n\n  \n", "line 1: no nodes found"),
         (b"node1 -- x\n\xff\xfe", "line 2: byte 0xff is not UTF-8"),
         ("nonsense", "line 1: a node has an id, a description and costs"),
-        (node(1) + "\n" + node(1), "line 2: node 'node1' is there already"),
+        (node(1) + "\n" + node(1), "line 2: node 'node1' is defined twice"),
         (node(1, forward=float("nan")), "line 1: forward_compute_time is nan"),
         (node(1, backward=float("inf")), "line 1: backward_compute_time is inf"),
         (node(1, forward=-1), "line 1: forward_compute_time is -1.0"),
@@ -167,7 +167,7 @@ def test_malformed_files_are_refused_with_the_line(text, said):
         parse_pipedream_graph(text)
 
 
-@pytest.mark.parametrize("convert", [to_cost_graph, to_profile, without_inputs_and_unused])
+@pytest.mark.parametrize("convert", [to_cost_graph, to_profile, drop_inputs_and_unused])
 def test_a_file_of_inputs_alone_is_refused(convert):
     graph = parse_pipedream_graph("\n".join([node(1, "Input0"), node(2, "Input1")]))
     with pytest.raises(InvalidInput, match="all nodes are inputs"):

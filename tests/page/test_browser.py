@@ -427,7 +427,7 @@ def test_plans_are_compared_on_one_axis(signed_in, plan_id, served):
 
 
 def test_the_file_shows_the_same_without_a_server(chromium, tmp_path, plan_id, served):
-    from stagewright.view.build_plan_view import plan_view
+    from stagewright.view.build_plan_view import build_plan_view
     from stagewright.view.html import plan_page as write
 
     client = served.client()
@@ -435,7 +435,7 @@ def test_the_file_shows_the_same_without_a_server(chromium, tmp_path, plan_id, s
     profile = client.get(f"/v1/profiles/{stored['profile_id']}").json()["profile"]
     plan = Plan.model_validate(stored["plan"])
     path = tmp_path / "plan.html"
-    path.write_text(write(plan_view(plan, Profile.model_validate(profile))))
+    path.write_text(write(build_plan_view(plan, Profile.model_validate(profile))))
     context = chromium.new_context(offline=True)
     page, wrong = context.new_page(), []
     page.on("console", lambda message: wrong.append(message.text))

@@ -7,7 +7,7 @@ import pytest
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.price_split import plan_from_balance
-from stagewright.view.build_plan_view import plan_view
+from stagewright.view.build_plan_view import build_plan_view
 from stagewright.view.html import plan_page
 from tests.builders import chain_profile
 
@@ -35,7 +35,7 @@ def shown(chromium, folder, cluster, num_microbatches):
     options = PlanOptions(num_microbatches=num_microbatches)
     plan = plan_from_balance(profile, cluster, options, (1, 1))
     path = folder / f"{num_microbatches}.html"
-    path.write_text(plan_page(plan_view(plan, profile, cluster)), encoding="utf-8")
+    path.write_text(plan_page(build_plan_view(plan, profile, cluster)), encoding="utf-8")
     page = chromium.new_page(viewport={"width": 1280, "height": 900})
     page.goto(path.as_uri())
     page.wait_for_selector("[role=tree]")

@@ -17,7 +17,7 @@ from stagewright.core.plan.plan import Plan
 from stagewright.core.profile.profile import Profile
 from stagewright.core.service.plans import StoredPlan
 from stagewright.planner.simulator.plan_timeline import plan_rows, plan_timeline
-from stagewright.view.build_plan_view import NOT_SEARCHED, plan_view
+from stagewright.view.build_plan_view import NOT_SEARCHED, build_plan_view
 
 TOKEN = "a-token-for-drawings"
 
@@ -53,7 +53,7 @@ def test_a_plan_is_drawn_once_whoever_asks(client, stored, monkeypatch):
     profile = Profile.model_validate(
         client.get(f"/v1/profiles/{stored.profile_id}").json()["profile"]
     )
-    expected = plan_view(stored.plan, profile, stored.cluster)
+    expected = build_plan_view(stored.plan, profile, stored.cluster)
     assert first.json() == json.loads(expected.model_dump_json())
 
 

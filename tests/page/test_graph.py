@@ -12,7 +12,7 @@ from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.units import format_bytes, format_time
 from stagewright.planner.price_split import plan_from_balance
-from stagewright.view.build_plan_view import plan_view
+from stagewright.view.build_plan_view import build_plan_view
 from stagewright.view.html import plan_page
 from stagewright.view.module_parts import MAX_PARTS
 from tests.builders import chain_profile
@@ -41,7 +41,7 @@ def written(folder, names, classes, stages):
     balance = (*(size for _ in range(stages - 1)), len(names) - size * (stages - 1))
     cluster = Cluster.parse(f"{stages}x24GB")
     plan = plan_from_balance(profile, cluster, PlanOptions(num_microbatches=stages), balance)
-    view = plan_view(plan, profile, cluster)
+    view = build_plan_view(plan, profile, cluster)
     (folder / "plan.html").write_text(plan_page(view), encoding="utf-8")
     return (folder / "plan.html").as_uri(), view
 

@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from stagewright.core.plan.plan import Plan
 from stagewright.core.units import format_time
-from stagewright.view.build_plan_view import plan_view
+from stagewright.view.build_plan_view import build_plan_view
 from stagewright.view.html import plan_page as write
 from tests.page.blocks import blocks
 
@@ -108,7 +108,7 @@ def test_zoom_and_sorting_survive_a_reload_and_going_back(opened, signed_in):
 
 def test_the_file_keeps_them_behind_the_hash(chromium, stored, tmp_path):
     path = tmp_path / "plan.html"
-    path.write_text(write(plan_view(Plan.model_validate(stored["plan"]), PROFILE)))
+    path.write_text(write(build_plan_view(Plan.model_validate(stored["plan"]), PROFILE)))
     context = chromium.new_context(offline=True)
     page, wrong = context.new_page(), []
     page.on("console", lambda message: wrong.append(message.text))
@@ -349,7 +349,7 @@ def test_slower_than_equal_layers_is_said_so(opened, stored):
         ["Faster", "20.0 %"], ["Faster", "0.0 %"], ["Slower", "2.9 %"],
         ["Faster", "cannot be compared"],
     ]  # fmt: skip
-    view = plan_view(Plan.model_validate(stored["plan"]), PROFILE)
+    view = build_plan_view(Plan.model_validate(stored["plan"]), PROFILE)
     header = view.header.model_copy(update={"gain": -0.029})
     text = write(view.model_copy(update={"header": header}))
     assert '"versus">Slower</span> than equal layers' in text

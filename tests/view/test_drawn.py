@@ -13,7 +13,7 @@ from rich.console import Console
 from stagewright import plan
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
-from stagewright.view.build_plan_view import plan_view
+from stagewright.view.build_plan_view import build_plan_view
 from stagewright.view.html import MODULES, STATIC, plan_page, program, stylesheet
 from stagewright.view.terminal_gantt import gantt_text
 from tests.builders import chain_profile
@@ -29,7 +29,7 @@ def made():
 
 @pytest.fixture(scope="module")
 def page(made):
-    return plan_page(plan_view(made.model_copy(update={"model": EVIL})))
+    return plan_page(build_plan_view(made.model_copy(update={"model": EVIL})))
 
 
 def test_the_file_has_one_script_and_one_style_named_by_their_hashes(page):
@@ -58,7 +58,7 @@ def test_names_of_several_lines_and_directions_are_written_as_escapes(made):
     first = made.stages[0]
     names = (name, *first.layer_names[1:])
     stages = (first.model_copy(update={"layer_names": names}), *made.stages[1:])
-    page = plan_page(plan_view(made.model_copy(update={"model": name, "stages": stages})))
+    page = plan_page(build_plan_view(made.model_copy(update={"model": name, "stages": stages})))
     assert not re.search("[\u202e\u2028\x07]", page.split("<script")[0])
     assert "\u2028" not in page
     escaped = r"a\u202eb\u2028c\x07d\ne"
@@ -89,7 +89,7 @@ def test_no_line_of_the_program_evaluates_or_asks_for_markup():
 
 def test_lanes_in_a_terminal(made):
     """Two stages of 9 ms a micro-batch: forward a third of it, the second starts 3 ms later."""
-    view = plan_view(made)
+    view = build_plan_view(made)
     console = Console(width=60, record=True, color_system=None)
     with console.capture() as captured:
         console.print(gantt_text(view, 60))

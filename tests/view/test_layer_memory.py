@@ -7,8 +7,8 @@ import pytest
 from stagewright import plan
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
-from stagewright.view.build_plan_view import plan_view
-from stagewright.view.layer_memory import Held
+from stagewright.view.build_plan_view import build_plan_view
+from stagewright.view.layer_memory import LayerMemory
 from tests.builders import chain_profile, random_profile
 
 
@@ -31,7 +31,7 @@ def test_any_stage_holds_what_the_planner_says(seed):
     profile = without_layers_own(random_profile(seed, 9, ties=3, illegal=0))
     options = PlanOptions(num_microbatches=3, num_stages=3, optimizer="sgd")
     made = plan(profile, Cluster.parse("3x80GB"), options)
-    held = Held(profile)
+    held = LayerMemory(profile)
     for stage in made.stages:
         layers = range(stage.first_layer, stage.first_layer + stage.num_layers)
         assert held.weights_bytes(layers) == stage.memory.weights_bytes > 0
@@ -47,7 +47,7 @@ def test_tied_weights_count_at_each_layer_and_once_in_a_box():
     tied = first.model_copy(update={"names": ("wte", "lm_head"), "layers": (0, 2)})
     profile = without_layers_own(profile.model_copy(update={"parameters": (tied, middle)}))
     made = plan(profile, Cluster.parse("1x24GB"), PlanOptions())
-    view = plan_view(made, profile)
+    view = build_plan_view(made, profile)
     assert view.layers.parameter_bytes == (400, 400, 400)
     assert view.layers.saved_bytes == (10, 10, 10)
     assert view.graph.names == ("layer",)
@@ -58,5 +58,5 @@ def test_tied_weights_count_at_each_layer_and_once_in_a_box():
 def test_bytes_that_only_layers_give_are_taken_from_them():
     profile = chain_profile([1.0, 1.0], parameter_bytes=400, saved_bytes=10)
     profile = profile.model_copy(update={"parameters": (), "storages": ()})
-    held = Held(profile)
+    held = LayerMemory(profile)
     assert (held.weights_bytes((0, 1)), held.saved_bytes((0, 1))) == (800, 20)

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from stagewright.view.module_parts import MAX_PARTS, ModuleParts, opened
+from stagewright.view.module_parts import MAX_PARTS, ModuleParts, choose_open_parts
 
 
 def shown(parts, depth=0):
@@ -94,8 +94,8 @@ def test_modules_a_thousand_deep_are_opened_as_deep_as_people_do():
 def test_what_is_open_at_first_fits_a_column():
     names = [f"m{module}.{part}" for module in range(4) for part in range(6)]
     parts = tree(names)
-    assert [part.name for part in parts if part in opened(parts, 14)] == ["m0", "m1"]
-    assert opened(parts, 4) == set()
+    assert [part.name for part in parts if part in choose_open_parts(parts, 14)] == ["m0", "m1"]
+    assert choose_open_parts(parts, 4) == set()
     equal = tree([f"h.{block}.{part}" for block in range(2) for part in "ab"], ["a", "b"] * 2)
     assert equal[0].parts
-    assert opened(equal, 14) == set()
+    assert choose_open_parts(equal, 14) == set()

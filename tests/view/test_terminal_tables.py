@@ -10,7 +10,7 @@ from stagewright.cli.main import main
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.plan.table import plan_columns
-from stagewright.view.terminal_tables import fitted_plan
+from stagewright.view.terminal_tables import fit_plan_table
 from tests.builders import chain_profile
 
 LONG = "transformer." + "inner." * 40 + "end"
@@ -51,7 +51,7 @@ def test_no_line_is_wider_than_the_terminal(made, width, tmp_path, monkeypatch, 
 
 
 def test_the_least_important_columns_go_first(made):
-    first_lines = {width: fitted_plan(made, width).splitlines()[0] for width in (60, 80, 140)}
+    first_lines = {width: fit_plan_table(made, width).splitlines()[0] for width in (60, 80, 140)}
     headings = {
         width: set(line.replace("in flight", "in-flight").split())
         for width, line in first_lines.items()
@@ -62,14 +62,14 @@ def test_the_least_important_columns_go_first(made):
 
 
 def test_names_keep_their_ends(made):
-    row = fitted_plan(made, 140).splitlines()[2]
+    row = fit_plan_table(made, 140).splitlines()[2]
     assert row.split()[-2].startswith("…")
     assert row.split()[-2].endswith("inner.end")
 
 
 def test_where_there_is_room_it_is_as_print_shows_it():
     made = plan(chain_profile([0.001] * 6, forward_bytes=1000), Cluster.parse("2x24GB"))
-    assert fitted_plan(made, 2000) == str(made)
+    assert fit_plan_table(made, 2000) == str(made)
 
 
 def test_what_is_no_terminal_gets_it_whole(made, tmp_path, monkeypatch, capsys):
