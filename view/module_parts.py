@@ -51,7 +51,7 @@ class ModuleParts:
         self._classes = list(classes) or [""] * len(names)
 
     def between(self, first: int, last: int, depth: int = 0) -> tuple[ModulePart, ...]:
-        """Group layers ``first`` to ``last - 1``, with ``depth`` name parts shared, into modules."""
+        """Group layers ``first`` to ``last - 1``, sharing ``depth`` name parts, by module."""
         parts = [self._part(*run, depth) for run in self._runs(first, last, depth)]
         return group_parts(list(self._stacked(parts, depth)))
 
