@@ -42,31 +42,41 @@ from .model_sources.estimator import Estimator
 from .model_sources.measure import prove
 from .model_sources.pt2_upload import ProgramReader
 from .openapi import describe
+from .page import routes_pages, routes_sign_in, routes_views
 from .page.plan_views import Views
-from .page.routes_pages import page_routes
-from .page.routes_views import view_routes
 from .page.security_headers import Pages
-from .page.session_middleware import Front
+from .page.session_middleware import SessionMiddleware
 from .page.sessions import Sessions
 from .page.templates import error_page, load
 from .planning.service import Planning
 from .planning.solver_pool import Solver
-from .routes.audit import audit_routes
-from .routes.catalogue import catalogue_routes
-from .routes.graphs import graph_routes
-from .routes.health import health_routes
-from .routes.jobs import job_routes
-from .routes.keys import key_routes
-from .routes.metrics import metrics_routes, watch
-from .routes.plans import plan_routes
-from .routes.profiles import profile_routes
-from .routes.what_if import what_if_routes
+from .routes import audit as route_audit
+from .routes import catalogue, graphs, health, keys, plans, profiles, what_if
+from .routes import jobs as route_jobs
+from .routes import metrics as route_metrics
 from .settings.settings import ServerSettings
 from .store.base import Store
 from .store.records import Retention
 from .store.sql_store import SqlStore
 from .telemetry.metrics import Metrics
 from .telemetry.tracing import fastapi_options
+
+ROUTERS = (
+    health.router,
+    route_metrics.router,
+    route_audit.router,
+    keys.router,
+    plans.router,
+    route_jobs.router,
+    profiles.router,
+    graphs.router,
+    what_if.router,
+    catalogue.router,
+    routes_views.router,
+    routes_sign_in.router,
+    routes_pages.router,
+)
+"""In the order of the OpenAPI document; everything a handler needs is on ``app.state``."""
 
 
 def create_app(
@@ -96,7 +106,7 @@ def create_app(
     metrics = Metrics()
     shutdown = GracefulShutdown() if shutdown is None else shutdown
     solver = Solver(settings.plan_processes, metrics.worked)
-    watch(metrics, kept, solver, shutdown)
+    route_metrics.watch(metrics, kept, solver, shutdown)
     chosen = build_workers(settings) if workers is None else workers
     planning = Planning(
         kept,
@@ -162,32 +172,32 @@ def create_app(
             Middleware(FramingCheck),
             Middleware(HostCheck, allowed=settings.allowed_hosts),
             Middleware(OriginCheck),
-            Middleware(Front, sessions=sessions),
+            Middleware(SessionMiddleware, sessions=sessions),
             Middleware(AuthMiddleware, authenticator=authenticator, audit=audit),
             Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
             Middleware(ConcurrencyLimit),
         ],
     )
-    app.state.metrics = metrics
-    app.state.shutdown = shutdown
-    views = Views(planning, kept)
-    routers = (
-        health_routes(kept, solver, shutdown),
-        metrics_routes(metrics),
-        audit_routes(kept),
-        key_routes(kept),
-        plan_routes(planning, jobs, kept, measure_deadline_s=settings.measure_deadline_s),
-        job_routes(jobs, kept, authenticator),
-        profile_routes(planning, kept),
-        graph_routes(planning, kept, ProgramReader(settings.sandbox)),
-        what_if_routes(planning),
-        catalogue_routes(settings, foreign),
-        view_routes(views),
-        page_routes(planning, kept, views, sessions, authenticator, audit),
-    )
-    for router in routers:
+    services = {
+        "settings": settings,
+        "store": kept,
+        "metrics": metrics,
+        "shutdown": shutdown,
+        "readiness": health.ReadinessCheck(kept, solver, shutdown),
+        "planning": planning,
+        "jobs": jobs,
+        "foreign": foreign,
+        "program_reader": ProgramReader(settings.sandbox),
+        "authenticator": authenticator,
+        "audit": audit,
+        "sessions": sessions,
+        "views": Views(planning, kept),
+    }
+    for name, service in services.items():
+        setattr(app.state, name, service)
+    for router in ROUTERS:
         app.include_router(router)
-    install_problems(app, documented_paths(routers))
+    install_problems(app, documented_paths(ROUTERS))
 
     @cache
     def openapi() -> dict[str, Any]:

@@ -22,6 +22,7 @@ from ..planning.exports import plan_of
 from ..planning.requests import ClusterInput
 from ..planning.service import Planning
 from ..planning.what_if import PricedSplit, SimulationRequest, price
+from ..routes.dependencies import from_state
 from ..store.base import Store
 from .slider_choices import choices_of
 
@@ -123,6 +124,8 @@ class Views:
         except InvalidInput as error:
             return ViewAnswer(status="refused", refused=str(error)).model_dump_json()
 
+
+TheViews = Annotated[Views, from_state("views")]
 
 LARGE_STEP = 10_000
 """Actions of all ranks. A page shows the step of more of them after everything else."""

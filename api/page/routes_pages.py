@@ -1,4 +1,4 @@
-"""Pages for browsers: HTML, and the files they load."""
+"""Routes of the HTML pages and of the static files they load."""
 
 from __future__ import annotations
 
@@ -16,160 +16,83 @@ from ...core.service.plans import StoredPlan
 from ...view.layers import build_profile_layers
 from ...view.profile_view import describe_quality
 from ...view.reproduce import ask_again
-from ..auth.audit import AuditWriter
-from ..auth.authenticate import Authenticator
 from ..auth.principal import CurrentPrincipal, Principal
 from ..http.pagination import Cursor, Search, cursor_checked
-from ..planning.service import Planning
 from ..planning.what_if import ComparisonRequest
+from ..routes.dependencies import ThePlanning, TheStore
 from ..store.base import Store
 from ..store.errors import NotFound
 from .display_names import job_words
-from .plan_views import Views, place_of_step
-from .routes_sign_in import signing_routes
+from .plan_views import TheViews, place_of_step
 from .security_headers import SECURITY
-from .sessions import Sessions
 from .templates import assets, render
 
 MAX_COMPARED = 8
 MAX_PROFILES = 500
-"""To choose from."""
+"""Profiles listed in the form of a new plan."""
 MANY_PROFILES = 12
-"""More than that are easier to search than to look through."""
+"""From here on the form offers a search field."""
 MAX_EMBEDDED_DEVICES = 1024
-"""Devices of a cluster that the page holds, to change its links."""
+"""Larger clusters are not embedded in a plan's page, where their links could be edited."""
 
 ProfileId = Annotated[str, Query(max_length=80)]
 
-
-def page_routes(
-    planning: Planning,
-    store: Store,
-    views: Views,
-    sessions: Sessions,
-    authenticator: Authenticator,
-    audit: AuditWriter,
-) -> APIRouter:
-    """Every page."""
-    router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
-    router.include_router(signing_routes(sessions, authenticator, audit))
-
-    @router.get("/")
-    def home() -> Response:
-        return RedirectResponse("/plans", 303)
-
-    @router.get("/static/{name}")
-    def static(name: str, request: Request) -> Response:
-        found = assets().get(name)
-        if found is None:
-            raise NotFound("file", name)
-        headers = {**SECURITY, "ETag": f'"{found.tag}"', "Cache-Control": "no-cache"}
-        if request.headers.get("if-none-match", "").removeprefix("W/") == headers["ETag"]:
-            return Response(None, 304, headers)
-        return Response(found.content, 200, headers, found.media_type)
-
-    @router.get("/plans")
-    def plans(principal: CurrentPrincipal, cursor: Cursor = None, search: Search = "") -> str:
-        with cursor_checked():
-            page = store.documents.plans(
-                principal.project_id, limit=50, cursor=cursor, search=search
-            )
-        asked = {"search": search, "cursor": cursor}
-        return render(
-            "plans.html", here="plans", plans=page.items, next_cursor=page.next_cursor, **asked
-        )
-
-    @router.get("/plans/{plan_id}")
-    async def plan(plan_id: str, principal: CurrentPrincipal) -> str:
-        stored = await run_in_threadpool(store.documents.plan, principal.project_id, plan_id)
-        if stored.plan is None:
-            return await run_in_threadpool(_infeasible, store, principal, stored)
-        fits = len(stored.cluster.devices) <= MAX_EMBEDDED_DEVICES
-        step = place_of_step(stored.plan)
-        found = await views.of(principal, stored, with_step=step == "here")
-        request = {
-            "plan_id": stored.id,
-            "profile_id": stored.profile_id,
-            "options": stored.options.model_dump(mode="json"),
-            "cluster": stored.cluster.model_dump(mode="json") if fits else None,
-            "choices": found.choices,
-            "step": step,
-        }
-        values = {"stored": stored, "view": found.shown, "request": request, "step": step}
-        block = Markup(found.text)
-        return await run_in_threadpool(
-            render, "live.html", here="plans", live=True, block=block, **values
-        )
-
-    @router.get("/compare")
-    async def compare(
-        principal: CurrentPrincipal, id: Annotated[list[str] | None, Query()] = None
-    ) -> str:
-        ids = list(dict.fromkeys(id or ()))
-        if not 2 <= len(ids) <= MAX_COMPARED:
-            listed = await run_in_threadpool(
-                store.documents.plans, principal.project_id, limit=50, cursor=None
-            )
-            recent = listed.items
-            return render("choose.html", here="compare", plans=recent, chosen=ids)
-        found = await planning.compare(principal, ComparisonRequest(plan_ids=tuple(ids)))
-        return render("compare.html", here="compare", comparison=found)
-
-    @router.get("/profiles")
-    def profiles(principal: CurrentPrincipal, cursor: Cursor = None) -> str:
-        with cursor_checked():
-            page = store.documents.profiles(principal.project_id, limit=50, cursor=cursor)
-        return render(
-            "profiles.html", here="profiles", profiles=page.items, next_cursor=page.next_cursor
-        )
-
-    @router.get("/profiles/{profile_id}")
-    async def profile(
-        profile_id: str,
-        principal: CurrentPrincipal,
-        beside: Annotated[str, Query(alias="with", max_length=80)] = "",
-    ) -> str:
-        values = await run_in_threadpool(_profile_values, store, principal, profile_id, beside)
-        if values["other"] is not None:
-            earlier, later = values["other"].profile, values["stored"].profile
-            try:
-                values["found"] = await planning.elsewhere(diff, earlier, later)
-            except InvalidInput as error:
-                values["problem"] = str(error)
-        return await run_in_threadpool(render, "profile.html", here="profiles", **values)
-
-    @router.get("/new")
-    def new(principal: CurrentPrincipal, profile_id: ProfileId = "") -> str:
-        profiles = _profiles_with(store, principal, profile_id)
-        return render("new.html", here="new", profiles=profiles, many=MANY_PROFILES)
-
-    @router.get("/jobs")
-    def jobs(principal: CurrentPrincipal) -> str:
-        return render("jobs.html", here="jobs")
-
-    @router.get("/jobs/{job_id}")
-    def job(job_id: str, principal: CurrentPrincipal) -> str:
-        store.jobs.get(principal.project_id, job_id)  # there is one, in this project
-        request_json = store.jobs.request_json(job_id)
-        return render("job.html", here="jobs", job_id=job_id, words=job_words(request_json))
-
-    return router
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
 
-def _profiles_with(store: Store, principal: Principal, wanted: str) -> tuple[ProfileSummary, ...]:
-    """The newest profiles, and one that is wanted wherever it stands."""
-    documents, project = store.documents, principal.project_id
-    listed = documents.profiles(project, limit=MAX_PROFILES, cursor=None).items
-    if not wanted or any(one.id == wanted for one in listed):
-        return listed
-    try:
-        return (documents.profile_summary(project, wanted), *listed)
-    except NotFound:
-        return listed
+@router.get("/")
+def home() -> Response:
+    return RedirectResponse("/plans", 303)
+
+
+@router.get("/static/{name}")
+def static_file(name: str, request: Request) -> Response:
+    found = assets().get(name)
+    if found is None:
+        raise NotFound("file", name)
+    headers = {**SECURITY, "ETag": f'"{found.tag}"', "Cache-Control": "no-cache"}
+    if request.headers.get("if-none-match", "").removeprefix("W/") == headers["ETag"]:
+        return Response(None, 304, headers)
+    return Response(found.content, 200, headers, found.media_type)
+
+
+@router.get("/plans")
+def plan_list(
+    store: TheStore, principal: CurrentPrincipal, cursor: Cursor = None, search: Search = ""
+) -> str:
+    with cursor_checked():
+        page = store.documents.plans(principal.project_id, limit=50, cursor=cursor, search=search)
+    asked = {"search": search, "cursor": cursor}
+    return render(
+        "plans.html", here="plans", plans=page.items, next_cursor=page.next_cursor, **asked
+    )
+
+
+@router.get("/plans/{plan_id}")
+async def plan(store: TheStore, views: TheViews, plan_id: str, principal: CurrentPrincipal) -> str:
+    stored = await run_in_threadpool(store.documents.plan, principal.project_id, plan_id)
+    if stored.plan is None:
+        return await run_in_threadpool(_infeasible, store, principal, stored)
+    fits = len(stored.cluster.devices) <= MAX_EMBEDDED_DEVICES
+    step = place_of_step(stored.plan)
+    found = await views.of(principal, stored, with_step=step == "here")
+    request = {
+        "plan_id": stored.id,
+        "profile_id": stored.profile_id,
+        "options": stored.options.model_dump(mode="json"),
+        "cluster": stored.cluster.model_dump(mode="json") if fits else None,
+        "choices": found.choices,
+        "step": step,
+    }
+    values = {"stored": stored, "view": found.shown, "request": request, "step": step}
+    # Markup: `view.html.data` has escaped the JSON for a script element already.
+    block = Markup(found.text)
+    return await run_in_threadpool(
+        render, "live.html", here="plans", live=True, block=block, **values
+    )
 
 
 def _infeasible(store: Store, principal: Principal, stored: StoredPlan) -> str:
-    """The page of a request that nothing fits."""
     ways = stored.infeasible.ways_out if stored.infeasible else ()
     return render(
         "infeasible.html",
@@ -181,10 +104,54 @@ def _infeasible(store: Store, principal: Principal, stored: StoredPlan) -> str:
     )
 
 
+@router.get("/compare")
+async def compare(
+    planning: ThePlanning,
+    store: TheStore,
+    principal: CurrentPrincipal,
+    id: Annotated[list[str] | None, Query()] = None,
+) -> str:
+    ids = list(dict.fromkeys(id or ()))
+    if not 2 <= len(ids) <= MAX_COMPARED:
+        recent = await run_in_threadpool(
+            store.documents.plans, principal.project_id, limit=50, cursor=None
+        )
+        return render("choose.html", here="compare", plans=recent.items, chosen=ids)
+    found = await planning.compare(principal, ComparisonRequest(plan_ids=tuple(ids)))
+    return render("compare.html", here="compare", comparison=found)
+
+
+@router.get("/profiles")
+def profile_list(store: TheStore, principal: CurrentPrincipal, cursor: Cursor = None) -> str:
+    with cursor_checked():
+        page = store.documents.profiles(principal.project_id, limit=50, cursor=cursor)
+    return render(
+        "profiles.html", here="profiles", profiles=page.items, next_cursor=page.next_cursor
+    )
+
+
+@router.get("/profiles/{profile_id}")
+async def profile(
+    planning: ThePlanning,
+    store: TheStore,
+    profile_id: str,
+    principal: CurrentPrincipal,
+    beside: Annotated[str, Query(alias="with", max_length=80)] = "",
+) -> str:
+    values = await run_in_threadpool(_profile_values, store, principal, profile_id, beside)
+    if values["other"] is not None:
+        earlier, later = values["other"].profile, values["stored"].profile
+        try:
+            values["found"] = await planning.elsewhere(diff, earlier, later)
+        except InvalidInput as error:
+            values["problem"] = str(error)
+    return await run_in_threadpool(render, "profile.html", here="profiles", **values)
+
+
 def _profile_values(
     store: Store, principal: Principal, profile_id: str, beside: str
 ) -> dict[str, Any]:
-    """What the page of a profile shows, and the other profile it is put beside."""
+    """Return the template's values for a profile and the one it is compared with, if any."""
     documents, project = store.documents, principal.project_id
     stored = documents.profile(project, profile_id)
     listed = documents.profiles(project, limit=50, cursor=None).items
@@ -198,3 +165,34 @@ def _profile_values(
         "found": None,
         "problem": "",
     }
+
+
+@router.get("/new")
+def new_plan(store: TheStore, principal: CurrentPrincipal, profile_id: ProfileId = "") -> str:
+    profiles = _profiles_with(store, principal, profile_id)
+    return render("new.html", here="new", profiles=profiles, many=MANY_PROFILES)
+
+
+def _profiles_with(store: Store, principal: Principal, wanted: str) -> tuple[ProfileSummary, ...]:
+    """Return the newest profiles, and the wanted one even if it is older than those."""
+    documents, project = store.documents, principal.project_id
+    listed = documents.profiles(project, limit=MAX_PROFILES, cursor=None).items
+    if not wanted or any(one.id == wanted for one in listed):
+        return listed
+    try:
+        return (documents.profile_summary(project, wanted), *listed)
+    except NotFound:
+        return listed
+
+
+@router.get("/jobs")
+def job_list(principal: CurrentPrincipal) -> str:
+    return render("jobs.html", here="jobs")
+
+
+@router.get("/jobs/{job_id}")
+def job(store: TheStore, job_id: str, principal: CurrentPrincipal) -> str:
+    # `request_json` looks in no project, so that the job is the caller's has to be checked first.
+    store.jobs.get(principal.project_id, job_id)
+    request_json = store.jobs.request_json(job_id)
+    return render("job.html", here="jobs", job_id=job_id, words=job_words(request_json))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Annotated
 from urllib.parse import parse_qs, urlsplit
 
 from fastapi import APIRouter, Request, Response
@@ -9,9 +10,9 @@ from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from ..auth.audit import AuditWriter
-from ..auth.authenticate import Authenticator
 from ..auth.scopes import is_page
 from ..http.problems import Problem
+from ..routes.dependencies import TheAuthenticator, from_state
 from .session_middleware import origin_missing
 from .sessions import LIFETIME_S, Sessions, cookie_name, cookie_of
 from .templates import render
@@ -25,53 +26,57 @@ REFUSED = (401, 403)
 """What the audit log is told of, here as at the gate."""
 
 
-def signing_routes(
-    sessions: Sessions, authenticator: Authenticator, audit: AuditWriter
-) -> APIRouter:
-    """The form, what it sends, and the way out."""
-    router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+TheSessions = Annotated[Sessions, from_state("sessions")]
+TheAudit = Annotated[AuditWriter, from_state("audit")]
 
-    def form(request: Request, wanted: str, wrong: str = "") -> str:
-        session = "none" if sessions.token(_session(request)) is None else "open"
-        return render("sign-in.html", here=None, next=wanted, wrong=wrong, session=session)
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 
-    @router.get("/sign-in")
-    def ask_token(request: Request, next: str = "/plans") -> str:
-        return form(request, _own_path(next))
 
-    @router.post("/sign-in")
-    async def sign_in(request: Request) -> Response:
-        if "origin" not in request.headers:
-            raise origin_missing()
-        sent = _form(await request.body())
-        token = (sent.get("token") or [""])[0].strip()
-        wanted = _own_path((sent.get("next") or ["/plans"])[0])
-        try:
-            raw = [(b"authorization", f"Bearer {token}".encode())]
-            stranger = {**request.scope, "state": {}}  # whoever is signed in guesses like others
-            principal = await authenticator.principal(Headers(raw=raw), stranger)
-        except Problem as problem:
-            if problem.document.status in REFUSED:
-                await audit.denied(request.scope, None, problem.kind)
-            wrong = problem.document.detail if token else "Paste the token first."
-            response = HTMLResponse(form(request, wanted, wrong), problem.document.status)
-            if wait := (problem.headers or {}).get("Retry-After"):
-                response.headers["Retry-After"] = wait
-            return response
-        await audit.signed_in(request.scope, principal)
-        sessions.close(_session(request))
-        signed_in = RedirectResponse(wanted, 303)
-        _set(signed_in, request, sessions.open(token), LIFETIME_S)
-        return signed_in
+@router.get("/sign-in")
+def ask_token(sessions: TheSessions, request: Request, next: str = "/plans") -> str:
+    return _page(sessions, request, _own_path(next))
 
-    @router.post("/sign-out")
-    def sign_out(request: Request) -> Response:
-        sessions.close(_session(request))
-        response = RedirectResponse("/sign-in", 303)
-        _set(response, request, "", 0)
+
+@router.post("/sign-in")
+async def sign_in(
+    sessions: TheSessions, authenticator: TheAuthenticator, audit: TheAudit, request: Request
+) -> Response:
+    if "origin" not in request.headers:
+        raise origin_missing()
+    sent = _form(await request.body())
+    token = (sent.get("token") or [""])[0].strip()
+    wanted = _own_path((sent.get("next") or ["/plans"])[0])
+    try:
+        raw = [(b"authorization", f"Bearer {token}".encode())]
+        stranger = {**request.scope, "state": {}}  # whoever is signed in guesses like others
+        principal = await authenticator.principal(Headers(raw=raw), stranger)
+    except Problem as problem:
+        if problem.document.status in REFUSED:
+            await audit.denied(request.scope, None, problem.kind)
+        wrong = problem.document.detail if token else "Paste the token first."
+        page = _page(sessions, request, wanted, wrong)
+        response = HTMLResponse(page, problem.document.status)
+        if wait := (problem.headers or {}).get("Retry-After"):
+            response.headers["Retry-After"] = wait
         return response
+    await audit.signed_in(request.scope, principal)
+    sessions.close(_session(request))
+    signed_in = RedirectResponse(wanted, 303)
+    _set(signed_in, request, sessions.open(token), LIFETIME_S)
+    return signed_in
 
-    return router
+
+@router.post("/sign-out")
+def sign_out(sessions: TheSessions, request: Request) -> Response:
+    sessions.close(_session(request))
+    response = RedirectResponse("/sign-in", 303)
+    _set(response, request, "", 0)
+    return response
+
+
+def _page(sessions: Sessions, request: Request, wanted: str, wrong: str = "") -> str:
+    session = "none" if sessions.token(_session(request)) is None else "open"
+    return render("sign-in.html", here=None, next=wanted, wrong=wrong, session=session)
 
 
 def _form(body: bytes) -> dict[str, list[str]]:

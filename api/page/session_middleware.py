@@ -11,7 +11,7 @@ from ..http.problems import Problem
 from .sessions import Sessions, cookie_of
 
 
-class Front:
+class SessionMiddleware:
     """Turns a session's cookie into the token it stands for.
 
     A cookie stands for a token only where no ``Authorization`` is sent. Browsers tell the origin

@@ -28,10 +28,6 @@ MEDIA_TYPES: dict[PlanFormat, tuple[str, str]] = {
 """Of each form of a plan its media type and how the file's name ends."""
 
 
-EXPORTED = {"Content-Security-Policy": "default-src 'none'; sandbox"}
-"""Headers of files: none is a document of this server's, even if a browser shows it."""
-
-
 class TraceFile(Record):
     """What viewers of Chrome's traces read.
 
@@ -47,6 +43,14 @@ ProfileFormat = Literal["profile", "csv"]
 
 MAX_ACTIONS = 100_000
 """Ranks' actions in one answer; a hundred bytes each."""
+
+
+def export_headers(filename: str) -> dict[str, str]:
+    """Return the response headers of a file to be saved under this name."""
+    # Should a browser show an SVG anyway, it runs no script and is not of this server's origin.
+    policy = "default-src 'none'; sandbox"
+    disposition = f'attachment; filename="{filename}"'
+    return {"Content-Security-Policy": policy, "Content-Disposition": disposition}
 
 
 def plan_of(record: StoredPlan) -> Plan:

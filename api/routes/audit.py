@@ -1,4 +1,4 @@
-"""``/v1/audit``: who did what in the caller's project."""
+"""``/v1/audit``: the audit log of the caller's project."""
 
 from __future__ import annotations
 
@@ -9,37 +9,33 @@ from ..auth.principal import CurrentPrincipal
 from ..auth.scopes import AUDIT
 from ..http.pagination import Cursor, Limit, cursor_checked
 from ..openapi import PROBLEM_RESPONSE
-from ..store.base import Store
 from ..store.records import AuditEntry
+from .dependencies import TheStore
+
+router = APIRouter(prefix=AUDIT, tags=["operations"], responses=PROBLEM_RESPONSE)
 
 
 class AuditList(Record):
-    """Lines of the audit log, newest first.
+    """A page of the audit log, newest entry first.
 
     Attributes:
-        entries: The lines of this page.
-        next_cursor: Asks for the page after this one; `None` on the last.
+        entries: The entries of this page.
+        next_cursor: Cursor of the next page; `None` on the last.
     """
 
     entries: tuple[AuditEntry, ...]
     next_cursor: str | None = None
 
 
-def audit_routes(store: Store) -> APIRouter:
-    """The route that reads the audit log; it needs the scope ``admin``."""
-    router = APIRouter(prefix=AUDIT, tags=["operations"], responses=PROBLEM_RESPONSE)
+@router.get("")
+def list_audit(
+    store: TheStore, principal: CurrentPrincipal, limit: Limit = 50, cursor: Cursor = None
+) -> AuditList:
+    """List what was created, changed, revoked or denied in this project, newest first.
 
-    @router.get("")
-    def list_audit(
-        principal: CurrentPrincipal, limit: Limit = 50, cursor: Cursor = None
-    ) -> AuditList:
-        """What was made, changed, revoked or refused in this project, newest first.
-
-        What nobody's project is concerned by, such as a stranger's request that was refused, is
-        for the operator alone: ``stagewright audit``.
-        """
-        with cursor_checked():
-            page = store.audit.entries(project_id=principal.project_id, limit=limit, cursor=cursor)
-        return AuditList(entries=page.items, next_cursor=page.next_cursor)
-
-    return router
+    Entries that belong to no project, such as a denied request without a valid token, are visible
+    to the operator only: ``stagewright audit``.
+    """
+    with cursor_checked():
+        page = store.audit.entries(project_id=principal.project_id, limit=limit, cursor=cursor)
+    return AuditList(entries=page.items, next_cursor=page.next_cursor)

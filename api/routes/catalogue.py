@@ -1,4 +1,4 @@
-"""What can be asked for: devices, clusters, model families, and this server's limits."""
+"""Catalogue of accelerators, clusters and model families, and this server's capabilities."""
 
 from __future__ import annotations
 
@@ -40,67 +40,96 @@ from ..model_sources.measure import choose_sandbox
 from ..openapi import PROBLEM_RESPONSE
 from ..planning.exports import PlanFormat, ProfileFormat
 from ..planning.requests import MAX_SHORTHAND_DEVICES
-from ..sandbox.bubblewrap import Sandbox
-from ..settings.settings import ServerSettings
 from ..store.errors import NotFound
+from .dependencies import TheSettings, from_state
+
+router = APIRouter(
+    prefix="/v1", tags=["catalogue"], route_class=StrictRoute, responses=PROBLEM_RESPONSE
+)
 
 
-def catalogue_routes(settings: ServerSettings, foreign: ForeignModels | None = None) -> APIRouter:
-    """Routes that tell what there is."""
-    foreign = foreign or ForeignModels()
+@router.get("/accelerators")
+def list_accelerators() -> AcceleratorList:
+    """List the devices that estimates exist for, with their data sheets."""
+    return AcceleratorList(accelerators=CATALOGUE)
+
+
+@router.get("/clusters")
+def read_cluster(
+    devices: Annotated[
+        str,
+        Query(
+            max_length=1000,
+            description="Shorthand: 4x24GB, 8xH200, 4x8x80GB (4 nodes of 8), 2x80GB,4x24GB.",
+            examples=["4x24GB"],
+        ),
+    ],
+) -> Cluster:
+    """Return the cluster document for a shorthand, to edit its links or speeds."""
+    try:
+        return Cluster.parse(devices, max_devices=MAX_SHORTHAND_DEVICES)
+    except InvalidInput as error:
+        detail = clip(str(error))
+        errors = [FieldError(parameter="devices", detail=detail)]
+        raise Problem(422, "invalid-input", detail, errors=errors) from None
+
+
+@router.get("/model-families")
+def list_model_families(settings: TheSettings) -> ModelFamilyList:
+    """List the models that can be requested by name."""
     families = _families(is_local(settings.scheduler))
-    router = APIRouter(
-        prefix="/v1", tags=["catalogue"], route_class=StrictRoute, responses=PROBLEM_RESPONSE
+    return ModelFamilyList(model_families=tuple(families.values()))
+
+
+@router.get("/model-families/{family}")
+def get_model_family(settings: TheSettings, family: str) -> ModelFamily:
+    """Return one model family."""
+    found = _families(is_local(settings.scheduler)).get(family)
+    if found is None:
+        raise NotFound("model family", family)
+    return found
+
+
+@router.get("/capabilities")
+def get_capabilities(
+    settings: TheSettings, foreign: Annotated[ForeignModels, from_state("foreign")]
+) -> Capabilities:
+    """Return what this server accepts, its limits and its formats."""
+    try:
+        sandbox = choose_sandbox(settings.sandbox)
+    except Refused:  # required, and not available: measuring is refused, the rest works
+        sandbox = None
+    return Capabilities(
+        version=__version__,
+        models=_tiers(foreign, settings.scheduler),
+        factories=tuple(
+            FactoryEntry(
+                name=name,
+                description=factory.description,
+                arguments_schema=factory.schema_of_arguments(),
+            )
+            for name, factory in sorted(foreign.factories.items())
+        ),
+        sandbox="none" if sandbox is None else "bubblewrap",
+        objectives=get_args(Objective),
+        schedules=get_args(TrainingSchedule),
+        plan_formats=get_args(PlanFormat),
+        profile_formats=get_args(ProfileFormat),
+        limits=Limits(
+            body_bytes=settings.max_body_bytes,
+            plan_deadline_s=settings.plan_deadline_s,
+            measure_deadline_s=settings.measure_deadline_s,
+            shorthand_devices=MAX_SHORTHAND_DEVICES,
+            sample_bytes=MAX_SAMPLE_BYTES,
+            graph_layers=MAX_LAYERS,
+            graph_operations=MAX_OPERATIONS,
+        ),
     )
-
-    @router.get("/accelerators")
-    def list_accelerators() -> AcceleratorList:
-        """Devices that estimates can be made for, with the data sheets they come from."""
-        return AcceleratorList(accelerators=CATALOGUE)
-
-    @router.get("/clusters")
-    def read_cluster(
-        devices: Annotated[
-            str,
-            Query(
-                max_length=1000,
-                description="Shorthand: 4x24GB, 8xH200, 4x8x80GB (4 nodes of 8), 2x80GB,4x24GB.",
-                examples=["4x24GB"],
-            ),
-        ],
-    ) -> Cluster:
-        """The cluster that shorthand stands for, to change its links or speeds."""
-        try:
-            return Cluster.parse(devices, max_devices=MAX_SHORTHAND_DEVICES)
-        except InvalidInput as error:
-            detail = clip(str(error))
-            errors = [FieldError(parameter="devices", detail=detail)]
-            raise Problem(422, "invalid-input", detail, errors=errors) from None
-
-    @router.get("/model-families")
-    def list_model_families() -> ModelFamilyList:
-        """Models that can be asked for by name."""
-        return ModelFamilyList(model_families=tuple(families.values()))
-
-    @router.get("/model-families/{family}")
-    def get_model_family(family: str) -> ModelFamily:
-        """One family."""
-        found = families.get(family)
-        if found is None:
-            raise NotFound("model family", family)
-        return found
-
-    @router.get("/capabilities")
-    def get_capabilities() -> Capabilities:
-        """What this server takes, does, and allows."""
-        return _capabilities(settings, foreign)
-
-    return router
 
 
 @cache
 def _families(builds_here: bool) -> dict[str, ModelFamily]:
-    """Every family by its name, and whether it can be built if that is done on this machine."""
+    """Return all model families by name, with the reason if one cannot be built here."""
     found: dict[str, ModelFamily] = {}
     for kind in get_args(get_args(ModelSpec)[0]):
         (name,) = get_args(kind.model_fields["family"].annotation)
@@ -130,7 +159,7 @@ def _families(builds_here: bool) -> dict[str, ModelFamily]:
 
 
 def _tiers(foreign: ForeignModels, scheduler: str) -> tuple[Tier, ...]:
-    """By how much they trust: from numbers to code."""
+    """Return the ways to name a model, in order of the trust they need: from numbers to code."""
     has_torch = importlib.util.find_spec("torch") or not is_local(scheduler)  # or workers have it
     torch = "" if has_torch else "torch is not installed on this server"
     factories = "" if foreign.factories else "none is registered (factories_file)"
@@ -148,39 +177,3 @@ def _tiers(foreign: ForeignModels, scheduler: str) -> tuple[Tier, ...]:
         Tier(name=name, description=what, runs_code=whose, available=not reason, reason=reason)
         for name, what, whose, reason in tiers
     )
-
-
-def _capabilities(settings: ServerSettings, foreign: ForeignModels) -> Capabilities:
-    return Capabilities(
-        version=__version__,
-        models=_tiers(foreign, settings.scheduler),
-        factories=tuple(
-            FactoryEntry(
-                name=name,
-                description=factory.description,
-                arguments_schema=factory.schema_of_arguments(),
-            )
-            for name, factory in sorted(foreign.factories.items())
-        ),
-        sandbox="none" if _sandbox(settings) is None else "bubblewrap",
-        objectives=get_args(Objective),
-        schedules=get_args(TrainingSchedule),
-        plan_formats=get_args(PlanFormat),
-        profile_formats=get_args(ProfileFormat),
-        limits=Limits(
-            body_bytes=settings.max_body_bytes,
-            plan_deadline_s=settings.plan_deadline_s,
-            measure_deadline_s=settings.measure_deadline_s,
-            shorthand_devices=MAX_SHORTHAND_DEVICES,
-            sample_bytes=MAX_SAMPLE_BYTES,
-            graph_layers=MAX_LAYERS,
-            graph_operations=MAX_OPERATIONS,
-        ),
-    )
-
-
-def _sandbox(settings: ServerSettings) -> Sandbox | None:
-    try:
-        return choose_sandbox(settings.sandbox)
-    except Refused:
-        return None

@@ -1,4 +1,4 @@
-"""Responses given again: by idempotency key, and by the tag of what is immutable."""
+"""Responses that need not be computed twice: by idempotency key, and by entity tag."""
 
 from __future__ import annotations
 
@@ -22,40 +22,40 @@ from ..store.records import Answer
 
 KEY_HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
+REUSED = "Stagewright-Reused"
+"""Response header that names the results which were computed earlier."""
+
 LEASE_S = 15.0
-"""Renewed while a request is being answered; a server that dies holds a key no longer."""
+"""A key is leased while its request is answered, and the lease renewed three times in this time;
+the key of a server that dies is free again afterwards."""
 
 REVALIDATED = "private, no-cache"
-"""What is stored never changes, but a caller may lose the right to see it."""
+"""Stored documents never change, but a caller may lose the right to see them."""
 
 IdempotencyKey = Annotated[
     str | None,
     Header(
-        description="A new text of your own, such as a UUID, for each thing to be made: the same "
-        "request sent again with it within a day gets the first answer again, and makes nothing.",
+        description="A unique text of your choice, such as a UUID, for each thing to be created: "
+        "a request repeated with the same key within a day gets the first response again and "
+        "creates nothing.",
         min_length=1,
         max_length=255,
     ),
 ]
 IfNoneMatch = Annotated[
     str | None,
-    Header(description="Entity tags already held: one that still fits is answered 304."),
+    Header(description="Entity tags the client has; if one still matches, the response is 304."),
 ]
 
 TAGGED: dict[int | str, dict[str, object]] = {
-    304: {"description": "What is held already is still right (If-None-Match)"}
+    304: {"description": "The client's copy is current (If-None-Match)"}
 }
-"""For the ``responses`` of routes that give an entity tag."""
+"""For the ``responses`` of routes that send an entity tag."""
 
 
 def created(text: str, location: str, headers: Mapping[str, str] | None = None) -> Response:
-    """201 with what was made, as JSON, and where it is."""
-    return Response(
-        text,
-        201,
-        {"Location": location, **(headers or {})},
-        "application/json",
-    )
+    """Return a 201 response with a JSON document and its location."""
+    return Response(text, 201, {"Location": location, **(headers or {})}, "application/json")
 
 
 async def once(
@@ -64,12 +64,12 @@ async def once(
     request: Request,
     make: Callable[[], Awaitable[Response]],
 ) -> Response:
-    """The answer to a creating request, or the first answer to it if its key was used before.
+    """Answer a creating request, or replay the first response if its key was used before.
 
-    Only answers are kept, no problems: a request that failed can be sent again.
+    Problems are not stored: a request that failed can be repeated with its key.
 
     Raises:
-        KeyReused, AnswerPending, InvalidInput: See `contract.Idempotency`.
+        KeyReused, AnswerPending, InvalidInput: See `store.base.Idempotency`.
     """
     keys = request.headers.getlist(KEY_HEADER)
     if not keys:
@@ -78,7 +78,8 @@ async def once(
         detail = f"send one {KEY_HEADER}, not {len(keys)}"
         errors = [FieldError(parameter=KEY_HEADER, detail=detail)]
         raise Problem(422, "invalid-input", detail, errors=errors)
-    digest = _digest(request, await request.body())
+    digest = await _digest(f"{request.method} {request.url.path}\n", request)
+    # The holder tells this attempt from a retry that took the key over after the lease ran out.
     project, key, holder = principal.project_id, keys[0], secrets.token_hex(16)
     first = await run_in_threadpool(
         idempotency.claim, project, key, digest, holder=holder, lease_s=LEASE_S
@@ -97,8 +98,9 @@ async def once(
             ),
             body=bytes(response.body).decode(),
         )
+        # Whoever completes first wins: every client is given the response that was stored.
         kept = await run_in_threadpool(idempotency.complete, project, key, answer, holder=holder)
-    except BaseException:
+    except BaseException:  # cancellation too: without the release, retries would wait for the lease
         await run_in_threadpool(idempotency.release, project, key, holder=holder)
         raise
     finally:
@@ -112,88 +114,67 @@ def _replayed(answer: Answer) -> Response:
 
 
 async def _renewed(idempotency: Idempotency, project: str, key: str, holder: str) -> None:
-    """Keep a key while its answer takes long."""
     while True:
         await asyncio.sleep(LEASE_S / 3)
         with suppress(StoreUnavailable):
             await run_in_threadpool(idempotency.renew, project, key, holder=holder, lease_s=LEASE_S)
 
 
-def _digest(request: Request, body: bytes) -> str:
-    digest = hashlib.sha256(f"{request.method} {request.url.path}\n".encode())
-    digest.update(body)
-    return digest.hexdigest()
+async def _digest(prefix: str, request: Request) -> str:
+    return hashlib.sha256(prefix.encode() + await request.body()).hexdigest()
+
+
+def is_fresh(request: Request) -> bool:
+    """Return True if the client wants nothing that was computed earlier."""
+    return "no-cache" in request.headers.get("cache-control", "").lower()
+
+
+async def submit_key(request: Request) -> str | None:
+    """Return what identifies repeated submissions of one job: the key with a digest of the body."""
+    key = request.headers.get(KEY_HEADER)
+    return None if key is None else f"{key}:{(await _digest(request.url.path, request))[:24]}"
 
 
 def tagged(
     request: Request,
     tag: str,
-    content: Callable[[], str],
+    content: str,
     media_type: str = "application/json",
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """What is immutable, or 304 if the caller holds it already.
+    """Return an immutable document, or 304 if the client has it.
 
     Args:
-        request: Whose ``If-None-Match`` counts.
+        request: Its ``If-None-Match`` header is compared.
         tag: Differs wherever the content does.
-        content: Called only if it is sent.
-        media_type: Of the content.
-        headers: More headers of the whole answer.
+        content: The document.
+        media_type: Media type of the content.
+        headers: More headers for a 200.
     """
-    always = _always(tag)
-    if _is_held(request, tag):
+    always = {"ETag": f'"{tag}"', "Cache-Control": REVALIDATED}
+    if _has_current(request, tag):
         return Response(None, 304, always)
-    return Response(content(), 200, {**always, **(headers or {})}, media_type)
+    return Response(content, 200, {**always, **(headers or {})}, media_type)
 
 
 async def tagged_elsewhere(
     request: Request,
     tag: str,
-    content: Callable[[], Awaitable[str]],
+    make: Callable[[], Awaitable[str]],
     media_type: str = "application/json",
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """As `tagged`, of content that others make."""
-    if _is_held(request, tag):
-        return tagged(request, tag, str)
-    made = await content()
-    return tagged(request, tag, lambda: made, media_type, headers)
-
-
-def _always(tag: str) -> dict[str, str]:
-    return {"ETag": f'"{tag}"', "Cache-Control": REVALIDATED}
-
-
-def _is_held(request: Request, tag: str) -> bool:
-    held = _held(request)
-    return f'"{tag}"' in held or "*" in held
+    """Return a document like `tagged`, made only if the client does not have it."""
+    content = "" if _has_current(request, tag) else await make()
+    return tagged(request, tag, content, media_type, headers)
 
 
 def of_release(tag: str) -> str:
-    """A tag of what is computed from something immutable: another release may do it otherwise."""
+    """Extend the tag of a derived document by the release: another may derive it differently."""
     return f"{tag}.{__version__}"
 
 
-def _held(request: Request) -> set[str]:
-    """Entity tags of ``If-None-Match``, weak ones too: RFC 9110 compares them weakly."""
-    sent = ",".join(request.headers.getlist("if-none-match"))
-    return {entry.strip().removeprefix("W/") for entry in sent.split(",")}
-
-
-REUSED = "Stagewright-Reused"
-"""Names what of an answer had been found out before."""
-
-
-def is_fresh(request: Request) -> bool:
-    """Whether everything is to be found out again."""
-    return "no-cache" in request.headers.get("cache-control", "").lower()
-
-
-async def submit_key(request: Request) -> str | None:
-    """What makes two submissions of a job one: the idempotency key, with what was sent."""
-    key = request.headers.get(KEY_HEADER)
-    if key is None:
-        return None
-    sent = hashlib.sha256(request.url.path.encode() + await request.body())
-    return f"{key}:{sent.hexdigest()[:24]}"
+def _has_current(request: Request, tag: str) -> bool:
+    # Weak tags match too (RFC 9110, section 13.1.2), and proxies that compress make tags weak.
+    sent = ",".join(request.headers.getlist("if-none-match")).split(",")
+    return bool({f'"{tag}"', "*"} & {entry.strip().removeprefix("W/") for entry in sent})

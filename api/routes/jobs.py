@@ -1,4 +1,4 @@
-"""``/v1/jobs`` and ``/v1/profile-jobs``."""
+"""``/v1/jobs`` and ``/v1/profile-jobs``: measurements that run on workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from starlette.responses import StreamingResponse
 
 from ...core.errors import StagewrightError
 from ...core.service.jobs import FINAL_STATES, JobList, JobView
-from ..auth.authenticate import Authenticator
 from ..auth.principal import CurrentPrincipal
 from ..http.examples import job_examples
 from ..http.pagination import Cursor, Limit, cursor_checked
@@ -24,13 +23,17 @@ from ..jobs.service import POLL_S, JobService
 from ..openapi import PROBLEM_RESPONSE
 from ..store.base import Store
 from ..store.records import Job, JobEvent, JobState
+from .dependencies import TheAuthenticator, TheJobs, TheStore
 from .idempotency import REUSED, IdempotencyKey, is_fresh, once, submit_key
 
 KEEP_ALIVE_S = 15.0
-"""A stream that has nothing to say says so, before somebody between takes it for dead."""
+"""A silent stream sends a comment this often: proxies close idle connections, many after 60 s."""
+
+CHECKED_S = 5.0
+"""How often a stream checks that its reader is still allowed to read."""
 
 PAGE = 200
-"""Events read at a time."""
+"""Events read from the store at a time."""
 
 EVENT_STREAM = "text/event-stream"
 
@@ -46,153 +49,149 @@ EVENT_SCHEMA = {
 }
 
 REPORTED = frozenset({"progress"})
-"""Events that workers word."""
+"""Events whose data comes from the worker as it is."""
 
 After = Annotated[
     int | None,
-    Query(ge=0, le=2**31, description="Begin after this event; the header, if both are sent."),
+    Query(ge=0, le=2**31, description="Start after this event; Last-Event-ID takes precedence."),
 ]
 LastEventId = Annotated[
     str | None,
-    Header(description="The last event seen; the stream goes on after it."),
+    Header(description="The last event received; the stream resumes after it."),
 ]
 
-LOCATION = {"Location": {"schema": {"type": "string"}, "description": "Where the job is."}}
+LOCATION = {"Location": {"schema": {"type": "string"}, "description": "The job's address."}}
 ACCEPTED: dict[int | str, dict[str, object]] = {
     202: {"model": JobView, "headers": LOCATION, "description": "Not done yet; watch the job"}
 }
+MEASURED: dict[int | str, dict[str, object]] = {
+    200: {"model": JobView, "headers": LOCATION, "description": "Measured before"}
+}
+
+router = APIRouter(prefix="/v1", tags=["jobs"], route_class=StrictRoute, responses=PROBLEM_RESPONSE)
 
 
-CHECKED_S = 5.0
-"""How often it is asked whether a stream's reader may still read."""
+@router.post(
+    "/profile-jobs", status_code=202, response_model=JobView, responses={**ACCEPTED, **MEASURED}
+)
+async def create_profile_job(
+    jobs: TheJobs,
+    store: TheStore,
+    body: Annotated[ProfileJobRequest, Body(openapi_examples=job_examples())],
+    request: Request,
+    principal: CurrentPrincipal,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Measure a model on a worker and store its profile.
 
+    An earlier measurement with the same sample, device, settings and releases is reused unless
+    the request says ``Cache-Control: no-cache``.
+    """
 
-def job_routes(jobs: JobService, store: Store, authenticator: Authenticator) -> APIRouter:
-    """Routes that make, show and cancel jobs."""
-    router = APIRouter(
-        prefix="/v1", tags=["jobs"], route_class=StrictRoute, responses=PROBLEM_RESPONSE
-    )
-
-    @router.post(
-        "/profile-jobs",
-        status_code=202,
-        response_model=JobView,
-        responses={
-            **ACCEPTED,
-            200: {"model": JobView, "headers": LOCATION, "description": "Measured before"},
-        },
-    )
-    async def create_profile_job(
-        body: Annotated[ProfileJobRequest, Body(openapi_examples=job_examples())],
-        request: Request,
-        principal: CurrentPrincipal,
-        idempotency_key: IdempotencyKey = None,
-    ) -> Response:
-        """Measure a model on a worker, and keep its profile.
-
-        What was measured before, with the same sample, device, settings and releases, is not
-        measured again unless ``Cache-Control: no-cache`` asks for it.
-        """
-
-        async def make() -> Response:
-            key = await submit_key(request)
-            job, known = await jobs.submit_profile(
-                principal, body, fresh=is_fresh(request), submit_key=key
-            )
-            headers = {REUSED: "profile"} if known else {}
-            return job_response(await jobs.view(job), 200 if known else 202, headers)
-
-        return await once(store.idempotency, principal, request, make)
-
-    @router.get("/jobs")
-    async def list_jobs(
-        principal: CurrentPrincipal,
-        limit: Limit = 50,
-        cursor: Cursor = None,
-        state: Annotated[JobState | None, Query(description="Only those.")] = None,
-    ) -> JobList:
-        """Jobs, newest first."""
-        with cursor_checked():
-            page = await jobs.list(principal.project_id, limit=limit, cursor=cursor, state=state)
-        return JobList(jobs=await jobs.views(page.items), next_cursor=page.next_cursor)
-
-    @router.get("/jobs/{job_id}")
-    async def get_job(job_id: str, principal: CurrentPrincipal) -> JobView:
-        """A job as it stands."""
-        return await jobs.view(await jobs.get(principal.project_id, job_id))
-
-    @router.post("/jobs/{job_id}/cancel")
-    async def cancel_job(job_id: str, principal: CurrentPrincipal) -> JobView:
-        """End a job and all its processes, within a second or two; one that has ended stays."""
-        return await jobs.view(await jobs.cancel(principal.project_id, job_id))
-
-    @router.get(
-        "/jobs/{job_id}/events",
-        response_class=StreamingResponse,
-        responses={200: {"content": {EVENT_STREAM: {"schema": EVENT_SCHEMA}}}},
-    )
-    async def watch_job(
-        job_id: str,
-        request: Request,
-        principal: CurrentPrincipal,
-        after: After = None,
-        last_event_id: LastEventId = None,
-    ) -> Response:
-        """What happens to a job, as server-sent events numbered from 1, up to its end."""
-
-        async def may_read() -> bool:
-            try:
-                found = await authenticator.principal(request.headers)
-            except (Problem, StagewrightError):
-                return False
-            return found.project_id == principal.project_id and "read" in found.scopes
-
-        last = last_event_id or ""
-        seen = int(last) if last.isascii() and last.isdigit() and len(last) < 10 else (after or 0)
-        job = await jobs.get(principal.project_id, job_id)
-        return StreamingResponse(
-            _stream(jobs, store, job, seen, may_read),
-            media_type=EVENT_STREAM,
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+    async def make() -> Response:
+        key = await submit_key(request)
+        job, known = await jobs.submit_profile(
+            principal, body, fresh=is_fresh(request), submit_key=key
         )
+        headers = {REUSED: "profile"} if known else {}
+        return job_response(await jobs.view(job), 200 if known else 202, headers)
 
-    return router
+    return await once(store.idempotency, principal, request, make)
 
 
 def job_response(view: JobView, status: int, headers: dict[str, str]) -> Response:
-    """A job as an answer, and where it is."""
-    return Response(
-        view.model_dump_json(),
-        status,
-        {"Location": f"/v1/jobs/{view.id}", **headers},
-        "application/json",
+    """Return a response with a job and its location."""
+    headers = {"Location": f"/v1/jobs/{view.id}", **headers}
+    return Response(view.model_dump_json(), status, headers, "application/json")
+
+
+@router.get("/jobs")
+async def list_jobs(
+    jobs: TheJobs,
+    principal: CurrentPrincipal,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+    state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
+) -> JobList:
+    """List jobs, newest first."""
+    with cursor_checked():
+        page = await jobs.list(principal.project_id, limit=limit, cursor=cursor, state=state)
+    return JobList(jobs=await jobs.views(page.items), next_cursor=page.next_cursor)
+
+
+@router.get("/jobs/{job_id}")
+async def get_job(jobs: TheJobs, job_id: str, principal: CurrentPrincipal) -> JobView:
+    """Return a job in its current state."""
+    return await jobs.view(await jobs.get(principal.project_id, job_id))
+
+
+@router.post("/jobs/{job_id}/cancel")
+async def cancel_job(jobs: TheJobs, job_id: str, principal: CurrentPrincipal) -> JobView:
+    """Cancel a job and end its processes within a second or two; a finished job is unchanged."""
+    return await jobs.view(await jobs.cancel(principal.project_id, job_id))
+
+
+@router.get(
+    "/jobs/{job_id}/events",
+    response_class=StreamingResponse,
+    responses={200: {"content": {EVENT_STREAM: {"schema": EVENT_SCHEMA}}}},
+)
+async def watch_job(
+    jobs: TheJobs,
+    store: TheStore,
+    authenticator: TheAuthenticator,
+    job_id: str,
+    request: Request,
+    principal: CurrentPrincipal,
+    after: After = None,
+    last_event_id: LastEventId = None,
+) -> Response:
+    """Stream a job's events, numbered from 1, until it ends (server-sent events)."""
+
+    async def may_read() -> bool:
+        try:
+            found = await authenticator.principal(request.headers)
+        except (Problem, StagewrightError):
+            return False
+        return found.project_id == principal.project_id and "read" in found.scopes
+
+    last = last_event_id or ""
+    # Browsers resend whatever id they saw last; a malformed one must not fail the stream for good.
+    seen = int(last) if last.isascii() and last.isdigit() and len(last) < 10 else (after or 0)
+    job = await jobs.get(principal.project_id, job_id)
+    return StreamingResponse(
+        _stream(jobs, store, job, seen, may_read),
+        media_type=EVENT_STREAM,
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},  # nginx would buffer
     )
 
 
 async def _stream(
     jobs: JobService, store: Store, job: Job, seen: int, may_read: Callable[[], Awaitable[bool]]
 ) -> AsyncIterator[bytes]:
-    """Events after the one seen, up to the last.
+    """Yield the events after number ``seen``, up to the job's end.
 
-    Ends early when the server does, or when its reader may read no more; who comes again is
-    refused, or goes on where it ended.
+    The stream ends early if the server shuts down or the reader's access is revoked. A client that
+    reconnects resumes where it stopped, or is refused.
     """
     project, job_id = job.project_id, job.id
-    said_s = checked_s = time.monotonic()
+    sent_s = checked_s = time.monotonic()
     with jobs.board.watch(job_id) as watch:
         while True:
+            # The job is read before its events: one that is finished here has written them all.
             job = await jobs.get(project, job_id)
             while events := await run_in_threadpool(
                 store.jobs.events, project, job_id, after=seen, limit=PAGE
             ):
                 for event in events:
-                    yield await _written(jobs, project, job_id, event)
-                seen, said_s = events[-1].number, time.monotonic()
-            if job.is_finished or jobs.board.is_stopped:  # and what it ended with was sent
+                    yield await _format_event(jobs, project, job_id, event)
+                seen, sent_s = events[-1].number, time.monotonic()
+            if job.is_finished or jobs.board.is_stopped:
                 return
-            if time.monotonic() - said_s >= KEEP_ALIVE_S:
-                said_s = time.monotonic()
+            if time.monotonic() - sent_s >= KEEP_ALIVE_S:
+                sent_s = time.monotonic()
                 yield b": still here\n\n"
+            # Another server may run the job, and its events wake nobody here: hence the poll.
             await watch.wait(POLL_S)
             if time.monotonic() - checked_s >= CHECKED_S:
                 checked_s = time.monotonic()
@@ -200,8 +199,8 @@ async def _stream(
                     return
 
 
-async def _written(jobs: JobService, project: str, job_id: str, event: JobEvent) -> bytes:
-    """An event as it is sent; the last one has the job with it."""
+async def _format_event(jobs: JobService, project: str, job_id: str, event: JobEvent) -> bytes:
+    """Format an event for the stream; the final one includes the job."""
     data = json.loads(event.data_json)
     if event.kind not in REPORTED:
         data |= {"at": event.created_at.isoformat(), "attempt": event.attempt}

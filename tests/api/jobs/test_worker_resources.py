@@ -12,7 +12,7 @@ from stagewright.api.jobs.measurements import read_own_setup
 from stagewright.api.jobs.requests import ProfileJobRequest
 from stagewright.api.jobs.worker_process import work
 from stagewright.api.jobs.worker_resources import detect_resources, device_kind_of, parse_resources
-from stagewright.api.routes.preferences import SLACK_S, wait_of
+from stagewright.api.routes.plans import SLACK_S, wait_of
 from stagewright.api.settings.settings import ServerSettings
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
