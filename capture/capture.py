@@ -16,15 +16,21 @@ from torch import nn
 from ..core.errors import CaptureError, StagewrightError
 from ..core.graph.graph import Boundary, Graph
 from .captured import Captured
-from .equivalence.check import Expected, compare_pieces, eager_steps, follows_mode, observe
-from .equivalence.evaluation_graph import fits
-from .observation.preserve import preserved
+from .equivalence.check import (
+    EagerReference,
+    check_piecewise_run,
+    follows_mode,
+    observe_forward,
+    run_eager_steps,
+)
+from .equivalence.evaluation_graph import is_compatible
+from .observation.preserve import preserve_model
 from .program.segment import Segment
-from .report import Recipe, plainest
-from .sample import check_module, read_sample, sample_ranges
-from .tracers.frontier import mode_suspects, trace_around
-from .tracers.registry import Mode, Tracer, tracers_for, with_layers
-from .tracers.target import Subject
+from .report import CaptureRecipe, choose_reason
+from .sample import check_module, get_integer_ranges, read_sample
+from .tracers.frontier import propose_mode_suspects, trace_around
+from .tracers.registry import Mode, Tracer, build_captured, select_tracers
+from .tracers.target import TracingTarget
 
 WAYS_OUT = (
     "Ways out: make the module to blame a child of an nn.Sequential (children are called whole, "
@@ -72,16 +78,19 @@ def trace(
     """
     structure, flat = read_sample(model, sample)
     attempts: list[tuple[str, CaptureError]] = []
-    with preserved(model, training=None if model.training else True), warnings.catch_warnings():
+    with (
+        preserve_model(model, training=None if model.training else True),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # the model gives its own when it is trained
         try:
-            expected = eager_steps(model, structure, flat) if check else None
-            seen = expected.seen if expected else observe(model, structure, flat)
+            expected = run_eager_steps(model, structure, flat) if check else None
+            seen = expected.seen if expected else observe_forward(model, structure, flat)
         except CaptureError as error:
             raise _could_not(model, [error]) from error
-        wanted = Recipe.from_json(recipe) if recipe else None
+        wanted = CaptureRecipe.from_json(recipe) if recipe else None
         case = _Case(model, structure, flat, seen, expected, wanted)
-        for name, tracer in tracers_for(model, flat, wanted.tracer if wanted else mode):
+        for name, tracer in select_tracers(model, flat, wanted.tracer if wanted else mode):
             try:
                 captured = _refined(case, tracer)
             except CaptureError as refusal:
@@ -90,10 +99,10 @@ def trace(
                 return _described(case, name, captured, attempts)
         refused = _could_not(model, [refusal for _, refusal in attempts])
         if mode == "auto" and wanted is None:
-            reason = f"could not be taken apart: {plainest([str(why) for _, why in attempts])}"
-            ((name, tracer),) = tracers_for(model, flat, "modules")
+            reason = f"could not be taken apart: {choose_reason([str(why) for _, why in attempts])}"
+            ((name, tracer),) = select_tracers(model, flat, "modules")
             with suppress(CaptureError):
-                captured = _refined(replace(case, recipe=Recipe(name, {"": reason})), tracer)
+                captured = _refined(replace(case, recipe=CaptureRecipe(name, {"": reason})), tracer)
                 captured.program.notes.append(WAYS_OUT)
                 return _described(case, name, captured, attempts)
     raise refused from attempts[0][1]
@@ -104,20 +113,20 @@ def _described(
 ) -> Captured:
     """Add what only the whole story of the capture tells."""
     program = captured.program
-    recipe = Recipe(tracer, program.opaque, captured.evaluation is not None).to_json()
+    recipe = CaptureRecipe(tracer, program.opaque, captured.evaluation is not None).to_json()
     program.structure = replace(case.structure, recipe=recipe)
-    program.sample_ranges = sample_ranges(case.flat)
+    program.sample_ranges = get_integer_ranges(case.flat)
     program.notes += case.seen.remarks
-    captured.attempts, captured.checked = attempts, checked_how(case.expected)
+    captured.attempts, captured.checked = attempts, describe_check(case.expected)
     return captured
 
 
 @dataclass(frozen=True)
-class _Case(Subject):
+class _Case(TracingTarget):
     """What is captured, and what it is held against."""
 
-    expected: Expected | None
-    recipe: Recipe | None
+    expected: EagerReference | None
+    recipe: CaptureRecipe | None
 
 
 def _refined(case: _Case, tracer: Tracer) -> Captured:
@@ -135,7 +144,7 @@ def _refined(case: _Case, tracer: Tracer) -> Captured:
         captured = _accepted(case, tracer, case.seen.suspects)
     if case.expected is None or not captured.program.fixed_mode:
         return captured
-    for suspects in mode_suspects(case.model, case.seen, captured.program):
+    for suspects in propose_mode_suspects(case.model, case.seen, captured.program):
         try:
             better = _accepted(case, tracer, {**captured.program.opaque, **suspects})
         except CaptureError:
@@ -151,11 +160,11 @@ def _add_evaluation(case: _Case, tracer: Tracer, captured: Captured) -> None:
     program = captured.program
     fixed = program.fixed_mode
     try:
-        with _as_capture_error(), preserved(case.model, training=False):
-            evaluation = with_layers(tracer(case, program.opaque))
+        with _as_capture_error(), preserve_model(case.model, training=False):
+            evaluation = build_captured(tracer(case, program.opaque))
     except CaptureError:
         return
-    if not fits(captured, evaluation):
+    if not is_compatible(captured, evaluation):
         return
     captured.evaluation, program.fixed_mode = evaluation, ()
     if case.expected is not None and not _follows(captured, case.expected):
@@ -170,12 +179,12 @@ def _accepted(case: _Case, tracer: Tracer, opaque: Mapping[str, str]) -> Capture
     Raises:
         CaptureError: It could not be traced, or is not equal.
     """
-    with _as_capture_error(), preserved(case.model):
+    with _as_capture_error(), preserve_model(case.model):
         if case.recipe is not None:
             program = tracer(case, opaque)
         else:
             program = trace_around(case.model, case.seen, partial(tracer, case), opaque)
-        captured = with_layers(program)
+        captured = build_captured(program)
     if case.expected is not None:
         with _as_capture_error():
             _check(captured, case.expected)
@@ -196,15 +205,15 @@ def _as_capture_error() -> Iterator[None]:
         ) from error
 
 
-def _check(captured: Captured, expected: Expected) -> None:
+def _check(captured: Captured, expected: EagerReference) -> None:
     """The gate: the traced model, in as many pieces as it can be cut into, is the model."""
     program = captured.program
-    compare_pieces(program.model, *_pieces(captured), captured.unflatten_output, expected)
+    check_piecewise_run(program.model, *_pieces(captured), captured.unflatten_output, expected)
     if not program.fixed_mode and not _follows(captured, expected):
         program.fixed_mode = ("Python code that looks at self.training",)
 
 
-def _follows(captured: Captured, expected: Expected) -> bool:
+def _follows(captured: Captured, expected: EagerReference) -> bool:
     model, structure = captured.program.model, captured.structure
     unflatten, flat = captured.unflatten_output, expected.inputs[0]
     return follows_mode(model, structure, *_pieces(captured), unflatten, flat)
@@ -242,7 +251,7 @@ def _cache_off(model: nn.Module) -> str:
     )
 
 
-def checked_how(expected: Expected | None) -> str:
+def describe_check(expected: EagerReference | None) -> str:
     if expected is None:
         return "not compared with the model"
     inputs = "different inputs" if expected.varied else "the same inputs"

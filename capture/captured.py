@@ -11,9 +11,9 @@ from torch.utils import _pytree as pytree
 
 from ..core.errors import CaptureError
 from ..core.graph.graph import Graph
-from .observation.nested_values import put
+from .observation.nested_values import insert_tensors
 from .program.cuts import Cut
-from .program.layers import Layers, functions_kept
+from .program.layers import Layers, find_kept_functions
 from .program.program import Program
 from .program.segment import Segment, make_segment, mutates_inputs
 from .report import CaptureReport, capture_report
@@ -53,7 +53,7 @@ class Captured:
     def report(self) -> CaptureReport:
         """How the model was captured, layer by layer, and what was tried before."""
         refused = [(tracer, str(refusal)) for tracer, refusal in self.attempts]
-        kept = functions_kept(self.program, self.layers)
+        kept = find_kept_functions(self.program, self.layers)
         return capture_report(self.graph, refused, self.checked, kept)
 
     def segment(
@@ -88,7 +88,7 @@ class Captured:
             cuts=[cut.boundary.after + 1 for cut in self.cuts if cut.boundary.legal],
         )
         if self.evaluation is not None:
-            made.evaluate_with(
+            made.set_evaluation(
                 self.evaluation.segment(
                     first, last, enter=enter, leave=leave, received=received, sent=sent
                 )
@@ -108,5 +108,5 @@ class Captured:
     def unflatten_output(self, flat: Sequence[Any]) -> Any:
         """The model's own output structure."""
         if self.program.output is not None:
-            return put(self.program.output, list(flat))
+            return insert_tensors(self.program.output, list(flat))
         return pytree.tree_unflatten(list(flat), self.program.out_spec)

@@ -31,7 +31,7 @@ class CapturedLayer(Record):
     why: str = ""
 
 
-class Attempt(Record):
+class CaptureAttempt(Record):
     """A tracer that was tried in vain, and why it was refused."""
 
     tracer: str
@@ -56,7 +56,7 @@ class CaptureReport(Record):
 
     model: str
     mode: CaptureMode
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[CaptureAttempt, ...] = ()
     checked: str
     layers: tuple[CapturedLayer, ...]
     num_cuts: int
@@ -113,7 +113,7 @@ def capture_report(
     return CaptureReport(
         model=graph.model,
         mode=graph.mode,
-        attempts=tuple(Attempt(tracer=tracer, refusal=why) for tracer, why in attempts),
+        attempts=tuple(CaptureAttempt(tracer=tracer, refusal=why) for tracer, why in attempts),
         checked=checked,
         layers=tuple(
             CapturedLayer(
@@ -166,14 +166,14 @@ def plain_reason(refusal: str) -> str:
     return clipped(first.replace("forward of the model itself ", "its own forward "), MOST)
 
 
-def plainest(refusals: Sequence[str]) -> str:
+def choose_reason(refusals: Sequence[str]) -> str:
     """One reason for several refusals of one model: the most telling known, else the first."""
     reasons = [plain_reason(refusal) for refusal in refusals]
     return next((meaning for _, meaning in _PLAIN if meaning in reasons), reasons[0])
 
 
 @dataclass(frozen=True)
-class Recipe:
+class CaptureRecipe:
     """The tracer that was accepted, and what it had to leave as written.
 
     Attributes:
@@ -191,7 +191,7 @@ class Recipe:
         return json.dumps(data)
 
     @classmethod
-    def from_json(cls, text: str) -> Recipe:
+    def from_json(cls, text: str) -> CaptureRecipe:
         """Read what `to_json` wrote.
 
         Raises:

@@ -39,7 +39,7 @@ class CallStructure:
     Attributes:
         positional: Inputs given by position.
         keyword: Inputs given by name.
-        recipe: How the model was captured, see `Recipe`; empty before it was.
+        recipe: How the model was captured, see `CaptureRecipe`; empty before it was.
     """
 
     positional: tuple[str, ...]
@@ -154,7 +154,7 @@ def read_sample(model: nn.Module, sample: Any) -> tuple[CallStructure, tuple[Ten
     return structure, tuple(flat)
 
 
-def sample_ranges(flat: Iterable[Tensor]) -> tuple[tuple[int, int] | None, ...]:
+def get_integer_ranges(flat: Iterable[Tensor]) -> tuple[tuple[int, int] | None, ...]:
     """Least and largest value of each integer or boolean tensor; `None` for any other."""
     return tuple(
         None

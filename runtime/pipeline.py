@@ -194,7 +194,7 @@ class Pipeline(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for stage in self._pieces.stages:
             stage.apply_to_constants(fn)
-            stage.share_buffers(self)
+            stage.import_buffers(self)
         return self
 
 
@@ -265,5 +265,5 @@ def _place(
     placed = [full_device(device) for device in devices] * (1 if len(devices) == count else count)
     for stage, device in reversed(list(zip(pieces.stages, placed, strict=True))):
         stage.to(device)  # last to first, so that a tied weight ends on its first stage's device
-        stage.give_buffers(model)
+        stage.export_buffers(model)
     return list(placed)

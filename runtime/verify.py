@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ..capture.capture import default_device
 from ..capture.equivalence.check import relative_difference
-from ..capture.observation.preserve import preserved
+from ..capture.observation.preserve import preserve_model
 from ..capture.sample import CallStructure
 from ..core.errors import InvalidInput, PlanMismatch, StagewrightError
 from ..core.plan.plan import Plan
@@ -125,9 +125,9 @@ def verify(
     batches = BatchInputs(plan, pieces.structure, device).microbatches(args, kwargs)
     targets = split_target(target, plan.num_microbatches)
     step = _WholeStep(whole, pieces.structure, loss_fn, device)
-    with preserved(model), torch.set_grad_enabled(trains):
+    with preserve_model(model), torch.set_grad_enabled(trains):
         reduce_loss = step.take(batches, targets)
-    with preserved(model), torch.enable_grad():
+    with preserve_model(model), torch.enable_grad():
         run = rehearsal.train if trains else rehearsal.evaluate
         try:
             loss = run(batches, targets, step.draws)

@@ -11,13 +11,19 @@ from torch import Tensor, nn
 
 from ...core.errors import CaptureError, InvalidInput, first_line
 from ...core.graph.graph import Boundary
-from ..observation.nested_values import constants, take_tensors
-from ..observation.observe import KeptState, Observation, blame_once, blame_repeated, observed
+from ..observation.nested_values import collect_constants, extract_tensors
+from ..observation.observe import (
+    ForwardObservation,
+    PythonStateTracker,
+    report_repeated_changes,
+    report_state_changes,
+    watch_forward,
+)
 from ..observation.parameter_guard import ParameterGuard, changes_parameter
-from ..observation.preserve import modes_kept, preserved, seed_everything
+from ..observation.preserve import preserve_model, preserve_modes, seed_everything
 from ..sample import CallStructure
-from .input_variations import variations
-from .piecewise_run import PieceRun
+from .input_variations import vary_inputs
+from .piecewise_run import PiecewiseRun
 
 RELATIVE_TOLERANCE = 1e-3
 """A wrong graph is off by far more; another kernel for the same operation (flash instead of math
@@ -33,7 +39,7 @@ SEEDS = (0, 1)
 
 
 @dataclass(frozen=True)
-class Behaviour:
+class StepBehaviour:
     """What a model did on a sample.
 
     Attributes:
@@ -50,7 +56,7 @@ class Behaviour:
 
 
 @dataclass(frozen=True)
-class Expected:
+class EagerReference:
     """What the model itself did: two steps, one after the other, on different inputs.
 
     Attributes:
@@ -59,9 +65,9 @@ class Expected:
         behaviours: What each step did.
     """
 
-    seen: Observation
+    seen: ForwardObservation
     inputs: list[tuple[Tensor, ...]]
-    behaviours: list[Behaviour]
+    behaviours: list[StepBehaviour]
 
     @property
     def varied(self) -> bool:
@@ -69,7 +75,9 @@ class Expected:
         return self.inputs[0] is not self.inputs[1]
 
 
-def eager_steps(model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...]) -> Expected:
+def run_eager_steps(
+    model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...]
+) -> EagerReference:
     """The model itself, two steps forwards and backwards.
 
     What one step leaves behind on the model the next one finds, as in training; inputs and random
@@ -79,7 +87,7 @@ def eager_steps(model: nn.Module, structure: CallStructure, flat: tuple[Tensor, 
         InvalidInput: The model fails on this sample by itself.
         CaptureError: It would change its own parameters; it was stopped before.
     """
-    with preserved(model), torch.enable_grad():
+    with preserve_model(model), torch.enable_grad():
         seed_everything(SEEDS[0])
         seen, output = _watched_forward(model, structure, flat)
         try:
@@ -90,10 +98,10 @@ def eager_steps(model: nn.Module, structure: CallStructure, flat: tuple[Tensor, 
                 f"{type(model).__name__} itself fails in its backward pass: {first_line(error)}"
             ) from error
         del output
-        for other in variations(flat):
+        for other in vary_inputs(flat):
             try:
-                with preserved(model), ParameterGuard(model):
-                    kept = KeptState(model)
+                with preserve_model(model), ParameterGuard(model):
+                    kept = PythonStateTracker(model)
                     second = _step(model, structure, other)
                     again = kept.finish()
             except CaptureError:
@@ -101,13 +109,15 @@ def eager_steps(model: nn.Module, structure: CallStructure, flat: tuple[Tensor, 
             except Exception:  # noqa: BLE001 - these made-up inputs do not suit the model
                 continue
             if _as_finite(second, first):
-                blame_repeated(seen, again)
+                report_repeated_changes(seen, again)
                 same = all(ours is theirs for ours, theirs in zip(other, flat, strict=True))
-                return Expected(seen, [flat, flat if same else other], [first, second])
+                return EagerReference(seen, [flat, flat if same else other], [first, second])
     raise CaptureError("the model ran once and then failed on the same sample")
 
 
-def observe(model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...]) -> Observation:
+def observe_forward(
+    model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...]
+) -> ForwardObservation:
     """One forward of the model itself, watched.
 
     A model that fails on this sample is not refused here: made-up inputs may not suit it.
@@ -115,23 +125,23 @@ def observe(model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...]
     Raises:
         CaptureError: It would change its own parameters; it was stopped before.
     """
-    with preserved(model), torch.enable_grad():
+    with preserve_model(model), torch.enable_grad():
         seed_everything(SEEDS[0])
         try:
             seen, _ = _watched_forward(model, structure, flat)
         except InvalidInput:
-            return Observation()
-        blame_once(seen)
+            return ForwardObservation()
+        report_state_changes(seen)
         return seen
 
 
 def _watched_forward(
     model: nn.Module, structure: CallStructure, flat: Sequence[Tensor]
-) -> tuple[Observation, Any]:
+) -> tuple[ForwardObservation, Any]:
     args, kwargs = structure.unflatten([tensor.clone() for tensor in flat])
     parameters = dict(model.named_parameters())
     versions = {name: parameter._version for name, parameter in parameters.items()}
-    with observed(model) as (seen, watch):
+    with watch_forward(model) as (seen, watch):
         try:
             output = model(*args, **kwargs)
         except CaptureError:
@@ -150,13 +160,13 @@ def _watched_forward(
     return seen, output
 
 
-def _step(model: nn.Module, structure: CallStructure, flat: Sequence[Tensor]) -> Behaviour:
+def _step(model: nn.Module, structure: CallStructure, flat: Sequence[Tensor]) -> StepBehaviour:
     seed_everything(SEEDS[1])
     args, kwargs = structure.unflatten([tensor.clone() for tensor in flat])
     return _behaviour(model, model(*args, **kwargs), lambda: None)
 
 
-def _as_finite(second: Behaviour, first: Behaviour) -> bool:
+def _as_finite(second: StepBehaviour, first: StepBehaviour) -> bool:
     """Whether outputs are numbers wherever they were in the first step."""
     pairs = zip(second.outputs, first.outputs, strict=False)
     return len(second.outputs) == len(first.outputs) and all(
@@ -164,25 +174,27 @@ def _as_finite(second: Behaviour, first: Behaviour) -> bool:
     )
 
 
-def compare_pieces(
+def check_piecewise_run(
     model: nn.Module,
     pieces: Sequence[nn.Module],
     boundaries: Sequence[Boundary],
     unflatten: Callable[[Sequence[Any]], Any],
-    expected: Expected,
+    expected: EagerReference,
 ) -> None:
     """Take the same steps with the traced model, cut wherever it may be, and compare.
 
     Raises:
         CaptureError: It does something else; the message says what differs and by how much.
     """
-    with preserved(model), torch.enable_grad():
+    with preserve_model(model), torch.enable_grad():
         steps = zip(SEEDS, expected.inputs, expected.behaviours, strict=False)
         for seed, flat, wanted in steps:
             seed_everything(seed)
             try:
-                run = PieceRun(pieces, boundaries, [tensor.clone() for tensor in flat], copy=True)
-                found = _behaviour(model, unflatten(run.outputs), run.hand_back)
+                run = PiecewiseRun(
+                    pieces, boundaries, [tensor.clone() for tensor in flat], copy=True
+                )
+                found = _behaviour(model, unflatten(run.outputs), run.backward)
             except Exception as error:
                 raise CaptureError(
                     f"the traced model fails where the model does not: {type(error).__name__}: "
@@ -191,10 +203,10 @@ def compare_pieces(
             compare(found, wanted)
 
 
-def _behaviour(model: nn.Module, output: Any, rest: Callable[[], None]) -> Behaviour:
+def _behaviour(model: nn.Module, output: Any, rest: Callable[[], None]) -> StepBehaviour:
     """Differentiate outputs for fixed pseudo-random cotangents, and copy what there is to see."""
     leaves: list[Tensor] = []
-    form = take_tensors(output, leaves)
+    form = extract_tensors(output, leaves)
     for parameter in model.parameters():
         parameter.grad = None
     roots = [leaf for leaf in leaves if leaf.requires_grad]
@@ -202,7 +214,7 @@ def _behaviour(model: nn.Module, output: Any, rest: Callable[[], None]) -> Behav
         torch.autograd.backward(roots, [_cotangent(root) for root in roots])
         rest()
     named = model.named_parameters()
-    return Behaviour(
+    return StepBehaviour(
         outputs=[leaf.detach().clone() for leaf in leaves],
         form=form,
         gradients={name: p.grad.to_dense() for name, p in named if p.grad is not None},
@@ -216,14 +228,14 @@ def _cotangent(output: Tensor) -> Tensor:
     return values.to(output.device, output.dtype)
 
 
-def compare(found: Behaviour, expected: Behaviour) -> None:
+def compare(found: StepBehaviour, expected: StepBehaviour) -> None:
     """Insist that the traced model behaves as the model.
 
     Raises:
         CaptureError: It does not; the message says what differs and by how much.
     """
     tolerance = _tolerance(expected)
-    if constants(found.form) != constants(expected.form):
+    if collect_constants(found.form) != collect_constants(expected.form):
         raise CaptureError(
             "the traced model is not the model: it returns other numbers, or in another order "
             f"({found.form} instead of {expected.form}); return tensors instead of Python numbers"
@@ -255,7 +267,7 @@ def _insist(error: float, tolerance: float, what: str) -> None:
         )
 
 
-def _tolerance(behaviour: Behaviour) -> float:
+def _tolerance(behaviour: StepBehaviour) -> float:
     floating = [
         leaf.dtype
         for leaf in (*behaviour.outputs, *behaviour.gradients.values())
@@ -274,26 +286,26 @@ def follows_mode(
 ) -> bool:
     """Whether the pieces, switched to evaluation, still do what the model does then."""
     together = nn.ModuleList(pieces)
-    with preserved(model, training=False), modes_kept(together), torch.no_grad():
+    with preserve_model(model, training=False), preserve_modes(together), torch.no_grad():
         args, kwargs = structure.unflatten([tensor.clone() for tensor in flat])
         try:
-            with preserved(model):
+            with preserve_model(model):
                 seed_everything(SEEDS[0])
                 expected = _evaluated(model, model(*args, **kwargs))
             seed_everything(SEEDS[0])
             together.train(False)
-            run = PieceRun(pieces, boundaries, [tensor.clone() for tensor in flat], copy=True)
+            run = PiecewiseRun(pieces, boundaries, [tensor.clone() for tensor in flat], copy=True)
             compare(_evaluated(model, unflatten(run.outputs)), expected)
         except Exception:  # noqa: BLE001 - whatever it is, evaluation is not what it should be
             return False
     return True
 
 
-def _evaluated(model: nn.Module, output: Any) -> Behaviour:
+def _evaluated(model: nn.Module, output: Any) -> StepBehaviour:
     leaves: list[Tensor] = []
-    form = take_tensors(output, leaves)
+    form = extract_tensors(output, leaves)
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
-    return Behaviour([leaf.clone() for leaf in leaves], form, {}, buffers)
+    return StepBehaviour([leaf.clone() for leaf in leaves], form, {}, buffers)
 
 
 SMALLEST_NORM = 1e-150

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ...core.graph.graph import Boundary
 from ..captured import Captured
-from ..observation.nested_values import constants
-from ..serialize.graph_document import parameter_records
+from ..observation.nested_values import collect_constants
+from ..serialize.graph_document import list_parameters
 
 
-def fits(training: Captured, evaluation: Captured) -> bool:
+def is_compatible(training: Captured, evaluation: Captured) -> bool:
     """Whether every piece of one graph can take the place of the same piece of the other.
 
     Layers, tensors over every legal cut and outputs must be alike, and no layer may read a
@@ -33,16 +33,16 @@ def _forms(boundary: Boundary) -> list[tuple[tuple[int, ...], str]]:
 
 def _outputs(captured: Captured) -> tuple[object, ...]:
     program = captured.program
-    form = constants(program.output) if program.output is not None else program.out_spec
+    form = collect_constants(program.output) if program.output is not None else program.out_spec
     return form, len(program.flat_outputs)
 
 
 def _reads_no_more(training: Captured, evaluation: Captured) -> bool:
     held = {
         record.names: set(record.layers)
-        for record in parameter_records(training.program, training.layers)
+        for record in list_parameters(training.program, training.layers)
     }
     return all(
         set(record.layers) <= held[record.names]
-        for record in parameter_records(evaluation.program, evaluation.layers)
+        for record in list_parameters(evaluation.program, evaluation.layers)
     )

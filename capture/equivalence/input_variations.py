@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def variations(flat: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+def vary_inputs(flat: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
     """Inputs of the same shapes, most different first; the sample itself comes last.
 
     Numbers are mixed from two permutations of the sample's own, so they stay in its range;

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...core.graph.graph import Boundary
 
 
-class PieceRun:
+class PiecewiseRun:
     """One forward through pieces, ready for its backward.
 
     Args:
@@ -50,10 +50,10 @@ class PieceRun:
 
     @property
     def outputs(self) -> tuple[Any, ...]:
-        """The last piece's outputs; call backward on what you make of them, then `hand_back`."""
+        """The last piece's outputs; call backward on what you make of them, then `backward`."""
         return self._sent[-1]
 
-    def hand_back(self) -> None:
+    def backward(self) -> None:
         """Carry gradients from the last piece, already differentiated, to the first."""
         for index in reversed(range(len(self._received))):
             pairs = [

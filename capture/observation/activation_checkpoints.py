@@ -36,7 +36,7 @@ def _replaced(replacement: Callable[..., Any]) -> Iterator[None]:
 
 
 @contextmanager
-def watched_checkpoints(seen: Callable[[Any, dict[str, Any]], None]) -> Iterator[None]:
+def watch_checkpoints(seen: Callable[[Any, dict[str, Any]], None]) -> Iterator[None]:
     """Call ``seen(function, options)`` at every checkpoint, which then happens as always."""
     written: Any = torch.utils.checkpoint.checkpoint.__wrapped__  # type: ignore[attr-defined]
 
@@ -49,7 +49,7 @@ def watched_checkpoints(seen: Callable[[Any, dict[str, Any]], None]) -> Iterator
 
 
 @contextmanager
-def without_checkpoints() -> Iterator[None]:
+def disable_checkpoints() -> Iterator[None]:
     """Make every checkpoint a plain call."""
 
     def plain(function: Any, *args: Any, **kwargs: Any) -> Any:

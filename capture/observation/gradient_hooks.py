@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @contextmanager
-def watched_gradients(seen: Callable[[str], None]) -> Iterator[None]:
+def watch_gradients(seen: Callable[[str], None]) -> Iterator[None]:
     """Call ``seen`` with a few words whenever either happens, which then goes its way."""
     hook: Any = Tensor.register_hook
     run: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]

@@ -27,7 +27,7 @@ class _Watched:
 
 
 @contextmanager
-def mode_readers(model: nn.Module) -> Iterator[set[str]]:
+def watch_mode_reads(model: nn.Module) -> Iterator[set[str]]:
     """Collect the paths of modules whose mode is read for a while, torch's own apart.
 
     The attribute is watched on the modules' classes; the modules are not touched.

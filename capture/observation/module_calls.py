@@ -11,7 +11,7 @@ from torch import nn
 
 
 @dataclass
-class Frame:
+class ModuleCall:
     """A call in progress.
 
     Attributes:
@@ -25,12 +25,12 @@ class Frame:
     at_base: bool = False
 
 
-Observer = Callable[[Frame, Callable[[], Any], tuple[Any, ...], dict[str, Any]], Any]
+Observer = Callable[[ModuleCall, Callable[[], Any], tuple[Any, ...], dict[str, Any]], Any]
 """Given the call, the means to make it, and its arguments; returns the call's value."""
 
 
 @contextmanager
-def observed_calls(model: nn.Module, observer: Observer) -> Iterator[list[Frame]]:
+def watch_calls(model: nn.Module, observer: Observer) -> Iterator[list[ModuleCall]]:
     """Send every module call through ``observer`` for a while; yields the stack of calls.
 
     The class attribute ``__call__`` is replaced, of ``nn.Module`` and of every class of the
@@ -39,7 +39,7 @@ def observed_calls(model: nn.Module, observer: Observer) -> Iterator[list[Frame]
     paths: dict[int, str] = {}
     for path, module in model.named_modules():
         paths.setdefault(id(module), path)
-    stack: list[Frame] = []
+    stack: list[ModuleCall] = []
 
     def wrapped(owner: type, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -49,7 +49,7 @@ def observed_calls(model: nn.Module, observer: Observer) -> Iterator[list[Frame]
             if stack and stack[-1].module is module and not stack[-1].at_base:
                 stack[-1].at_base = base
                 return original(module, *args, **kwargs)
-            frame = Frame(module, paths[id(module)], base)
+            frame = ModuleCall(module, paths[id(module)], base)
             stack.append(frame)
             try:
                 return observer(frame, lambda: original(module, *args, **kwargs), args, kwargs)

@@ -18,80 +18,80 @@ CONSTANTS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.la
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class TensorPosition:
     """Stands where a tensor was: its position in the flat list."""
 
     index: int
 
 
-def take_tensors(value: Any, found: list[Tensor]) -> Any:
-    """The value with every tensor appended to ``found`` and a `Place` in its stead.
+def extract_tensors(value: Any, found: list[Tensor]) -> Any:
+    """The value with every tensor appended to ``found`` and a `TensorPosition` in its stead.
 
     Raises:
         CaptureError: There is something in it that is neither tensor, container nor constant.
     """
     if isinstance(value, Tensor):
         found.append(value)
-        return Place(len(found) - 1)
+        return TensorPosition(len(found) - 1)
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
         raise CaptureError("a number computed from data is handed from module to module")
     if isinstance(value, CONSTANTS):
         return value
-    return _rebuilt(value, lambda item: take_tensors(item, found))
+    return _rebuilt(value, lambda item: extract_tensors(item, found))
 
 
-def put(value: Any, items: list[Any]) -> Any:
+def insert_tensors(value: Any, items: list[Any]) -> Any:
     """The value with ``items`` where the places are."""
-    if isinstance(value, Place):
+    if isinstance(value, TensorPosition):
         return items[value.index]
     if isinstance(value, CONSTANTS):
         return value
-    return _rebuilt(value, lambda item: put(item, items))
+    return _rebuilt(value, lambda item: insert_tensors(item, items))
 
 
-def reach(graph: fx.Graph, node: fx.Node, value: Any, index: int) -> fx.Node | None:
+def append_access(graph: fx.Graph, node: fx.Node, value: Any, index: int) -> fx.Node | None:
     """Append the operations that take the tensor at place ``index`` out of a node's value."""
-    if isinstance(value, Place):
+    if isinstance(value, TensorPosition):
         return node if value.index == index else None
     for step, key, item in _items(value):
-        if holds(item, index):
-            return reach(graph, graph.call_function(step, (node, key)), item, index)
+        if contains_position(item, index):
+            return append_access(graph, graph.call_function(step, (node, key)), item, index)
     return None
 
 
-def holds(value: Any, index: int) -> bool:
+def contains_position(value: Any, index: int) -> bool:
     """Whether the place ``index`` is inside."""
-    if isinstance(value, Place):
+    if isinstance(value, TensorPosition):
         return value.index == index
-    return any(holds(item, index) for _, _, item in _items(value))
+    return any(contains_position(item, index) for _, _, item in _items(value))
 
 
-def places(value: Any) -> list[Place]:
+def find_positions(value: Any) -> list[TensorPosition]:
     """All places inside, in order."""
-    if isinstance(value, Place):
+    if isinstance(value, TensorPosition):
         return [value]
-    return [place for _, _, item in _items(value) for place in places(item)]
+    return [place for _, _, item in _items(value) for place in find_positions(item)]
 
 
-def skeleton(value: Any) -> Any:
+def keep_positions(value: Any) -> Any:
     """The places alone, in nested dicts by position, key or field name."""
-    if isinstance(value, Place):
+    if isinstance(value, TensorPosition):
         return value
-    return {key: skeleton(item) for _, key, item in _items(value) if places(item)}
+    return {key: keep_positions(item) for _, key, item in _items(value) if find_positions(item)}
 
 
-def constants(value: Any) -> list[Any]:
+def collect_constants(value: Any) -> list[Any]:
     """Everything inside that is no container, in order."""
     found = _items(value)
-    return [leaf for _, _, item in found for leaf in constants(item)] if found else [value]
+    return [leaf for _, _, item in found for leaf in collect_constants(item)] if found else [value]
 
 
-def is_plain(value: Any) -> bool:
+def is_representable(value: Any) -> bool:
     """Whether a graph can hold the value as an argument: lists, tuples, dicts and constants."""
-    if isinstance(value, (Place, slice, *CONSTANTS)):
+    if isinstance(value, (TensorPosition, slice, *CONSTANTS)):
         return True
     if type(value) in (tuple, list, dict):
-        return all(is_plain(item) for _, _, item in _items(value))
+        return all(is_representable(item) for _, _, item in _items(value))
     return False
 
 
@@ -101,7 +101,7 @@ def _items(value: Any) -> list[tuple[Callable[[Any, Any], Any], Any, Any]]:
         return [(operator.getitem, position, item) for position, item in enumerate(value)]
     if isinstance(value, Mapping):
         return [(operator.getitem, key, item) for key, item in value.items()]
-    if dataclasses.is_dataclass(value) and not isinstance(value, Place | type):
+    if dataclasses.is_dataclass(value) and not isinstance(value, TensorPosition | type):
         fields = [field.name for field in dataclasses.fields(value)]
         return [(getattr, name, getattr(value, name)) for name in fields]
     return []

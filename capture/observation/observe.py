@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from ...core.errors import CaptureError
 from ..program.program import storage_key
-from .activation_checkpoints import watched_checkpoints
-from .gradient_hooks import watched_gradients
-from .mode_reads import mode_readers
-from .module_calls import HOOKS, Frame, observed_calls
-from .nested_values import is_plain, take_tensors
+from .activation_checkpoints import watch_checkpoints
+from .gradient_hooks import watch_gradients
+from .mode_reads import watch_mode_reads
+from .module_calls import HOOKS, ModuleCall, watch_calls
+from .nested_values import extract_tensors, is_representable
 from .parameter_guard import ParameterGuard
-from .preserve import copied, random_state
-from .python_state import Change, Content, change, contents, iterators_kept
+from .preserve import copied, get_random_state
+from .python_state import ChangeKind, Contents, classify_change, find_iterators, read_contents
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class RecordedCall:
     """One call of a module: what a stand-in must know to take its place.
 
     Attributes:
-        output: Its value, with a `Place` for every tensor.
+        output: Its value, with a `TensorPosition` for every tensor.
         forms: Those tensors.
         given: Number of tensors it was called with.
         plain: Whether a graph can hold its other arguments.
@@ -71,7 +71,7 @@ class RecordedCall:
 
 
 @dataclass(frozen=True)
-class Changed:
+class AttributeChange:
     """How a forward changed an attribute.
 
     Attributes:
@@ -79,12 +79,12 @@ class Changed:
         outside: Whether somebody else than the module that holds it changed it.
     """
 
-    kind: Change
+    kind: ChangeKind
     outside: bool
 
 
 @dataclass
-class Observation:
+class ForwardObservation:
     """What one eager forward showed.
 
     Attributes:
@@ -106,7 +106,7 @@ class Observation:
     mode_readers: set[str] = field(default_factory=set)
     functions: dict[type, set[str]] = field(default_factory=dict)
     checkpointed: dict[str, dict[str, Any]] = field(default_factory=dict)
-    changed: dict[tuple[str, str], Changed] = field(default_factory=dict)
+    changed: dict[tuple[str, str], AttributeChange] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
     def blame(self, path: str, reason: str) -> None:
@@ -115,30 +115,30 @@ class Observation:
 
 
 @contextmanager
-def observed(model: nn.Module) -> Iterator[tuple[Observation, _Watch]]:
+def watch_forward(model: nn.Module) -> Iterator[tuple[ForwardObservation, _ForwardWatcher]]:
     """Watch the model while it is called inside.
 
     Raises:
         CaptureError: The model is about to change a parameter of its own; it was not changed.
     """
-    found = Observation()
+    found = ForwardObservation()
     for path, module in model.named_modules():
         if path and any(getattr(module, table) for table in HOOKS):
             found.blame(path, "has hooks, which run around it")
     _iterators(model, found)
-    watch = _Watch(found, model)
+    watch = _ForwardWatcher(found, model)
     with ExitStack() as stack:
-        watch.stack = stack.enter_context(observed_calls(model, watch.call))
-        stack.enter_context(watched_checkpoints(watch.checkpoint))
-        stack.enter_context(watched_gradients(watch.gradient))
+        watch.stack = stack.enter_context(watch_calls(model, watch.call))
+        stack.enter_context(watch_checkpoints(watch.checkpoint))
+        stack.enter_context(watch_gradients(watch.gradient))
         stack.enter_context(ParameterGuard(model))
-        found.mode_readers = stack.enter_context(mode_readers(model))
+        found.mode_readers = stack.enter_context(watch_mode_reads(model))
         yield found, watch
     found.changed = watch.kept.finish()
     _blame_changes(found, found.changed)
 
 
-def function_owners(seen: Observation) -> dict[str, str]:
+def explain_function_owners(seen: ForwardObservation) -> dict[str, str]:
     """Why the modules that apply custom autograd functions must stay as they are, by path."""
     return {
         path: f"applies the custom autograd function {function.__name__!r}"
@@ -147,26 +147,30 @@ def function_owners(seen: Observation) -> dict[str, str]:
     }
 
 
-class _Watch:
+class _ForwardWatcher:
     """Attributes what happens to the innermost module in whose code it happens."""
 
-    def __init__(self, found: Observation, model: nn.Module) -> None:
+    def __init__(self, found: ForwardObservation, model: nn.Module) -> None:
         self._found = found
-        self.kept = KeptState(model)
-        self.stack: list[Frame] = []
+        self.kept = PythonStateTracker(model)
+        self.stack: list[ModuleCall] = []
         self._numbers: Counter[str] = Counter()
-        self._random = random_state()[1:]
+        self._random = get_random_state()[1:]
         self._seen: set[Any] = set()
 
     def call(
-        self, frame: Frame, run: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        frame: ModuleCall,
+        run: Callable[[], Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         caller = self.stack[-2].path if len(self.stack) > 1 else ""
         self.settle(caller, (args, kwargs))
         given: list[Tensor] = []
         problem, plain = "", False
         try:
-            plain = is_plain(take_tensors((args, kwargs), given))
+            plain = is_representable(extract_tensors((args, kwargs), given))
         except CaptureError as error:
             problem = str(error)
         versions = [_version(tensor) for tensor in given]
@@ -180,7 +184,7 @@ class _Watch:
 
     def settle(self, path: str, values: Any) -> None:
         """Put down to ``path`` what changed since the last call began or ended."""
-        state = random_state()[1:]
+        state = get_random_state()[1:]
         if state != self._random:
             self._random = state
             self._found.blame(path, "draws Python's or numpy's random numbers")
@@ -227,7 +231,7 @@ def _record(
 ) -> RecordedCall:
     made: list[Tensor] = []
     try:
-        output = take_tensors(result, made)
+        output = extract_tensors(result, made)
     except CaptureError as error:
         return RecordedCall(problem=str(error))
     keys = {storage_key(tensor): position for position, tensor in enumerate(given)}
@@ -254,7 +258,7 @@ def _new_functions(values: Any, seen: set[Any]) -> Iterator[type]:
     """Custom autograd functions among the nodes made since the last look."""
     tensors: list[Tensor] = []
     try:
-        take_tensors(values, tensors)
+        extract_tensors(values, tensors)
     except CaptureError:
         tensors = _tensors_anywhere(values)
     pending = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
@@ -281,13 +285,13 @@ def _tensors_anywhere(values: Any) -> list[Tensor]:
     return [leaf for leaf in torch.utils._pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-class KeptState:
+class PythonStateTracker:
     """What every module keeps from call to call, and who changes it: itself, or another one."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._before = {id(module): contents(module) for module in model.modules()}
-        self._last: dict[int, Content] = dict(self._before)
+        self._before = {id(module): read_contents(module) for module in model.modules()}
+        self._last: dict[int, Contents] = dict(self._before)
         self._outside: set[int] = set()
 
     @contextmanager
@@ -298,27 +302,29 @@ class KeptState:
             yield
         finally:
             if id(module) in self._last:
-                self._last[id(module)] = contents(module)
+                self._last[id(module)] = read_contents(module)
 
     def _look(self, module: nn.Module) -> None:
-        if id(module) in self._last and self._last[id(module)] != contents(module):
+        if id(module) in self._last and self._last[id(module)] != read_contents(module):
             self._outside.add(id(module))
 
-    def finish(self) -> dict[tuple[str, str], Changed]:
+    def finish(self) -> dict[tuple[str, str], AttributeChange]:
         """Every change since the beginning, by the path of the module and the attribute."""
-        found: dict[tuple[str, str], Changed] = {}
+        found: dict[tuple[str, str], AttributeChange] = {}
         for path, module in self._model.named_modules():
             self._look(module)
-            old, new = self._before.get(id(module), {}), contents(module)
+            old, new = self._before.get(id(module), {}), read_contents(module)
             for name in sorted({*old, *new}):
                 was, now = old.get(name), new.get(name)
                 if was != now:
                     outside = bool(path) and id(module) in self._outside
-                    found[path, name] = Changed(change(was, now), outside)
+                    found[path, name] = AttributeChange(classify_change(was, now), outside)
         return found
 
 
-def blame_repeated(seen: Observation, again: dict[tuple[str, str], Changed]) -> None:
+def report_repeated_changes(
+    seen: ForwardObservation, again: dict[tuple[str, str], AttributeChange]
+) -> None:
     """Blame what a second forward changed as the first did; what is made once is a cache."""
     for (path, name), how in again.items():
         first = seen.changed.get((path, name))
@@ -326,14 +332,16 @@ def blame_repeated(seen: Observation, again: dict[tuple[str, str], Changed]) -> 
             _blame(seen, path, name, first)
 
 
-def blame_once(seen: Observation) -> None:
+def report_state_changes(seen: ForwardObservation) -> None:
     """Blame the model itself for numbers of its own that one forward changed."""
     for (path, name), how in seen.changed.items():
         if how.kind == "state":
             _blame(seen, path, name, how)
 
 
-def _blame_changes(seen: Observation, changed: dict[tuple[str, str], Changed]) -> None:
+def _blame_changes(
+    seen: ForwardObservation, changed: dict[tuple[str, str], AttributeChange]
+) -> None:
     """A number of a module's that changed is a count; the rest may be a cache."""
     for (path, name), how in changed.items():
         if how.kind == "drawn" or (path and how.kind == "state"):
@@ -342,7 +350,7 @@ def _blame_changes(seen: Observation, changed: dict[tuple[str, str], Changed]) -
             seen.suspects.setdefault(path, _reason(name))
 
 
-def _blame(seen: Observation, path: str, name: str, how: Changed) -> None:
+def _blame(seen: ForwardObservation, path: str, name: str, how: AttributeChange) -> None:
     if how.outside:
         seen.blame("", f"changes {name!r} of {path!r}, which it keeps from call to call")
     else:
@@ -353,14 +361,14 @@ def _reason(name: str) -> str:
     return f"changes {name!r}, which it keeps from call to call"
 
 
-def _iterators(model: nn.Module, found: Observation) -> None:
+def _iterators(model: nn.Module, found: ForwardObservation) -> None:
     """Whoever keeps an iterator stays as written.
 
     Raises:
         CaptureError: It cannot be put back to where it is, so nobody may try the model.
     """
     for path, module in model.named_modules():
-        for name, value, put in iterators_kept(module):
+        for name, value, put in find_iterators(module):
             if put is None or copied(value) is None:
                 where = "is or holds" if put else "holds in a tuple or set"
                 raise CaptureError(

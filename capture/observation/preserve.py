@@ -17,21 +17,21 @@ from torch import nn
 from ..program.program import storage_key
 from .python_state import (
     TABLES,
-    everything_kept,
-    generator_state,
+    find_iterators,
+    find_python_state,
+    get_generator_state,
     is_array,
     is_plain_object,
-    iterators_kept,
+    read_slots,
     restore_generator,
     restore_slots,
-    slots_held,
 )
 
 Restore = Callable[[], None]
 
 
 @contextmanager
-def preserved(model: nn.Module, *, training: bool | None = None) -> Iterator[None]:
+def preserve_model(model: nn.Module, *, training: bool | None = None) -> Iterator[None]:
     """Restore modes, buffers, attributes, hooks, gradients and random state, whatever happens.
 
     Buffers are restored as objects and as values: a forward may change one in place, or put
@@ -44,7 +44,7 @@ def preserved(model: nn.Module, *, training: bool | None = None) -> Iterator[Non
         training: Mode to put the whole model in meanwhile; `None` leaves each module's own.
     """
     with ExitStack() as restoring:
-        restoring.enter_context(random_state_kept())
+        restoring.enter_context(preserve_random_state())
         for kind in (
             _iterators,
             _gradients,
@@ -83,7 +83,7 @@ def _attributes(model: nn.Module) -> Restore:
 
 def _containers(model: nn.Module) -> Restore:
     """What containers and plain objects hold, as the objects they are."""
-    kept = everything_kept(model)
+    kept = find_python_state(model)
     objects = [value for value in kept if is_plain_object(value)]
     attributes = [vars(value) for value in objects if hasattr(value, "__dict__")]
     found = [
@@ -91,7 +91,7 @@ def _containers(model: nn.Module) -> Restore:
         for container in (*kept, *attributes)
         if isinstance(container, list | dict | set | deque)
     ]
-    slotted = [(value, slots_held(value)) for value in objects]
+    slotted = [(value, read_slots(value)) for value in objects]
 
     def restore() -> None:
         for value, slots in slotted:
@@ -126,7 +126,7 @@ def _refill(container: Any, held: list[tuple[Any, ...]]) -> None:
 
 
 def _generators(model: nn.Module) -> Restore:
-    found = [(value, generator_state(value)) for value in everything_kept(model)]
+    found = [(value, get_generator_state(value)) for value in find_python_state(model)]
 
     def restore() -> None:
         for value, state in found:
@@ -138,7 +138,7 @@ def _generators(model: nn.Module) -> Restore:
 
 def _tensors(model: nn.Module) -> Restore:
     """The numbers in tensors and arrays that are neither parameters nor buffers."""
-    kept = everything_kept(model)
+    kept = find_python_state(model)
     tensors = [(value, value.detach().clone()) for value in kept if _is_ordinary(value)]
     arrays = [(value, value.copy()) for value in kept if is_array(value)]
 
@@ -166,7 +166,7 @@ def _iterators(model: nn.Module) -> Restore:
     found = []
     copies: dict[int, Any] = {}
     for module in model.modules():
-        for _, value, put in iterators_kept(module):
+        for _, value, put in find_iterators(module):
             unused = copies.setdefault(id(value), copied(value))
             if put is not None and unused is not None:
                 found.append((put, unused))
@@ -228,7 +228,7 @@ def _gradients(model: nn.Module) -> Restore:
 
 
 @contextmanager
-def random_state_kept() -> Iterator[None]:
+def preserve_random_state() -> Iterator[None]:
     """Restore the generators of torch, CUDA, Python, and numpy where it is loaded."""
     python_state = random.getstate()
     numpy = sys.modules.get("numpy")
@@ -246,7 +246,7 @@ def random_state_kept() -> Iterator[None]:
             torch.cuda.set_rng_state_all(cuda_states)
 
 
-def random_state() -> tuple[Any, ...]:
+def get_random_state() -> tuple[Any, ...]:
     """The generators' states as values that can be compared; those of CUDA apart."""
     numpy = sys.modules.get("numpy")
     torch_state = torch.get_rng_state().numpy().tobytes()
@@ -257,7 +257,7 @@ def random_state() -> tuple[Any, ...]:
 
 
 @contextmanager
-def modes_kept(module: nn.Module) -> Iterator[None]:
+def preserve_modes(module: nn.Module) -> Iterator[None]:
     """Restore every submodule's mode."""
     modes = [(child, child.training) for child in module.modules()]
     try:

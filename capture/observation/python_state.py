@@ -20,13 +20,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-Content = Mapping[Any, Any]
-"""A value by its parts: `Value`, `Length`, `Same`, or the parts of a part."""
+Contents = Mapping[Any, Any]
+"""A value described by its parts: constants, lengths, identities, or the contents of its parts."""
 
-Put = Callable[[Any], None]
+Replace = Callable[[Any], None]
 """Puts a value in the place of another one."""
 
-Change = Literal["drawn", "state", "growth", "object"]
+ChangeKind = Literal["drawn", "state", "growth", "object"]
 """A random generator was used; a value became another one; something was added or removed; another
 object took a place."""
 
@@ -47,28 +47,28 @@ _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 _OPAQUE_PACKAGES = sys.stdlib_module_names | {"torch", "numpy"}
 
 
-class Value(tuple[Any, ...]):
+class ConstantValue(tuple[Any, ...]):
     """A constant, or the numbers of an array."""
 
     __slots__ = ()
 
 
-NOTHING = Value((type(None), repr(None)))
+NOTHING = ConstantValue((type(None), repr(None)))
 
 
-class Drawn(Value):
+class GeneratorState(ConstantValue):
     """The state of a random generator."""
 
     __slots__ = ()
 
 
-class Length(tuple[int]):
+class ContainerLength(tuple[int]):
     """Of a container."""
 
     __slots__ = ()
 
 
-class Same:
+class ObjectIdentity:
     """Equal only to the very same object; to a tensor only while nobody wrote to it."""
 
     __slots__ = ("_value", "_version")
@@ -80,7 +80,7 @@ class Same:
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, Same)
+            isinstance(other, ObjectIdentity)
             and self._value is other._value
             and self._version == other._version
         )
@@ -88,7 +88,7 @@ class Same:
     __hash__ = None  # type: ignore[assignment]
 
 
-def plain_attributes(module: nn.Module) -> dict[str, Any]:
+def get_python_attributes(module: nn.Module) -> dict[str, Any]:
     """Attributes that are no parameters, buffers, modules, hooks or the mode."""
     return {
         name: value
@@ -97,50 +97,54 @@ def plain_attributes(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def contents(module: nn.Module) -> Content:
+def read_contents(module: nn.Module) -> Contents:
     """Everything the module keeps by content, and which of its parameters are trained."""
     trained = {
-        f"{name}.requires_grad": Value((parameter.requires_grad,))
+        f"{name}.requires_grad": ConstantValue((parameter.requires_grad,))
         for name, parameter in module._parameters.items()
         if parameter is not None
     }
-    attributes = plain_attributes(module).items()
+    attributes = get_python_attributes(module).items()
     return {**trained, **{name: _content(value, MAX_DEPTH) for name, value in attributes}}
 
 
-def change(was: Any, now: Any) -> Change:
+def classify_change(was: Any, now: Any) -> ChangeKind:
     """What kind of change made one content into another, unequal one."""
     if was == NOTHING:  # a choice made once, such as `config.problem_type`
         return "growth"
-    if isinstance(was, Value) and isinstance(now, Value):
-        return "drawn" if isinstance(was, Drawn) and isinstance(now, Drawn) else "state"
+    if isinstance(was, ConstantValue) and isinstance(now, ConstantValue):
+        return (
+            "drawn"
+            if isinstance(was, GeneratorState) and isinstance(now, GeneratorState)
+            else "state"
+        )
     if isinstance(was, dict) and isinstance(now, dict):
         kinds = {
-            change(was.get(key), now.get(key))
+            classify_change(was.get(key), now.get(key))
             for key in was.keys() | now.keys()
             if was.get(key) != now.get(key)
         }
-        order: tuple[Change, ...] = ("drawn", "state", "growth")
+        order: tuple[ChangeKind, ...] = ("drawn", "state", "growth")
         return next((kind for kind in order if kind in kinds), "object")
-    either = (Value, Length)
+    either = (ConstantValue, ContainerLength)
     return "growth" if isinstance(was, either) or isinstance(now, either) else "object"
 
 
 def _content(value: Any, depth: int) -> Any:
     if isinstance(value, _CONSTANTS):
-        return Value((type(value), repr(value)))
-    state = generator_state(value)
+        return ConstantValue((type(value), repr(value)))
+    state = get_generator_state(value)
     if state is not None:
-        return Drawn((repr(state),))
+        return GeneratorState((repr(state),))
     if is_array(value):
-        return Value((value.dtype.str, value.shape, value.tobytes()))
+        return ConstantValue((value.dtype.str, value.shape, value.tobytes()))
     if depth and isinstance(value, _CONTAINERS):
         parts = {key: _content(part, depth - 1) for key, part in _parts(value)}
-        return {"length": Length((len(value),)), **parts}
+        return {"length": ContainerLength((len(value),)), **parts}
     if depth and is_plain_object(value):
         parts = {name: _content(part, depth - 1) for name, part in _held(value).items()}
-        return {"object": Same(value), **parts}
-    return Same(value)
+        return {"object": ObjectIdentity(value), **parts}
+    return ObjectIdentity(value)
 
 
 def _parts(container: Any) -> Iterator[tuple[Any, Any]]:
@@ -155,7 +159,7 @@ def _parts(container: Any) -> Iterator[tuple[Any, Any]]:
             yield ("item", index), part
 
 
-def generator_state(value: Any) -> Any:
+def get_generator_state(value: Any) -> Any:
     """The state of a random generator of Python, numpy or torch; `None` for anything else."""
     if isinstance(value, random.Random):
         return None if isinstance(value, random.SystemRandom) else value.getstate()
@@ -168,7 +172,7 @@ def generator_state(value: Any) -> Any:
 
 
 def restore_generator(value: Any, state: Any) -> None:
-    """Put a generator back into a state that `generator_state` gave."""
+    """Put a generator back into a state that `get_generator_state` gave."""
     if isinstance(value, random.Random):
         value.setstate(state)
     elif isinstance(value, torch.Generator):
@@ -195,14 +199,14 @@ def is_iterator(value: Any) -> bool:
     )
 
 
-def iterators_kept(module: nn.Module) -> Iterator[tuple[str, Any, Put | None]]:
+def find_iterators(module: nn.Module) -> Iterator[tuple[str, Any, Replace | None]]:
     """Iterators in attributes and in containers there; those inside of objects are not looked for.
 
     Yields the attribute, the iterator, and what puts another one in its place: `None` where it
     lies in a container that cannot be changed.
     """
 
-    def search(value: Any, put: Put | None, depth: int) -> Iterator[tuple[Any, Put | None]]:
+    def search(value: Any, put: Replace | None, depth: int) -> Iterator[tuple[Any, Replace | None]]:
         if is_iterator(value):
             yield value, put
         elif depth and isinstance(value, _CONTAINERS):
@@ -212,7 +216,7 @@ def iterators_kept(module: nn.Module) -> Iterator[tuple[str, Any, Put | None]]:
                 inside = partial(operator.setitem, value, key) if changeable else None
                 yield from search(part, inside, depth - 1)
 
-    for name, value in plain_attributes(module).items():
+    for name, value in get_python_attributes(module).items():
         own = partial(operator.setitem, vars(module), name)
         for iterator, put in search(value, own, MAX_DEPTH):
             yield name, iterator, put
@@ -239,7 +243,7 @@ def _slots_of(kind: type) -> Iterator[types.MemberDescriptorType]:
                     yield slot
 
 
-def slots_held(value: Any) -> dict[types.MemberDescriptorType, Any]:
+def read_slots(value: Any) -> dict[types.MemberDescriptorType, Any]:
     """What an object holds in its ``__slots__``; those never filled are left out."""
     found = {}
     for slot in _slots_of(type(value)):
@@ -249,8 +253,8 @@ def slots_held(value: Any) -> dict[types.MemberDescriptorType, Any]:
 
 
 def restore_slots(value: Any, held: Mapping[types.MemberDescriptorType, Any]) -> None:
-    """Fill its slots as `slots_held` found them, and no others."""
-    now = slots_held(value)
+    """Fill its slots as `read_slots` found them, and no others."""
+    now = read_slots(value)
     for slot in now.keys() - held.keys():
         slot.__delete__(value)
     for slot, content in held.items():
@@ -260,11 +264,11 @@ def restore_slots(value: Any, held: Mapping[types.MemberDescriptorType, Any]) ->
 
 def _held(value: Any) -> dict[str, Any]:
     """Everything a plain object holds, by name."""
-    slots = {slot.__name__: content for slot, content in slots_held(value).items()}
+    slots = {slot.__name__: content for slot, content in read_slots(value).items()}
     return {**slots, **getattr(value, "__dict__", {})}
 
 
-def everything_kept(model: nn.Module) -> list[Any]:
+def find_python_state(model: nn.Module) -> list[Any]:
     """Every value in plain attributes of any module, those inside others too, each once."""
     found: dict[int, Any] = {}
 
@@ -280,6 +284,6 @@ def everything_kept(model: nn.Module) -> list[Any]:
                 visit(part, depth - 1)
 
     for module in model.modules():
-        for value in plain_attributes(module).values():
+        for value in get_python_attributes(module).values():
             visit(value, MAX_DEPTH)
     return list(found.values())

@@ -24,7 +24,7 @@ from .program import Program
 
 
 @dataclass(frozen=True)
-class Keys:
+class RandomKeys:
     """What a micro-batch's random numbers depend on, besides the layer.
 
     Attributes:
@@ -51,17 +51,17 @@ class Keys:
             torch.cuda.default_generators[index].manual_seed(number)
 
 
-def start_layer(keys: Keys, layer: str) -> None:
-    """`Keys.start` as an operation of a graph."""
+def start_layer(keys: RandomKeys, layer: str) -> None:
+    """`RandomKeys.start` as an operation of a graph."""
     keys.start(layer)
 
 
-def as_over_a_cut(value: Any) -> Any:
+def make_contiguous(value: Any) -> Any:
     """A value as it would come over a cut: contiguous."""
     return value.contiguous() if isinstance(value, Tensor) else value
 
 
-class KeyedCopy:
+class KeyedNodeCopier:
     """Adds to the copy of a program's nodes what makes their random numbers keyed.
 
     Args:
@@ -91,7 +91,7 @@ class KeyedCopy:
         if user is None or not self._may_be_cut(source, user):
             return copy
         if source not in self._over:
-            self._over[source] = self._graph.call_function(as_over_a_cut, (copy,))
+            self._over[source] = self._graph.call_function(make_contiguous, (copy,))
         return self._over[source]
 
     def _may_be_cut(self, source: fx.Node, user: int) -> bool:

@@ -108,7 +108,7 @@ def assign_layers(program: Program) -> Layers:
     return layers
 
 
-def why_opaque(program: Program, layers: Layers, index: int) -> str:
+def explain_opaque(program: Program, layers: Layers, index: int) -> str:
     """Why a layer, or a module in it, is called as its author wrote it; empty if it is traced."""
     reasons = {
         path_of(node): str(node.meta[OPAQUE])
@@ -121,7 +121,7 @@ def why_opaque(program: Program, layers: Layers, index: int) -> str:
     )
 
 
-def functions_kept(program: Program, layers: Layers) -> dict[int, list[str]]:
+def find_kept_functions(program: Program, layers: Layers) -> dict[int, list[str]]:
     """Custom autograd functions by the layer that calls them: they stay as they are."""
     found: dict[int, list[str]] = {}
     for node, layer in layers.layer_of.items():

@@ -44,7 +44,7 @@ class Program:
         structure: Names of the inputs, in order.
         inputs: Their placeholders, in the same order.
         out_spec: Rebuilds the model's output from the flat list.
-        output: Does so instead, if given: the output with a `Place` for every tensor.
+        output: Does so instead, if given: the output with a `TensorPosition` for every tensor.
         fixed_mode: Operations whose training or evaluation behaviour is frozen in the graph.
         frozen_in: Modules whose operations those are.
         frozen_modules: Modules in evaluation mode while the model was captured in training mode.

@@ -11,7 +11,7 @@ from typing import Any, Self
 from torch import Tensor, fx, nn
 
 from ...core.errors import PlanMismatch
-from .keyed_randomness import KeyedCopy, Keys
+from .keyed_randomness import KeyedNodeCopier, RandomKeys
 from .layers import Layers
 from .mutation import mutated_inputs
 from .program import WHOLE, Program, path_of, storage_key, tensors_of, value_of
@@ -33,7 +33,7 @@ class Segment(nn.Module):
         self._code: Code | None = None
         self._make_keyed_code: Callable[[], Code] | None = None
         self._keyed_code: Code | None = None
-        self._keys: Keys | None = None
+        self._keys: RandomKeys | None = None
         self._kept_in_evaluation: tuple[nn.Module, ...] = ()
         self._whole: tuple[nn.Module, ...] = ()
         self._evaluation: tuple[Segment, ...] = ()
@@ -43,7 +43,7 @@ class Segment(nn.Module):
         assert self._code is not None
         if self._evaluation and not self.training:
             (evaluation,) = self._evaluation
-            evaluation.follow_buffers(self)
+            evaluation.adopt_buffers(self)
             return evaluation(*inputs)  # type: ignore[no-any-return]
         if self._keys is not None:
             assert self._keyed_code is not None
@@ -51,7 +51,7 @@ class Segment(nn.Module):
         return self._code(self, *inputs)
 
     @contextmanager
-    def keyed(self, keys: Keys) -> Iterator[None]:
+    def keyed(self, keys: RandomKeys) -> Iterator[None]:
         """Draw every layer's random numbers by these keys; generators are left where that ends."""
         before = self._keys
         if self._keyed_code is None:
@@ -83,17 +83,17 @@ class Segment(nn.Module):
             module.training = False
         return self
 
-    def become(self, model: nn.Module) -> None:
+    def hold_model(self, model: nn.Module) -> None:
         """Hold everything the model holds, in the same tables: this segment calls it whole."""
         self._whole = (model,)
         for table in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             vars(self)[table] = vars(model)[table]
 
-    def evaluate_with(self, evaluation: Segment) -> None:
+    def set_evaluation(self, evaluation: Segment) -> None:
         """Run another graph in evaluation; its parameters and buffers are among this one's."""
         self._evaluation = (evaluation,)
 
-    def follow_buffers(self, other: Segment) -> None:
+    def adopt_buffers(self, other: Segment) -> None:
         """Hold the buffers that another segment holds now under the same names."""
         theirs = dict(other.named_modules())
         for path, module in self.named_modules():
@@ -115,13 +115,13 @@ class Segment(nn.Module):
                 "weights, or write that part with torch.nn modules"
             )
 
-    def share_buffers(self, root: nn.Module) -> None:
+    def import_buffers(self, root: nn.Module) -> None:
         """Hold the buffers that ``root`` holds under the same names, where they differ."""
         for path, module in self.named_modules():
             for name in module._buffers:
                 module._buffers[name] = root.get_submodule(path)._buffers[name]
 
-    def hold_again(self, root: nn.Module) -> None:
+    def rebind_tensors(self, root: nn.Module) -> None:
         """Hold what ``root`` holds now under the same names, after its tensors were replaced."""
         theirs = dict(root.named_modules(remove_duplicate=False))
         for path, module in self.named_modules(remove_duplicate=False):
@@ -133,9 +133,9 @@ class Segment(nn.Module):
             ):  # fmt: skip
                 ours.update((name, held[name]) for name in ours.keys() & held.keys())
         for evaluation in self._evaluation:
-            evaluation.hold_again(root)
+            evaluation.rebind_tensors(root)
 
-    def give_buffers(self, root: nn.Module) -> None:
+    def export_buffers(self, root: nn.Module) -> None:
         """Make ``root`` hold this segment's buffers, after this segment moved."""
         for path, module in self.named_modules():
             for name, buffer in module._buffers.items():
@@ -155,15 +155,15 @@ class Segment(nn.Module):
             _set(self, name, self._constants[name])
 
 
-def readers_of(segment: Segment) -> tuple[Segment, ...]:
+def get_segments(segment: Segment) -> tuple[Segment, ...]:
     """A segment, and the one that runs for it in evaluation: all that read its weights.
 
-    No attribute of the segment, as for `constants_of`.
+    No attribute of the segment, as for `get_constants`.
     """
     return (segment, *segment._evaluation)
 
 
-def constants_of(segment: Segment) -> Mapping[str, Tensor]:
+def get_constants(segment: Segment) -> Mapping[str, Tensor]:
     """A segment's tensors that are neither parameters nor buffers, by name, to be read only.
 
     No attribute of the segment, whose public names are those of the model's own modules.
@@ -201,7 +201,7 @@ def make_segment(
 
     def make_keyed_code() -> Code:
         graph = fx.Graph()
-        keyed = KeyedCopy(program, layers, cuts, graph)
+        keyed = KeyedNodeCopier(program, layers, cuts, graph)
         return _code(segment, piece.copied(graph, keyed.copy)[0])
 
     segment._make_keyed_code = make_keyed_code
@@ -330,7 +330,7 @@ def _assemble(program: Program, graph: fx.Graph, attributes: dict[str, Any]) -> 
         attach(segment, program.model, target, value)
     segment._code = _code(segment, graph)
     if any(WHOLE in node.meta for node in graph.nodes):
-        segment.become(program.model)
+        segment.hold_model(program.model)
     if program.training:
         frozen = program.frozen_modules
         segment._kept_in_evaluation = tuple(m for m in segment.modules() if m in frozen)
@@ -389,7 +389,7 @@ def _set(root: nn.Module, target: str, value: Any) -> None:
         setattr(parent, name, value)
 
 
-def adopt(segment: Segment, model: nn.Module, names: Iterable[str]) -> None:
+def adopt_unused(segment: Segment, model: nn.Module, names: Iterable[str]) -> None:
     """Give a segment parameters and buffers that no layer uses, so that none is lost."""
     for name in names:
         parent, _, leaf = name.rpartition(".")

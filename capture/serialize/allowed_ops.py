@@ -8,7 +8,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from ...core.graph.allowed_ops import GETITEM, OPERATORS
-from .literals import NotData
+from .literals import NotSerializable
 
 CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range")
 """Operations that compute nothing; they are not written down."""
@@ -26,11 +26,13 @@ def allowed_target(node: fx.Node) -> str:
     """
     if node.target is operator.getitem:
         if not isinstance(node.args[1], int):
-            raise NotData("an element taken by something else than its number")
+            raise NotSerializable("an element taken by something else than its number")
         return GETITEM
     name = str(node.target)
     if not isinstance(node.target, OpOverload):
-        raise NotData(f"a call of {getattr(node.target, '__name__', name)}, which is Python")
+        raise NotSerializable(
+            f"a call of {getattr(node.target, '__name__', name)}, which is Python"
+        )
     if name not in OPERATORS:
-        raise NotData(f"the operator {name}, which is not on the list")
+        raise NotSerializable(f"the operator {name}, which is not on the list")
     return name

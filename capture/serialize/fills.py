@@ -31,7 +31,7 @@ STATISTICS = {"running_mean": 0, "running_var": 1, "num_batches_tracked": 0}
 _POSITIONS = (torch.int64, torch.int32, torch.int16, torch.bool)
 
 
-def fill_of(name: str, tensor: Tensor) -> Fill:
+def choose_fill(name: str, tensor: Tensor) -> Fill:
     """How to fill a buffer or constant so that operations on it work and take as long."""
     own = name.rpartition(".")[2]
     if own in STATISTICS:

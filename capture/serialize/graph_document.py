@@ -7,16 +7,16 @@ from torch import Tensor, fx
 
 from ...core.graph.graph import MODEL_INPUT, Edge, Graph, Layer, NotRebuildable, Parameter
 from ..program.cuts import Cut, differentiable_nodes
-from ..program.layers import Layers, why_opaque
+from ..program.layers import Layers, explain_opaque
 from ..program.program import Program, modules_called, resolve, tensors_of, value_of
 from ..sample import tensor_spec
-from .portable_graph import Portable, named_state, portable
+from .portable_graph import PortableGraph, iterate_state, write_portable_graph
 
 
 def graph_document(program: Program, layers: Layers, cuts: list[Cut]) -> Graph:
     """Everything the planner and the profiler need to know of a traced model."""
-    parameters = parameter_records(program, layers)
-    written = portable(program, layers)
+    parameters = list_parameters(program, layers)
+    written = write_portable_graph(program, layers)
     graph = Graph(
         model=type(program.model).__name__,
         mode=program.mode,
@@ -48,7 +48,7 @@ def graph_document(program: Program, layers: Layers, cuts: list[Cut]) -> Graph:
     return graph if written.refusals else _with_means_to_run(graph, program, written)
 
 
-def _with_means_to_run(graph: Graph, program: Program, written: Portable) -> Graph:
+def _with_means_to_run(graph: Graph, program: Program, written: PortableGraph) -> Graph:
     """The graph with everything it takes to run it; as it was, if that is refused on reading."""
     means = {
         "rebuildable": True,
@@ -68,11 +68,11 @@ def _with_means_to_run(graph: Graph, program: Program, written: Portable) -> Gra
         return graph.model_copy(update={"not_rebuildable": (NotRebuildable(reason=reason),)})
 
 
-def parameter_records(program: Program, layers: Layers) -> tuple[Parameter, ...]:
+def list_parameters(program: Program, layers: Layers) -> tuple[Parameter, ...]:
     """Parameters and buffers, each storage once with all its names and the layers reading it."""
     readers = _readers(program, layers)
     records: list[Parameter] = []
-    for names, tensor, kind in named_state(program.model):
+    for names, tensor, kind in iterate_state(program.model):
         records.append(
             Parameter(
                 names=names,
@@ -116,7 +116,7 @@ def _layer(
         module_type=type(resolve(program.model, path) if path else program.model).__name__,
         module_fqns=tuple(sorted(fqns)),
         parameter_bytes=sum(record.size_bytes for record in used if record.kind == "parameter"),
-        opaque=why_opaque(program, layers, index),
+        opaque=explain_opaque(program, layers, index),
     )
 
 

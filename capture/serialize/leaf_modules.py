@@ -14,7 +14,7 @@ from ...core.graph.arguments import Setting
 from ...core.graph.graph import LeafModule
 from ..observation.module_calls import HOOKS
 from ..program.mode_dependent import AttentionDropout
-from .literals import NotData
+from .literals import NotSerializable
 
 
 def leaf_type(name: str) -> type[nn.Module] | None:
@@ -27,7 +27,7 @@ def leaf_type(name: str) -> type[nn.Module] | None:
     return found
 
 
-def leaf_module(name: str, module: nn.Module) -> LeafModule:
+def describe_leaf(name: str, module: nn.Module) -> LeafModule:
     """A module of a listed type as data.
 
     Raises:
@@ -36,22 +36,22 @@ def leaf_module(name: str, module: nn.Module) -> LeafModule:
     """
     kind = type(module).__name__
     if leaf_type(kind) is not type(module):
-        raise NotData(f"a module of type {kind}, whose code is its own")
+        raise NotSerializable(f"a module of type {kind}, whose code is its own")
     if any(getattr(module, hooks, None) for hooks in HOOKS) or "forward" in vars(module):
-        raise NotData(f"a {kind} with hooks or a forward of its own")
+        raise NotSerializable(f"a {kind} with hooks or a forward of its own")
     leaf = LeafModule(name=name, type=kind, settings=_settings(module), training=module.training)
     try:
-        again = construct(leaf)
+        again = build_leaf(leaf)
     except Exception as error:
-        raise NotData(f"a {kind} that its constructor does not make") from error
+        raise NotSerializable(f"a {kind} that its constructor does not make") from error
     expected, found = _configuration(again), _configuration(module)
     changed = any(name not in found or found[name] != expected[name] for name in expected)
     if changed or _shapes(again) != _shapes(module):
-        raise NotData(f"a {kind} that was changed after it was made")
+        raise NotSerializable(f"a {kind} that was changed after it was made")
     return leaf
 
 
-def construct(leaf: LeafModule, dtype: torch.dtype | None = None) -> nn.Module:
+def build_leaf(leaf: LeafModule, dtype: torch.dtype | None = None) -> nn.Module:
     """The module that a `LeafModule` describes, without memory (on the meta device).
 
     Raises:
@@ -99,7 +99,7 @@ def _plain(value: Any, name: str) -> Setting:
         return tuple(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise NotData(f"a setting {name} of type {type(value).__name__}")
+    raise NotSerializable(f"a setting {name} of type {type(value).__name__}")
 
 
 def _configuration(module: nn.Module) -> dict[str, object]:
@@ -127,29 +127,31 @@ def is_plain_sequence(module: nn.Module) -> bool:
     )
 
 
-def leaves_of(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def iterate_leaves(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """The modules it calls in the end, in order, with their names."""
     if is_plain_sequence(module):
         for own, child in module._modules.items():
             assert child is not None, "a Sequential calls every child"
-            yield from leaves_of(f"{name}.{own}", child)
+            yield from iterate_leaves(f"{name}.{own}", child)
     else:
         yield name, module
 
 
-def output_of(name: str, module: nn.Module, given: Tensor) -> Tensor:
+def run_on_meta(name: str, module: nn.Module, given: Tensor) -> Tensor:
     """What a listed leaf makes of a tensor, without memory; the leaf itself is not run.
 
     Raises:
         NotData: It is not a listed leaf.
     """
     dtypes = [p.dtype for p in module.parameters() if p.is_floating_point()]
-    again = construct(leaf_module(name, module), dtypes[0] if dtypes else None)
+    again = build_leaf(describe_leaf(name, module), dtypes[0] if dtypes else None)
     try:
         with torch.no_grad():
             made = again(given)
     except Exception as error:
-        raise NotData(f"a {type(module).__name__} that does not run without memory") from error
+        raise NotSerializable(
+            f"a {type(module).__name__} that does not run without memory"
+        ) from error
     if not isinstance(made, Tensor):
-        raise NotData(f"a {type(module).__name__} that returns more than one tensor")
+        raise NotSerializable(f"a {type(module).__name__} that returns more than one tensor")
     return made

@@ -24,11 +24,11 @@ LEFT_OUT = ("device", "pin_memory")
 """Keywords that say where a result is placed: wherever the graph is run."""
 
 
-class NotData(Exception):
+class NotSerializable(Exception):
     """Something that a document cannot hold; the message says what, in words."""
 
 
-def keywords_of(node: fx.Node, refer: Callable[[fx.Node], Element]) -> dict[str, Argument]:
+def to_keywords(node: fx.Node, refer: Callable[[fx.Node], Element]) -> dict[str, Argument]:
     """The keyword arguments of a node, without those that say where its result is placed.
 
     Raises:
@@ -38,13 +38,13 @@ def keywords_of(node: fx.Node, refer: Callable[[fx.Node], Element]) -> dict[str,
     for name, value in node.kwargs.items():
         if name == "layout":
             if value not in (None, torch.strided):
-                raise NotData(f"the layout {value}")
+                raise NotSerializable(f"the layout {value}")
         elif name not in LEFT_OUT:
-            written[name] = argument_of(value, refer)
+            written[name] = to_argument(value, refer)
     return written
 
 
-def argument_of(value: Any, refer: Callable[[fx.Node], Element]) -> Argument:
+def to_argument(value: Any, refer: Callable[[fx.Node], Element]) -> Argument:
     """One argument as data; ``refer`` gives what a node is called.
 
     Raises:
@@ -60,7 +60,7 @@ def _element(value: Any, refer: Callable[[fx.Node], Element]) -> Element:
         try:
             return refer(value)
         except KeyError:
-            raise NotData(f"a use of {value.name}, which is no value of its own") from None
+            raise NotSerializable(f"a use of {value.name}, which is no value of its own") from None
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int) and -(2**63) <= value < 2**63:
@@ -79,4 +79,4 @@ def _element(value: Any, refer: Callable[[fx.Node], Element]) -> Element:
         return MemoryFormatArgument(memory_format=cast(Any, str(value).removeprefix("torch.")))
     if isinstance(value, torch.device):
         return DeviceArgument()
-    raise NotData(f"an argument of type {type(value).__name__}")
+    raise NotSerializable(f"an argument of type {type(value).__name__}")

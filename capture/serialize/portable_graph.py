@@ -20,9 +20,9 @@ from ..program.layers import Layers
 from ..program.program import Program, path_of, tensors_of, value_of
 from ..sample import dtype_name, tensor_spec
 from .allowed_ops import allowed_target, is_check
-from .fills import fill_of
-from .leaf_modules import leaf_module, leaves_of, output_of
-from .literals import NotData, argument_of, keywords_of
+from .fills import choose_fill
+from .leaf_modules import describe_leaf, iterate_leaves, run_on_meta
+from .literals import NotSerializable, to_argument, to_keywords
 from .regions import write_region
 
 MAX_REASONS = 20
@@ -32,7 +32,7 @@ PathToValue = tuple[str | int, ...]
 
 
 @dataclass
-class Portable:
+class PortableGraph:
     """The parts of a `core.graph.Graph` that say how to run it; see there."""
 
     operations: list[Operation] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Portable:
     refusals: list[NotRebuildable] = field(default_factory=list)
 
 
-def portable(program: Program, layers: Layers) -> Portable:
+def write_portable_graph(program: Program, layers: Layers) -> PortableGraph:
     """Every operation of a traced model with its arguments, and what they are applied to.
 
     What cannot be written is listed in ``refusals``; the rest is then of no use.
@@ -59,12 +59,12 @@ class _Writer:
     def __init__(self, program: Program, layers: Layers) -> None:
         self._program, self._layers = program, layers
         self._layer_of = _with_constants(program, layers)
-        self._found = Portable()
+        self._found = PortableGraph()
         self._names = _state_names(program.model)
 
-    def write(self) -> Portable:
+    def write(self) -> PortableGraph:
         found = self._found
-        for names, tensor, kind in named_state(self._program.model):
+        for names, tensor, kind in iterate_state(self._program.model):
             self._attempt(None, lambda n=names, t=tensor, k=kind: self._add_state(n, t, k))
         references: dict[fx.Node, Element] = {
             node: InputReference(input=name)
@@ -83,7 +83,7 @@ class _Writer:
         """Do it, or note why it cannot be done."""
         try:
             write()
-        except (NotData, ValidationError) as error:
+        except (NotSerializable, ValidationError) as error:
             reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
             if len(self._found.refusals) < MAX_REASONS:
                 layer = None if node is None else self._layer_of.get(node)
@@ -97,9 +97,9 @@ class _Writer:
 
     def _add_state(self, names: tuple[str, ...], tensor: Tensor, kind: Any) -> None:
         if dtype_name(tensor.dtype) not in ELEMENT_SIZE_BYTES:
-            raise NotData(f"{kind} {names[0]!r} of dtype {tensor.dtype}")
+            raise NotSerializable(f"{kind} {names[0]!r} of dtype {tensor.dtype}")
         if tensor.layout is not torch.strided:
-            raise NotData(f"{kind} {names[0]!r} of layout {tensor.layout}")
+            raise NotSerializable(f"{kind} {names[0]!r} of layout {tensor.layout}")
         self._found.state[names[0]] = StateTensor(
             names=names,
             shape=tuple(tensor.shape),
@@ -108,7 +108,7 @@ class _Writer:
             requires_grad=tensor.requires_grad,
             strides=None if tensor.is_contiguous() else tensor.stride(),
             persistent=_is_persistent(self._program.model, names[0]),
-            fill=None if kind == "parameter" else fill_of(names[0], tensor),
+            fill=None if kind == "parameter" else choose_fill(names[0], tensor),
         )
 
     def _refer_to_state(self, node: fx.Node, references: dict[fx.Node, Element]) -> None:
@@ -135,7 +135,7 @@ class _Writer:
                     arguments = (given,)
                     return
             elif node.op == "call_method":
-                raise NotData(f"a call of the method {target!r}")
+                raise NotSerializable(f"a call of the method {target!r}")
             else:
                 found = write_region(node, self._program, self._layer_of[node])
                 if found is not None:
@@ -145,7 +145,7 @@ class _Writer:
                     return
                 target = allowed_target(node)
             arguments = _values(node.args, references)
-            keywords = keywords_of(node, references.__getitem__)
+            keywords = to_keywords(node, references.__getitem__)
 
         if node.op == "call_module":
             kind = "module"
@@ -172,15 +172,15 @@ class _Writer:
             The module that is left to be called and what it is given; `None` if that is what the
             node itself says.
         """
-        leaves = list(leaves_of(target, self._program.attribute(target)))
+        leaves = list(iterate_leaves(target, self._program.attribute(target)))
         if len(leaves) == 1 and leaves[0][0] == target:
             return target, None
         source = node.args[0] if len(node.args) == 1 and not node.kwargs else None
         if not isinstance(source, fx.Node) or not isinstance(value_of(source), Tensor):
-            raise NotData("a Sequential called with more than one tensor")
+            raise NotSerializable("a Sequential called with more than one tensor")
         given, value = references[source], value_of(source).to("meta")
         for number, (name, module) in enumerate(leaves[:-1]):
-            value = output_of(name, module, value)
+            value = run_on_meta(name, module, value)
             self._add_module(name)
             step = f"{node.name}_step_{number}"
             self._found.operations.append(
@@ -199,17 +199,17 @@ class _Writer:
     def _add_module(self, target: str) -> None:
         if target not in self._found.modules:
             module = self._program.attribute(target)
-            self._found.modules[target] = leaf_module(target, module)
+            self._found.modules[target] = describe_leaf(target, module)
 
     def _ends(self, references: dict[fx.Node, Element]) -> None:
         flat = self._program.flat_outputs
-        self._found.returns = [argument_of(value, references.__getitem__) for value in flat]
+        self._found.returns = [to_argument(value, references.__getitem__) for value in flat]
         self._found.output_paths = _output_paths(self._program.out_spec, len(flat))
         self._found.sample = _sample(self._program)
 
 
 def _values(values: Iterable[Any], references: dict[fx.Node, Element]) -> tuple[Argument, ...]:
-    return tuple(argument_of(value, references.__getitem__) for value in values)
+    return tuple(to_argument(value, references.__getitem__) for value in values)
 
 
 def _with_constants(program: Program, layers: Layers) -> dict[fx.Node, int]:
@@ -223,10 +223,10 @@ def _with_constants(program: Program, layers: Layers) -> dict[fx.Node, int]:
 
 
 def _state_names(model: nn.Module) -> set[str]:
-    return {name for names, _, _ in named_state(model) for name in names}
+    return {name for names, _, _ in iterate_state(model) for name in names}
 
 
-def named_state(
+def iterate_state(
     model: nn.Module,
 ) -> Iterable[tuple[tuple[str, ...], Tensor, Literal["parameter", "buffer"]]]:
     """Every parameter and buffer once, with all its names."""

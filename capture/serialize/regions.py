@@ -15,7 +15,7 @@ from ..program.mutation import region_of
 from ..program.program import Program, tensors_of, value_of
 from ..sample import dtype_name, tensor_spec
 from .allowed_ops import allowed_target, is_check
-from .literals import NotData, argument_of, keywords_of
+from .literals import NotSerializable, to_argument, to_keywords
 
 
 def write_region(node: fx.Node, program: Program, layer: int) -> tuple[Region, list[Any]] | None:
@@ -29,7 +29,7 @@ def write_region(node: fx.Node, program: Program, layer: int) -> tuple[Region, l
     modes = _modes(node)
     found = region_of(node, program)
     if found is None or node.kwargs:
-        raise NotData(f"a call of {node.target}")
+        raise NotSerializable(f"a call of {node.target}")
     graph, operands = found
     references: dict[fx.Node, Element] = {}
     inputs: list[str] = []
@@ -39,16 +39,16 @@ def write_region(node: fx.Node, program: Program, layer: int) -> tuple[Region, l
         if inner.op == "placeholder":
             inputs.append(inner.name)
         elif inner.op == "output":
-            returns = argument_of(inner.args[0], references.__getitem__)
+            returns = to_argument(inner.args[0], references.__getitem__)
         elif inner.op != "call_function":
-            raise NotData(f"a {inner.op} inside {node.target}")
+            raise NotSerializable(f"a {inner.op} inside {node.target}")
         elif is_check(inner):
             continue
         else:
             operations.append(_operation(inner, references, layer))
         references[inner] = NodeReference(node=inner.name)
     if not isinstance(returns, tuple):
-        raise NotData(f"{node.target} returning a single value")
+        raise NotSerializable(f"{node.target} returning a single value")
     region = Region(
         name=f"region_{node.name}",
         inputs=tuple(inputs),
@@ -66,9 +66,9 @@ def _modes(node: fx.Node) -> dict[str, Any]:
         _, dtype, enabled, _ = node.args[:4]
         name = None if dtype is None else dtype_name(dtype)  # type: ignore[arg-type]
         if name is not None and name not in ELEMENT_SIZE_BYTES:
-            raise NotData(f"autocast to {dtype}")
+            raise NotSerializable(f"autocast to {dtype}")
         return {"kind": "autocast", "enabled": enabled, "dtype": name}
-    raise NotData(f"a call of {node.target}")
+    raise NotSerializable(f"a call of {node.target}")
 
 
 def _operation(node: fx.Node, references: dict[fx.Node, Element], layer: int) -> Operation:
@@ -79,6 +79,6 @@ def _operation(node: fx.Node, references: dict[fx.Node, Element], layer: int) ->
         inputs=tuple(source.name for source in node.all_input_nodes),
         outputs=tuple(tensor_spec(node.name, item) for item in tensors_of(value_of(node))),
         layer=layer,
-        arguments=tuple(argument_of(value, references.__getitem__) for value in node.args),
-        keywords=keywords_of(node, references.__getitem__),
+        arguments=tuple(to_argument(value, references.__getitem__) for value in node.args),
+        keywords=to_keywords(node, references.__getitem__),
     )

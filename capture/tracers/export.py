@@ -17,15 +17,15 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from ...core.errors import CaptureError
-from ..observation.nested_values import skeleton, take_tensors
+from ..observation.nested_values import extract_tensors, keep_positions
 from ..program.program import CALL, PATH, Program, is_inside
-from .opaque_calls import call_as_written, recurrent, stand_ins
-from .target import Subject
+from .opaque_calls import find_recurrent_modules, replace_with_opaque_calls, restore_opaque_calls
+from .target import TracingTarget
 
 _CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range")
 
 
-def export_program(subject: Subject, opaque: Mapping[str, str]) -> Program:
+def trace_with_export(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:
     """Export in the mode the model is in, at exactly this input shape.
 
     Args:
@@ -41,10 +41,12 @@ def export_program(subject: Subject, opaque: Mapping[str, str]) -> Program:
     try:
         with (
             warnings.catch_warnings(),
-            quiet_loggers("torch"),
+            silence_loggers("torch"),
             redirect_stderr(io.StringIO()),  # export prints the graph it gave up on
-            stand_ins(model, seen, {*opaque, *recurrent(model, seen)}, functions) as active,
-            flat_output(model) as outputs,
+            replace_with_opaque_calls(
+                model, seen, {*opaque, *find_recurrent_modules(model, seen)}, functions
+            ) as active,
+            flatten_output(model) as outputs,
         ):
             warnings.simplefilter("ignore")
             exported = torch.export.export(model, args, kwargs, strict=False)
@@ -70,18 +72,18 @@ def export_program(subject: Subject, opaque: Mapping[str, str]) -> Program:
         mode="export",
         structure=structure,
         inputs=[placeholders[name] for name in structure.names],
-        out_spec=pytree.tree_flatten(skeleton(outputs[-1]))[1],
+        out_spec=pytree.tree_flatten(keep_positions(outputs[-1]))[1],
         training=model.training,
         output=outputs[-1],
         opaque=dict(opaque),
         notes=["captured at one batch size; run it at that micro-batch size"],
     )
-    call_as_written(program, active, opaque, seen)
+    restore_opaque_calls(program, active, opaque, seen)
     return program
 
 
 @contextmanager
-def flat_output(model: nn.Module) -> Iterator[list[Any]]:
+def flatten_output(model: nn.Module) -> Iterator[list[Any]]:
     """Make the model return a tuple of its output's tensors for a while, whatever holds them.
 
     Yields the list that each call's output is appended to, with places for the tensors.
@@ -92,7 +94,7 @@ def flat_output(model: nn.Module) -> Iterator[list[Any]]:
     @functools.wraps(written)
     def forward(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         found: list[Tensor] = []
-        forms.append(take_tensors(written(*args, **kwargs), found))
+        forms.append(extract_tensors(written(*args, **kwargs), found))
         return tuple(found)
 
     try:
@@ -157,7 +159,7 @@ def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
 
 
 @contextmanager
-def quiet_loggers(prefix: str) -> Iterator[None]:
+def silence_loggers(prefix: str) -> Iterator[None]:
     """Silence every logger of that name or below it, for a while."""
     found = [
         logging.getLogger(name)

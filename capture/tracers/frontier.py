@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import nn
 
 from ...core.errors import CaptureError
-from ..observation.observe import Observation
+from ..observation.observe import ForwardObservation
 from ..program.program import Program, is_inside
 from ..report import plain_reason
 
@@ -20,7 +20,7 @@ MAX_CLASSES = 4
 
 def trace_around(
     model: nn.Module,
-    seen: Observation,
+    seen: ForwardObservation,
     tracer: Callable[[Mapping[str, str]], Program],
     more: Mapping[str, str],
 ) -> Program:
@@ -42,7 +42,7 @@ def trace_around(
         raise CaptureError(
             f"forward of the model itself {seen.reasons['']}", module=type(model).__name__
         )
-    frontier = outermost({**more, **seen.reasons})
+    frontier = keep_outermost({**more, **seen.reasons})
     for _ in range(MAX_STEPS):
         try:
             return tracer(frontier)
@@ -54,8 +54,8 @@ def trace_around(
     return tracer(frontier)
 
 
-def mode_suspects(
-    model: nn.Module, seen: Observation, program: Program
+def propose_mode_suspects(
+    model: nn.Module, seen: ForwardObservation, program: Program
 ) -> Iterator[dict[str, str]]:
     """Modules that may be why evaluation is not followed, the likeliest first.
 
@@ -78,7 +78,7 @@ def mode_suspects(
             yield {path: "looks at self.training" for path in sorted(paths)}
 
 
-def outermost(reasons: Mapping[str, str]) -> dict[str, str]:
+def keep_outermost(reasons: Mapping[str, str]) -> dict[str, str]:
     """Without the modules that lie inside another one named."""
     return {
         path: reason
@@ -88,7 +88,7 @@ def outermost(reasons: Mapping[str, str]) -> dict[str, str]:
 
 
 def _grown(
-    model: nn.Module, seen: Observation, frontier: Mapping[str, str], refusal: CaptureError
+    model: nn.Module, seen: ForwardObservation, frontier: Mapping[str, str], refusal: CaptureError
 ) -> dict[str, str]:
     paths = {name for name, _ in model.named_modules() if name}
     path = refusal.module or ""
@@ -104,8 +104,8 @@ def _grown(
         for name, module in model.named_modules()
         if written_here and type(module) is kind and _was_called(name, seen)
     }
-    return outermost({**frontier, **alike, path: reason})
+    return keep_outermost({**frontier, **alike, path: reason})
 
 
-def _was_called(path: str, seen: Observation) -> bool:
+def _was_called(path: str, seen: ForwardObservation) -> bool:
     return (path, 0) in seen.calls

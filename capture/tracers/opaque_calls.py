@@ -1,7 +1,7 @@
 """While a model is exported, one operation stands in for what must be called as it was written.
 
 An opaque module's call, or a custom autograd function's, becomes a single node that names it;
-`call_as_written` then turns that node into the call itself.
+`restore_opaque_calls` then turns that node into the call itself.
 """
 
 from __future__ import annotations
@@ -19,16 +19,22 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from ...core.errors import CaptureError
-from ..observation.activation_checkpoints import without_checkpoints
+from ..observation.activation_checkpoints import disable_checkpoints
 from ..observation.module_calls import HOOKS
-from ..observation.nested_values import is_plain, places, put, reach, take_tensors
-from ..observation.observe import Observation, RecordedCall
+from ..observation.nested_values import (
+    append_access,
+    extract_tensors,
+    find_positions,
+    insert_tensors,
+    is_representable,
+)
+from ..observation.observe import ForwardObservation, RecordedCall
 from ..program.mutation import is_region, region_of
 from ..program.program import FUNCTION, OPAQUE, PATH, VALUE, WRITTEN, Program, path_of
 
 
 @dataclass
-class StandIn:
+class OpaqueCall:
     """One call that was replaced while tracing.
 
     Attributes:
@@ -49,20 +55,20 @@ class StandIn:
 
 
 @dataclass
-class StandIns:
+class OpaqueCalls:
     """All calls replaced in one tracing, in order; the operation holds their positions."""
 
-    table: list[StandIn] = field(default_factory=list)
+    table: list[OpaqueCall] = field(default_factory=list)
     numbers: Counter[str] = field(default_factory=Counter)
 
-    def stand(self, entry: StandIn, tensors: list[Tensor]) -> Any:
+    def stand(self, entry: OpaqueCall, tensors: list[Tensor]) -> Any:
         """Append the operation to the graph being traced, and give it the call's value."""
         self.table.append(entry)
         outputs = _operation()(tensors, len(self.table) - 1)
-        return put(entry.outputs, list(outputs))
+        return insert_tensors(entry.outputs, list(outputs))
 
 
-_ACTIVE: ContextVar[StandIns] = ContextVar("stand_ins")
+_ACTIVE: ContextVar[OpaqueCalls] = ContextVar("stand_ins")
 
 
 def _operation() -> Any:
@@ -81,9 +87,9 @@ def _operation() -> Any:
 
 
 @contextmanager
-def stand_ins(
-    model: nn.Module, seen: Observation, opaque: Collection[str], functions: list[type]
-) -> Iterator[StandIns]:
+def replace_with_opaque_calls(
+    model: nn.Module, seen: ForwardObservation, opaque: Collection[str], functions: list[type]
+) -> Iterator[OpaqueCalls]:
     """Replace these modules' ``forward`` and these functions' for a while.
 
     Args:
@@ -92,11 +98,11 @@ def stand_ins(
         opaque: Paths of the modules to replace.
         functions: Custom autograd functions to replace.
     """
-    active = StandIns()
+    active = OpaqueCalls()
     token = _ACTIVE.set(active)
     try:
         with ExitStack() as stack:
-            stack.enter_context(without_checkpoints())
+            stack.enter_context(disable_checkpoints())
             for path in opaque:
                 module = model.get_submodule(path)
                 stack.enter_context(_replaced_module(module, path, seen, active))
@@ -109,22 +115,22 @@ def stand_ins(
 
 @contextmanager
 def _replaced_module(
-    module: nn.Module, path: str, seen: Observation, active: StandIns
+    module: nn.Module, path: str, seen: ForwardObservation, active: OpaqueCalls
 ) -> Iterator[None]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         number = active.numbers[path]
         active.numbers[path] += 1
         recorded = seen.calls.get((path, number), RecordedCall(problem="it was not called eagerly"))
         tensors: list[Tensor] = []
-        arguments = take_tensors((args, kwargs), tensors)
+        arguments = extract_tensors((args, kwargs), tensors)
         problem = recorded.problem
-        if not problem and not is_plain(arguments):
+        if not problem and not is_representable(arguments):
             problem = "its arguments are more than tensors and constants"
         if not problem and len(tensors) != recorded.given:
             problem = "it is called differently when traced"
         if problem:
             raise CaptureError(f"{path!r} cannot be called as written: {problem}")
-        entry = StandIn(
+        entry = OpaqueCall(
             arguments=arguments,
             outputs=recorded.output,
             empties=lambda: [form.empty() for form in recorded.forms],
@@ -151,7 +157,7 @@ def _replaced_module(
 
 
 @contextmanager
-def _replaced_function(function: Any, active: StandIns) -> Iterator[None]:
+def _replaced_function(function: Any, active: OpaqueCalls) -> Iterator[None]:
     original = function.forward
     with_context = torch.autograd.function._is_setup_context_defined(function.setup_context)
 
@@ -160,15 +166,15 @@ def _replaced_function(function: Any, active: StandIns) -> Iterator[None]:
         with disable_proxy_modes_tracing():
             shown = original(*context, *args)
         made: list[Tensor] = []
-        outputs = take_tensors(shown, made)
+        outputs = extract_tensors(shown, made)
         tensors: list[Tensor] = []
-        arguments = take_tensors(args, tensors)
-        if not is_plain(arguments):
+        arguments = extract_tensors(args, tensors)
+        if not is_representable(arguments):
             raise CaptureError(
                 f"the custom autograd function {function.__name__!r} is given more than tensors "
                 "and constants"
             )
-        entry = StandIn(
+        entry = OpaqueCall(
             arguments=(arguments, {}),
             outputs=outputs,
             empties=lambda: [torch.empty_like(tensor) for tensor in made],
@@ -187,7 +193,7 @@ def _replaced_function(function: Any, active: StandIns) -> Iterator[None]:
             del function.forward
 
 
-def recurrent(model: nn.Module, seen: Observation) -> set[str]:
+def find_recurrent_modules(model: nn.Module, seen: ForwardObservation) -> set[str]:
     """Recurrent modules of torch's own: called whole, their dropout follows the mode."""
     return {
         path
@@ -202,8 +208,8 @@ def recurrent(model: nn.Module, seen: Observation) -> set[str]:
     }
 
 
-def call_as_written(
-    program: Program, active: StandIns, opaque: Mapping[str, str], seen: Observation
+def restore_opaque_calls(
+    program: Program, active: OpaqueCalls, opaque: Mapping[str, str], seen: ForwardObservation
 ) -> None:
     """Turn every stand-in into a call of the module or function it stands for.
 
@@ -235,13 +241,13 @@ def _refuse_inside(node: fx.Node, program: Program, operation: Any) -> None:
 def _replace(
     program: Program,
     node: fx.Node,
-    entry: StandIn,
+    entry: OpaqueCall,
     opaque: Mapping[str, str],
-    seen: Observation,
+    seen: ForwardObservation,
 ) -> None:
     graph = program.graph
     tensors: list[Any] = list(node.args[0])  # type: ignore[arg-type]
-    args, kwargs = put(entry.arguments, tensors)
+    args, kwargs = insert_tensors(entry.arguments, tensors)
     elements: dict[Any, fx.Node] = {user.args[1]: user for user in node.users}
     values = list(node.meta[VALUE])
     with graph.inserting_before(node):
@@ -251,10 +257,10 @@ def _replace(
             module = graph.get_attr(entry.module)
             module.meta[PATH] = entry.module
             options = seen.checkpointed[entry.module]
-            call = graph.call_function(checkpointing(options), (module, *args), kwargs)
+            call = graph.call_function(checkpoint_call(options), (module, *args), kwargs)
         else:
             call = graph.call_module(entry.module, args, kwargs)
-        call.meta = {**node.meta, VALUE: put(_as_tuple(entry.outputs), values)}
+        call.meta = {**node.meta, VALUE: insert_tensors(_as_tuple(entry.outputs), values)}
         if entry.function is not None:
             call.meta[FUNCTION] = entry.function.__name__
         if entry.recorded is not None:
@@ -265,7 +271,7 @@ def _replace(
             _share_memory(entry.recorded, tensors, values)
     for index, user in elements.items():
         with graph.inserting_before(user):
-            found = reach(graph, call, entry.outputs, index)
+            found = append_access(graph, call, entry.outputs, index)
         assert found is not None
         _describe(found, call, values[index])
         if found is call:
@@ -288,7 +294,7 @@ def _describe(found: fx.Node, call: fx.Node, value: Any) -> None:
 
 def _as_tuple(outputs: Any) -> Any:
     """The outputs' places as nested tuples, the containers that values are looked for in."""
-    found = places(outputs)
+    found = find_positions(outputs)
     return found[0] if len(found) == 1 else tuple(found)
 
 
@@ -313,7 +319,7 @@ def _applies(function: Any) -> Callable[..., Any]:
     return apply
 
 
-def checkpointing(options: dict[str, Any]) -> Callable[..., Any]:
+def checkpoint_call(options: dict[str, Any]) -> Callable[..., Any]:
     """Calls a module so that it is recomputed in its backward, as its author asked."""
 
     def checkpointed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

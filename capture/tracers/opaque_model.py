@@ -10,13 +10,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from ...core.errors import CaptureError
-from ..observation.nested_values import reach, skeleton
+from ..observation.nested_values import append_access, keep_positions
 from ..program.program import OPAQUE, VALUE, WHOLE, WRITTEN, Program
 from ..sample import CallStructure
-from .target import Subject
+from .target import TracingTarget
 
 
-def whole_program(subject: Subject, reason: str) -> Program:
+def build_opaque_program(subject: TracingTarget, reason: str) -> Program:
     """One call of the model; it cannot be cut.
 
     Args:
@@ -39,7 +39,7 @@ def whole_program(subject: Subject, reason: str) -> Program:
             node.meta[VALUE] = fake_mode.from_tensor(tensor)
     call = graph.call_function(_calls(model, structure), tuple(inputs))
     call.meta = {VALUE: tuple(values), OPAQUE: reason, WHOLE: True, WRITTEN: recorded.written}
-    outputs = [reach(graph, call, recorded.output, index) for index in range(len(values))]
+    outputs = [append_access(graph, call, recorded.output, index) for index in range(len(values))]
     for output, value in zip(outputs, values, strict=True):
         assert output is not None
         output.meta[VALUE] = value
@@ -51,7 +51,7 @@ def whole_program(subject: Subject, reason: str) -> Program:
         mode="modules",
         structure=structure,
         inputs=inputs,
-        out_spec=pytree.tree_flatten(skeleton(recorded.output))[1],
+        out_spec=pytree.tree_flatten(keep_positions(recorded.output))[1],
         training=model.training,
         output=recorded.output,
         opaque={"": reason},

@@ -9,26 +9,28 @@ from torch import Tensor, nn
 
 from ...core.errors import CaptureError, InvalidInput
 from ..captured import Captured
-from ..observation.observe import function_owners
+from ..observation.observe import explain_function_owners
 from ..program.cuts import find_cuts
 from ..program.layers import assign_layers
 from ..program.mode_dependent import follow_mode
 from ..program.program import Program
 from .attention import erase_copies_behind_attention, restore_causal_attention
-from .export import export_program
-from .frontier import outermost
+from .export import trace_with_export
+from .frontier import keep_outermost
 from .leaf_modules import restore_leaves
-from .opaque_model import whole_program
-from .symbolic import sequential_program, traced_program
-from .target import Subject
+from .opaque_model import build_opaque_program
+from .symbolic import trace_sequential, trace_symbolically
+from .target import TracingTarget
 
 Mode = Literal["auto", "export", "trace"]
 
-Tracer = Callable[[Subject, Mapping[str, str]], Program]
+Tracer = Callable[[TracingTarget, Mapping[str, str]], Program]
 """Traces around the modules given by path, which are called as written, with the reason."""
 
 
-def tracers_for(model: nn.Module, flat: tuple[Tensor, ...], mode: str) -> list[tuple[str, Tracer]]:
+def select_tracers(
+    model: nn.Module, flat: tuple[Tensor, ...], mode: str
+) -> list[tuple[str, Tracer]]:
     if type(model) is nn.Sequential and len(model) and len(flat) == 1 and mode == "auto":
         return [("sequential", _sequential)]
     both: list[tuple[str, Tracer]] = [("export", _export), ("trace", _trace)]
@@ -44,23 +46,23 @@ def tracers_for(model: nn.Module, flat: tuple[Tensor, ...], mode: str) -> list[t
     return named[mode]
 
 
-def _sequential(subject: Subject, opaque: Mapping[str, str]) -> Program:
-    return sequential_program(subject, {**function_owners(subject.seen), **opaque})
+def _sequential(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:
+    return trace_sequential(subject, {**explain_function_owners(subject.seen), **opaque})
 
 
-def _trace(subject: Subject, opaque: Mapping[str, str]) -> Program:
-    owners = function_owners(subject.seen)
+def _trace(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:
+    owners = explain_function_owners(subject.seen)
     if "" in owners:
         raise CaptureError(f"torch.fx: forward of the model itself {owners['']}")
-    return traced_program(subject, outermost({**owners, **opaque}))
+    return trace_symbolically(subject, keep_outermost({**owners, **opaque}))
 
 
-def _whole(subject: Subject, opaque: Mapping[str, str]) -> Program:
-    return whole_program(subject, opaque[""])
+def _whole(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:
+    return build_opaque_program(subject, opaque[""])
 
 
-def _export(subject: Subject, opaque: Mapping[str, str]) -> Program:
-    program = export_program(subject, opaque)
+def _export(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:
+    program = trace_with_export(subject, opaque)
     restore_leaves(program)
     restore_causal_attention(program)
     erase_copies_behind_attention(program)
@@ -68,7 +70,7 @@ def _export(subject: Subject, opaque: Mapping[str, str]) -> Program:
     return program
 
 
-def with_layers(program: Program) -> Captured:
+def build_captured(program: Program) -> Captured:
     program.graph.lint()
     program.frozen_modules = frozenset(m for m in program.model.modules() if not m.training)
     layers = assign_layers(program)

@@ -14,13 +14,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from ...core.errors import CaptureError, first_line
-from ..observation.preserve import preserved, random_state
+from ..observation.preserve import get_random_state, preserve_model
 from ..program.program import CALL, OPAQUE, PATH, VALUE, Program, is_inside, path_of
-from .export import quiet_loggers
-from .target import Subject
+from .export import silence_loggers
+from .target import TracingTarget
 
 
-def sequential_program(subject: Subject, opaque: Mapping[str, str]) -> Program:
+def trace_sequential(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:
     """Every child of an ``nn.Sequential`` is one node, called as it is, whatever it does inside.
 
     Args:
@@ -41,7 +41,7 @@ def sequential_program(subject: Subject, opaque: Mapping[str, str]) -> Program:
     return program
 
 
-def traced_program(subject: Subject, opaque: Mapping[str, str]) -> Program:
+def trace_symbolically(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:
     """Symbolic tracing with ``torch.nn`` modules as leaves.
 
     Args:
@@ -63,7 +63,7 @@ def traced_program(subject: Subject, opaque: Mapping[str, str]) -> Program:
         for entry in parameters
         if entry.default is not entry.empty and entry.name not in given
     }
-    before = random_state()
+    before = get_random_state()
     try:
         graph = tracer.trace(model, concrete_args=defaults or None)
     except Exception as error:
@@ -72,7 +72,7 @@ def traced_program(subject: Subject, opaque: Mapping[str, str]) -> Program:
             f"torch.fx: {type(error).__name__} in {where}: {first_line(error)}",
             module=tracer.current_path,
         ) from error
-    if random_state() != before:
+    if get_random_state() != before:
         raise CaptureError("torch.fx: a random number was drawn while tracing and would be frozen")
     for node in list(graph.nodes):
         if node.op == "placeholder" and node.target not in given:
@@ -111,7 +111,9 @@ class _Tracer(fx.Tracer):
         return super().call_module(m, forward, args, kwargs)
 
 
-def _finish(subject: Subject, graph: fx.Graph, mode: Literal["sequential", "trace"]) -> Program:
+def _finish(
+    subject: TracingTarget, graph: fx.Graph, mode: Literal["sequential", "trace"]
+) -> Program:
     """Flatten the output, give every node its fake value and split tuples into elements."""
     model, structure = subject.model, subject.structure
     placeholders = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
@@ -171,7 +173,7 @@ def _propagate(
     order = [node for node in graph.nodes if node.op == "placeholder"]
     given = [inputs[node] for node in order]
     values: dict[fx.Node, Any] = {}
-    with warnings.catch_warnings(), quiet_loggers("torch"), torch.no_grad():
+    with warnings.catch_warnings(), silence_loggers("torch"), torch.no_grad():
         warnings.simplefilter("ignore")
         fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
         try:
@@ -182,7 +184,7 @@ def _propagate(
             values.clear()
             recorder = _Recorder(module, values)
             try:
-                with preserved(model):
+                with preserve_model(model):
                     recorder.run(*given)
             except Exception as error:
                 raise CaptureError(

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..observation.observe import Observation
+from ..observation.observe import ForwardObservation
 from ..sample import CallStructure
 
 
 @dataclass(frozen=True)
-class Subject:
+class TracingTarget:
     """A model, and what tracers know of it.
 
     Attributes:
@@ -24,4 +24,4 @@ class Subject:
     model: nn.Module
     structure: CallStructure
     flat: tuple[Tensor, ...]
-    seen: Observation
+    seen: ForwardObservation

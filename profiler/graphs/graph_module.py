@@ -20,7 +20,7 @@ from torch._higher_order_ops.wrap import wrap_with_autocast, wrap_with_set_grad_
 from torch._ops import OpOverload
 
 from ...capture.program.program import resolve_in
-from ...capture.serialize.leaf_modules import construct
+from ...capture.serialize.leaf_modules import build_leaf
 from ...core.errors import InvalidInput, first_line
 from ...core.graph.allowed_ops import GETITEM
 from ...core.graph.arguments import (
@@ -146,7 +146,7 @@ class _Builder:
     def _add_leaf(self, leaf: LeafModule) -> None:
         own = {name.removeprefix(f"{leaf.name}."): name for name in self._below[leaf.name]}
         try:
-            module = construct(leaf)
+            module = build_leaf(leaf)
         except Exception as error:
             raise InvalidInput(
                 f"module {leaf.name!r}: {leaf.type} does not accept these settings: "

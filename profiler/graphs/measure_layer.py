@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...capture.program.program import tensors_of
-from ...capture.program.segment import constants_of
+from ...capture.program.segment import get_constants
 from ...core.requests.requests import ProfilingOptions
 from ..layers.error_attribution import blamed
 from ..layers.layer_run import LayerRun
@@ -80,7 +80,7 @@ def measure_layer(
         table = LayerTable(segment)
         found = memory_run(live, values, table, device, context)
         given = [values[node] for node in run.reads]
-        kept = table.places(found.kept, given, found.produced, constants_of(segment).values())
+        kept = table.places(found.kept, given, found.produced, get_constants(segment).values())
         sizes = [tensor.numel() * tensor.element_size() for tensor in tensors_of(found.produced)]
         needs = found.forward_bytes, found.backward_bytes
         del found, given

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from ...capture.program.program import storage_key, tensors_of, value_of
-from ...capture.program.segment import constants_of
+from ...capture.program.segment import get_constants
 from ..layers.layer_run import LayerRun
 
 
@@ -102,7 +102,7 @@ def fixed_bytes(run: LayerRun) -> int:
 def _fixed(run: LayerRun) -> Iterator[Tensor]:
     if run.segment is not None:
         yield from run.segment.buffers()
-        yield from constants_of(run.segment).values()
+        yield from get_constants(run.segment).values()
 
 
 def _size_bytes(tensor: Tensor) -> int:

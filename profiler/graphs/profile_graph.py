@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from ...capture.observation.preserve import random_state_kept
+from ...capture.observation.preserve import preserve_random_state
 from ...capture.program.program import value_of
 from ...core.errors import MeasurementError
 from ...core.graph.graph import Graph
@@ -72,7 +72,7 @@ def profile_graph(
     """
     options = options or ProfilingOptions()
     device = torch.device(check_device(options.device or "cpu"))
-    with as_in_training(device), threads(options.num_threads), random_state_kept():
+    with as_in_training(device), threads(options.num_threads), preserve_random_state():
         torch.manual_seed(seed)
         rebuilt = rebuild_captured(graph, device)
         runs = layer_runs(rebuilt.captured)

@@ -9,7 +9,7 @@ from math import prod, sqrt
 import torch
 from torch import Tensor, nn
 
-from ...capture.program.segment import Segment, constants_of
+from ...capture.program.segment import Segment, get_constants
 from ...core.graph.state_tensors import StateTensor
 
 
@@ -92,7 +92,7 @@ def materialised(
     """Give a segment memory and made-up values for a while."""
     real: dict[int, Tensor] = {}
     places: list[tuple[nn.Module, str, Tensor]] = []
-    constants = dict(constants_of(segment))
+    constants = dict(get_constants(segment))
 
     def value(meta: Tensor) -> Tensor:
         if id(meta) not in real:

@@ -19,8 +19,8 @@ from ...capture.program.cuts import find_cuts
 from ...capture.program.layers import Layers
 from ...capture.program.program import VALUE, Program, storage_key, tensors_of
 from ...capture.sample import CallStructure, dtype_name
-from ...capture.serialize.graph_document import parameter_records
-from ...capture.tracers.export import quiet_loggers
+from ...capture.serialize.graph_document import list_parameters
+from ...capture.tracers.export import silence_loggers
 from ...core.errors import InvalidInput
 from ...core.graph.graph import Boundary, Graph, Parameter
 from ...core.graph.state_tensors import StateTensor
@@ -95,7 +95,7 @@ def _in_order(parts: Skeleton, graph: Graph, structure: CallStructure) -> list[f
 def _propagate(parts: Skeleton, graph: Graph, device: torch.device) -> frozenset[int]:
     """Run every operation on tensors without memory; returns the storages that are there anyway."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with warnings.catch_warnings(), quiet_loggers("torch"), torch.no_grad(), mode:
+    with warnings.catch_warnings(), silence_loggers("torch"), torch.no_grad(), mode:
         warnings.simplefilter("ignore")
         inputs = [
             torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype), device=device)
@@ -205,7 +205,7 @@ def _check_against(graph: Graph, captured: Captured) -> None:
                 f"boundary {stated.after} lists other tensors than cross it; capture it again",
                 field=f"/boundaries/{stated.after}",
             )
-    records = parameter_records(captured.program, captured.layers)
+    records = list_parameters(captured.program, captured.layers)
     found = {frozenset(record.names): _costs(record) for record in records}
     if found != {frozenset(record.names): _costs(record) for record in graph.parameters}:
         raise InvalidInput(

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from ...capture.program.program import storage_key, tensors_of, value_of
-from ...capture.program.segment import constants_of
+from ...capture.program.segment import get_constants
 from ...core.profile.profile import SavedStorage
 from ..layers.layer_run import LayerRun
 from ..layers.saved_storages import Storage, StorageTable
@@ -113,7 +113,7 @@ def _identity(run: LayerRun, index: int, place: Place) -> object:
         return _storage(node, item)
     if what == "constant":
         assert run.segment is not None
-        return id(list(constants_of(run.segment).values())[position])
+        return id(list(get_constants(run.segment).values())[position])
     return index, position
 
 

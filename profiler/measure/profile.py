@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...capture.capture import default_device
 from ...capture.captured import Captured
-from ...capture.observation.preserve import preserved
+from ...capture.observation.preserve import preserve_model
 from ...capture.sample import read_sample
 from ...core.errors import InvalidInput
 from ...core.models.families import ModelSpec
@@ -114,7 +114,7 @@ def _timed(model: nn.Module, sample: Any, wanted: Wanted, device: torch.device) 
     loss = None if wanted.loss_fn is None else Loss(wanted.loss_fn, wanted.target, device)
     training = None if model.training else True
     context = forward_context(options, device)
-    with threads(options.num_threads), preserved(model, training=training):
+    with threads(options.num_threads), preserve_model(model, training=training):
         tracing = forward_context(options, device, cached=False)
         captured = traced(model, structure, flat, context, tracing)
         with busy_neighbours(options.busy_neighbours), watched_clocks(device) as clocks:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...capture.program.segment import Segment, constants_of
+from ...capture.program.segment import Segment, get_constants
 from ...core.plan.plan import Plan
 from ...core.plan.schedule import Schedule
 from ..batchnorm.fixed_buffers import FixedBuffers
@@ -238,7 +238,7 @@ class _EmulatedStage(StageRunner):
 def _tensors(stage: Segment) -> Iterator[Tensor]:
     yield from stage.parameters()
     yield from stage.buffers()
-    yield from constants_of(stage).values()
+    yield from get_constants(stage).values()
 
 
 class MessageStore:

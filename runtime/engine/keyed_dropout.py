@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ...capture.capture import default_device
-from ...capture.program.keyed_randomness import Keys
+from ...capture.program.keyed_randomness import RandomKeys
 from ...capture.program.segment import Segment
 from ...core.errors import InvalidInput
 from ..random_state import RandomState
@@ -59,7 +59,7 @@ def keyed_dropout(
             "len(captured.layers))"
         )
     where = default_device(module) if device is None else device
-    keys = Keys(seed, step, microbatch, where)
+    keys = RandomKeys(seed, step, microbatch, where)
     with ExitStack() as stack:
         stack.enter_context(_lock)
         before = RandomState.now(where)

@@ -163,7 +163,7 @@ def placed(
         for each, seat in zip(here, places, strict=True):
             each.to(seat.device)
         if own:
-            stage.give_buffers(model)
+            stage.export_buffers(model)
         found.append(here)
     model.eval()
     return found

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from ...capture.program.segment import Segment, constants_of
+from ...capture.program.segment import Segment, get_constants
 from ...core.errors import InvalidInput
 from .initialise import initialise
 from .tensor_slots import ModelTensor, empty_like, list_tensors
@@ -35,7 +35,7 @@ def materialise(
     here = [slot for slot in slots if names.intersection(slot.names)]
     materialise_tensors(model, here, slots, weights, device)
     for stage in stages:
-        stage.hold_again(model)
+        stage.rebind_tensors(model)
         _check_constants(stage)
 
 
@@ -97,7 +97,7 @@ def _names_in(stage: Segment) -> Iterator[str]:
 
 def _check_constants(stage: Segment) -> None:
     """Tensors that are neither parameters nor buffers cannot be found again."""
-    lost = [name for name, tensor in constants_of(stage).items() if tensor.is_meta]
+    lost = [name for name, tensor in get_constants(stage).items() if tensor.is_meta]
     for path, module in stage.named_modules():
         if module is not stage:
             held = {key for key, value in vars(module).items() if _is_meta(value)}

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ...capture.capture import default_device, trace
 from ...capture.captured import Captured
-from ...capture.program.segment import Segment, adopt
+from ...capture.program.segment import Segment, adopt_unused
 from ...capture.sample import CallStructure, check_module, dtype_name, synthetic_inputs
 from ...core.errors import CaptureError, InvalidInput, PlanMismatch, first_line
 from ...core.graph.graph import Boundary, Parameter
@@ -260,7 +260,7 @@ def _adopt_unused(captured: Captured, stages: tuple[Segment, ...], stage_of: lis
         ]
         for name in missing:
             home = stage_of[record.layers[0]] if record.layers else _nearest(name, owners)
-            adopt(stages[home], captured.program.model, [name])
+            adopt_unused(stages[home], captured.program.model, [name])
 
 
 def _holds(stage: Segment, name: str) -> bool:

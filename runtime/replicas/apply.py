@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...capture.program.segment import Segment, readers_of
+from ...capture.program.segment import Segment, get_segments
 from ...core.graph.graph import Parameter
 from ...core.plan.schedule import Schedule
 from ..ranks.process_groups import Ranks
@@ -80,7 +80,7 @@ def _sharded(
     model: nn.Module,
 ) -> ShardedStage:
     whole = {stage.get_parameter(name): name for name in names}
-    made = ShardedStage(readers_of(stage), names, group, device, options)
+    made = ShardedStage(get_segments(stage), names, group, device, options)
     for module in model.modules():
         for key, parameter in module._parameters.items():
             if parameter in whole:

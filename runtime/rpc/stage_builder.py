@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ...capture.captured import Captured
-from ...capture.observation.nested_values import Place, put
+from ...capture.observation.nested_values import TensorPosition, insert_tensors
 from ...capture.sample import CallStructure
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
@@ -97,7 +97,7 @@ class OutputForm:
     """How the model's output is put together from flat values.
 
     Attributes:
-        nested: The output with a `Place` for every value.
+        nested: The output with a `TensorPosition` for every value.
     """
 
     nested: Any
@@ -107,12 +107,12 @@ class OutputForm:
         """The form of a captured model's output."""
         if captured.program.output is not None:
             return cls(captured.program.output)
-        places = [Place(index) for index in range(len(captured.program.flat_outputs))]
+        places = [TensorPosition(index) for index in range(len(captured.program.flat_outputs))]
         return cls(pytree.tree_unflatten(places, captured.program.out_spec))
 
     def unflatten(self, flat: Sequence[Any]) -> Any:
         """The output as the model returns it."""
-        return put(self.nested, list(flat))
+        return insert_tensors(self.nested, list(flat))
 
 
 @dataclass(frozen=True)

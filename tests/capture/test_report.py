@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from stagewright.capture.capture import trace
-from stagewright.capture.report import plain_reason, plainest
+from stagewright.capture.report import choose_reason, plain_reason
 from tests.capture.awkward import Branch, Quantised
 
 TORCH_SAYS = (
@@ -36,8 +36,8 @@ def test_what_tracers_say_is_said_plainly(refusal, reason):
 
 def test_other_words_are_cut_short_and_known_reasons_come_first():
     assert len(plain_reason("torch.export: " + "long " * 99)) <= 100
-    assert plainest(["torch.export: odd", TORCH_SAYS]) == "it branches on its data"
-    assert plainest(["torch.export: odd", "torch.fx: odder"]) == "odd"
+    assert choose_reason(["torch.export: odd", TORCH_SAYS]) == "it branches on its data"
+    assert choose_reason(["torch.export: odd", "torch.fx: odder"]) == "odd"
 
 
 class Model(nn.Module):

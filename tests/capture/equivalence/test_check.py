@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.capture.equivalence.check import compare_pieces, eager_steps
-from stagewright.capture.equivalence.input_variations import variations
+from stagewright.capture.equivalence.check import check_piecewise_run, run_eager_steps
+from stagewright.capture.equivalence.input_variations import vary_inputs
 from stagewright.capture.sample import read_sample
 from stagewright.core.errors import CaptureError
 
@@ -52,11 +52,11 @@ def judge(mistake, steps=2):
     torch.manual_seed(0)
     model, sample = Scaled(), torch.randn(3, 4)
     structure, flat = read_sample(model, sample)
-    expected = eager_steps(model, structure, flat)
+    expected = run_eager_steps(model, structure, flat)
     fewer = dataclasses.replace(
         expected, inputs=expected.inputs[:steps], behaviours=expected.behaviours[:steps]
     )
-    compare_pieces(model, [Piece(model, mistake, sample)], [], lambda flat: flat[0], fewer)
+    check_piecewise_run(model, [Piece(model, mistake, sample)], [], lambda flat: flat[0], fewer)
 
 
 def test_the_model_itself_passes():
@@ -88,7 +88,7 @@ def test_made_up_inputs_stay_valid():
         torch.linspace(2.0, 3.0, 10),
         torch.ones(5),
     )
-    first, floats, same = list(variations(sample))
+    first, floats, same = list(vary_inputs(sample))
     assert sorted(first[0].flatten().tolist()) == list(range(6))
     assert int(first[1].sum()) == 1
     assert first[2].isinf().sum() == 1

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from stagewright.capture.capture import trace
-from stagewright.capture.observation.preserve import preserved, random_state
+from stagewright.capture.observation.preserve import get_random_state, preserve_model
 from stagewright.core.errors import CaptureError
 from tests.capture.awkward import (
     CheckpointedReentrant,
@@ -47,7 +47,7 @@ def everything(model):
         for module in model.modules()
     ]
     classes = [dict(vars(type(module))) for module in model.modules()]
-    return attributes, classes, random_state(), snapshot(model)
+    return attributes, classes, get_random_state(), snapshot(model)
 
 
 KINDS = [PythonChance, Mixture, CheckpointedReentrant, Remembering, DropPath, LazyCache, Quantised]
@@ -120,7 +120,7 @@ def test_parameters_are_not_changed_by_a_forward_that_would(through_data):
 def test_replaced_memory_and_modules_are_put_back():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     parameter, memory, first = model[0].weight, model[0].weight.data_ptr(), model[0]
-    with preserved(model):
+    with preserve_model(model):
         model[0].weight.data = torch.zeros(4, 4)
         model[0] = nn.Linear(4, 4)
     assert model[0] is first

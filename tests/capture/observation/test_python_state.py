@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from stagewright.capture.capture import trace
-from stagewright.capture.observation.preserve import preserved
-from stagewright.capture.observation.python_state import generator_state
+from stagewright.capture.observation.preserve import preserve_model
+from stagewright.capture.observation.python_state import get_generator_state
 from stagewright.core.errors import CaptureError
 
 
@@ -193,7 +193,7 @@ def test_an_iterator_in_a_tuple_is_not_used_up():
 def test_slots_are_put_back_as_they_were_filled():
     model = nn.Linear(2, 2)
     model.kept = Slotted([1])
-    with preserved(model):
+    with preserve_model(model):
         model.kept.steps.append(2)
         model.kept.steps, model.kept.more = [3], 4
     assert model.kept.steps == [1]
@@ -211,8 +211,8 @@ def test_containers_tensors_arrays_and_generators_are_put_back():
         "generators": [random.Random(1), torch.Generator(), np.random.default_rng(1)],
     }
     kept = model.kept
-    states = [generator_state(generator) for generator in kept["generators"]]
-    with preserved(model):
+    states = [get_generator_state(generator) for generator in kept["generators"]]
+    with preserve_model(model):
         kept["queue"].append(3)
         kept["ordered"]["a"].append(2)
         kept["ordered"]["b"] = 1
@@ -227,4 +227,4 @@ def test_containers_tensors_arrays_and_generators_are_put_back():
     assert vars(kept["object"]) == {"n": [1]}
     assert kept["tensor"].tolist() == [1, 1]
     assert kept["array"].tolist() == [1, 1]
-    assert [generator_state(generator) for generator in kept["generators"]] == states
+    assert [get_generator_state(generator) for generator in kept["generators"]] == states

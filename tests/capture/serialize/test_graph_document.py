@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from stagewright.capture.capture import trace
-from stagewright.capture.serialize.leaf_modules import construct, leaf_module
-from stagewright.capture.serialize.literals import NotData
+from stagewright.capture.serialize.leaf_modules import build_leaf, describe_leaf
+from stagewright.capture.serialize.literals import NotSerializable
 from stagewright.core.graph.allowed_ops import MODULES
 from stagewright.core.graph.graph import Graph, LeafModule
 from tests.portable_models import MODELS, awkward, bert, gpt2, inception, lstm
@@ -170,8 +170,8 @@ LEAVES = [
 
 @pytest.mark.parametrize("module", LEAVES, ids=repr)
 def test_leaf_modules_become_settings_and_back(module):
-    leaf = LeafModule.model_validate_json(leaf_module("net", module).model_dump_json())
-    again = construct(leaf)
+    leaf = LeafModule.model_validate_json(describe_leaf("net", module).model_dump_json())
+    again = build_leaf(leaf)
     assert type(again) is type(module)
     assert set(leaf.settings) <= MODULES[leaf.type]
     plain = (bool, int, float, str, tuple, type(None))
@@ -187,5 +187,5 @@ def test_a_leaf_that_was_changed_is_refused():
     grown = nn.Linear(2, 2)
     grown.weight = nn.Parameter(torch.zeros(3, 2))
     for module in (hooked, patched, grown):
-        with pytest.raises(NotData):
-            leaf_module("net", module)
+        with pytest.raises(NotSerializable):
+            describe_leaf("net", module)

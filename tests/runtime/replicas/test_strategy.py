@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from stagewright.capture.capture import trace
-from stagewright.capture.program.segment import readers_of
+from stagewright.capture.program.segment import get_segments
 from stagewright.core.errors import InvalidInput, PlanMismatch
 from stagewright.core.plan.schedule import BACKWARDS, Schedule, Work
 from stagewright.runtime.replicas.apply import apply_strategies
@@ -240,7 +240,7 @@ def test_another_graph_for_evaluation_reads_the_trained_weights(alone):
         for parameter in stage.parameters():
             parameter.to_local().fill_(0.5)
     stage.eval()
-    assert len(readers_of(stage)) == 2
+    assert len(get_segments(stage)) == 2
     strategy.begin(trains=False, sums=False)
     (output,) = stage(torch.ones(2, 4))
     strategy.finish()
