@@ -10,7 +10,7 @@ from ..core.plan.plan import Baseline, Plan, Proof, Stage
 from ..core.units import format_time
 from .cost.assignment import Assignment, counts_of
 from .cost.plan_cost import Priced
-from .heuristics.baselines import baselines, places, refusal
+from .heuristics.baselines import list_baselines, list_slots, rejection_reason
 from .problem.option_rules import option_notes
 from .problem.problem import Request
 from .search.branch_and_bound import ROUNDING
@@ -75,7 +75,7 @@ def build_plan(request: Request, decision: Decision, profile_id: str | None = No
         ),
         baselines=tuple(
             _baseline(request, name, other, priced.assignment)
-            for name, other in baselines(request, priced.assignment)
+            for name, other in list_baselines(request, priced.assignment)
         ),
         profile_id=profile_id or given.content_id(),
         cluster_devices=len(request.cluster.devices),
@@ -135,7 +135,7 @@ def _stages(request: Request, priced: Priced) -> tuple[Stage, ...]:
 
 def _baseline(request: Request, name: str, other: Assignment, chosen: Assignment) -> Baseline:
     """Without a time where it is unusable."""
-    reason = refusal(request, other)
+    reason = rejection_reason(request, other)
     step_s = None if reason else request.pricer.price(other).step_time_s
     devices = _devices(request, other)
     return Baseline(
@@ -158,7 +158,7 @@ def _devices(request: Request, chosen: Assignment) -> tuple[tuple[str, ...], ...
 
 def _idle(request: Request, chosen: Assignment) -> list[str]:
     """Devices the plan does not use; those between used ones of their class are due to groups."""
-    used = {index for index, _, _ in places(request.devices, chosen)}
+    used = {index for index, _, _ in list_slots(request.devices, chosen)}
     devices = request.cluster.devices
     idle = [index for index in range(len(devices)) if index not in used]
     if not idle:

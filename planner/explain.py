@@ -14,7 +14,7 @@ from ..core.plan.explanation import Alternative, Bound, Explanation, Shares
 from ..core.plan.plan import Plan, PlanOptions
 from ..core.profile.profile import Profile
 from ..core.units import count, format_time
-from .heuristics.comparisons import comparisons
+from .heuristics.comparisons import compare_rules
 from .plan import Planner
 from .problem.arguments import as_planned, cluster_of, deadline_of, plan_of, profile_of
 from .remedies import with_devices
@@ -171,7 +171,7 @@ class _Study:
             unlimited_step_time_s=unlimited_s,
             unlimited_proven=is_proven,
             alternatives=tuple(alternatives),
-            comparisons=tuple(comparisons(plan, self.profile, self.cluster, self.options)),
+            comparisons=tuple(compare_rules(plan, self.profile, self.cluster, self.options)),
         )
 
     def _step_s(self, change: _Change, share: float) -> tuple[float | None, bool]:

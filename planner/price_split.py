@@ -14,7 +14,7 @@ from ..schedules.traits import FOLDED
 from .assemble import build_plan
 from .cost.assignment import Assignment, cuts_of, in_device_order, placed, repeated
 from .cost.chain import tables
-from .heuristics.candidates import with_recompute
+from .heuristics.candidates import apply_recompute
 from .problem.arguments import cluster_of, options_of, profile_of
 from .problem.constraints import broken_option
 from .problem.option_rules import chunks_of
@@ -72,7 +72,7 @@ def plan_from_balance(
     cuts = cuts_of(balance)
     _check_cuts(request, cuts)
     chosen = _placed(request, cuts, counts)
-    chosen = with_recompute(request.pricer, chosen)
+    chosen = apply_recompute(request.pricer, chosen)
     _check_kept(request, chosen)
     _check_memory(request, chosen)
     priced = request.pricer.price(chosen)

@@ -1,4 +1,4 @@
-"""Published balancing rules and baselines that plans are compared with.
+"""Published balancing rules, baselines and candidate plans, all found without a search.
 
-Nothing here proves a bound.
+Nothing here proves a bound, and nothing decides which plan wins.
 """

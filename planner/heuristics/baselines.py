@@ -1,4 +1,4 @@
-"""Other splits printed beside a plan, on as many devices of its own; it is not slower than any."""
+"""Baselines printed beside a plan, on its own devices; the plan is not slower than any of them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from ..cost.assignment import Assignment, placed
 from ..cost.device_classes import Devices
 from ..cost.plan_cost import Priced
 from ..problem.problem import Request
-from .candidates import equal_layers, even_times, stage_counts, with_recompute
+from .candidates import apply_recompute, equal_layers, even_times, stage_counts
 
 
-def baselines(request: Request, chosen: Assignment) -> Iterator[tuple[str, Assignment]]:
-    """Splits to compare a plan with, by name; not all of them need be usable.
+def list_baselines(request: Request, chosen: Assignment) -> Iterator[tuple[str, Assignment]]:
+    """Yield baselines by name; some may not be usable.
 
-    Equal layer counts and even times keep the plan's stages, replicas and devices. One stage has
-    nothing to cut: then they are pipelines of one device a stage. Of plans of several stages,
-    ``data_parallel`` is the whole model on each of their devices, where the options allow so many
-    replicas.
+    Equal layer counts and even times keep the plan's stages, replicas and devices; if the plan has
+    a single stage, they are pipelines with one device per stage instead. If it has several,
+    ``data_parallel`` is the whole model on each of its devices, if the options allow it.
     """
     shape = chosen if chosen.num_stages > 1 else one_device_a_stage(request, chosen)
     if shape is not None:
@@ -31,20 +30,18 @@ def baselines(request: Request, chosen: Assignment) -> Iterator[tuple[str, Assig
         ):
             if cuts is not None:
                 other = replace(shape, cuts=cuts)
-                yield name, other if shape is chosen else with_recompute(request.pricer, other)
+                yield name, other if shape is chosen else apply_recompute(request.pricer, other)
     alone = data_parallel(request, chosen)
     if alone is not None and request.allows(alone):
         yield "data_parallel", alone
 
 
-def best_of_baselines(request: Request, priced: Priced) -> Priced:
-    """The plan, or the fastest of its baselines, theirs, and so on, where that is faster.
-
-    A search that had its time beats them all; one cut short may not.
-    """
+def take_faster_baseline(request: Request, priced: Priced) -> Priced:
+    """Return the plan, or a faster baseline of it, repeated until no baseline is faster."""
+    # A complete search beats all baselines; one cut short by its deadline may not.
     while True:
         best = priced
-        for _, other in baselines(request, priced.assignment):
+        for _, other in list_baselines(request, priced.assignment):
             found = request.pricer.priced_if_usable(other) if request.allows(other) else None
             if found is not None and found.step_time_s < best.step_time_s:
                 best = found
@@ -54,11 +51,11 @@ def best_of_baselines(request: Request, priced: Priced) -> Priced:
 
 
 def one_device_a_stage(request: Request, chosen: Assignment) -> Assignment | None:
-    """As many stages as the plan has devices, or where it has one, as the cluster has.
+    """Return a pipeline with one stage on each device of the plan, or of the cluster if it has one.
 
-    `None` where that is no pipeline. The cuts are yet to be chosen.
+    Cuts are those of even times. Returns `None` if fewer than two stages are possible.
     """
-    found = places(request.devices, chosen)
+    found = list_slots(request.devices, chosen)
     if len(found) == 1:
         found = sorted(
             (entry.devices[rank], number, rank)
@@ -80,7 +77,7 @@ def one_device_a_stage(request: Request, chosen: Assignment) -> Assignment | Non
 
 
 def data_parallel(request: Request, chosen: Assignment) -> Assignment | None:
-    """One stage on as many devices as a plan of several stages has, where they are alike."""
+    """Return the whole model on each device of a plan of several stages, if those are alike."""
     if chosen.num_stages == 1 or chosen.chunks > 1 or len(set(chosen.classes)) > 1:
         return None
     count = min(sum(chosen.replicas), request.pricer.num_microbatches)
@@ -88,11 +85,11 @@ def data_parallel(request: Request, chosen: Assignment) -> Assignment | None:
         return None
     whole = (0, len(request.profile.layers))
     found = placed(whole, [count], request.devices, class_index=chosen.classes[0])
-    return found and with_recompute(request.pricer, found)
+    return found and apply_recompute(request.pricer, found)
 
 
-def places(devices: Devices, chosen: Assignment) -> list[tuple[int, int, int]]:
-    """Each device of a plan once, in pipeline order: its index, class, and rank in the class."""
+def list_slots(devices: Devices, chosen: Assignment) -> list[tuple[int, int, int]]:
+    """List a plan's devices in pipeline order: index in the cluster, class, rank in the class."""
     found = dict.fromkeys(
         (number, rank)
         for number, end, count in zip(chosen.classes, chosen.ends, chosen.replicas, strict=True)
@@ -101,24 +98,24 @@ def places(devices: Devices, chosen: Assignment) -> list[tuple[int, int, int]]:
     return [(devices.classes[number].devices[rank], number, rank) for number, rank in found]
 
 
-def refusal(request: Request, assignment: Assignment) -> str:
-    """The first reason in words; empty if it can be used."""
-    return next(_refusals(request, assignment), "")
+def rejection_reason(request: Request, assignment: Assignment) -> str:
+    """Return why an assignment cannot be used, in words; empty if it can."""
+    return next(_rejection_reasons(request, assignment), "")
 
 
-def _refusals(request: Request, assignment: Assignment) -> Iterator[str]:
+def _rejection_reasons(request: Request, assignment: Assignment) -> Iterator[str]:
     yield from _wrong_cuts(request, assignment.cuts)
     if not request.allows(assignment):
         yield "the options ask for other stages, replicas or pins"
     try:
         yield from _too_large(request, assignment)
-        request.pricer.price(assignment)  # a step is simulated, so it comes last
+        # This simulates the step, so it comes after the cheap checks.
+        request.pricer.price(assignment)
     except InvalidInput as error:
         yield str(error)
 
 
 def _too_large(request: Request, assignment: Assignment) -> Iterator[str]:
-    """Stages that exceed what their devices allow."""
     stages = request.pricer.stages(assignment)
     held = request.pricer.held_bytes(stages, assignment)
     for number, (stage, needed) in enumerate(zip(stages, held, strict=True)):
@@ -145,5 +142,5 @@ def _wrong_cuts(request: Request, cuts: tuple[int, ...]) -> Iterator[str]:
 
 
 def _bytes(size_bytes: int) -> str:
-    """Both rounded and exact, as two sizes that differ may look the same rounded."""
+    # Two different sizes may look equal once rounded, so the exact one is given, too.
     return f"{format_bytes(size_bytes)} ({size_bytes} bytes)"

@@ -1,4 +1,4 @@
-"""Plans worth simulating beside those the search finds."""
+"""Candidate plans that are simulated beside those of the exact search."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from .chain_partition import balance
 from .published_rules import pipedream_plan, torchgpipe_balance
 
 MAX_PIPEDREAM_SIZE = 2_000
-"""Positions times devices up to which PipeDream's plan is made too: 30 ms."""
+"""Positions times devices up to which PipeDream's plan is a candidate: 30 ms."""
 
 MAX_TORCHGPIPE_SIZE = 4_000
-"""Positions times stages up to which torchgpipe's cuts are made too: 30 ms."""
+"""Positions times stages up to which torchgpipe's cuts are candidates: 30 ms."""
 
 MAX_RESHAPED = 8
-"""Stages of plans whose devices are moved from any stage to any other."""
+"""Stages up to which replicas are moved between every pair of stages."""
 
 MAX_GRIDS = 12
-"""Uniform grids tried of those whose closed form promises most; all of them if there are few."""
+"""Uniform grids tried, those of the best closed form; all of them if there are few."""
 
 
 def equal_layers(num_layers: int, num_stages: int) -> Cuts:
-    """Layer counts that differ by at most one, the larger ones in front."""
+    """Return cuts whose layer counts differ by at most one, the larger ones in front."""
     each, more = divmod(num_layers, num_stages)
     return cuts_of([each + (stage < more) for stage in range(num_stages)])
 
 
 def even_times(costs: Tables, num_stages: int) -> Cuts | None:
-    """The cuts whose slowest stage is fastest, communication and memory left aside."""
+    """Return the cuts with the fastest slowest stage, ignoring communication and memory."""
     if num_stages > costs.num_atoms:
         return None
     work = costs.forward_s + costs.backward_s
@@ -43,7 +43,7 @@ def even_times(costs: Tables, num_stages: int) -> Cuts | None:
 
 
 def stage_counts(pricer: Pricer) -> range:
-    """Numbers of stages that devices, cuts and options allow."""
+    """Return the numbers of stages that devices, cuts and options allow."""
     options, costs = pricer.options, pricer.costs
     most = min(costs.num_atoms, len(pricer.devices.cluster.devices))
     if options.max_stages is not None:
@@ -54,11 +54,8 @@ def stage_counts(pricer: Pricer) -> range:
     return range(1, most + 1)
 
 
-def grids(pricer: Pricer) -> Iterator[Assignment]:
-    """Equal replicas for every stage, on even times, equal layer counts and torchgpipe's cuts.
-
-    Stages that do not fit are recomputed where that is allowed.
-    """
+def uniform_grids(pricer: Pricer) -> Iterator[Assignment]:
+    """Yield plans with equal replicas for all stages, cut by even times, counts and torchgpipe."""
     for num_stages, replicas in _promising(pricer):
         cuts = {equal_layers(len(pricer.costs.profile.layers), num_stages)}
         for found in (even_times(pricer.costs, num_stages), _torchgpipe(pricer.costs, num_stages)):
@@ -70,17 +67,16 @@ def grids(pricer: Pricer) -> Iterator[Assignment]:
 
 
 def _torchgpipe(costs: Tables, num_stages: int) -> Cuts | None:
-    """Cuts of torchgpipe; `None` where it leaves a stage empty or would take long."""
     if num_stages > costs.num_atoms or num_stages * costs.num_atoms > MAX_TORCHGPIPE_SIZE:
         return None
     layers = costs.profile.layers
     layer_s = [entry.forward.median_s + entry.backward.median_s for entry in layers]
     counts = torchgpipe_balance(layer_s, num_stages, costs.positions)
-    return cuts_of(counts) if all(counts) else None
+    return cuts_of(counts) if all(counts) else None  # torchgpipe may leave a stage empty
 
 
-def pipedreams(pricer: Pricer) -> Iterator[Assignment]:
-    """PipeDream's plan for all devices and for each class alone, by each link level's bandwidth."""
+def pipedream_plans(pricer: Pricer) -> Iterator[Assignment]:
+    """Yield PipeDream's plan for the cluster and for each class, by each level's bandwidth."""
     costs, devices = pricer.costs, pricer.devices
     numbers = {len(devices.cluster.devices), *(len(entry) for entry in devices.classes[:4])}
     for number in sorted(numbers):
@@ -94,7 +90,7 @@ def pipedreams(pricer: Pricer) -> Iterator[Assignment]:
 
 
 def _promising(pricer: Pricer) -> list[tuple[int, int]]:
-    """Numbers of stages and replicas, those of the least even step first."""
+    """Return numbers of stages and replicas, those of the shortest ideal 1F1B step first."""
     options, costs = pricer.options, pricer.costs
     total = len(pricer.devices.cluster.devices)
     work_s = float(costs.forward_s[0, -1] + costs.backward_s[0, -1])
@@ -114,23 +110,20 @@ def _promising(pricer: Pricer) -> list[tuple[int, int]]:
 
 
 def _on_devices(pricer: Pricer, cuts: Cuts, replicas: Sequence[int]) -> Iterator[Assignment]:
-    """On every class of devices alone, and with one device a stage in the cluster's order.
-
-    On one class the order differs where stages could be placed across groups in other ways.
-    """
+    """Yield placements on each class of devices, and in cluster order with one device per stage."""
     devices = pricer.devices
     for number in range(min(len(devices.classes), 4)):
         found = placed(cuts, replicas, devices, class_index=number)
         if found is not None:
-            yield with_recompute(pricer, found)
+            yield apply_recompute(pricer, found)
     if max(replicas) == 1:
         found = in_device_order(cuts, devices)
         if found is not None:
-            yield with_recompute(pricer, found)
+            yield apply_recompute(pricer, found)
 
 
-def with_recompute(pricer: Pricer, assignment: Assignment) -> Assignment:
-    """Recompute every stage, or those on devices that lack room, as the options allow."""
+def apply_recompute(pricer: Pricer, assignment: Assignment) -> Assignment:
+    """Return the assignment with recomputation on every stage, or where memory requires it."""
     mode = pricer.options.recompute
     if mode == "never" or pricer.only_forward:
         return assignment
@@ -138,7 +131,7 @@ def with_recompute(pricer: Pricer, assignment: Assignment) -> Assignment:
         return replace(assignment, recompute=(True,) * assignment.num_stages)
     try:
         stages = pricer.stages(assignment)
-    except InvalidInput:  # numbers the schedule does not take: no plan either way
+    except InvalidInput:  # the schedule does not support these numbers: no plan either way
         return assignment
     again = tuple(
         stage.limit_bytes is not None and held > stage.limit_bytes
@@ -147,8 +140,8 @@ def with_recompute(pricer: Pricer, assignment: Assignment) -> Assignment:
     return replace(assignment, recompute=again)
 
 
-def neighbours(assignment: Assignment, costs: Tables) -> Iterator[Assignment]:
-    """The same with one cut moved to the next position before or behind."""
+def move_cuts(assignment: Assignment, costs: Tables) -> Iterator[Assignment]:
+    """Yield assignments with one cut moved to the previous or next position."""
     for place in range(1, len(assignment.cuts) - 1):
         index = costs.index[assignment.cuts[place]]
         for other in (index - 1, index + 1):
@@ -158,11 +151,11 @@ def neighbours(assignment: Assignment, costs: Tables) -> Iterator[Assignment]:
                 yield replace(assignment, cuts=cuts)
 
 
-def reshaped(assignment: Assignment, pricer: Pricer) -> Iterator[Assignment]:
-    """The same with devices moved between stages, a stage cut in two, or two stages made one.
+def reshape_stages(assignment: Assignment, pricer: Pricer) -> Iterator[Assignment]:
+    """Yield assignments with replicas moved between stages, one stage split, or two merged.
 
-    Only where all stages are on one class of devices and few enough to try every pair. The closed
-    form favours equal replicas; the simulator may not.
+    The closed form favours equal replicas; the simulator may not. Only for few stages, all on one
+    class of devices.
     """
     if len(set(assignment.classes)) > 1 or assignment.num_stages > MAX_RESHAPED:
         return
@@ -170,6 +163,7 @@ def reshaped(assignment: Assignment, pricer: Pricer) -> Iterator[Assignment]:
     entry = devices.classes[assignment.classes[0]]
     steps = {1, *(size for size in entry.group_sizes[:-1] if size < len(entry))}
     changes: list[tuple[Cuts, Sequence[int], Sequence[bool]]] = []
+    # Single devices and whole groups move; stage -1 stands for devices that the plan leaves idle.
     for step in sorted(steps):
         for taken, given in permutations(range(-1, assignment.num_stages), 2):
             moved = [
@@ -191,7 +185,7 @@ def reshaped(assignment: Assignment, pricer: Pricer) -> Iterator[Assignment]:
 def _split(
     assignment: Assignment, costs: Tables
 ) -> Iterator[tuple[Cuts, Sequence[int], Sequence[bool]]]:
-    """Each stage of several replicas cut at the middle of its work, its replicas shared out."""
+    """Yield splits of each replicated stage at the middle of its work, sharing its replicas."""
     work = costs.forward_s + costs.backward_s
     cuts, replicas, recompute = assignment.cuts, assignment.replicas, assignment.recompute
     for s, count in enumerate(replicas):
@@ -210,7 +204,7 @@ def _split(
 
 
 def _merged(assignment: Assignment) -> Iterator[tuple[Cuts, Sequence[int], Sequence[bool]]]:
-    """Each two neighbouring stages as one, on the devices of both."""
+    """Yield merges of two neighbouring stages on the devices of both."""
     cuts, replicas, recompute = assignment.cuts, assignment.replicas, assignment.recompute
     for s in range(assignment.num_stages - 1):
         yield (

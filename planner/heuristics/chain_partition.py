@@ -1,4 +1,4 @@
-"""Cut a chain of costs into parts so that the largest part is as small as possible, exactly."""
+"""Exact chain partitioning: consecutive parts whose largest cost is least."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from ...core.errors import InvalidInput
 
 
 def balance(costs: Sequence[float], num_parts: int) -> list[int]:
-    """How many consecutive items each part gets when the largest part costs the least.
+    """Return the number of consecutive items in each part so that the largest part costs least.
 
-    Of all such balances the one with the smallest sum of squared part costs is returned, and of
-    those always the same one. Sums are taken in integers, so rounding never decides.
-    O(K log L) per probe and about ten probes for the largest part; O(K L log L) at most for the
-    tie, usually far less.
+    Among such partitions, the one with the least sum of squared part costs is returned, and ties
+    are broken deterministically. Sums are integers, so rounding never decides. O(K log L) per
+    probe and about ten probes for the largest part; at most O(K L log L) for the tie-break.
 
     Args:
         costs: Cost of each of L items, in order; any unit.
-        num_parts: How many parts K, none of them empty.
+        num_parts: Number of parts K, none of them empty.
 
     Returns:
         K counts that add up to L.
@@ -54,19 +53,21 @@ def _check(costs: Sequence[float], num_parts: int) -> None:
 
 
 def _as_integers(costs: Sequence[float]) -> list[int]:
-    """The costs times one common factor: floats are dyadic rationals, so one exists."""
+    # Floats are dyadic rationals, so a common factor turns all of them into integers.
     exact = [Fraction(cost) for cost in costs]
     factor = math.lcm(*(value.denominator for value in exact))
     return [int(value * factor) for value in exact]
 
 
 def _smallest_largest_part(prefix: list[int], num_parts: int) -> int:
-    """Exact bisection (Pinar and Aykanat, "Fast optimal load balancing", JPDC 2004).
+    """Return the least cost of the largest part, by exact bisection.
 
-    Every probe moves a bound to a part cost that really occurs: after a success the upper bound
-    is the largest part the greedy cut made, after a failure the lower bound is the smallest part
-    cost above the one probed that would change the greedy cut. Splitting a part never makes the
-    largest larger, so "at most K parts" and "K parts, none empty" have the same answer.
+    Pinar and Aykanat, "Fast optimal load balancing algorithms for 1D partitioning", JPDC 2004.
+
+    Every probe moves a bound to the cost of some part: after a success the upper bound is the
+    largest part of the greedy partition, after a failure the lower bound is the least part cost
+    above the probed limit that would change the greedy partition. Splitting a part never makes
+    the largest one larger, so "at most K parts" and "K non-empty parts" have the same answer.
     """
     items = len(prefix) - 1
     low = max(
@@ -91,15 +92,15 @@ def _smallest_largest_part(prefix: list[int], num_parts: int) -> int:
 
 
 def _least_squares_cuts(prefix: list[int], num_parts: int, largest: int) -> list[int]:
-    """Positions 0 = c_0 < c_1 < ... < c_K = L with parts of at most ``largest``.
+    """Return positions 0 = c_0 < c_1 < ... < c_K = L with parts of at most ``largest``.
 
     State: best[k][c], least sum of squares of k parts that cover the first c items.
     Transition: best[k][c] = min over b < c, prefix[c] - prefix[b] <= largest, of
     best[k-1][b] + (prefix[c] - prefix[b])^2. Base: best[0][0] = 0.
-    c_k lies between what K - k greedy parts from the right leave and what k greedy parts from
-    the left reach, which is narrow when the limit binds. Squares satisfy the quadrangle
-    inequality, and forbidding long parts keeps it, so the leftmost best b never decreases with
-    c: divide and conquer, O(L log L) for each k (Yao 1980).
+    c_k lies between the rest that K - k greedy parts from the right leave and the reach of k greedy
+    parts from the left, which is narrow if the limit binds. Squares satisfy the quadrangle
+    inequality, and forbidding long parts preserves it, so the leftmost best b never decreases
+    with c: divide and conquer in O(L log L) for each k (Yao 1980).
     """
     ranges = _cut_ranges(prefix, num_parts, largest)
     best = {0: 0}

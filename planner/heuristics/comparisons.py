@@ -1,4 +1,4 @@
-"""What others would have done with a plan's profile, on as many of its devices."""
+"""Comparison of a plan with published rules for the same profile and number of devices."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from ..cost.assignment import Assignment, counts_of, cuts_of, placed
 from ..cost.chain import tables
 from ..cost.device_classes import Devices
 from ..problem.problem import Request
-from .baselines import data_parallel, one_device_a_stage, refusal
-from .candidates import with_recompute
+from .baselines import data_parallel, one_device_a_stage, rejection_reason
+from .candidates import apply_recompute
 from .published_rules import equal_layers, equal_parameters, pipedream_plan, torchgpipe_balance
 
 UNCONSTRAINED = {"num_stages": None, "max_stages": None, "max_replicas": None, "pins": ()}
-"""Options that others' splits need not keep."""
+"""Options that published rules need not keep."""
 
 
-def comparisons(
+def compare_rules(
     plan: Plan, profile: Profile, cluster: Cluster, options: PlanOptions
 ) -> Iterator[Comparison]:
-    """Equal layers, equal parameters, torchgpipe, plain copies and PipeDream.
+    """Yield the results of equal layers, equal parameters, torchgpipe, data parallelism, PipeDream.
 
-    The first three on the plan's stages with their replicas, or on one device a stage, whichever
-    is faster; all on as many devices as the plan has. Where that is one, on all of the cluster's.
+    The first three use the plan's stages with their replicas, or one device per stage, whichever
+    is faster. All use as many devices as the plan, or the whole cluster if the plan has one device.
     """
     free = options.model_copy(update=UNCONSTRAINED)
     request = Request(profile, cluster, free, lambda positions: tables(profile, positions))
     own = _assignment(plan, request.devices)
-    yield from _Others(request, own, plan.step_time_s, options.max_replicas).all()
+    yield from _RuleComparison(request, own, plan.step_time_s, options.max_replicas).all()
 
 
 @dataclass(frozen=True)
-class _Others:
-    """Others' splits of a request.
+class _RuleComparison:
+    """Published rules applied to the request of a plan.
 
     Attributes:
-        own: The plan they are compared with.
-        step_s: Its step.
-        max_replicas: Of its stages.
+        own: The plan's assignment.
+        step_s: The plan's step.
+        max_replicas: Limit of the plan's options, which rules may exceed with a remark.
     """
 
     request: Request
@@ -51,7 +51,6 @@ class _Others:
     max_replicas: int | None
 
     def all(self) -> Iterator[Comparison]:
-        """Every one of them."""
         spread = one_device_a_stage(self.request, self.own) if self.own.chunks == 1 else None
         shapes = [self.own] if self.own.num_stages > 1 else []
         if spread is not None and spread.replicas != self.own.replicas:
@@ -66,7 +65,7 @@ class _Others:
         yield from self._pipedream(spread or self.own)
 
     def _rules(self) -> dict[str, Callable[[int], list[int]]]:
-        """Layers of so many stages, by whose rule."""
+        """Return the rules that give layers per stage for a number of stages, by name."""
         profile, positions = self.request.profile, self.request.positions
         work = [entry.forward.median_s + entry.backward.median_s for entry in profile.layers]
         return {
@@ -79,7 +78,6 @@ class _Others:
         return self._priced(name, replace(shape, cuts=cuts_of(rule(shape.num_stages))))
 
     def _pipedream(self, like: Assignment) -> Iterator[Comparison]:
-        """PipeDream's plan for as many devices of one kind."""
         request, number = self.request, sum(like.replicas)
         levels = request.cluster.levels
         if not levels or number < 2 or like.chunks > 1 or len(set(like.classes)) > 1:
@@ -97,15 +95,15 @@ class _Others:
             name="PipeDream",
             balance=tuple(counts),
             replicas=tuple(replicas),
-            reason="a stage would neither lie inside one group of devices nor be whole ones",
+            reason="a stage would neither lie inside one group of devices nor fill whole groups",
         )
 
     def _priced(self, name: str, split: Assignment) -> Comparison:
         pricer, step_s, ratio = self.request.pricer, None, None
         reason = "it leaves a stage empty" if 0 in counts_of(split.cuts) else ""
         if not reason:
-            split = with_recompute(pricer, split)
-            reason = refusal(self.request, split)
+            split = apply_recompute(pricer, split)
+            reason = rejection_reason(self.request, split)
         if not reason:
             step_s = pricer.price(split).step_time_s
             ratio = step_s / self.step_s if self.step_s else None
@@ -122,7 +120,7 @@ class _Others:
 
 
 def _assignment(plan: Plan, devices: Devices) -> Assignment:
-    """A plan's choices."""
+    """Return a plan's choices as an assignment."""
     names = {device.name: index for index, device in enumerate(devices.cluster.devices)}
     place = {
         index: (number, rank)

@@ -1,7 +1,7 @@
-"""What others would have done with the same profile: splits for comparison, none of them ours.
+"""Published partitioning rules, for comparison: equal layers or parameters, torchgpipe, PipeDream.
 
 ``positions`` are the layers in front of which a stage may begin, ascending from 0 to the number
-of layers; without them every layer may. Layers between two neighbouring positions stay together.
+of layers; `None` allows every layer. Layers between neighbouring positions stay together.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from .chain_partition import balance
 
 MAX_PIPEDREAM_DEVICES = 128
 MAX_PIPEDREAM_SIZE = 10_000
-"""Groups of layers times devices. Within both limits the search was measured to take 0.5 s."""
+"""Groups of layers times devices. Within both limits the search takes 0.5 s, as measured."""
 
 
 def equal_layers(
     num_layers: int, num_stages: int, positions: Sequence[int] | None = None
 ) -> list[int]:
-    """Layers per stage that differ by at most one, larger ones in front.
+    """Return layers per stage that differ by at most one, larger counts in front.
 
-    Where positions do not allow that: the smallest largest count, then the least sum of squares.
+    If positions do not allow that, the largest count is least, then the sum of squares.
 
     Raises:
-        InvalidInput: The positions are none, or more stages than groups of layers.
+        InvalidInput: Positions are malformed, or there are more stages than groups of layers.
     """
-    cuts = _checked(positions, num_layers)
+    cuts = _check_positions(positions, num_layers)
     sizes = [last - first for first, last in pairwise(cuts)]
-    # `balance` makes the last parts the larger ones; from behind they are the first.
+    # `balance` makes the last parts the larger ones, so the chain is reversed before and after.
     return _in_layers(balance(sizes[::-1], num_stages)[::-1], cuts)
 
 
 def equal_parameters(
     profile: Profile, num_stages: int, positions: Sequence[int] | None = None
 ) -> list[int]:
-    """Layers per stage for the smallest largest stage by bytes of parameters, then evenness.
+    """Return layers per stage with the least largest stage by bytes of parameters.
 
     A tied weight counts in each of its layers.
 
     Raises:
-        InvalidInput: The positions are none, or more stages than groups of layers.
+        InvalidInput: Positions are malformed, or there are more stages than groups of layers.
     """
-    cuts = _checked(positions, len(profile.layers))
+    cuts = _check_positions(positions, len(profile.layers))
     sizes = _sums([entry.layer.parameter_bytes for entry in profile.layers], cuts)
     return _in_layers(balance(sizes, num_stages), cuts)
 
@@ -54,21 +54,21 @@ def equal_parameters(
 def torchgpipe_balance(
     costs: Sequence[float], num_stages: int, positions: Sequence[int] | None = None
 ) -> list[int]:
-    """Layers per stage as torchgpipe 0.0.7 balances them.
+    """Return layers per stage as torchgpipe 0.0.7 balances them.
 
     Bárány and Grinberg, "Block partitions of sequences" (Israel J. Math. 2015): single items
     move from the largest block towards the smallest until no two blocks differ by more than the
-    largest item. torchgpipe first subtracts the least cost from all, so long stages of cheap
-    layers come out dearer than they look, and takes the first of equally small blocks where the
-    paper takes the nearest. Where several costs equal the least that can ask an empty block for an
-    item: torchgpipe then overlaps blocks, or never returns; here the next block is asked. Answers
-    are otherwise the same: a stage may even get 0 layers where many costs equal the least.
+    largest item. torchgpipe first subtracts the least cost from all, which underrates long stages
+    of cheap layers, and takes the first of equally small blocks where the paper takes the nearest.
+    If several costs equal the least, it may take an item from an empty block, and then overlaps
+    blocks or never returns; here the next block gives the item. Results are otherwise equal: a
+    stage may even get 0 layers if many costs equal the least.
 
     Raises:
-        InvalidInput: A cost is negative or not finite, the positions are none, or more stages
-            than groups of layers.
+        InvalidInput: A cost is negative or not finite, positions are malformed, or there are more
+            stages than groups of layers.
     """
-    cuts = _checked(positions, len(costs))
+    cuts = _check_positions(positions, len(costs))
     _check_costs(costs)
     items = _sums(costs, cuts)
     if not 1 <= num_stages <= len(items):
@@ -78,7 +78,7 @@ def torchgpipe_balance(
         )
     least, spread = min(items), max(items) - min(items)
     scaled = [(item - least) / spread if spread else 0.0 for item in items]
-    return _in_layers(_Blocks(scaled, num_stages).levelled(), cuts)
+    return _in_layers(_Blocks(scaled, num_stages).level(), cuts)
 
 
 def pipedream_plan(
@@ -87,17 +87,17 @@ def pipedream_plan(
     bandwidth_bytes_per_s: float,
     positions: Sequence[int] | None = None,
 ) -> tuple[list[int], list[int]] | None:
-    """Layers and replicas per stage by PipeDream's optimizer; it uses every device.
+    """Return layers and replicas per stage by PipeDream's optimizer, which uses every device.
 
-    On the profile as a chain of layers: forward and backward times, parameter bytes, and
-    activation bytes sent forward. The loss is not in it, nor are memory and micro-batches.
-    `None` beyond `MAX_PIPEDREAM_DEVICES` or `MAX_PIPEDREAM_SIZE`.
+    It sees the profile as a chain of layers with forward and backward times, parameter bytes and
+    activation bytes sent forward, but no loss, memory limits or micro-batches. Returns `None`
+    beyond `MAX_PIPEDREAM_DEVICES` or `MAX_PIPEDREAM_SIZE`.
 
     Raises:
-        InvalidInput: The positions are none, there are no devices, or the bandwidth is not
+        InvalidInput: Positions are malformed, there are no devices, or the bandwidth is not
             positive and finite.
     """
-    cuts = _checked(positions, len(profile.layers))
+    cuts = _check_positions(positions, len(profile.layers))
     groups = len(cuts) - 1
     if num_devices > MAX_PIPEDREAM_DEVICES or groups * num_devices > MAX_PIPEDREAM_SIZE:
         return None
@@ -113,7 +113,7 @@ def pipedream_plan(
 
 
 class _Blocks:
-    """Consecutive blocks of items between 0 and 1, between which single items are moved."""
+    """Consecutive blocks of items of 0 to 1, between which single items move."""
 
     def __init__(self, items: Sequence[float], num_blocks: int) -> None:
         each = len(items) // num_blocks
@@ -121,12 +121,10 @@ class _Blocks:
         self._edges = [each * block for block in range(num_blocks)] + [len(items)]
         self._sizes = [self._size(block) for block in range(num_blocks)]
 
-    def levelled(self) -> list[int]:
-        """Items per block once no block is more than 1 above another.
-
-        Ends: items only move away from ``top`` until it has lost one, and no block they move to
-        becomes as large as ``top`` was.
-        """
+    def level(self) -> list[int]:
+        """Move items until no block exceeds another by more than 1; return items per block."""
+        # Terminates: items only move away from `top` until it has lost one, and no block that
+        # takes an item becomes as large as `top` was.
         while True:
             largest = max(self._sizes)
             top = max(block for block, size in enumerate(self._sizes) if size == largest)
@@ -138,9 +136,9 @@ class _Blocks:
                 giver = self._move(self._sizes.index(smallest), top)
 
     def _move(self, taker: int, top: int) -> int:
-        """One item to ``taker`` from its neighbour on the side of ``top``, which is returned."""
+        """Move one item to ``taker`` from its neighbour towards ``top``; return that neighbour."""
         step = 1 if taker < top else -1
-        while self._edges[taker + step] == self._edges[taker + step + 1]:
+        while self._edges[taker + step] == self._edges[taker + step + 1]:  # an empty neighbour
             taker += step
         edge = max(taker, taker + step)
         self._edges[edge] += step
@@ -149,12 +147,12 @@ class _Blocks:
         return taker + step
 
     def _size(self, block: int) -> float:
-        """Summed from the front, so that rounding decides ties as it does in torchgpipe."""
+        # Summed from the front, so that rounding decides ties as it does in torchgpipe.
         return sum(self._items[self._edges[block] : self._edges[block + 1]])
 
 
-def _checked(positions: Sequence[int] | None, num_layers: int) -> Sequence[int]:
-    """The positions, every layer's if there are none."""
+def _check_positions(positions: Sequence[int] | None, num_layers: int) -> Sequence[int]:
+    """Return the positions, or those of all layers by default."""
     if positions is None:
         return range(num_layers + 1)
     if (
@@ -163,7 +161,7 @@ def _checked(positions: Sequence[int] | None, num_layers: int) -> Sequence[int]:
         or any(first >= last for first, last in pairwise(positions))
     ):
         raise InvalidInput(
-            f"positions ascend from 0 to the number of layers, {num_layers}, not {positions}",
+            f"positions must ascend from 0 to the number of layers, {num_layers}, not {positions}",
             field="/positions",
         )
     return positions
@@ -173,7 +171,7 @@ def _check_costs(costs: Sequence[float]) -> None:
     for layer, cost in enumerate(costs):
         if not math.isfinite(cost) or cost < 0:
             raise InvalidInput(
-                f"costs[{layer}] is {cost}; a cost is finite and not negative",
+                f"costs[{layer}] is {cost}; a cost must be finite and not negative",
                 field=f"/costs/{layer}",
             )
 
@@ -183,7 +181,7 @@ def _sums(costs: Sequence[float], cuts: Sequence[int]) -> list[float]:
 
 
 def _in_layers(group_counts: Sequence[int], cuts: Sequence[int]) -> list[int]:
-    """Layers per stage, from groups of layers per stage."""
+    """Convert groups per stage to layers per stage."""
     counts, group = [], 0
     for count in group_counts:
         counts.append(cuts[group + count] - cuts[group])

@@ -12,7 +12,7 @@ from ...core.units import format_bytes
 from ..cost.assignment import Assignment, Cuts, cuts_of, in_device_order, placed
 from ..cost.chain import Tables
 from ..cost.plan_cost import Priced
-from ..heuristics.candidates import with_recompute
+from ..heuristics.candidates import apply_recompute
 from ..heuristics.chain_partition import balance
 from ..pipedream.objective import pipedream_chain
 from ..problem.constraints import broken_option
@@ -35,7 +35,7 @@ def balanced(request: Request) -> tuple[Priced, float]:
     found = _pipedream(request) if objective == "pipedream" else _evened(request)
     _check_kept(request, found)
     least = request.pricer.price(found).value
-    found = with_recompute(request.pricer, found)
+    found = apply_recompute(request.pricer, found)
     _check_memory(request, found)
     priced = request.pricer.price(found)
     if len(request.costs.positions) < len(request.positions):  # cuts between groups of layers

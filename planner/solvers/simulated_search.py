@@ -16,7 +16,7 @@ from ...schedules.layout import make_layout
 from ...schedules.traits import FOLDED
 from ..cost.assignment import Assignment, Cuts, repeated
 from ..cost.plan_cost import Priced
-from ..heuristics.candidates import equal_layers, even_times, with_recompute
+from ..heuristics.candidates import apply_recompute, equal_layers, even_times
 from ..problem.option_rules import chunks_of
 from ..problem.problem import Request
 from ..search.branch_and_bound import GAVE_UP
@@ -181,7 +181,7 @@ class Several:
                     for cuts in dict.fromkeys((even, equal)):
                         if request.costs.has(cuts):
                             left -= num_stages
-                            yield with_recompute(request.pricer, replace(one, cuts=cuts))
+                            yield apply_recompute(request.pricer, replace(one, cuts=cuts))
                 for made in self._fitted(one, once=once):
                     left -= num_stages
                     yield made

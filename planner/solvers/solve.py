@@ -12,8 +12,8 @@ from ...core.plan.plan import Objective
 from ..cost.assignment import Assignment
 from ..cost.plan_cost import Priced, Pricer
 from ..cost.stage_table import StageTable
-from ..heuristics.baselines import best_of_baselines
-from ..heuristics.candidates import grids, neighbours, pipedreams, reshaped
+from ..heuristics.baselines import take_faster_baseline
+from ..heuristics.candidates import move_cuts, pipedream_plans, reshape_stages, uniform_grids
 from ..problem.constraints import parts
 from ..problem.problem import Request, all_parts
 from ..search.arcs import Measure, from_hops
@@ -388,8 +388,8 @@ def _fastest(request: Request, pool: Pool) -> Priced:
     race = Race(request)
     race.enter(pool.best(MAX_SIMULATED))
     race.enter(steady(request))
-    race.enter(grids(pricer))
-    race.enter(pipedreams(pricer))
+    race.enter(uniform_grids(pricer))
+    race.enter(pipedream_plans(pricer))
     if pool.gave_up:
         rescue(request, race)
     deepen(race, rounds=0)
@@ -409,10 +409,10 @@ def _or_its_baselines(request: Request, priced: Priced) -> Priced:
     """The plan or a baseline of it that is faster, in the plan's own order of the layers."""
     order = priced.assignment.order
     if not order:
-        return best_of_baselines(request, priced)
+        return take_faster_baseline(request, priced)
     view = request.in_order(order)
     own = view.pricer.price(replace(priced.assignment, order=()))
-    best = best_of_baselines(view, own)
+    best = take_faster_baseline(view, own)
     return priced if best is own else request.pricer.price(replace(best.assignment, order=order))
 
 
@@ -421,7 +421,7 @@ def _neighbours(request: Request, assignment: Assignment) -> Iterator[Assignment
     order, own = assignment.order, replace(assignment, order=())
     view = request.in_order(order) if order else request
     if view.costs.has(own.cuts):
-        for other in (*neighbours(own, view.costs), *reshaped(own, view.pricer)):
+        for other in (*move_cuts(own, view.costs), *reshape_stages(own, view.pricer)):
             if view.allows(other):
                 yield replace(other, order=order)
 
