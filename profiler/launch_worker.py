@@ -63,7 +63,7 @@ def measure_apart(
 
 
 def _message(line: str) -> dict[str, object]:
-    """One JSON object; empty for anything else that was said."""
+    """Parse a line as a JSON object; return an empty one for any other output."""
     try:
         told = json.loads(line)
     except ValueError:

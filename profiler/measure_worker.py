@@ -54,7 +54,7 @@ def main() -> int:
 
 
 def announcement(error: StagewrightError) -> dict[str, object]:
-    """The last line of a child that failed."""
+    """Write the last message of a child that failed."""
     said: dict[str, object | None] = {"error": type(error).__name__, "message": str(error)}
     if isinstance(error, InvalidInput):
         said["field"] = error.field
@@ -66,7 +66,7 @@ def announcement(error: StagewrightError) -> dict[str, object]:
 
 
 def read_request(text: str) -> MeasureRequest:
-    """The request on standard input.
+    """Parse the request read from standard input.
 
     Raises:
         InvalidInput: It is not a `MeasureRequest`.
@@ -98,7 +98,7 @@ def measure(request: MeasureRequest, progress: Progress | None = None) -> Profil
 
 
 def measure_here(request: MeasureRequest, progress: Progress | None = None) -> Profile:
-    """The same in this very process; a graph may make operators end it."""
+    """Measure in this process; an operator of a graph may crash it."""
     if request.graph is not None:
         return _measure_graph(request.graph, request.profiling, progress)
     if request.model is None:
@@ -202,7 +202,7 @@ def _check_names(model: nn.Module, inputs: dict[str, Tensor], spec: ModelSpec) -
 
 
 def _blaming_target(loss_fn: LossFunction, spec: ModelSpec) -> Callable[[Any, Tensor], Tensor]:
-    """The loss; that it fails is the target's fault, since the model is one of ours."""
+    """Wrap a loss so that its failures name the target: the model is one of ours."""
 
     def loss(output: Any, target: Tensor) -> Tensor:
         try:
@@ -220,7 +220,7 @@ def _blaming_target(loss_fn: LossFunction, spec: ModelSpec) -> Callable[[Any, Te
 
 
 def tell(message: dict[str, object]) -> None:
-    """One line for whoever started this process."""
+    """Write one message line for the parent process."""
     sys.stderr.write(json.dumps(message) + "\n")
     sys.stderr.flush()
 

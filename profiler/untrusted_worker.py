@@ -120,7 +120,7 @@ def _from_registry(call: FactoryCall, allowed: argparse.Namespace) -> Callable[.
 
 
 def _from_code(code: ModelCode) -> Callable[..., Any]:
-    """The function a module's text defines; its lines are known to tracebacks and torch."""
+    """Return the function a module's text defines, its lines known to tracebacks and torch."""
     module = ModuleType("the_model")
     sys.modules[module.__name__] = module
     lines = code.source.splitlines(keepends=True)
@@ -137,7 +137,7 @@ def _from_code(code: ModelCode) -> Callable[..., Any]:
 
 
 def _run(what: str, run: Callable[[], Any]) -> Any:
-    """Somebody else's code; whatever it raises is said.
+    """Run a client's code and report whatever it raises.
 
     Raises:
         MeasurementError: It raised something.

@@ -36,7 +36,7 @@ class Observation:
 
 
 def observation(work: ModelWork, profile: Profile) -> Observation:
-    """Forwards and backwards of every layer, and of the loss if both have one."""
+    """Pair estimated work with measured times, of every layer and of the loss if both have one."""
     measured = [(entry.forward.median_s, entry.backward.median_s) for entry in profile.layers]
     parts = list(work.layers)
     if work.loss is not None and profile.loss is not None:
@@ -71,7 +71,7 @@ class _Errors:
 
 
 def calibrated(start: Rates, observations: Sequence[Observation]) -> Rates:
-    """The rates at which the observations are estimated best."""
+    """Fit the rates that estimate the observations best."""
     errors = _Errors(observations)
     moved = dict.fromkeys(RATES, 0.0)  # logarithm of each one's change so far
 

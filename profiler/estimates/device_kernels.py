@@ -1,4 +1,4 @@
-"""Which kernels a device would choose, where the meta device would choose others.
+"""Device kernels: emulate a device's kernel choice where the meta device chooses others.
 
 On the meta device attention always takes its products apart (about 11 times the saved bytes of a
 fused kernel at 512 tokens), and dropout keeps its mask in the type of its input.
@@ -40,7 +40,7 @@ class FunctionMode(TorchFunctionMode):
     def call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """What to do instead of the function, or with it."""
+        """Handle a call of a torch function."""
         raise NotImplementedError
 
 
@@ -74,7 +74,7 @@ class DeviceKernels(FunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor | None:
-        """The fused kernel's output; `None` where the device takes the products apart as well."""
+        """Return the fused kernel's output; `None` where the device does not fuse either."""
         if query.dim() != 4 or value.shape[-1] != query.shape[-1]:
             return None
         if attn_mask is not None and attn_mask.requires_grad:
@@ -107,7 +107,7 @@ class DeviceKernels(FunctionMode):
 def _fused_dropout(
     input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, **_: Any
 ) -> Tensor:
-    """The kernel that keeps its mask in a byte an element."""
+    """Emulate the kernel that saves its mask as one byte per element."""
     if not training or p == 0:
         return input
     output: Tensor = torch.native_dropout(input, p, True)[0]

@@ -1,4 +1,4 @@
-"""How far estimates were off where that was measured.
+"""Error band of estimates, from comparisons with measured profiles.
 
 The figures are written by ``benchmarks/estimate.py --write``; ``docs/estimates.md`` shows every one
 of the comparisons behind them.
@@ -47,19 +47,19 @@ _UNMEASURED: dict[Backend, str] = {
 
 
 def measured_error(backend: Backend, is_calibrated: bool) -> MeasuredError:
-    """What is known of estimates for that kind of device."""
+    """Return the measured error of estimates for a kind of device."""
     if backend == "cpu":
         return CPU_CALIBRATED if is_calibrated else CPU_UNCALIBRATED
     return GPU_CALIBRATED if is_calibrated else GPU_UNCALIBRATED
 
 
 def error_band(backend: Backend, is_calibrated: bool) -> float:
-    """The relative error of a step's time to expect."""
+    """Return the relative error to expect of a step's time."""
     return measured_error(backend, is_calibrated).largest
 
 
 def error_note(backend: Backend, is_calibrated: bool) -> str:
-    """The same in words, with where it was measured."""
+    """Describe the expected error and where it was measured."""
     found = measured_error(backend, is_calibrated)
     left_out = ", each estimated without its own profile" if is_calibrated else ""
     unmeasured = _UNMEASURED[backend]

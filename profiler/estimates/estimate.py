@@ -43,7 +43,7 @@ DTYPES: dict[Precision, torch.dtype] = {
 
 @dataclass(frozen=True)
 class Target:
-    """What an estimate is for.
+    """Target of an estimate: device, precision and threads.
 
     Attributes:
         device: From the catalogue.
@@ -64,7 +64,7 @@ class Target:
 def target(
     device: str | Accelerator, precision: Precision | None = None, num_threads: int | None = None
 ) -> Target:
-    """What an estimate is for, with defaults: 16 bits on GPUs, float32 and all cores on a CPU.
+    """Build a target; defaults are 16 bits on GPUs, float32 and all cores on a CPU.
 
     Raises:
         InvalidInput: The catalogue has no such device, or the device no such precision.
@@ -92,7 +92,7 @@ def estimate(
     spec: ModelSpec | None = None,
     calibrate_by: Sequence[Profile] = (),
 ) -> Profile:
-    """A profile of a model on a device that need not be here, and that need not fit here.
+    """Estimate a model's profile on a device that need not be present.
 
     The model is copied without its values; it and its sample may be on the meta device.
 
@@ -135,7 +135,7 @@ def estimate_spec(
     num_threads: int | None = None,
     calibrate_by: Sequence[Profile] = (),
 ) -> Profile:
-    """The same of a model of a family, with its usual loss, built on the meta device.
+    """Estimate a model of a named family with its usual loss, built on the meta device.
 
     Args:
         spec: Family and configuration.
@@ -156,7 +156,7 @@ def estimate_spec(
 
 
 def spec_work(spec: ModelSpec, sample: Sample, wanted: Target) -> ModelWork:
-    """What the layers of a model of a family do."""
+    """Count the work of the layers of a model of a named family."""
     dtype = DTYPES[wanted.precision]
     with META:
         model = build_model(spec).to(dtype)
@@ -179,7 +179,7 @@ def spec_work(spec: ModelSpec, sample: Sample, wanted: Target) -> ModelWork:
 
 
 def rates_for(wanted: Target, profiles: Sequence[Profile]) -> Rates:
-    """The device's usual rates, calibrated by measured profiles where there are any.
+    """Return the device's usual rates, calibrated by measured profiles if any are given.
 
     Raises:
         InvalidInput: A profile was not measured, is of another kind of device or with other
@@ -224,7 +224,7 @@ def _kind(device_name: str) -> str:
 
 
 def profile_work(profile: Profile, wanted: Target) -> ModelWork:
-    """What the layers of a profiled model of a family do, at the profile's own shapes."""
+    """Count the work of a profiled model of a named family, at the profile's shapes."""
     assert profile.spec is not None
     with META:
         model = build_model(profile.spec)
@@ -270,7 +270,7 @@ def document(
     calibrate_by: Sequence[Profile] = (),
     graph: Graph | None = None,
 ) -> Profile:
-    """The estimate as a profile; of the graph given, if what was looked at is one rebuilt."""
+    """Write the estimate as a profile, of the given graph if the model was rebuilt from one."""
     lists = [
         costs for part in work.parts for costs in (part.forward, part.backward, part.backward_input)
     ]

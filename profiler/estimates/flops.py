@@ -1,4 +1,4 @@
-"""What one ATen operation computes and moves: its class, FLOPs and bytes.
+"""Cost of one ATen operation: its class, FLOPs and bytes moved.
 
 A multiplication and an addition are two FLOPs. Bytes are those that have to be read and written at
 least once; what stays in caches between operations is not known. Shapes suffice: the tensors may
@@ -96,7 +96,7 @@ def cost_of(
     *,
     winograd: bool = False,
 ) -> Cost | None:
-    """What a call of an operation took; `None` if nothing is computed.
+    """Return the cost of a call of an operation; `None` if nothing is computed.
 
     Args:
         operation: An ATen operator, as a dispatch mode sees it.
@@ -151,7 +151,7 @@ def product_flops(
 
 
 def _convolution_flops(values: Tensor, weight: Tensor, result: Tensor, *, transposed: bool) -> int:
-    """Every filter meets every position: of the output, of the input if transposed.
+    """Count a convolution's FLOPs: every filter at every output (transposed: input) position.
 
     Of the weight's shape (out, in / groups, *kernel), or (in, out / groups, *kernel) if
     transposed, all but the first belong to one position. Each gradient takes as many
@@ -162,7 +162,7 @@ def _convolution_flops(values: Tensor, weight: Tensor, result: Tensor, *, transp
 
 
 def _suits_winograd(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether it is a dense 3 x 3 convolution that moves by one pixel, or the gradient of one."""
+    """Return whether it is a dense 3 x 3 convolution of stride 1, or the gradient of one."""
     if name == "convolution":
         weight, stride, dilation, groups = args[1], args[3], args[5], args[8]
     elif name == "convolution_backward":
@@ -205,7 +205,7 @@ def _attention_flops(
 
 
 def _is_view(operation: torch._ops.OpOverload) -> bool:
-    """Whether every result only names memory given, without writing to it."""
+    """Return whether every result is a view of an argument and nothing is written."""
     schema = operation._schema
     return bool(schema.returns) and all(
         entry.alias_info is not None and not entry.alias_info.is_write for entry in schema.returns
@@ -213,12 +213,12 @@ def _is_view(operation: torch._ops.OpOverload) -> bool:
 
 
 def _moved(values: Iterable[Any]) -> int:
-    """Bytes of the tensors among values; an expanded one counts as often as it is stored."""
+    """Sum the stored bytes of the tensors among values; expanded dimensions count once."""
     return sum(_size(tensor) for tensor in _distinct(values))
 
 
 def _distinct(values: Iterable[Any]) -> list[Tensor]:
-    """Each tensor once: the same memory given twice is read once."""
+    """List each tensor once, because memory passed twice is read once."""
     found: dict[tuple[int, int, int], Tensor] = {}
     for tensor in tensors_of(tuple(values)):
         found.setdefault(
@@ -237,7 +237,7 @@ def _indices(values: Iterable[Any]) -> int:
 
 
 def _scattered(name: str, args: tuple[Any, ...]) -> int:
-    """Bytes of the elements written by their indices."""
+    """Sum the bytes of elements written through indices."""
     floating = [t for t in tensors_of(args) if t.is_floating_point()]
     if name == "embedding_dense_backward" or len(floating) < 2:
         return _size(floating[0]) if floating else 0

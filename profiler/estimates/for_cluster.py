@@ -78,7 +78,7 @@ def estimate_for_cluster(
 def estimate_graph_for_cluster(
     graph: Graph, cluster: Cluster, *, kind: str | None = None, precision: Precision | None = None
 ) -> ClusterEstimate:
-    """The same of a graph that can be rebuilt; nothing of it is run but on tensors without memory.
+    """Estimate a rebuildable graph for a cluster's devices, run on meta tensors alone.
 
     Args:
         graph: Captured with ``rebuildable`` set; its tensors' types decide the precision.

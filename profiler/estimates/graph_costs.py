@@ -1,4 +1,4 @@
-"""What the layers of a graph do, its operations put together again on the meta device."""
+"""Work of a graph's layers, from its operations rebuilt on the meta device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .settings_match import FLOATING, TENSORS
 
 
 def graph_precision(graph: Graph, asked: Precision | None = None) -> Precision | None:
-    """What an estimate of a graph is at: its types are written into its operations.
+    """Return the precision of a graph's estimate, which its operations fix.
 
     Returns:
         What was asked for; else what most of its floating state is of, `None` without any.
@@ -41,7 +41,7 @@ def graph_precision(graph: Graph, asked: Precision | None = None) -> Precision |
 
 
 def graph_work(graph: Graph, wanted: Target) -> ModelWork:
-    """What the layers of a graph do for one micro-batch. Its loss is not known and left out.
+    """Count the work of a graph's layers for one micro-batch, without the unknown loss.
 
     Raises:
         InvalidInput: It cannot be rebuilt, or contradicts itself; see `rebuild_captured`.

@@ -1,4 +1,4 @@
-"""What every layer of a model computes and keeps, found by running it on the meta device.
+"""Work and saved memory of every layer, found by running the model on the meta device.
 
 Nothing is allocated: tensors there have shapes, not memory, so neither the model nor its sample
 need fit anywhere. What layers keep and need in passing is found by the same runs as in a
@@ -69,7 +69,7 @@ class ModelWork:
 
     @property
     def parts(self) -> tuple[LayerWork, ...]:
-        """The layers, and the loss behind them."""
+        """Return the layers, followed by the loss if there is one."""
         return self.layers if self.loss is None else (*self.layers, self.loss)
 
 
@@ -116,7 +116,7 @@ def captured_work(
     winograd: bool = False,
     loss: Loss | None = None,
 ) -> ModelWork:
-    """The same of a model that is captured already.
+    """Count the work of the layers of a captured model.
 
     Args:
         captured: Its operations and layers.
@@ -195,7 +195,7 @@ def recorded(
 def _operations(
     run: LayerRun, values: Values, backend: Backend, winograd: bool
 ) -> tuple[Operations, Operations, Operations]:
-    """Of the forward, of the backward, and of a backward for the inputs' gradients alone."""
+    """Record operations of the forward, the backward, and the backward for inputs alone."""
     forward, whole, alone = (_Recorder(winograd) for _ in range(3))
     leaves = run.leaves(values)
     arguments = run.arguments(leaves)

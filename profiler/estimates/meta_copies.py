@@ -18,7 +18,7 @@ META = torch.device("meta")
 
 
 def without_values(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy on the meta device, tied parameters still tied; nothing is allocated.
+    """Copy a model to the meta device without allocating; tied parameters stay tied.
 
     Floating tensors are of that type, those included that modules hold as plain attributes.
 
@@ -44,7 +44,7 @@ def without_values(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def on_meta(value: Any, dtype: torch.dtype) -> Any:
-    """The same structure of tensors on the meta device, floating ones in that type."""
+    """Copy a structure of tensors to the meta device, floating ones in the given dtype."""
     if isinstance(value, Tensor):
         kind = dtype if value.is_floating_point() else value.dtype
         return torch.empty(value.shape, dtype=kind, device=META)

@@ -33,7 +33,7 @@ RATES: tuple[Rate, ...] = (*OPERATION_CLASSES, "traffic", "overhead")
 
 @dataclass(frozen=True)
 class Rates:
-    """How much of a device's peak rates operations reach.
+    """Efficiencies: the share of a device's peak rates that operations reach.
 
     Attributes:
         peak_flops_per_s: Of the device, at the precision used.
@@ -97,7 +97,7 @@ def default_rates(device: Accelerator, precision: Precision, num_threads: int = 
 
 
 def overhead_s(backend: Backend) -> float:
-    """The usual time to start an operation."""
+    """Return the usual time to launch an operation."""
     return CPU_OVERHEAD_S if backend == "cpu" else GPU_OVERHEAD_S
 
 
@@ -119,7 +119,7 @@ class CostTable:
         self._flops, self._bytes, self._times = table[:, 1], table[:, 2], table[:, 3]
 
     def seconds(self, rates: Rates) -> NDArray[np.float64]:
-        """The time of each list."""
+        """Return the time of each list of operations."""
         arithmetic = self._flops / (rates.peak_flops_per_s * self._products(rates)[self._kind])
         traffic = self._bytes / (rates.bandwidth_bytes_per_s * self._traffic(rates)[self._kind])
         each = np.maximum(arithmetic, traffic) + rates.overhead_s

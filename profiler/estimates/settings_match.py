@@ -1,4 +1,4 @@
-"""Whether a measured profile ran with the settings an estimate is for."""
+"""Compare the settings of a measured profile with those an estimate is for."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_settings(profile: Profile, precision: Precision, num_threads: int | No
 
 
 def floating_dtype(profile: Profile) -> DType | None:
-    """What most floating tensors between layers are of, or else inputs; `None` without any."""
+    """Return the dtype of most floating tensors between layers, else of inputs, else `None`."""
     between = [tensor for boundary in profile.boundaries for tensor in boundary.tensors]
     for tensors in (between, profile.inputs):
         floating = [tensor.dtype for tensor in tensors if tensor.dtype in FLOATING]

@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def read_request(text: str) -> EstimateRequest:
-    """The request on standard input.
+    """Parse the request read from standard input.
 
     Raises:
         InvalidInput: It is not an `EstimateRequest`.

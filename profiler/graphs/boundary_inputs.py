@@ -1,4 +1,4 @@
-"""What a layer of a rebuilt graph is given: made up, with the memory layout of the real values.
+"""Synthetic inputs of a rebuilt graph's layer, with the memory layout of real ones.
 
 Values that follow from the model's inputs without any weight (position ids, masks) are computed;
 all others are random numbers, or zeros where they are integers, which are valid as indices of
@@ -95,7 +95,7 @@ def _known_values(
     device: torch.device,
     generator: torch.Generator,
 ) -> dict[fx.Node, Any]:
-    """The model's inputs, and the known nodes, which follow from them, buffers and constants."""
+    """Compute the model's inputs and the nodes that follow from them, buffers and constants."""
     program, sample = rebuilt.captured.program, rebuilt.graph.sample
     assert sample is not None, "reading a rebuildable graph checks that"
     inputs, _ = make_sample(sample, device)

@@ -237,7 +237,7 @@ class _Builder:
     def _placement(
         self, target: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The device, for operators that have a say in where their result is."""
+        """Return the device keyword for operators that choose where their result is."""
         if not isinstance(target, OpOverload):
             return {}
         for position, declared in enumerate(target._schema.arguments):
@@ -281,7 +281,7 @@ def _place(root: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def _container(root: nn.Module, path: str) -> nn.Module:
-    """The module of that path, made of empty modules where there is none yet."""
+    """Return the module at a path, creating empty modules where there are none."""
     module = root
     for part in path.split(".") if path else ():
         if part not in module._modules:
@@ -301,7 +301,7 @@ def _insist_free(parent: nn.Module, own: str, name: str) -> None:
 
 
 def function_of(operation: Operation) -> Any:
-    """What an operation of kind ``function`` calls.
+    """Return the function that an operation of kind ``function`` calls.
 
     Raises:
         InvalidInput: This installation has no such operator.
@@ -322,7 +322,7 @@ def function_of(operation: Operation) -> Any:
 
 
 def in_one_line(error: Exception) -> str:
-    """What went wrong, and of what kind it is."""
+    """Describe an error in one line: its type and message."""
     return f"{type(error).__name__}: {first_line(error)}"
 
 

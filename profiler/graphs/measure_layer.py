@@ -30,7 +30,7 @@ from .saved_storages import Kept, LayerTable
 
 @dataclass(frozen=True)
 class MeasuredLayer:
-    """What there is to know of one layer.
+    """Measurements of one layer.
 
     Attributes:
         forward_bytes: See `MemoryRun`.
@@ -93,7 +93,7 @@ def measure_layer(
 
 
 def _repeat(passes: Passes, samples: Samples, budget_s: float, *, split: bool) -> None:
-    """A cold run, the least number of passes, then more until the time is certain enough."""
+    """Repeat passes: a cold run, the minimum, then more until the median is certain enough."""
     passes.run([0], keep=False)
     started = time.perf_counter()
     for done in range(MIN_PASSES):

@@ -21,7 +21,7 @@ class HeldBytes:
         self._holders: Counter[int] = Counter()
 
     def added_bytes(self, value: Any) -> int:
-        """What holding a value, too, would add."""
+        """Return the bytes that holding one more value would add."""
         return sum(size for key, size in _storages(value).items() if not self._holders[key])
 
     def add(self, value: Any) -> None:
@@ -38,7 +38,7 @@ class HeldBytes:
 def within_budget(
     nodes: Iterable[fx.Node], given: Iterable[fx.Node], wanted: set[fx.Node], budget_bytes: int
 ) -> list[fx.Node]:
-    """Of operations in order those that can be computed without holding more than the budget.
+    """Select, in order, the operations computable without holding more than the budget.
 
     Args:
         nodes: Their arguments are among them, or given.
@@ -67,7 +67,7 @@ def within_budget(
 
 
 def _leading_to(nodes: list[fx.Node], wanted: set[fx.Node]) -> list[fx.Node]:
-    """Those the wanted values follow from, changes in place of what they follow from included."""
+    """Select the nodes the wanted values depend on, in-place changes of those included."""
     needed = set(wanted)
     storages = {key for node in wanted for key in _storages(value_of(node))}
     found = []
@@ -80,7 +80,7 @@ def _leading_to(nodes: list[fx.Node], wanted: set[fx.Node]) -> list[fx.Node]:
 
 
 def least_bytes(run: LayerRun, held: Iterable[fx.Node] = ()) -> int:
-    """Of a layer's inputs, outputs, parameters and their gradients, buffers and constants.
+    """Sum a layer's inputs, outputs, parameters, their gradients, buffers and constants.
 
     Args:
         run: The layer.
@@ -95,7 +95,7 @@ def least_bytes(run: LayerRun, held: Iterable[fx.Node] = ()) -> int:
 
 
 def fixed_bytes(run: LayerRun) -> int:
-    """Of a layer's buffers and constants."""
+    """Sum a layer's buffers and constants."""
     return sum(_size_bytes(tensor) for tensor in _fixed(run))
 
 

@@ -14,7 +14,7 @@ from ...core.graph.state_tensors import StateTensor
 
 
 def meta_tensor(entry: StateTensor) -> Tensor:
-    """A tensor of state without memory."""
+    """Return a state tensor on the meta device."""
     dtype: torch.dtype = getattr(torch, entry.dtype)
     tensor = _empty(entry, torch.device("meta"))
     if entry.kind == "parameter":
@@ -24,7 +24,7 @@ def meta_tensor(entry: StateTensor) -> Tensor:
 
 
 def made_up(entry: StateTensor, device: torch.device, generator: torch.Generator) -> Tensor:
-    """A tensor of state with values: random ones for parameters, as its fill says for others.
+    """Return a state tensor with random values for parameters, else as its fill says.
 
     Args:
         entry: What is wanted.

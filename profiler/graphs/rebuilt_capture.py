@@ -149,7 +149,7 @@ def _stand_ins(parts: Skeleton, device: torch.device) -> Iterator[list[Tensor]]:
 
 
 def _tensor_places(roots: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Every attribute that is a tensor; constants are plain ones."""
+    """Yield every attribute that is a tensor; constants are plain attributes."""
     for root in roots:
         for module in root.modules():
             for table in (module._parameters, module._buffers, vars(module)):
@@ -166,7 +166,7 @@ def _stand_in(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _check_values(parts: Skeleton) -> None:
-    """Every operation makes what the graph says it makes."""
+    """Check that every operation produces the values the graph declares."""
     for operation, node in parts.nodes:
         found = [
             (tuple(tensor.shape), dtype_name(tensor.dtype))

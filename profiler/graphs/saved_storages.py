@@ -53,7 +53,7 @@ class LayerTable(StorageTable):
         produced: Sequence[Any],
         constants: Iterable[Tensor],
     ) -> list[Kept]:
-        """Where in the layer the kept storages are met; parameters and buffers are there anyway."""
+        """Locate the saved storages among a layer's values; parameters and buffers are left out."""
         known: dict[int, Place] = {}
         for what, values in (("read", given), ("write", produced), ("constant", list(constants))):
             for position, value in enumerate(values):
@@ -73,7 +73,7 @@ def storage_table(
     kept: Sequence[Sequence[Kept]],
     resident: frozenset[int],
 ) -> tuple[SavedStorage, ...]:
-    """What every layer keeps, each storage once with all layers that keep it.
+    """Build the storage table: each storage once, with all layers that save it.
 
     Args:
         runs: The layers.
@@ -97,13 +97,13 @@ def storage_table(
 
 
 def kept_bytes(run: LayerRun, kept: Iterable[Kept], resident: frozenset[int]) -> int:
-    """Of the distinct storages one layer keeps."""
+    """Sum the distinct storages one layer saves."""
     sizes = {_identity(run, 0, entry.place): entry.size_bytes for entry in kept}
     return sum(size for key, size in sizes.items() if key not in resident)
 
 
 def _identity(run: LayerRun, index: int, place: Place) -> object:
-    """The same for the same storage, in whichever layer it is met."""
+    """Return a key that is equal for the same storage in every layer."""
     what, position, item = place
     if what == "read":
         return _storage(run.reads[position], item)
@@ -122,7 +122,7 @@ def _storage(node: fx.Node, item: int) -> int:
 
 
 def sharing(run: LayerRun) -> tuple[int, ...]:
-    """Which values of a layer share memory: equal numbers for equal storages."""
+    """Assign a number to the storage of each value of a layer; equal numbers share memory."""
     numbers: dict[int, int] = {}
     return tuple(
         numbers.setdefault(storage_key(tensor), len(numbers))

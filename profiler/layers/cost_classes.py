@@ -1,4 +1,4 @@
-"""Which layers of a model cost the same, because they do the same.
+"""Cost classes: layers that do the same work and so cost the same.
 
 Two layers are of one class if they run the same operations with the same constants in the same
 arrangement, on inputs, parameters and buffers of the same shapes, strides and types, and the same
@@ -29,7 +29,7 @@ NOT_CONFIGURATION = frozenset(("stagewright_follows", "_backward_hooks", "_is_fu
 
 
 def cost_classes(captured: Captured, runs: Sequence[LayerRun]) -> list[str]:
-    """The class of each layer: equal strings for equal layers."""
+    """Return each layer's class; equal strings for equal layers."""
     program = captured.program
     differentiable = differentiable_nodes(program)
     objects: dict[int, int] = {}
@@ -44,7 +44,7 @@ def cost_classes(captured: Captured, runs: Sequence[LayerRun]) -> list[str]:
 
 
 def members_of(classes: Sequence[str]) -> list[list[int]]:
-    """Indices of the layers of each class, in order of first appearance."""
+    """List the layer indices of each class, in order of first appearance."""
     found: dict[str, list[int]] = {}
     for index, name in enumerate(classes):
         found.setdefault(name, []).append(index)
@@ -108,7 +108,7 @@ class _Key:
         return repr(value)
 
     def _node(self, node: fx.Node) -> tuple[object, ...]:
-        """What another operation is called here; constants are computed in every layer anew."""
+        """Describe another node's operation; constants are recomputed in every layer."""
         if node not in self._names:
             if node.op == "get_attr":
                 return self._attribute(self._program.attribute(str(node.target)))
@@ -208,7 +208,7 @@ def _name(kind: type) -> str:
 
 
 def _is_parametrized(kind: type) -> bool:
-    """Whether a type is what ``torch.nn.utils.parametrize`` made of a module's own, no more."""
+    """Return whether ``torch.nn.utils.parametrize`` made a type of a module's own type."""
     added = [
         value.fget if isinstance(value, property) else value
         for name, value in vars(kind).items()
@@ -219,7 +219,7 @@ def _is_parametrized(kind: type) -> bool:
 
 
 def _callable_name(target: Any) -> str:
-    """Of an operator (its ``str`` names the overload), a function, or a method."""
+    """Name an operator (its ``str`` has the overload), a function or a method."""
     if isinstance(target, str):
         return target
     name = getattr(target, "__qualname__", "")
@@ -227,7 +227,7 @@ def _callable_name(target: Any) -> str:
 
 
 def _is_importable(value: type | FunctionType) -> bool:
-    """Whether its name leads to it, and to nothing else."""
+    """Return whether importing its qualified name gives this very object."""
     found: Any = sys.modules.get(value.__module__)
     for part in value.__qualname__.split("."):
         found = getattr(found, part, None)

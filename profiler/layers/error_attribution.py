@@ -38,7 +38,7 @@ def blamed(*runs: LayerRun) -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException, *runs: LayerRun) -> OutOfMemory:
-    """That memory ran out in one layer, or in the whole model if several."""
+    """Build the error that memory ran out in one layer, or in the whole model if several."""
     return OutOfMemory(
         f"out of memory in {_name(*runs)}: {first_line(error)}; {need(*runs)}; use a smaller "
         "micro-batch, or a device with more memory",
@@ -53,7 +53,7 @@ def _name(*runs: LayerRun) -> str:
 
 
 def need(*runs: LayerRun) -> str:
-    """What layers need for a forward and a backward, in words; several add up, and name the most.
+    """Describe the memory layers need for forward and backward, the largest part named.
 
     What they keep for the backward comes from the first run; before it, it is not known.
     """
@@ -68,7 +68,7 @@ def need(*runs: LayerRun) -> str:
 
 
 def _parts(*runs: LayerRun) -> dict[str, int]:
-    """Bytes by what they hold."""
+    """Sum bytes by what they hold."""
     parts = {
         "inputs": sum(_node_bytes(run.reads) for run in runs),
         "outputs": sum(_node_bytes(run.writes) for run in runs),
@@ -90,7 +90,7 @@ def _run_bytes(run: LayerRun) -> int:
 
 
 def _gradient_bytes(run: LayerRun) -> int:
-    """Of its trainable parameters and of the inputs it is differentiated for."""
+    """Sum gradients of trainable parameters and differentiated inputs."""
     wanted = [node for node, needed in zip(run.reads, run.needs_grad, strict=True) if needed]
     return _node_bytes(wanted) + sum(_bytes(parameter) for parameter in run.parameters)
 

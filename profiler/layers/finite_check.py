@@ -1,4 +1,4 @@
-"""Whether what a model computes on the sample is numbers at all."""
+"""Check that outputs and loss on the sample are finite."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ADVICE = (
 def notes_on_numbers(
     captured: Captured, values: Values, losses: Sequence[LayerRun], context: Context
 ) -> tuple[str, ...]:
-    """A note where the output holds NaN, or else where the loss is NaN or infinite.
+    """Return notes if the output holds NaN, or the loss is NaN or infinite.
 
     Args:
         captured: The model.
@@ -43,6 +43,6 @@ def notes_on_numbers(
 
 
 def _holds_nan(tensor: Tensor) -> bool:
-    """By its least element, which takes no memory to find and is NaN if any is."""
+    """Return whether a tensor holds NaN, by its minimum, which needs no extra memory."""
     ordered = tensor.is_floating_point() and tensor.layout is torch.strided
     return ordered and tensor.numel() > 0 and bool(tensor.detach().amin().isnan())

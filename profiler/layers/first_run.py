@@ -19,7 +19,7 @@ from .saved_storages import Storage, StorageTable
 
 @dataclass(frozen=True)
 class FirstRun:
-    """What the first run found; lists have an entry a layer.
+    """Findings of the first run; lists have one entry per layer.
 
     Attributes:
         values: What every node read by some layer held.
@@ -82,7 +82,7 @@ def first_run(
 
 
 def waiting_gradients(runs: Sequence[LayerRun], values: Mapping[fx.Node, Any]) -> list[int]:
-    """For every run, bytes of gradients that exist in its backward and are not its own.
+    """Sum for every run the bytes of other layers' gradients alive during its backward.
 
     A value made further in front and read further behind has one, as skips across layers do.
     """
@@ -102,7 +102,7 @@ def waiting_gradients(runs: Sequence[LayerRun], values: Mapping[fx.Node, Any]) -
 
 
 def _held_outputs(loss: LayerRun, values: Mapping[fx.Node, Any], table: StorageTable) -> int:
-    """Bytes of the model's outputs that only the caller of the loss holds on to."""
+    """Sum the model outputs that only the caller of the loss keeps alive."""
     storages = {
         storage.key: storage
         for node in loss.reads

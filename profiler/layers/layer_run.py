@@ -55,7 +55,7 @@ class LayerRun:
         ]
 
     def arguments(self, leaves: Sequence[Any]) -> list[Any]:
-        """What to call it with: the leaves, copied where it would change them."""
+        """Return the call's arguments: the leaves, copied where the layer would change them."""
         return [
             mapped(torch.clone, leaf) if changed else leaf
             for leaf, changed in zip(leaves, self.changed, strict=True)
@@ -63,7 +63,7 @@ class LayerRun:
 
 
 def layer_runs(captured: Captured) -> list[LayerRun]:
-    """Every layer of a traced model, reading and writing only what it uses itself."""
+    """Cut a traced model into layers that read and write only what they use themselves."""
     program, layers = captured.program, captured.layers
     differentiable = differentiable_nodes(program)
     count = len(layers)
@@ -98,14 +98,14 @@ def layer_runs(captured: Captured) -> list[LayerRun]:
 
 
 def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """The function applied to a tensor, or to every one in a tuple or list."""
+    """Apply a function to a tensor, or to every tensor in a tuple or list."""
     if isinstance(value, tuple | list):
         return type(value)(mapped(function, item) for item in value)
     return function(value) if isinstance(value, Tensor) else value
 
 
 def detached(value: Any, needs_grad: bool = False) -> Any:
-    """The same memory without its history; what can be differentiated for is, if asked."""
+    """Detach values from their history; differentiable ones require gradients if asked."""
     return mapped(
         lambda tensor: tensor.detach().requires_grad_(needs_grad and _is_differentiable(tensor)),
         value,
@@ -117,7 +117,7 @@ def _is_differentiable(tensor: Tensor) -> bool:
 
 
 def _changed(captured: Captured, index: int, reads: Sequence[fx.Node]) -> list[bool]:
-    """Which inputs share memory with something that a layer changes in place."""
+    """Flag the inputs that share memory with something a layer changes in place."""
     program = captured.program
     touched = {
         storage_key(tensor)
@@ -132,6 +132,6 @@ def _changed(captured: Captured, index: int, reads: Sequence[fx.Node]) -> list[b
 
 
 def backward_pairs(outputs: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
-    """Outputs that take part in the backward pass, and a gradient of ones for each."""
+    """Return the outputs that take part in backward, and a gradient of ones for each."""
     roots = [out for out in tensors_of(list(outputs)) if out.requires_grad]
     return roots, [torch.ones_like(out) for out in roots]

@@ -30,7 +30,7 @@ class Loss:
         self._loss_fn, self._target = loss_fn, target.to(device)
 
     def __call__(self, output: Any) -> Tensor:
-        """Of the model's output in its own structure.
+        """Compute the loss of the model's output in its own structure.
 
         Raises:
             InvalidInput: What the function returns is not one number.
@@ -49,7 +49,7 @@ class Loss:
         return loss
 
     def run(self, captured: Captured) -> LayerRun:
-        """The same, reading the model's flat outputs."""
+        """Return the loss as a layer that reads the model's flat outputs."""
         outputs = captured.program.flat_outputs
         reads = list(dict.fromkeys(out for out in outputs if isinstance(out, fx.Node)))
 

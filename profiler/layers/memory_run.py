@@ -18,7 +18,7 @@ from .saved_storages import GraphWatch, Storage, StorageTable
 
 @dataclass(frozen=True)
 class MemoryRun:
-    """What a layer made and needed.
+    """Values a layer produced and memory it needed.
 
     Attributes:
         produced: Its outputs, without their history.
@@ -76,7 +76,7 @@ def memory_run(
 def _given(
     run: LayerRun, leaves: Sequence[Any], table: StorageTable
 ) -> tuple[list[Any], dict[int, Storage]]:
-    """What to call it with, and the copies among them.
+    """Return the call's arguments and the copies among them.
 
     A leaf lives as long as the graph that leads to it, so views of the leaves are handed in: they
     stay only if they are kept.

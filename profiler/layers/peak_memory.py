@@ -41,7 +41,7 @@ class PeakMemory(TorchDispatchMode):
 
     @property
     def peak_bytes(self) -> int:
-        """The most alive at once since the beginning, or since `restart_peak`."""
+        """Return the most bytes alive at once since the start or the last `restart_peak`."""
         if self._device is None:
             return self._peak_bytes
         return torch.cuda.max_memory_allocated(self._device) - self._start_bytes
@@ -52,7 +52,7 @@ class PeakMemory(TorchDispatchMode):
         return self._live
 
     def live_bytes(self) -> int:
-        """Bytes created inside and still alive."""
+        """Return the bytes created inside that are still alive."""
         if self._device is None:
             return sum(storage.size_bytes for storage in self.live().values())
         return torch.cuda.memory_allocated(self._device) - self._start_bytes

@@ -16,7 +16,7 @@ Context = Callable[[], AbstractContextManager[object]]
 def forward_context(
     options: ProfilingOptions, device: torch.device, *, cached: bool = True
 ) -> Context:
-    """What every forward runs in: ``torch.autocast`` if asked for. A backward follows its forward.
+    """Return the context of every forward: ``torch.autocast`` if asked for.
 
     Made anew for each layer, so each converts its own weights, as every stage does.
 

@@ -1,4 +1,4 @@
-"""Which layers keep which storages, found by letting go of everything but a layer's graph."""
+"""Saved storages per layer, found by releasing everything but the layer's autograd graph."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Storage(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor) -> Self:
-        """A tensor's storage, with what it takes of its device's memory."""
+        """Describe a tensor's storage and the device memory it takes."""
         storage = tensor.untyped_storage()
         size_bytes = allocated_bytes(storage.nbytes(), tensor.device)
         return cls(storage_key(tensor), size_bytes, StorageWeakRef(storage))
@@ -62,18 +62,18 @@ class StorageTable:
                 self._layers.setdefault(key, set()).add(layer)
 
     def counts(self, storage: Storage) -> bool:
-        """Whether some layer keeps it, or it is there anyway."""
+        """Return whether a layer saves the storage, or it is resident anyway."""
         key = self._identify(storage)
         return key in self._resident or key in self._layers
 
     def bytes_of(self, layer: int) -> int:
-        """Bytes of the distinct storages one layer keeps."""
+        """Sum the distinct storages one layer saves."""
         return sum(
             self._seen[key].size_bytes for key, layers in self._layers.items() if layer in layers
         )
 
     def records(self, num_layers: int) -> tuple[SavedStorage, ...]:
-        """The storage table; layers from ``num_layers`` on (the loss) are left out."""
+        """Return the storage table without layers from ``num_layers`` on (the loss)."""
         table = []
         for key, found in self._layers.items():
             layers = tuple(sorted(layer for layer in found if layer < num_layers))
@@ -109,7 +109,7 @@ class GraphWatch:
         ]
 
     def kept(self) -> list[Storage]:
-        """The storages the graph kept."""
+        """Return the storages the autograd graph saved."""
         if any(storage.is_alive for storage in self._inside):
             gc.collect()  # a cycle through the graph, or a module that remembers
         return [storage for storage in self._inside if not storage.is_alive] + [
@@ -120,6 +120,6 @@ class GraphWatch:
 
 
 def _users(tensor: Tensor) -> int:
-    """How many tensors share a tensor's memory."""
+    """Count the tensors that share a tensor's memory."""
     count: Any = torch._C._storage_Use_Count
     return int(count(storage_key(tensor)))

@@ -1,1 +1,4 @@
-"""How fast the links between processes are, fitted into a cluster."""
+"""Links between ranks: measured, and fitted into a cluster.
+
+Measuring layers lives in `measure`.
+"""

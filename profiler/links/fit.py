@@ -96,7 +96,7 @@ def fit_levels(
 def _with_all_reduce(
     cluster: Cluster, inner: tuple[LinkLevel, ...], level: LinkLevel, reduces: list[LinkTime]
 ) -> LinkLevel:
-    """The level with its bandwidth of all-reduces: times are linear in its reciprocal."""
+    """Fit a level's all-reduce bandwidth; times are linear in its reciprocal."""
 
     def predicted_s(bandwidth: float) -> list[float]:
         changed = level.model_copy(update={"all_reduce_bandwidth_bytes_per_s": bandwidth})
@@ -114,7 +114,7 @@ def _with_all_reduce(
 
 
 def _weighted_slope(points: Sequence[tuple[float, float, float]]) -> float:
-    """The slope of ``base + slope * bytes`` nearest to times, in relative errors.
+    """Fit the slope of ``base + slope * bytes`` that is nearest to the times, relatively.
 
     An all-reduce counts by the share of its time that its bytes take: of the small ones the
     latency is nearly all, which messages have already told and which one ring models badly.
@@ -141,7 +141,7 @@ def _weighted_slope(points: Sequence[tuple[float, float, float]]) -> float:
 
 
 def all_reduce_s(cluster: Cluster, levels: tuple[LinkLevel, ...], entry: LinkTime) -> float:
-    """What the cluster model says of an all-reduce, by how many of its ranks each group holds."""
+    """Predict an all-reduce by the cluster model, from the ranks each group holds."""
     sizes = tuple(level.group_size for level in levels)
     held = tuple(
         max(_count(entry.ranks, rank // size, size) for rank in entry.ranks) for size in sizes

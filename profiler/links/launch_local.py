@@ -28,7 +28,7 @@ STARTING_S = 60.0
 
 
 def measure_local_links(num_ranks: int, *, kind: str = "cpu", budget_s: float = 6.0) -> Cluster:
-    """A cluster of CPU ranks without memory limits, joined by the loopback link as measured.
+    """Measure the loopback link between CPU ranks; return them as a cluster.
 
     Args:
         num_ranks: Processes to start; no link is measured for one.
@@ -79,7 +79,7 @@ def measure_links_here(
 
 
 def free_port() -> int:
-    """A TCP port of the loopback address that was free a moment ago."""
+    """Return a TCP port of the loopback address that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -89,7 +89,7 @@ def free_port() -> int:
 def _ranks(
     num_ranks: int, options: LinkOptions, folder: Path
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """The processes, none of which outlives the block; what they say goes to files."""
+    """Start the ranks; none outlives the block, and their output goes to files."""
     port = free_port()
     command = [
         sys.executable, "-m", "stagewright.profiler.links.rank_main", json.dumps(asdict(options)),
@@ -156,7 +156,7 @@ def _account(folder: Path, rank: int) -> Path:
 
 
 def _failure(folder: Path, num_ranks: int) -> RankFailed | MeasurementError | InvalidInput:
-    """What the ranks said of how they ended, in one error."""
+    """Combine the ranks' own reports of how they ended into one error."""
     kinds: dict[str, list[str]] = {}
     last = ""
     for rank in range(num_ranks):

@@ -1,4 +1,4 @@
-"""Which ranks are near each other, from where they run and how long messages take."""
+"""Link levels: groups of near ranks, from their hosts and message times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Level:
 
 
 def hosts_of(ranks: Sequence[RankDevice]) -> list[int]:
-    """The number of the host of each rank, counted from 0 in the order of ranks.
+    """Return the host number of each rank, counted from 0 in rank order.
 
     Ranks are on one host if their launcher, one a host, gave them its number. Where every launcher
     started a single rank, or gave no number, the machine's name decides.
@@ -72,7 +72,7 @@ def probes(num_ranks: int, size: int) -> list[Pair]:
 
 
 def find_levels(num_ranks: int, size: int, times_s: Mapping[Pair, float]) -> list[Level]:
-    """The levels of a cluster, innermost first.
+    """Find the levels of a cluster, innermost first.
 
     Hosts are a level of their own; inside a host, and among hosts, further levels are found where
     the times of messages fall clearly apart.

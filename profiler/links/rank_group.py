@@ -96,7 +96,7 @@ class RankGroup:
             dist.destroy_process_group()
 
     def describe(self) -> RankDevice:
-        """What this rank is and where it runs."""
+        """Describe this rank's device and host."""
         is_gpu = self.device.type == "cuda"
         return RankDevice(
             host=socket.gethostname(),
@@ -139,7 +139,7 @@ class RankGroup:
             timer.cancel()
 
     def gather(self, mine: str, what: str) -> list[str]:
-        """What every rank has to say, on every rank."""
+        """Gather one text from every rank on every rank."""
         found: list[str] = [""] * self.size
         with self.waiting_for(range(self.size), what):
             dist.all_gather_object(found, mine, group=self._words)
@@ -158,7 +158,7 @@ class RankGroup:
             dist.barrier(group=self._words)
 
     def subgroup(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
-        """Some ranks as a group, `None` for all; every rank calls it, in the same order."""
+        """Return a group of some ranks, `None` for all; every rank calls it in the same order."""
         if len(ranks) == self.size:
             return None
         if ranks not in self._groups:
@@ -177,15 +177,15 @@ class RankGroup:
         return torch.zeros(max(size_bytes // 4, 1), device=self.device)
 
     def number(self, value: int = 0) -> torch.Tensor:
-        """A message of one number."""
+        """Return a message that holds one number."""
         return torch.tensor([value], dtype=torch.int64, device=self.device)
 
     def _lost(self) -> tuple[int, ...]:
-        """The ranks that stopped first, as far as can be told."""
+        """Return the ranks that stopped first, as far as is known."""
         return self._beats.find_out().ranks if self._beats is not None else ()
 
     def _joined_store(self) -> Any:
-        """The store of all ranks, once all are there.
+        """Return the store once all ranks have joined it.
 
         Raises:
             RankFailed: Some are not; the message names them.
@@ -227,12 +227,12 @@ class RankGroup:
 
 
 def cuda_devices() -> int:
-    """How many this torch sees on this machine."""
+    """Count the CUDA devices torch sees on this machine."""
     return torch.cuda.device_count()
 
 
 def _device(wanted: str | None) -> torch.device:
-    """This rank's own device.
+    """Return this rank's device.
 
     Raises:
         InvalidInput: There is none for it.
@@ -267,7 +267,7 @@ def _number(name: str) -> int | None:
 
 
 def _names(ranks: Sequence[int]) -> str:
-    """For example ``rank 3``, ``ranks 0, 1 and 2``, ``ranks 0, 1, 2 and 12 others``."""
+    """Write ranks as ``rank 3``, ``ranks 0, 1 and 2`` or ``ranks 0, 1, 2 and 12 others``."""
     if len(ranks) < 2:
         return f"rank {ranks[0]}" if ranks else "no other rank"
     if len(ranks) > 8:

@@ -1,4 +1,4 @@
-"""What a measurement of links finds: who took part, how long messages took, what was fitted."""
+"""Records of a link measurement: ranks, message times and fitted levels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...core.document import Record
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """How links are measured.
+    """Options of a link measurement.
 
     Attributes:
         device: ``cpu`` or ``cuda``; `None` for CUDA where there is any.

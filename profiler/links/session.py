@@ -45,7 +45,7 @@ class LinkSession:
     _total: int = 0
 
     def report(self) -> LinkReport:
-        """The cluster that was measured, the same on every rank.
+        """Return the measured cluster, equal on every rank.
 
         Raises:
             InvalidInput: Ranks were started with different options.
@@ -73,7 +73,7 @@ class LinkSession:
         )
 
     def _everyone(self) -> list[RankDevice]:
-        """All ranks, once they agree on what to do."""
+        """Return all ranks, once they agree on the options."""
         mine = {
             "options": repr(self.group.options),
             "device": self.group.describe().model_dump(),
@@ -140,7 +140,7 @@ class LinkSession:
         self.group.take_turns(ranks, f"to time sums over {len(ranks)} ranks")
 
     def _slowdown(self, crowd: tuple[int, ...], budget_s: float) -> float:
-        """How many times longer messages take when all ranks of a group send at once."""
+        """Measure how many times longer messages take when all ranks of a group send at once."""
         self._begin(f"messages of {len(crowd) // 2} pairs at once")
         half = len(crowd) // 2
         pairs = list(zip(crowd[:half], crowd[half:], strict=True))
@@ -162,7 +162,7 @@ class LinkSession:
         ]
 
     def _collected(self) -> tuple[LinkTime, ...]:
-        """What all ranks measured since the last time; of an all-reduce the slowest rank's."""
+        """Collect all ranks' new measurements; of an all-reduce, the slowest rank's."""
         mine = json.dumps([entry.model_dump() for entry in self._mine])
         self._mine = []
         found: dict[tuple[object, ...], LinkTime] = {}
@@ -189,7 +189,7 @@ class Step:
 
 
 def steps_of(levels: Sequence[Level], index: int, num_ranks: int) -> list[Step]:
-    """What to time at a level: two pairs both ways, sums over one rank a group and over all."""
+    """List what to time at a level: two pairs both ways, and all-reduces."""
     inner = levels[index - 1].group_size if index else 1
     outer = min(levels[index].group_size, num_ranks)
     firsts = tuple(range(0, outer, inner))

@@ -1,4 +1,4 @@
-"""How long messages and all-reduces of growing size take, timed by the ranks that take part."""
+"""Times of messages and all-reduces of growing size, taken by the participating ranks."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _without(echo_s: float, one: Sized) -> Sized:
 def time_all_reduces(
     group: RankGroup, ranks: tuple[int, ...], sizes: Sequence[int], budget_s: float
 ) -> list[Sized]:
-    """Times of sums over some ranks, as this rank saw them; all of these ranks call it.
+    """Time all-reduces over some ranks as this rank sees them; all of these ranks call it.
 
     Every rank has called ``group.subgroup(ranks)`` before.
     """

@@ -15,7 +15,7 @@ SCATTERED = 1.5
 
 
 def devices_of(ranks: Sequence[RankDevice]) -> tuple[Device, ...]:
-    """The ranks as devices; CPU ranks share their machine's memory evenly."""
+    """Describe the ranks as devices; CPU ranks share their host's memory evenly."""
     hosts = hosts_of(ranks)
     held = {host: hosts.count(host) for host in hosts}
     machines = {number: rank.host for number, rank in zip(hosts, ranks, strict=True)}
@@ -39,7 +39,7 @@ def devices_of(ranks: Sequence[RankDevice]) -> tuple[Device, ...]:
 
 
 def remarks(devices: Sequence[Device]) -> list[str]:
-    """What a reader of the cluster should know of its devices."""
+    """List what a reader of the cluster should know about its devices."""
     kinds = sorted({device.kind for device in devices})
     found = []
     if len(kinds) > 1:
@@ -57,7 +57,7 @@ def remarks(devices: Sequence[Device]) -> list[str]:
 
 
 def scatter(levels: Sequence[LevelTimes]) -> str:
-    """A remark if most times were far above the fastest run."""
+    """Return a remark if most times were far above the fastest."""
     ratios = [
         entry.time_s / entry.least_s for level in levels for entry in level.times if entry.least_s
     ]

@@ -46,7 +46,7 @@ class Clock:
         self.cuda, self._shared = device.type == "cuda", shared
 
     def mark(self) -> Mark:
-        """A point in time, to be handed to `seconds`."""
+        """Record a point in time for `seconds`."""
         if not self.cuda:
             worked_s = None if self._shared else time.process_time()
             return Mark(time.perf_counter(), worked_s=worked_s)

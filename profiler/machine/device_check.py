@@ -1,4 +1,4 @@
-"""Whether the device a measurement asks for is there."""
+"""Device check: refuse a measurement on a device that torch cannot use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...core.errors import InvalidInput
 
 
 def check_device(device: str) -> str:
-    """The device, if this torch can use it.
+    """Return the device if this torch can use it.
 
     Args:
         device: ``cpu``, ``cuda`` or ``cuda:N``.

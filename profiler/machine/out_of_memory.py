@@ -11,12 +11,12 @@ CPU_ALLOCATOR = "DefaultCPUAllocator"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory, on the host or on a device, ran out: the error, or what caused it."""
+    """Return whether an error or its cause says that host or device memory ran out."""
     return any(map(_says_so, _causes(error)))
 
 
 def device_bytes(error: BaseException) -> int | None:
-    """All the memory of the GPU that ran out; `None` if it was the host's."""
+    """Return the total memory of the GPU that ran out; `None` if it was the host."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
@@ -45,12 +45,12 @@ BLOCK_BYTES = 512
 
 
 def block_bytes(size_bytes: int) -> int:
-    """What a tensor of this size adds to ``torch.cuda.memory_allocated``; nothing takes nothing."""
+    """Return what a tensor of this size adds to ``torch.cuda.memory_allocated``."""
     if size_bytes <= 0:
         return 0
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def allocated_bytes(size_bytes: int, device: Any) -> int:
-    """What a tensor takes on this device: blocks on CUDA, its own bytes elsewhere."""
+    """Return the bytes a tensor takes on a device: whole blocks on CUDA, its size elsewhere."""
     return block_bytes(size_bytes) if device.type == "cuda" else size_bytes

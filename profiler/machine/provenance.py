@@ -1,4 +1,4 @@
-"""Where and how numbers were measured."""
+"""Provenance of a measurement: device, software and settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...core.requests.requests import ProfilingOptions
 def provenance(
     device: torch.device, options: ProfilingOptions, clocks: Clocks | None = None
 ) -> Provenance:
-    """The device and software of this measurement."""
+    """Describe the device and software of this measurement."""
     return Provenance(
         device=str(device),
         device_name=device_name(device),
@@ -33,7 +33,7 @@ def provenance(
 
 
 def device_name(device: torch.device) -> str:
-    """The GPU's or the processor's own name."""
+    """Return the name of the GPU or processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -46,7 +46,7 @@ def device_name(device: torch.device) -> str:
 
 
 def _tf32(device: torch.device) -> Tf32 | None:
-    """What float32 operations are rounded to tf32 in as torch is set, where the GPU can do so."""
+    """Return which float32 operations run in tf32 with torch's settings on this GPU."""
     if device.type != "cuda":
         return None
     # The newer of torch's two settings: it can be read whichever of them was written.

@@ -1,4 +1,4 @@
-"""How many CPU threads the measured model runs on."""
+"""CPU threads the measured model runs on."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class ClockWatch:
         self._throttled_by |= set(self._reasons())
 
     def clocks(self) -> Clocks | None:
-        """What was read, or `None` if that was nothing."""
+        """Return the clocks read, or `None` if none could be read."""
         if self._before_mhz is None or self._after_mhz is None:
             return None
         return Clocks(
@@ -50,7 +50,7 @@ class ClockWatch:
         )
 
     def _clock_mhz(self) -> int | None:
-        """Of the multiprocessors, through torch, which asks NVML."""
+        """Read the multiprocessors' clock in MHz through torch, which asks NVML."""
         if self._device.type != "cuda":
             return None
         try:
@@ -77,7 +77,7 @@ class ClockWatch:
 
 @contextmanager
 def watched_clocks(device: torch.device) -> Iterator[ClockWatch]:
-    """A watch that reads at the start and at the end of the block."""
+    """Watch the clocks over a block, read at its start and end."""
     watch = ClockWatch(device)
     yield watch
     watch.stop()

@@ -62,7 +62,7 @@ def _compiler_needed() -> Iterator[None]:
 
 
 def _says_no_compiler(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, is inductor's for a missing compiler."""
+    """Return whether an error or its cause is inductor's for a missing compiler."""
     while error is not None:
         if type(error).__name__ in MISSING or any(name in str(error) for name in MISSING):
             return True

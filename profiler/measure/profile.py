@@ -83,7 +83,7 @@ def profile(
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to measure of a model and how; `profile` explains each."""
+    """Request of a measurement; `profile` explains each field."""
 
     options: ProfilingOptions
     loss_fn: LossFunction | None = None
@@ -100,7 +100,7 @@ class TimedProfile(NamedTuple):
 
 
 def timed_profile(model: nn.Module, sample: Any, wanted: Wanted) -> TimedProfile:
-    """What `profile` does, and what it took; see there."""
+    """Measure as `profile` does and return the profile with the time it took."""
     device = default_device(model)
     with as_in_training(device):
         return _timed(model, sample, wanted, device)

@@ -1,4 +1,4 @@
-"""How often to measure what: repeats go where the spread makes the total uncertain."""
+"""Sampling: repeats go to the layers whose spread makes the total uncertain."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GOLDEN_SECTION = 0.6180339887498949
 
 
 def standard_error(samples: Sequence[float]) -> float:
-    """Of the median of these samples; infinite for fewer than two."""
+    """Return the standard error of the samples' median; infinite for fewer than two."""
     if len(samples) < 2:
         return float("inf")
     lower, _, upper = quantiles(samples, n=4, method="inclusive")
@@ -29,7 +29,7 @@ def standard_error(samples: Sequence[float]) -> float:
 def worth_repeating(
     samples: Sequence[Sequence[float]], counts: Sequence[int], error: float = TOTAL_ERROR
 ) -> list[int]:
-    """Which layers to measure again; none once the total is certain enough.
+    """Choose the layers to measure again; none once the total is certain enough.
 
     The errors of layers add up as their squares; that of a layer that stands for ``count`` equal
     ones counts so many times. Those with the largest share are chosen until what the others

@@ -92,7 +92,7 @@ class Measuring:
             self._pass(chosen, split=split and extra % SPLIT_EVERY == 0)
 
     def _worthwhile_s(self) -> float:
-        """How long repeats may go on where layers repeat; unlimited where they hardly do."""
+        """Return how long repeats may take where layers repeat; infinite where they hardly do."""
         alone = sum(median(samples.total_s()) for samples in self._samples)
         every = sum(
             len(members) * median(samples.total_s())
@@ -102,7 +102,7 @@ class Measuring:
         return limit_s if self.layers_s < limit_s else float("inf")
 
     def _pass(self, chosen: Sequence[int], *, split: bool = False, keep: bool = True) -> None:
-        """One pass over a layer of each chosen class, another one every time."""
+        """Run one pass over a layer of each chosen class, a different one every time."""
         turn = next(self._turns)
         layers = sorted(representative(self._classes[index], turn) for index in chosen)
         started = time.perf_counter()

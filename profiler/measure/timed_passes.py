@@ -26,7 +26,7 @@ Phase = Literal["forward", "backward", "backward_input", "backward_weight"]
 
 @dataclass
 class Samples:
-    """What one layer took, in seconds, a number a repeat, by phase.
+    """Times of one layer in seconds by phase, one number per repeat.
 
     Attributes:
         device_s: On the device.
@@ -95,7 +95,7 @@ class Passes:
         keep: bool = True,
         tell: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """One pass over the chosen layers, ascending.
+        """Run one pass over the chosen layers in ascending order.
 
         Args:
             chosen: Indices of layers.
@@ -139,7 +139,7 @@ class Passes:
         return kept
 
     def _inputs(self, run: LayerRun, fresh: Values) -> dict[fx.Node, object]:
-        """What this pass has made, or else a copy, as warm as that, of what was made once."""
+        """Return inputs this pass produced, or cache-warm copies of ones produced earlier."""
         return {
             node: fresh[node] if node in fresh else mapped(torch.clone, self._values[node])
             for node in run.reads
@@ -174,7 +174,7 @@ class Passes:
 
     @contextmanager
     def _timed(self, index: int, phase: Phase) -> Iterator[None]:
-        """From an idle device, given as long to wait as issuing took last time, to the end."""
+        """Time a phase from an idle device to the end of its work."""
         self._clock.settle()
         self._clock.head_start(self._issued_s.get((index, phase), 0.0))
         start = self._clock.mark()
@@ -185,7 +185,7 @@ class Passes:
 def _input_gradients(
     layer: _Kept, roots: list[Tensor], gradients: list[Tensor]
 ) -> list[Tensor | None]:
-    """One for each of its leaves; the graph stays for the parameters' gradients."""
+    """Compute the gradient of each leaf; the graph is kept for the parameters' gradients."""
     wanted = [leaf for leaf in layer.leaves if leaf.requires_grad]
     if not roots or not wanted:
         return [None] * len(layer.leaves)
@@ -211,7 +211,7 @@ Pending = dict[fx.Node, list[Tensor | None]]
 
 
 def _roots(layer: _Kept, pending: Pending) -> tuple[list[Tensor], list[Tensor]]:
-    """What its backward starts from, and with which gradients: ones where none was handed back."""
+    """Return where a layer's backward starts and its gradients: ones where none came back."""
     roots, gradients = [], []
     for node, tensors in layer.outputs:
         found = pending.pop(node, None) if node is not None else None

@@ -1,4 +1,4 @@
-"""What was measured, as a `Profile`."""
+"""Convert measurements to a `Profile`."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _if_measured(samples_s: list[float]) -> Timing | None:
 
 
 def reconciliation(found: Measured) -> Reconciliation | None:
-    """The sum of the layers against the whole model, if that was run.
+    """Compare the sum of the layers with the whole model, if that was run.
 
     Of a device that works on its own what takes longer counts, its work or the issuing of it.
     """

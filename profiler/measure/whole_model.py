@@ -63,7 +63,7 @@ class WholeModel:
 
 
 def eager_call(captured: Captured, loss: Loss | None) -> Callable[..., Any]:
-    """The model itself, as its author wrote it, on flat inputs, and the loss of its output."""
+    """Return a call of the uncaptured model on flat inputs, followed by the loss."""
     model, structure = captured.program.model, captured.structure
 
     def call(*inputs: Tensor) -> Any:

@@ -29,7 +29,7 @@ LossFunction = Callable[[Any, Tensor], Tensor]
 
 
 def build_model(spec: ModelSpec) -> nn.Module:
-    """A model with random weights, in training mode.
+    """Build a model with random weights, in training mode.
 
     Raises:
         MeasurementError: The family needs a package that is not installed.
@@ -44,7 +44,7 @@ def build_model(spec: ModelSpec) -> nn.Module:
 
 
 def build_loss(spec: ModelSpec) -> LossFunction:
-    """The usual training loss of a family: mean over the micro-batch."""
+    """Return a family's usual training loss, the mean over the micro-batch."""
     if isinstance(spec, GPT2Spec | LlamaSpec | Qwen2Spec | MixtralSpec):
         return next_token_loss
     if isinstance(spec, BertSpec | T5Spec):
@@ -76,7 +76,7 @@ def image_loss(output: Any, target: Tensor) -> Tensor:
 def make_sample(
     sample: Sample, device: torch.device | str = "cpu"
 ) -> tuple[dict[str, Tensor], Tensor | None]:
-    """The tensors a `Sample` describes: inputs by name, and the target if it has one."""
+    """Make the tensors a `Sample` describes: inputs by name, and the target if any."""
     generator = torch.Generator().manual_seed(sample.seed)
     inputs = {name: make_tensor(spec, generator).to(device) for name, spec in sample.inputs.items()}
     target = make_tensor(sample.target, generator).to(device) if sample.target else None
@@ -84,7 +84,7 @@ def make_sample(
 
 
 def make_tensor(spec: SampleTensor, generator: torch.Generator) -> Tensor:
-    """One tensor, filled as described."""
+    """Make one tensor, filled as described."""
     dtype: torch.dtype = getattr(torch, spec.dtype)
     if spec.fill == "randn":
         return torch.randn(spec.shape, generator=generator).to(dtype)
@@ -96,7 +96,7 @@ def make_tensor(spec: SampleTensor, generator: torch.Generator) -> Tensor:
 def training_batch(
     spec: ModelSpec, inputs: Sequence[TensorSpec], num_microbatches: int, *, seed: int
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """A made-up batch of the given micro-batch shapes, and a target that fits the family's loss."""
+    """Make a synthetic batch of the given micro-batch shapes and a fitting target."""
     generator = torch.Generator().manual_seed(seed)
     shapes = {entry.name: (entry.shape[0] * num_microbatches, *entry.shape[1:]) for entry in inputs}
     if not isinstance(spec, MLPSpec | ResNetSpec | UNetSpec | ViTSpec):
@@ -130,7 +130,7 @@ def _mlp(config: MLPConfig) -> nn.Sequential:
 
 
 def expected_inputs(spec: ModelSpec) -> str:
-    """The inputs that fit, e.g. ``mlp takes 'input' of shape (micro-batch, 64)``."""
+    """Describe the inputs that fit, e.g. ``mlp takes 'input' of shape (micro-batch, 64)``."""
     if isinstance(spec, MLPSpec):
         return f"mlp takes 'input' of shape (micro-batch, {spec.config.input_size})"
     if isinstance(spec, ViTSpec):
@@ -155,7 +155,7 @@ def expected_inputs(spec: ModelSpec) -> str:
 
 
 def expected_target(spec: ModelSpec) -> str:
-    """The target that fits, likewise."""
+    """Describe the target that fits the family's loss."""
     if isinstance(spec, ViTSpec):
         return f"vit takes a target of shape (micro-batch), {_indices(spec.config.num_labels)}"
     if not isinstance(spec, MLPSpec | ResNetSpec | UNetSpec):

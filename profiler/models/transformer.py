@@ -23,7 +23,7 @@ TransformersSpec = GPT2Spec | LlamaSpec | Qwen2Spec | MixtralSpec | BertSpec | T
 
 
 def build_transformer(spec: TransformersSpec) -> nn.Module:
-    """A model with random weights, in training mode, on the current default device.
+    """Build a model with random weights, in training mode, on the current default device.
 
     Raises:
         InvalidInput: ``transformers`` is not installed.
