@@ -62,8 +62,9 @@ class Skeleton:
     state: dict[int, StateTensor]
 
     def module(self, graph: fx.Graph | None = None) -> fx.GraphModule:
-        """A module that runs the graph, or another over the same attributes, with them as they
-        are now.
+        """Return a module that runs the graph, or another graph over the same attributes.
+
+        The attributes are taken as they are now.
         """
         graph = graph or self.graph
         attributes = {
