@@ -8,7 +8,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check schemas bench fuzz load chaos hostile roundtrip clean
+.PHONY: help setup demo test shuffle check schemas bench fuzz load chaos hostile roundtrip clean
 
 help:  ## Show what there is to make
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,13 @@ demo: $(INSTALLED)  ## Profile, plan and train two models in stages; see that no
 # with one worker; in the order of the folders, as the last ones are quick.
 test: check  ## Run every check, then every test
 	OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadfile --no-loadscope-reorder \
+	    --numprocesses $$($(BIN)/python -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
+
+# Test files meet in other workers and tests run in another order, drawn from SEED: a test that
+# depends on what ran before it fails. `make shuffle SEED=3` repeats an order.
+shuffle: $(INSTALLED)  ## Run every test in a random order
+	OMP_NUM_THREADS=1 $(BIN)/pytest --random-order-bucket=global \
+	    --random-order-seed=$${SEED:-$$(date +%s)} --dist loadfile --no-loadscope-reorder \
 	    --numprocesses $$($(BIN)/python -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 
 check: $(INSTALLED)  ## Run the linters, the type checker and the import rules
