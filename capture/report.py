@@ -11,8 +11,8 @@ from typing import Literal
 from ..core.document import Record
 from ..core.errors import InvalidInput
 from ..core.graph.graph import CaptureMode, Graph
-from ..core.graph.table import why_not_rebuildable
-from ..core.text_table import clipped, text_table
+from ..core.graph.table import explain_not_rebuildable
+from ..core.text_table import format_table, truncate
 
 
 class CapturedLayer(Record):
@@ -82,7 +82,7 @@ class CaptureReport(Record):
         lines += [f"  {self.not_rebuildable}"] if self.not_rebuildable else []
         rows = [("layer", "module", "how", "why")]
         rows += [(layer.name, layer.module_type, layer.how, layer.why) for layer in self.layers]
-        return "\n".join([*lines, "", text_table(rows)])
+        return "\n".join([*lines, "", format_table(rows)])
 
 
 DESCRIPTIONS: dict[CaptureMode, str] = {
@@ -127,7 +127,7 @@ def capture_report(
         num_cuts=len(graph.boundaries),
         num_legal_cuts=sum(boundary.legal for boundary in graph.boundaries),
         fixed_mode=graph.fixed_mode,
-        not_rebuildable=" ".join(why_not_rebuildable(graph)),
+        not_rebuildable=" ".join(explain_not_rebuildable(graph)),
         notes=graph.notes,
     )
 
@@ -163,7 +163,7 @@ def plain_reason(refusal: str) -> str:
         if re.search(pattern, refusal, re.IGNORECASE):
             return meaning
     first = _PREFIX.sub("", refusal.strip().partition("\n")[0])
-    return clipped(first.replace("forward of the model itself ", "its own forward "), MOST)
+    return truncate(first.replace("forward of the model itself ", "its own forward "), MOST)
 
 
 def choose_reason(refusals: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from ..core.graph.sample import Sample
 from ..core.models.families import ModelSpec
 from ..core.profile.profile import Profile
 from ..core.requests.default_samples import default_sample
-from ..core.requests.presets import preset
+from ..core.requests.presets import find_preset
 from ..core.requests.requests import FactoryCall, ModelCode
 from ..core.service.documents import StoredGraph, StoredProfile
 from ..core.service.stored import Stored
@@ -123,7 +123,7 @@ def _named(name: str | Path) -> dict[str, Any] | Upload:
         return _document(read_file(Path(name)))
     if isinstance(name, Path):
         raise InvalidInput(f"{name} is neither a .pt2 nor a .json file; give {FORMS}")
-    found = preset(name)
+    found = find_preset(name)
     sample = default_sample(found.spec, 1, found.sequence_length)
     return {"model": to_json_value(found.spec), "sample": to_json_value(sample)}
 

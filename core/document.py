@@ -24,7 +24,7 @@ from .errors import InvalidInput
 
 T = TypeVar("T")
 
-Many = Annotated[tuple[T, ...], FailFast()]
+LongTuple = Annotated[tuple[T, ...], FailFast()]
 """Of what a document may have thousands. The first that is wrong is told and no other: errors for
 all of them took 1.2 GB and 20 s where the document has a megabyte."""
 
@@ -37,7 +37,7 @@ def _not_empty(values: tuple[T, ...]) -> tuple[T, ...]:
     return values
 
 
-Some = Annotated[
+NonEmptyTuple = Annotated[
     tuple[T, ...], FailFast(), AfterValidator(_not_empty), Field(json_schema_extra={"minItems": 1})
 ]
 """The same, where none is too few; ``min_length`` beside `FailFast` would say so of wrong ones."""
@@ -62,9 +62,10 @@ class Document(Record):
     def _refuse_unknown_version(cls, data: Any) -> Any:
         if isinstance(data, dict):
             found = data.get("schema_version", cls.SCHEMA)
-            if is_ours(found) and kind_of(found) != kind_of(cls.SCHEMA):
+            if has_own_schema(found) and document_kind(found) != document_kind(cls.SCHEMA):
                 raise ValueError(
-                    f"this is a {kind_of(found)} ({found}), and a {kind_of(cls.SCHEMA)} is wanted"
+                    f"expected a {document_kind(cls.SCHEMA)}, found a {document_kind(found)} "
+                    f"({found})"
                 )
             if found != cls.SCHEMA:
                 raise ValueError(
@@ -89,7 +90,7 @@ class Document(Record):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            raise invalid_input(error, cls.SCHEMA) from None
+            raise to_invalid_input(error, cls.SCHEMA) from None
 
     def write(self, path: str | Path) -> None:
         """Write the document to a file, whole or not at all."""
@@ -120,15 +121,15 @@ class Document(Record):
         The document's kind, an underscore, and 24 hexadecimal digits of the SHA-256 of its
         JSON with sorted keys.
         """
-        return f"{kind_of(self.SCHEMA)}_{content_digest(self)}"
+        return f"{document_kind(self.SCHEMA)}_{content_digest(self)}"
 
 
-def is_ours(schema: Any) -> bool:
+def has_own_schema(schema: Any) -> bool:
     """Whether it names a kind of document of this library."""
     return isinstance(schema, str) and schema.startswith("stagewright.")
 
 
-def kind_of(schema: str) -> str:
+def document_kind(schema: str) -> str:
     """``stagewright.plan/1`` → ``plan``."""
     return schema.rpartition(".")[2].partition("/")[0]
 
@@ -144,7 +145,7 @@ def json_digest(value: Any) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:24]
 
 
-def invalid_input(error: ValidationError, what: str) -> InvalidInput:
+def to_invalid_input(error: ValidationError, what: str) -> InvalidInput:
     """One readable error out of pydantic's list, naming every field at fault."""
     lines = [
         f"{json_pointer(item['loc']) or '(whole)'}: {item['msg'].removeprefix('Value error, ')}"

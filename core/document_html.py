@@ -9,7 +9,7 @@ GROUP = "stagewright.drawers"
 """Entry points of this group take a document and give HTML."""
 
 
-def drawn(kind: str, document: Any) -> str | None:
+def render_html(kind: str, document: Any) -> str | None:
     """HTML of a document; `None` if nothing installed draws its kind."""
     for found in metadata.entry_points(group=GROUP, name=kind):
         html = found.load()(document)

@@ -35,7 +35,7 @@ Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FailureVerdict:
     """Which ranks failed first, if any, and what happened, in words."""
 
     ranks: Ranks
@@ -45,7 +45,7 @@ class Verdict:
         return json.dumps({"ranks": self.ranks, "what": self.what})
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Verdict:
+    def from_json(cls, text: str | bytes) -> FailureVerdict:
         data = json.loads(text)
         return cls(tuple(data["ranks"]), data["what"])
 
@@ -64,18 +64,24 @@ class Heartbeats:
     """
 
     def __init__(
-        self, store: Any, rank: int, num_ranks: int, *, where: str = "", host: Verdict | None = None
+        self,
+        store: Any,
+        rank: int,
+        num_ranks: int,
+        *,
+        where: str = "",
+        host: FailureVerdict | None = None,
     ) -> None:
         self.doing = "setting up"
         """What this rank is at, in words."""
         self._store, self._rank, self._num_ranks = store, rank, num_ranks
-        self._host = host or Verdict(
+        self._host = host or FailureVerdict(
             (0,) if rank else (),
             "rank 0 (host of the store) stopped answering" if rank else "the store is gone",
         )
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._heard: Verdict | None = None
+        self._heard: FailureVerdict | None = None
         self._store.set(f"where/{rank}", where)
         self._count = 0
         self._show()
@@ -84,7 +90,7 @@ class Heartbeats:
         weakref.finalize(self, _end, self._stop, self._thread)
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> FailureVerdict | None:
         """What was found out, here or elsewhere."""
         return self._heard
 
@@ -93,7 +99,7 @@ class Heartbeats:
         self._stop.set()
         self._thread.join()
 
-    def find_out(self) -> Verdict:
+    def find_out(self) -> FailureVerdict:
         """The ranks that stopped first, as the first to notice found; none if all still answer.
 
         Takes some seconds: heartbeats have to be missed, and then every rank left has to hear of
@@ -122,21 +128,21 @@ class Heartbeats:
     def leave_word(self, what: str) -> None:
         """Let the others know that this rank ends, unless they know of somebody before it."""
         try:
-            verdict = Verdict((self._rank,), f"{self._name(self._rank)} {what}")
+            verdict = FailureVerdict((self._rank,), f"{self._name(self._rank)} {what}")
             self._store.compare_set(VERDICT, "", verdict.to_json())
             self._hear()
         except RuntimeError:
             return  # the store is gone, and those who would read it
 
-    def _hear(self) -> Verdict:
+    def _hear(self) -> FailureVerdict:
         """The verdict there is; every rank counts itself once among those who know it."""
         with self._lock:
             if self._heard is None:
-                self._heard = Verdict.from_json(self._store.get(VERDICT))
+                self._heard = FailureVerdict.from_json(self._store.get(VERDICT))
                 self._store.add("heard", 1)
             return self._heard
 
-    def _look(self) -> Verdict:
+    def _look(self) -> FailureVerdict:
         """Whose heartbeat does not move while we look, or what those who are there are doing."""
         others = [rank for rank in range(self._num_ranks) if rank != self._rank]
         before = {rank: self._seen(rank) for rank in others}
@@ -148,10 +154,10 @@ class Heartbeats:
         if silent:
             named = [self._silence(rank, *now[rank]) for rank in silent[:MOST_NAMED]]
             rest = f", and {len(silent) - len(named)} more" if len(silent) > len(named) else ""
-            return Verdict(silent, ", ".join(named) + rest)
+            return FailureVerdict(silent, ", ".join(named) + rest)
         at_work = [rank for rank in others if not now[rank][1].startswith(WAITING)]
         told = [f"rank {r} was at {now[r][1]}" for r in (at_work or others)[:MOST_NAMED]]
-        return Verdict(
+        return FailureVerdict(
             (),
             f"rank {self._rank} got no answer in time, though every rank is still alive"
             + (f": {', '.join(told)}" if told else ""),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def text_table(rows: Sequence[Sequence[str]]) -> str:
+def format_table(rows: Sequence[Sequence[str]]) -> str:
     """Columns as wide as their widest cell, a rule under the first row.
 
     What would break the lines, or steer a terminal, is shown escaped: names come from anywhere.
     """
-    rows = [[printable(cell) for cell in row] for row in rows]
+    rows = [[sanitize(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -20,7 +20,7 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def printable(text: str) -> str:
+def sanitize(text: str) -> str:
     """The text with line ends and control characters escaped."""
     if text.isprintable():
         return text
@@ -29,6 +29,6 @@ def printable(text: str) -> str:
     )
 
 
-def clipped(text: str, most: int) -> str:
+def truncate(text: str, most: int) -> str:
     """The text, or its beginning if it is longer than ``most`` characters."""
     return text if len(text) <= most else f"{text[: most - 3].rstrip()}..."

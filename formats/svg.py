@@ -9,7 +9,7 @@ from html import escape
 from ..core.plan.plan import Plan
 from ..core.plan.schedule import Work
 from ..core.plan.timeline import Timeline, TimelineEvent
-from ..core.text_table import printable
+from ..core.text_table import sanitize
 from ..core.units import format_time
 from ..schedules.layout import Layout, make_layout
 
@@ -72,7 +72,7 @@ def timeline_svg(plan: Plan, timeline: Timeline, beside: Timeline | None = None)
     panel = timeline.num_ranks * (ROW_HEIGHT + ROW_GAP)
     height = TOP + len(drawn) * panel + (len(drawn) - 1) * PANEL_GAP + BOTTOM
     width = MARGIN + LABEL_WIDTH + CHART_WIDTH + MARGIN
-    title = printable(
+    title = sanitize(
         f"{plan.model or 'Model'}: {plan.num_stages} stage{'s' * (plan.num_stages > 1)}"
         f"{f' on {where.num_ranks} devices' * (where.num_ranks != plan.num_stages)}, "
         f"{plan.schedule}, {plan.num_microbatches} micro-batches"
@@ -133,7 +133,7 @@ def _rows(
         y = top + rank * (ROW_HEIGHT + ROW_GAP)
         if rank < where.num_ranks:
             label = _label(plan, where, rank)
-            yield f'<text x="{MARGIN}" y="{y + 17}">{escape(_shortened(printable(label)))}</text>'
+            yield f'<text x="{MARGIN}" y="{y + 17}">{escape(_shortened(sanitize(label)))}</text>'
         yield f'<rect class="idle" x="{x}" y="{y}" width="{CHART_WIDTH}" height="{ROW_HEIGHT}"/>'
     paler = {
         (rank, stage) for rank in range(where.num_ranks) for stage in _stages_of(where, rank)[1::2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
-from ..core.plan.assumptions import assumptions
+from ..core.plan.assumptions import list_assumptions
 from ..core.plan.plan import Baseline, Plan, Proof, Stage
 from ..core.units import format_time
 from .cost.assignment import Assignment, counts_of
@@ -39,7 +39,7 @@ def build_plan(request: Request, decision: Decision, profile_id: str | None = No
     The profile's id takes longer to find than a small plan to price: give it where it is known.
     """
     order, given = decision.priced.assignment.order, request.profile
-    notes = [*_notes(request), *assumptions(request.profile, request.cluster)]
+    notes = [*_notes(request), *list_assumptions(request.profile, request.cluster)]
     if order:
         request = request.in_order(order)
         assignment = replace(decision.priced.assignment, order=())

@@ -16,7 +16,7 @@ from ..core.profile.profile import Profile
 from ..schedules.traits import CLOSED_FORM, SPLIT_BACKWARD
 from .assemble import build_plan
 from .cost.chain import tables
-from .problem.arguments import scaled, size_of
+from .problem.arguments import get_microbatch_size, scale_profile
 from .problem.problem import Progress, Request
 from .solvers.feasibility import any_plan
 from .solvers.solve import solve
@@ -74,10 +74,10 @@ def plan_batch(
     """The best plan over the micro-batch sizes that divide ``options.batch_size``.
 
     Sizes are `sizes_to_try`; a profile measured at a size is used for it, others are scaled from
-    the nearest (`scaled`). Small micro-batches keep a device less busy, which no scaling knows:
-    sizes below all that were measured would look free. So they are not chosen for speed: only
-    if nothing larger can be planned, and then the largest that can. Sizes that cannot beat the
-    best step found are not planned. Plans of the same value are told apart by their step, then by
+    the nearest (`scale_profile`). Small micro-batches keep a device less busy, which no scaling
+    knows: sizes below all that were measured would look free. So they are not chosen for speed:
+    only if nothing larger can be planned, and then the largest that can. Sizes that cannot beat
+    the best step found are not planned. Plans of the same value are told apart by their step, then by
     fewer micro-batches. The plan's proof is for the size chosen.
 
     Args:
@@ -98,13 +98,15 @@ def plan_batch(
     unfit: list[Candidate] = []
     started = time.monotonic()
     entries = [
-        entry for entry in candidates(profiles, options) if size in (None, size_of(entry.profile))
+        entry
+        for entry in candidates(profiles, options)
+        if size in (None, get_microbatch_size(entry.profile))
     ]
-    floor = 0 if options.objective in OF_BYTES else min(map(size_of, profiles))
-    entries.sort(key=lambda entry: max(floor - size_of(entry.profile), 0))
+    floor = 0 if options.objective in OF_BYTES else min(map(get_microbatch_size, profiles))
+    entries.sort(key=lambda entry: max(floor - get_microbatch_size(entry.profile), 0))
     for entry in entries:
         if best is not None:
-            if time.monotonic() > deadline or size_of(entry.profile) < floor:
+            if time.monotonic() > deadline or get_microbatch_size(entry.profile) < floor:
                 break
             is_slower = entry.least_step_s(cluster) >= best.step_time_s
             if options.objective == "step_time" and is_slower:
@@ -127,7 +129,7 @@ def plan_batch(
     if not unfit:
         assert refused is not None, "a batch has at least one size"
         raise refused
-    smallest = min(unfit, key=lambda entry: size_of(entry.profile))
+    smallest = min(unfit, key=lambda entry: get_microbatch_size(entry.profile))
     return _planned(smallest, request_of(smallest, cluster, started, deadline, progress))
 
 
@@ -138,7 +140,7 @@ def candidates(profiles: Sequence[Profile], options: PlanOptions) -> Iterator[Ca
         InvalidInput: A profile says nothing about its size, two have the same, or they are of
             different models.
     """
-    measured = {size_of(profile): profile for profile in profiles}
+    measured = {get_microbatch_size(profile): profile for profile in profiles}
     _check_alike(profiles, measured)
     batch_size = options.batch_size
     assert batch_size is not None, "asked for a batch"
@@ -146,7 +148,7 @@ def candidates(profiles: Sequence[Profile], options: PlanOptions) -> Iterator[Ca
         nearest = min(measured, key=lambda known: (_apart(known, size), known))
         yield Candidate(
             measured[nearest],
-            scaled(measured[nearest], Fraction(size, nearest)),
+            scale_profile(measured[nearest], Fraction(size, nearest)),
             options.model_copy(update={"num_microbatches": batch_size // size}),
         )
 
@@ -217,7 +219,7 @@ def _tell(progress: Callable[[Progress], None], entry: Candidate, found: Progres
 
 def _with_note(plan: Plan, profiles: Sequence[Profile]) -> Plan:
     """Which sizes the plan's could be compared with."""
-    measured = ", ".join(map(str, sorted(map(size_of, profiles))))
+    measured = ", ".join(map(str, sorted(map(get_microbatch_size, profiles))))
     note = (
         f"micro-batches of {plan.inputs[0].shape[0]} were chosen from a profile of {measured} "
         "alone: what smaller ones cost was not measured, and is told by profiles of several sizes"

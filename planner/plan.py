@@ -10,7 +10,7 @@ from functools import partial
 from pydantic import ValidationError
 
 from ..core.cluster.cluster import Cluster
-from ..core.document import invalid_input
+from ..core.document import to_invalid_input
 from ..core.errors import Infeasible, InvalidInput
 from ..core.plan.plan import Plan, PlanOptions
 from ..core.profile.profile import Profile
@@ -177,7 +177,7 @@ def _options(options: PlanOptions | None, num_microbatches: int | None) -> PlanO
     try:
         return PlanOptions.model_validate({**given, "num_microbatches": num_microbatches})
     except ValidationError as error:
-        raise invalid_input(error, "plan options") from None
+        raise to_invalid_input(error, "plan options") from None
 
 
 NOTE = "the search was cut short by its deadline: with more time there may be a better plan"

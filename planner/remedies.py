@@ -22,7 +22,7 @@ from ..core.units import format_time
 from ..schedules.traits import CLOSED_FORM
 from .cost.chain import Tables, tables
 from .microbatch_size import candidates, may_fit, only_planning_tells, request_of
-from .problem.arguments import size_of
+from .problem.arguments import get_microbatch_size
 from .problem.constraints import allowed_positions
 from .problem.problem import Request
 
@@ -245,7 +245,9 @@ def _kinds(profile: Profile, cluster: Cluster, options: PlanOptions) -> list[Ite
     if options.batch_size is None and profile.inputs and profile.inputs[0].shape:
         size = profile.inputs[0].shape[0]
         if size > 1:
-            kinds.append(iter([ask(batch_size=options.num_microbatches * size_of(profile))]))
+            kinds.append(
+                iter([ask(batch_size=options.num_microbatches * get_microbatch_size(profile))])
+            )
     return kinds
 
 

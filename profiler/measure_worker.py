@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ..core.document import invalid_input
+from ..core.document import to_invalid_input
 from ..core.errors import InvalidInput, MeasurementError, OutOfMemory, StagewrightError, first_line
 from ..core.profile.profile import Profile
 from ..core.requests.requests import MeasureRequest
@@ -74,7 +74,7 @@ def read_request(text: str) -> MeasureRequest:
     try:
         return MeasureRequest.model_validate_json(text)
     except ValidationError as error:
-        raise invalid_input(error, "measure request") from None
+        raise to_invalid_input(error, "measure request") from None
 
 
 def measure(request: MeasureRequest, progress: Progress | None = None) -> Profile:

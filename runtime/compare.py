@@ -11,7 +11,7 @@ from ..core.plan.plan import Plan
 from ..core.plan.schedule import Work
 from ..core.plan.timeline import Timeline, TimelineEvent
 from ..core.profile.profile import LayerProfile, Profile, Timing
-from ..core.text_table import text_table
+from ..core.text_table import format_table
 from ..core.units import format_time
 
 BACKWARD_PARTS = (Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT, Work.RECOMPUTE)
@@ -68,7 +68,7 @@ class RunComparison:
             )
             for each in (self.step, *self.stages, *self.links)
         ]
-        table = text_table(rows)
+        table = format_table(rows)
         worst = self.worst
         way = "longer" if worst.late_s > 0 else "shorter"
         said = f"{worst.what} is furthest off: {format_time(abs(worst.late_s))} {way}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ..core.cluster.cluster import Cluster
 from ..core.errors import InvalidInput
-from ..core.plan.assumptions import assumptions
+from ..core.plan.assumptions import list_assumptions
 from ..core.plan.plan import Plan, Stage
-from ..core.plan.table import proof_lines
+from ..core.plan.table import format_proof
 from ..core.profile.profile import Profile
 from ..planner.problem.arguments import as_planned
 from ..planner.simulator.plan_timeline import plan_rows
@@ -54,7 +54,7 @@ def build_plan_view(
     where = lay_out(plan)
     is_drawn = 2 * plan.num_microbatches * plan.num_stages <= MAX_ACTIONS
     step = plan_rows(plan) if with_step and is_drawn else None
-    assumed = tuple(assumptions(profile, cluster)) if profile and cluster else ()
+    assumed = tuple(list_assumptions(profile, cluster)) if profile and cluster else ()
     held = LayerMemory(profile) if profile and with_layers else None
     notes = dict.fromkeys((*plan.notes, *(profile.notes if profile else ())))
     return PlanView(
@@ -120,7 +120,7 @@ def _header(plan: Plan, searched: bool) -> Header:
         gain=equal_s / plan.step_time_s - 1 if equal_s and plan.step_time_s else None,
         estimated=plan.estimated,
         error_band=plan.error_band,
-        proof=tuple(line.removeprefix("proof: ") for line in proof_lines(plan))
+        proof=tuple(line.removeprefix("proof: ") for line in format_proof(plan))
         if searched
         else (NOT_SEARCHED,),
     )

@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..core.document import Record
-from ..core.text_table import printable
+from ..core.text_table import sanitize
 from ..core.units import count, format_bytes, format_rate, format_time
 from .plan_view import PlanView
 
@@ -52,12 +52,12 @@ def environment(*folders: Path) -> Environment:
 def _shown(value: Any) -> Any:
     """Escape characters of untrusted names that would reverse or break a line."""
     plain = isinstance(value, str) and not isinstance(value, Markup)
-    return printable(value) if plain else value
+    return sanitize(value) if plain else value
 
 
 def lines(text: str) -> Markup:
     """Keep line breaks of a text and escape its other control characters."""
-    return Markup("\n").join(map(printable, text.split("\n")))
+    return Markup("\n").join(map(sanitize, text.split("\n")))
 
 
 def percent(share: float) -> str:

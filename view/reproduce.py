@@ -9,7 +9,7 @@ from typing import Any
 
 from ..core.cluster.cluster import Cluster
 from ..core.plan.plan import Plan, PlanOptions
-from ..core.text_table import printable
+from ..core.text_table import sanitize
 from .plan_view import Reproduce
 
 FLAGS = {
@@ -74,7 +74,7 @@ def _quoted(word: str) -> str:
         return shlex.quote(word)
     plain = word.replace("\\", "\\\\").replace("'", "\\'")
     escaped = re.sub(r"[\x80-\xff]", _four_digits, plain)
-    return f"$'{printable(escaped)}'"
+    return f"$'{sanitize(escaped)}'"
 
 
 def _four_digits(found: re.Match[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from ..core.text_table import printable
+from ..core.text_table import sanitize
 from ..core.units import format_time
 from .plan_view import Boxes, PlanView
 
@@ -32,7 +32,7 @@ def gantt_text(view: PlanView, width: int) -> Text:
         width: Characters in a line, labels included.
     """
     labels = [
-        f"{'+'.join(map(str, lane.stages))} {printable(lane.device)}"[:16] for lane in view.lanes
+        f"{'+'.join(map(str, lane.stages))} {sanitize(lane.device)}"[:16] for lane in view.lanes
     ]
     left = max(map(len, labels)) + 1
     columns = max(10, width - left)

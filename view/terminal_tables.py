@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.plan.plan import Plan
-from ..core.plan.table import plan_columns, summary_lines
+from ..core.plan.table import build_plan_columns, format_summary
 from ..core.profile.profile import Profile
-from ..core.profile.table import profile_lines, profile_rows
-from ..core.text_table import printable
+from ..core.profile.table import build_profile_rows, format_profile_details
+from ..core.text_table import sanitize
 
 PLAN_COLUMNS = (
     "to", "from", "sync", "sends", "used", "in flight", "recompute", "limit", "replicas", "device",
@@ -45,16 +45,16 @@ def fit_plan_table(plan: Plan, width: int, spelled: Callable[[str], str] = str) 
         width: Characters in a line.
         spelled: What is done to each sentence before it is wrapped.
     """
-    sentences = map(spelled, summary_lines(plan))
-    return _written(plan_columns(plan), PLAN_COLUMNS, sentences, width)
+    sentences = map(spelled, format_summary(plan))
+    return _written(build_plan_columns(plan), PLAN_COLUMNS, sentences, width)
 
 
 def fit_profile_table(
     profile: Profile, width: int, *, tree: bool = True, depth: int | None = None
 ) -> str:
     """Write what ``print(profile)`` shows in lines of at most ``width`` characters."""
-    columns = list(zip(*profile_rows(profile, tree=tree, depth=depth), strict=True))
-    return _written(columns, PROFILE_COLUMNS, profile_lines(profile), width)
+    columns = list(zip(*build_profile_rows(profile, tree=tree, depth=depth), strict=True))
+    return _written(columns, PROFILE_COLUMNS, format_profile_details(profile), width)
 
 
 def _written(
@@ -84,7 +84,7 @@ def _fitting(columns: Sequence[Column], dropped: Sequence[str], width: int) -> l
 
 
 def _cut(column: Column, most: int) -> Column:
-    cells = map(printable, column)
+    cells = map(sanitize, column)
     if column[0] == MARKS:
         return tuple(_start(cell, most) for cell in cells)
     return tuple(_end(cell, most) for cell in cells) if column[0] in NAMES else tuple(cells)

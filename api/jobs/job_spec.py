@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...core.cluster.accelerators import accelerator
+from ...core.cluster.accelerators import get_accelerator
 from ...core.cluster.cluster import Cluster
 from ...core.document import Record
 from ...core.errors import InvalidInput
@@ -67,7 +67,7 @@ def required_resource(request: MeasureRequest, kind: str | None, cluster: Cluste
 
 def _catalogue_name(kind: str) -> str | None:
     try:
-        known = accelerator(kind)
+        known = get_accelerator(kind)
     except InvalidInput:
         return None
     return known.name if known.backend != "cpu" else None

@@ -12,7 +12,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...core.cluster.accelerators import by_driver_name
+from ...core.cluster.accelerators import find_by_driver_name
 from ...core.errors import InvalidInput
 from .messages import CPU, CUDA
 
@@ -60,7 +60,7 @@ def device_names() -> list[str]:
 
 def device_kind_of(name: str) -> str:
     """``NVIDIA H200`` → ``H200``: the catalogue's name, else the last word of the driver's."""
-    known = by_driver_name(name)
+    known = find_by_driver_name(name)
     if known is not None and known.backend != CPU:
         return known.name
     words = re.findall(r"[\w.]+", name)

@@ -15,7 +15,7 @@ from ...core.errors import InvalidInput
 from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile
 from ...planner.microbatch_size import sizes_to_try
-from ...planner.problem.arguments import size_of
+from ...planner.problem.arguments import get_microbatch_size
 from ...schedules.numba_jit import is_available
 
 MAX_KINDS = 4
@@ -67,7 +67,7 @@ def _check_simulation(profiles: Sequence[Profile], cluster: Cluster, options: Pl
     num_microbatches = options.num_microbatches
     is_size_asked = "num_microbatches" in options.model_fields_set
     if options.batch_size is not None and not is_size_asked:  # every size is planned
-        sizes = sizes_to_try(options.batch_size, tuple(map(size_of, profiles)))
+        sizes = sizes_to_try(options.batch_size, tuple(map(get_microbatch_size, profiles)))
         num_microbatches = options.batch_size // min(sizes)
     num_stages = _most_stages(profiles[0], cluster, options, num_microbatches)
     limit, way_out = _limit(options)

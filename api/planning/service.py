@@ -15,7 +15,7 @@ from ...core.graph.graph import Graph
 from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile
 from ...core.requests.requests import EstimateOptions, EstimateRequest, MeasureRequest
-from ...core.service.plans import PlanRecord, StoredPlan, infeasible_answer
+from ...core.service.plans import PlanRecord, StoredPlan, to_infeasible_answer
 from ...planner.plan import plan
 from ..auth.principal import Principal
 from ..http.field_errors import FieldError
@@ -420,7 +420,7 @@ def decide(
             profile_id=profiles[0].content_id(),
             cluster=cluster,
             options=options,
-            infeasible=infeasible_answer(error),
+            infeasible=to_infeasible_answer(error),
         )
     return PlanRecord(
         status="planned",

@@ -12,7 +12,7 @@ from ...core.document import Record
 from ...core.errors import Infeasible, InvalidInput
 from ...core.plan.plan import Plan, PlanOptions
 from ...core.profile.profile import Profile
-from ...core.service.plans import StoredPlan, infeasible_answer
+from ...core.service.plans import StoredPlan, to_infeasible_answer
 from ...core.service.what_if import ComparedPlan
 from ...core.service.what_if import Comparison as Comparison
 from ...core.service.what_if import Simulation as Simulation
@@ -87,7 +87,7 @@ def simulate(
             profile, cluster, options, balance, replicas=replicas, profile_id=profile_id
         )
     except Infeasible as error:
-        return Simulation(status="infeasible", infeasible=infeasible_answer(error))
+        return Simulation(status="infeasible", infeasible=to_infeasible_answer(error))
     return Simulation(
         status="simulated", plan=plan, timeline=plan_timeline(plan) if with_timeline else None
     )

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Row, Select, Table, and_, or_, select
 
-from ...core.cluster.table import devices_line
+from ...core.cluster.table import format_devices
 from ...core.document import Record
 from ...core.graph.graph import Graph
 from ...core.profile.profile import Profile
@@ -169,7 +169,7 @@ class SqlDocuments:
             "model": plan.model if plan else None,
             "num_stages": plan.num_stages if plan else None,
             "step_time_s": plan.step_time_s if plan else None,
-            "devices": devices_line(record.cluster),
+            "devices": format_devices(record.cluster),
             "schedule": plan.schedule if plan else record.options.schedule,
             "document": record.model_dump_json(),
         }

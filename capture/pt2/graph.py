@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ...core.document import invalid_input
+from ...core.document import to_invalid_input
 from ...core.graph.allowed_ops import GETITEM
 from ...core.graph.arguments import Argument, Element, InputReference, NodeReference, StateReference
 from ...core.graph.graph import MODEL_INPUT, Boundary, Edge, Graph, Layer, Operation, Parameter
@@ -54,7 +54,7 @@ def read_pt2(archive: bytes) -> Graph:
     try:
         return _GraphBuilder(program).build()
     except ValidationError as error:
-        raise invalid_input(error, "exported program") from None
+        raise to_invalid_input(error, "exported program") from None
 
 
 @dataclass

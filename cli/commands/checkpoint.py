@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from ...core.errors import InvalidInput
-from ...core.text_table import text_table
+from ...core.text_table import format_table
 from ...core.units import count, format_bytes
 from ..support.output import JsonFlag, check_writable, emit, say, say_next
 
@@ -113,7 +113,7 @@ def _table(record: Checkpoint) -> str:
                 ", ".join(kept),
             )
         )
-    return text_table(rows)
+    return format_table(rows)
 
 
 def _summary(path: Path, record: Checkpoint, steps: tuple[int, ...]) -> str:

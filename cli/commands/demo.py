@@ -37,7 +37,7 @@ def command(
     and once unsplit, and compares step times and losses.
     """
     from ...core.errors import InvalidInput
-    from ...core.text_table import text_table
+    from ...core.text_table import format_table
     from ...profiler.links.launch_local import measure_local_links
     from ..support.local_service import running_service
     from ..support.run_report import HEADINGS
@@ -61,7 +61,7 @@ def command(
     if as_json:
         emit(json.dumps([entry.to_dict() for entry in found]))
     else:
-        emit(text_table([HEADINGS, *(entry.row() for entry in found)]))
+        emit(format_table([HEADINGS, *(entry.row() for entry in found)]))
     for entry in found:
         entry.check()
         for line in entry.remarks():

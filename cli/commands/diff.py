@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument
 
 from ...core.profile.diff import LayerChange, ProfileDiff, SizeChange, TimeChange
-from ...core.text_table import printable, text_table
+from ...core.text_table import format_table, sanitize
 from ...core.units import count, format_bytes, format_time
 from ..support.next_steps import command_line
 from ..support.output import JsonFlag, emit, say_next
@@ -48,12 +48,12 @@ def diff_table(found: ProfileDiff) -> str:
     """What ``stagewright diff`` prints."""
     rows = [HEADINGS, *map(_row, found.layers), _row(found.total)]
     lines = [
-        text_table(rows),
+        format_table(rows),
         "",
         "* beyond the larger spread of both; ? neither says how far its times spread",
         f"{found.before_id} -> {found.after_id}",
         *(
-            f"{what}: {printable(before)} -> {printable(after)}"
+            f"{what}: {sanitize(before)} -> {sanitize(after)}"
             for what, before, after in found.settings
         ),
         *_alone("the first", found.only_before),
@@ -108,6 +108,6 @@ def bar(relative: float | None) -> str:
 def _alone(which: str, names: tuple[str, ...]) -> list[str]:
     if not names:
         return []
-    shown = ", ".join(map(printable, names[:MOST_NAMED]))
+    shown = ", ".join(map(sanitize, names[:MOST_NAMED]))
     rest = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return [f"only in {which}: {count(len(names), 'layer')}: {shown}{rest}"]

@@ -58,13 +58,13 @@ def command(
     The model is captured without its weights, so it need not fit here. The profile is labelled
     ESTIMATED and says how far such estimates were off where that was measured.
     """
-    from ...core.cluster.accelerators import accelerator
+    from ...core.cluster.accelerators import get_accelerator
     from ...core.profile.profile import Profile
 
     check_writable(output)
     wanted = read_precision(precision)
     spec, sample = named_model(model, config, microbatch, sequence)
-    found = accelerator(device)
+    found = get_accelerator(device)
     measured = [read_document(path, Profile) for path in calibrate or ()]
     from ...profiler.estimates.estimate import estimate_spec
 

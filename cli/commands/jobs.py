@@ -73,7 +73,7 @@ def command(
 
 
 def _list(client: Client, state: State | None, limit: int, *, as_json: bool) -> None:
-    from ...core.text_table import text_table
+    from ...core.text_table import format_table
 
     found = client.jobs(state=None if state is None else state.value, limit=limit)
     if as_json:
@@ -83,7 +83,7 @@ def _list(client: Client, state: State | None, limit: int, *, as_json: bool) -> 
         emit("there are no such jobs" if state else "there are no jobs")
         return
     headings = ("job", "kind", "state", "made", "what")
-    emit(text_table([headings, *(_row(job) for job in found.jobs)]))
+    emit(format_table([headings, *(_row(job) for job in found.jobs)]))
     if found.next_cursor is not None:
         say(f"these are the newest {limit}; --limit shows more")
     say_next(command_line("jobs", "show", found.jobs[0].id, "--server", client.settings.url))
@@ -120,7 +120,7 @@ def _watched(client: Client, job_id: str, *, quiet: bool) -> JobView:
 
 
 def _show(client: Client, job: JobView, *, as_json: bool) -> None:
-    from ...core.text_table import printable
+    from ...core.text_table import sanitize
 
     if as_json:
         emit(job.model_dump_json(indent=2))
@@ -131,7 +131,7 @@ def _show(client: Client, job: JobView, *, as_json: bool) -> None:
     if job.needs:
         lines.append(f"  needs {', '.join(f'{n:g} {kind}' for kind, n in job.needs.items())}")
     if text := what(job):
-        lines.append(f"  {printable(text)}")
+        lines.append(f"  {sanitize(text)}")
     emit("\n".join(lines))
     server = ("--server", client.settings.url)
     if job.result is not None:

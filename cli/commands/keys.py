@@ -12,7 +12,7 @@ from typer import Argument, Option
 
 from ...api.auth.scopes import MEANING, SCOPES, Scope
 from ...core.errors import InvalidInput
-from ...core.text_table import text_table
+from ...core.text_table import format_table
 from ..options.database import ConfigFlag, DatabaseFlag, check_exists, database_of, opened_store
 from ..support.next_steps import command_line
 from ..support.output import JsonFlag, emit, say, say_next
@@ -167,7 +167,7 @@ def _list(store: SqlStore, owners: Sequence[Project], *, as_json: bool) -> None:
         return
     headings = ("key", "project", "name", "scopes", "made", "quotas", "state")
     rows = [_row(owner, key) for owner, key in found]
-    emit(text_table([headings, *rows]) if rows else "there are no keys")
+    emit(format_table([headings, *rows]) if rows else "there are no keys")
     say_next(command_line("keys", "create", "NAME"), quiet=as_json)
 
 

@@ -35,7 +35,7 @@ def command(
 ) -> None:
     """Train a plan's model on made-up data under torchrun, and compare with the prediction."""
     from ...core.plan.plan import Plan
-    from ...core.text_table import text_table
+    from ...core.text_table import format_table
     from ...core.units import count
     from ..support.launch_ranks import check_trainable, train
     from ..support.run_report import Comparison
@@ -50,7 +50,7 @@ def command(
         say("training the unsplit model for comparison", quiet=as_json)
         whole = train(document, steps=steps, seed=seed, whole=True)
     comparison = Comparison.of(document, split, whole)
-    emit(comparison.to_json() if as_json else text_table(comparison.rows()))
+    emit(comparison.to_json() if as_json else format_table(comparison.rows()))
     if split.timeline is not None:
         _draw(document, split.timeline, trace, svg, quiet=as_json)
     comparison.check()

@@ -59,12 +59,12 @@ class EstimateWords:
         Raises:
             InvalidInput: A name, a number or a file does not fit.
         """
-        from ...core.cluster.accelerators import accelerator
+        from ...core.cluster.accelerators import get_accelerator
         from ...core.profile.profile import Profile
 
         wanted = read_precision(self.precision)
         if self.kind is not None:
-            accelerator(self.kind)
+            get_accelerator(self.kind)
         samples = 1 if self.microbatch is None else self.microbatch
         spec, sample = named_model(name, None, samples, self.sequence)
         measured = [read_document(path, Profile) for path in self.calibrate]

@@ -151,7 +151,7 @@ def named_model(
     """
     from ...core.models.families import ModelSpec
     from ...core.requests.default_samples import default_sample
-    from ...core.requests.presets import preset
+    from ...core.requests.presets import find_preset
     from ..support.validation import checked_json
 
     if microbatch < 1:
@@ -159,7 +159,7 @@ def named_model(
     if sequence is not None and sequence < 1:
         raise InvalidInput(f"--sequence is {sequence}; a sample has at least one token")
     if config is None:
-        found = preset(name)
+        found = find_preset(name)
         spec, length = found.spec, found.sequence_length
     else:
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...core.errors import InvalidInput, RankFailed
-from ...core.text_table import text_table
+from ...core.text_table import format_table
 from ...core.units import count, format_bytes, format_time
 from .next_steps import command_line
 from .output import check_writable, emit, say, say_next, write_file
@@ -176,7 +176,7 @@ def links_table(report: LinkReport) -> str:
     if report.levels:
         columns = list(zip(HEADINGS, *map(_row, report.levels), strict=True))
         told = [column for column in columns if any(column[1:])]  # two ranks are one pair alone
-        lines += ["", text_table(list(zip(*told, strict=True)))]
+        lines += ["", format_table(list(zip(*told, strict=True)))]
     return "\n".join([*lines, *(f"note: {note}" for note in report.notes)])
 
 

@@ -25,9 +25,9 @@ def planning(profile: Profile, file: Path) -> str:
 
 def devices_like(profile: Profile) -> str:
     """Some devices in shorthand whose times a profile holds."""
-    from ...core.plan.assumptions import device_profiled
+    from ...core.plan.assumptions import find_profiled_device
 
-    found = device_profiled(profile)
+    found = find_profiled_device(profile)
     if found is None:
         return "4x24GB" if profile.provenance.device.startswith("cuda") else "2xcpu"
     return "2xcpu" if found.backend == "cpu" else f"4x{found.name}"

@@ -109,12 +109,12 @@ def check_folder(path: Path) -> None:
 
 
 def profile_text(profile: Profile, *, tree: bool = True, depth: int | None = None) -> str:
-    """What ``print(profile)`` shows; see `core.profile_table.profile_table`."""
+    """What ``print(profile)`` shows; see `core.profile_table.format_profile`."""
     width = output_width()
     if width is not None:
         from ...view.terminal_tables import fit_profile_table
 
         return fit_profile_table(profile, width, tree=tree, depth=depth)
-    from ...core.profile.table import profile_table
+    from ...core.profile.table import format_profile
 
-    return profile_table(profile, tree=tree, depth=depth)
+    return format_profile(profile, tree=tree, depth=depth)

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from ...core.document import invalid_input
+from ...core.document import to_invalid_input
 from ...core.errors import InvalidInput
 from .flag_names import fields_in_flags
 
@@ -22,7 +22,7 @@ def checked(kind: type[RecordT], **fields: object) -> RecordT:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        found = invalid_input(error, f"set of options ({kind.__name__})")
+        found = to_invalid_input(error, f"set of options ({kind.__name__})")
         raise InvalidInput(fields_in_flags(str(found)), field=found.field) from None
 
 
@@ -35,4 +35,4 @@ def checked_json(kind: Any, text: str | bytes, what: str) -> Any:
     try:
         return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
-        raise invalid_input(error, what) from None
+        raise to_invalid_input(error, what) from None

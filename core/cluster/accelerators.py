@@ -184,7 +184,7 @@ CATALOGUE: tuple[Accelerator, ...] = (
 """Every kind of device there are figures for."""
 
 
-def accelerator(name: str) -> Accelerator:
+def get_accelerator(name: str) -> Accelerator:
     """The device of that name.
 
     Args:
@@ -229,13 +229,13 @@ def check_precision(device: Accelerator, precision: Precision) -> None:
         )
 
 
-def by_driver_name(device_name: str) -> Accelerator | None:
+def find_by_driver_name(device_name: str) -> Accelerator | None:
     """The device a driver calls ``device_name``, such as ``NVIDIA A100-SXM4-80GB``."""
     text = device_name.lower()
     return next((entry for entry in CATALOGUE if re.search(entry.pattern, text)), None)
 
 
-def with_memory(memory_bytes: int) -> tuple[Accelerator, ...]:
+def find_by_memory(memory_bytes: int) -> tuple[Accelerator, ...]:
     """Devices sold with that much memory, as near as 10 %, the nearest first."""
 
     def distance(entry: Accelerator) -> int:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..document import Document, Many, Record, Some
+from ..document import Document, LongTuple, NonEmptyTuple, Record
 from ..errors import InvalidInput
 
 DEFAULT_LATENCY_S = 10e-6
@@ -69,8 +69,8 @@ class Cluster(Document):
     SCHEMA: ClassVar[str] = "stagewright.cluster/1"
 
     schema_version: Literal["stagewright.cluster/1"] = "stagewright.cluster/1"
-    devices: Some[Device]
-    levels: Many[LinkLevel] = ()
+    devices: NonEmptyTuple[Device]
+    levels: LongTuple[LinkLevel] = ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -215,6 +215,6 @@ class Cluster(Document):
         return time_s
 
     def __str__(self) -> str:
-        from .table import cluster_table
+        from .table import format_cluster
 
-        return cluster_table(self)
+        return format_cluster(self)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import repeat
 
 from ..errors import InvalidInput
-from .accelerators import Accelerator, accelerator
+from .accelerators import Accelerator, get_accelerator
 from .cluster import Cluster, Device, LinkLevel
 
 UNIT_BYTES = {
@@ -152,7 +152,7 @@ def parse_devices(text: str, *, max_devices: int = 2**20) -> Cluster:
             "'2xH200,4xL40S'",
             field="/devices",
         )
-    kinds = [accelerator(match[3]) for match in named]
+    kinds = [get_accelerator(match[3]) for match in named]
     nodes = [int(match[1]) if match[1] else None for match in named]
     sizes = [int(match[2]) for match in named]
     count = sum((number or 1) * size for number, size in zip(nodes, sizes, strict=True))

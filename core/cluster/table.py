@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from ..text_table import text_table
+from ..text_table import format_table
 from ..units import format_bytes, format_time
 from .cluster import Cluster, Device
 
@@ -15,7 +15,7 @@ MAX_KIND = 40
 """Characters of a kind there."""
 
 
-def cluster_table(cluster: Cluster) -> str:
+def format_cluster(cluster: Cluster) -> str:
     """A cluster as plain text: runs of equal devices, then its links from the innermost out."""
     rows = [("devices", "count", "kind", "memory limit", "speed")]
     for (kind, memory_bytes, speed), run in groupby(cluster.devices, key=_what):
@@ -41,14 +41,14 @@ def cluster_table(cluster: Cluster) -> str:
         )
         for level in cluster.levels
     ]
-    text = text_table(rows)
+    text = format_table(rows)
     if links:
         headings = ("link", "joins", "latency", "bandwidth", "all-reduce")
-        text += "\n\n" + text_table([headings, *links])
+        text += "\n\n" + format_table([headings, *links])
     return text
 
 
-def devices_line(cluster: Cluster) -> str:
+def format_devices(cluster: Cluster) -> str:
     """How many devices of each kind, in order: ``8 x H100``, ``2 x 80GB, 4 x 24GB``."""
     runs = [
         (kind[:MAX_KIND], len(list(run)))

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..document import CompactRecord, Document, Many, Record, Some
+from ..document import CompactRecord, Document, LongTuple, NonEmptyTuple, Record
 from .arguments import Argument, Name, Path, Setting
 from .rebuildable import check_rebuildable
 from .sample import Sample
@@ -39,10 +39,10 @@ class Operation(CompactRecord):
     name: Name
     target: str
     kind: Literal["module", "function", "attribute", "region"]
-    inputs: Many[str] = ()
-    outputs: Many[TensorSpec] = ()
+    inputs: LongTuple[str] = ()
+    outputs: LongTuple[TensorSpec] = ()
     layer: int = Field(ge=0)
-    arguments: Many[Argument] = ()
+    arguments: LongTuple[Argument] = ()
     keywords: dict[str, Argument] = Field(default_factory=dict)
 
 
@@ -79,9 +79,9 @@ class Region(Record):
     kind: Literal["no_grad", "enable_grad", "autocast"]
     enabled: bool = True
     dtype: DType | None = None
-    inputs: Many[Name] = ()
-    operations: Many[Operation] = ()
-    returns: Many[Argument] = ()
+    inputs: LongTuple[Name] = ()
+    operations: LongTuple[Operation] = ()
+    returns: LongTuple[Argument] = ()
 
 
 class NotRebuildable(Record):
@@ -114,7 +114,7 @@ class Layer(Record):
 
     name: str
     module_type: str = ""
-    module_fqns: Many[str] = ()
+    module_fqns: LongTuple[str] = ()
     parameter_bytes: int = Field(0, ge=0, le=2**60)
     opaque: str = ""
     cost_class: str = ""
@@ -142,7 +142,7 @@ class Boundary(Record):
     """
 
     after: int = Field(ge=0)
-    tensors: Many[TensorSpec] = ()
+    tensors: LongTuple[TensorSpec] = ()
     legal: bool = True
     reason: str = ""
 
@@ -169,10 +169,10 @@ class Parameter(Record):
         trainable: Whether it requires a gradient.
     """
 
-    names: Some[str]
+    names: NonEmptyTuple[str]
     size_bytes: int = Field(ge=0)
     numel: int = Field(0, ge=0)
-    layers: Many[int] = ()
+    layers: LongTuple[int] = ()
     kind: Literal["parameter", "buffer"] = "parameter"
     trainable: bool = True
 
@@ -209,22 +209,22 @@ class Graph(Document):
     model: str
     mode: CaptureMode
     training: bool = True
-    inputs: Many[TensorSpec]
-    outputs: Many[TensorSpec]
-    layers: Some[Layer]
-    edges: Many[Edge] = ()
-    boundaries: Many[Boundary] = ()
-    parameters: Many[Parameter] = ()
-    operations: Many[Operation] = ()
-    fixed_mode: Many[str] = ()
-    notes: Many[str] = ()
+    inputs: LongTuple[TensorSpec]
+    outputs: LongTuple[TensorSpec]
+    layers: NonEmptyTuple[Layer]
+    edges: LongTuple[Edge] = ()
+    boundaries: LongTuple[Boundary] = ()
+    parameters: LongTuple[Parameter] = ()
+    operations: LongTuple[Operation] = ()
+    fixed_mode: LongTuple[str] = ()
+    notes: LongTuple[str] = ()
     rebuildable: bool = False
-    not_rebuildable: Many[NotRebuildable] = ()
-    modules: Many[LeafModule] = ()
-    state: Many[StateTensor] = ()
-    regions: Many[Region] = ()
-    returns: Many[Argument] = ()
-    output_paths: Many[Path] = ()
+    not_rebuildable: LongTuple[NotRebuildable] = ()
+    modules: LongTuple[LeafModule] = ()
+    state: LongTuple[StateTensor] = ()
+    regions: LongTuple[Region] = ()
+    returns: LongTuple[Argument] = ()
+    output_paths: LongTuple[Path] = ()
     input_structure: str = Field("", max_length=100_000)
     sample: Sample | None = None
 
@@ -238,9 +238,9 @@ class Graph(Document):
         return self
 
     def __str__(self) -> str:
-        from .table import graph_table
+        from .table import format_graph
 
-        return graph_table(self)
+        return format_graph(self)
 
 
 def check_boundaries(boundaries: tuple[Boundary, ...], num_layers: int) -> None:

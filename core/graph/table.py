@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..text_table import clipped, printable, text_table
+from ..text_table import format_table, sanitize, truncate
 from ..units import count, format_bytes
 from .graph import Boundary, Graph
 
@@ -14,7 +14,7 @@ MOST_REASON = 100
 """Characters of why a layer is opaque, or cannot be cut behind."""
 
 
-def graph_table(graph: Graph) -> str:
+def format_graph(graph: Graph) -> str:
     """The table `print(graph)` and ``stagewright show`` show."""
     operations = Counter(entry.layer for entry in graph.operations)
     cuts: list[Boundary | None] = [*graph.boundaries, None]
@@ -25,7 +25,7 @@ def graph_table(graph: Graph) -> str:
             str(operations[index]) if operations else "",
             format_bytes(layer.parameter_bytes),
             _cut(cut),
-            f"OPAQUE: {clipped(layer.opaque, MOST_REASON)}" if layer.opaque else "",
+            f"OPAQUE: {truncate(layer.opaque, MOST_REASON)}" if layer.opaque else "",
         )
         for index, (layer, cut) in enumerate(zip(graph.layers, cuts, strict=True))
     ]
@@ -34,17 +34,17 @@ def graph_table(graph: Graph) -> str:
     trained = [one for one in graph.parameters if one.kind == "parameter"]
     tied = sum(len(one.names) > 1 for one in trained)
     lines = [
-        f"{printable(graph.model)}, captured by {graph.mode} in "
+        f"{sanitize(graph.model)}, captured by {graph.mode} in "
         f"{'training' if graph.training else 'evaluation'} mode",
         f"{count(len(graph.layers), 'layer')}, "
         f"{count(sum(entry.legal for entry in graph.boundaries), 'legal cut')}, "
         f"{format_bytes(sum(one.size_bytes for one in trained))} of parameters"
         + (f", {tied} of them tied" if tied else ""),
         f"id {graph.content_id()}",
-        *map(printable, graph.notes),
-        *why_not_rebuildable(graph),
+        *map(sanitize, graph.notes),
+        *explain_not_rebuildable(graph),
     ]
-    return "\n".join([text_table([HEADINGS[: len(rows[0])], *rows]), "", *lines])
+    return "\n".join([format_table([HEADINGS[: len(rows[0])], *rows]), "", *lines])
 
 
 def _cut(cut: Boundary | None) -> str:
@@ -55,7 +55,7 @@ def _cut(cut: Boundary | None) -> str:
     return f"{format_bytes(cut.forward_bytes)}, {format_bytes(cut.backward_bytes)} back"
 
 
-def why_not_rebuildable(graph: Graph) -> list[str]:
+def explain_not_rebuildable(graph: Graph) -> list[str]:
     """That a graph is of no use without the model's code, and the first reason; else nothing."""
     if graph.rebuildable:
         return []
@@ -65,4 +65,4 @@ def why_not_rebuildable(graph: Graph) -> list[str]:
         where = f", in {reasons[0].layer}" if reasons[0].layer else ""
         more = f" (and {count(len(reasons) - 1, 'more reason')})" if len(reasons) > 1 else ""
         text += f": {reasons[0].reason}{where}{more}"
-    return [printable(text)]
+    return [sanitize(text)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ..cluster.accelerators import Accelerator, accelerator, by_driver_name
+from ..cluster.accelerators import Accelerator, find_by_driver_name, get_accelerator
 from ..cluster.cluster import Cluster, Device, LinkLevel
 from ..cluster.shorthand import BETWEEN_NODES, INSIDE_NODE
 from ..errors import InvalidInput
@@ -14,26 +14,26 @@ _MEMORY = re.compile(r"\d+(\.\d+)?[MGT]i?B", re.IGNORECASE)
 """Kinds that shorthand names after their memory, such as ``24GB``: some GPU."""
 
 
-def assumptions(profile: Profile, cluster: Cluster) -> list[str]:
+def list_assumptions(profile: Profile, cluster: Cluster) -> list[str]:
     """What a plan of this profile for this cluster has to assume, a sentence each."""
     sends = any(boundary.forward_bytes for boundary in profile.boundaries)
     sums = any(entry.layer.parameter_bytes for entry in profile.layers)
     return [*_speeds(profile, cluster), *(_links(cluster) if sends or sums else ())]
 
 
-def device_profiled(profile: Profile) -> Accelerator | None:
+def find_profiled_device(profile: Profile) -> Accelerator | None:
     """The device of the catalogue a profile is of; `None` if that is not in it, or not known."""
     provenance = profile.provenance
     if not (provenance.device_name or provenance.torch_version):
         return None  # written by hand or read from elsewhere
     if provenance.device.partition(":")[0] == "cpu":
-        return accelerator("cpu")
-    return by_driver_name(provenance.device_name)
+        return get_accelerator("cpu")
+    return find_by_driver_name(provenance.device_name)
 
 
 def _speeds(profile: Profile, cluster: Cluster) -> list[str]:
     """Kinds planned for with the times of another device, whose speeds nobody gave."""
-    profiled = device_profiled(profile)
+    profiled = find_profiled_device(profile)
     if profiled is None:
         return []
     others = dict.fromkeys(
@@ -64,9 +64,9 @@ def _is_another(device: Device, profiled: Accelerator) -> bool:
 def _kind(name: str) -> Accelerator | None:
     """A kind in the catalogue, by its name there or its driver's."""
     try:
-        return accelerator(name)
+        return get_accelerator(name)
     except InvalidInput:
-        return by_driver_name(name)
+        return find_by_driver_name(name)
 
 
 def _links(cluster: Cluster) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from ..document import Record
-from ..text_table import text_table
+from ..text_table import format_table
 from ..units import format_time
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Alternative(Record):
     saved_s_per_unit: float | None = None
 
 
-class Comparison(Record):
+class RuleComparison(Record):
     """The same profile split by somebody else's rule, on as many devices, by the same simulator.
 
     Attributes:
@@ -115,12 +115,12 @@ class Explanation(Record):
     unlimited_step_time_s: float | None = None
     unlimited_proven: bool = False
     alternatives: tuple[Alternative, ...] = ()
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[RuleComparison, ...] = ()
 
     def __str__(self) -> str:
         pass  # SELFIMPORT
 
-        return explanation_table(self)
+        return format_explanation(self)
 
 
 NOT_PROVEN = (
@@ -129,7 +129,7 @@ NOT_PROVEN = (
 )
 
 
-def explanation_table(explanation: Explanation) -> str:
+def format_explanation(explanation: Explanation) -> str:
     """What `print(explanation)` shows."""
     shares = explanation.shares
     blocks = [
@@ -145,13 +145,13 @@ def explanation_table(explanation: Explanation) -> str:
     if explanation.alternatives:
         each = "micro-batch" if explanation.microbatch_size is None else "sample"
         headings = ("change", "step time", f"per {each}", "gain", "worth")
-        table = text_table([headings, *map(_alternative, explanation.alternatives)])
+        table = format_table([headings, *map(_alternative, explanation.alternatives)])
         if any(entry.step_time_s and not entry.proven for entry in explanation.alternatives):
             table += f"\n{NOT_PROVEN}"
         blocks.append(table)
     if explanation.comparisons:
         titles = ("others", "step time", "compared", "layers", "replicas", "remark")
-        blocks.append(text_table([titles, *map(_comparison, explanation.comparisons)]))
+        blocks.append(format_table([titles, *map(_comparison, explanation.comparisons)]))
     return "\n\n".join(blocks)
 
 
@@ -169,7 +169,7 @@ def _alternative(entry: Alternative) -> tuple[str, ...]:
     )
 
 
-def _comparison(entry: Comparison) -> tuple[str, ...]:
+def _comparison(entry: RuleComparison) -> tuple[str, ...]:
     balance = _few(entry.balance)
     replicas = _few(entry.replicas) if max(entry.replicas, default=1) > 1 else ""
     if entry.step_time_s is None or entry.ratio is None:

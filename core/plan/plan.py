@@ -398,12 +398,12 @@ class Plan(Document):
         return next((entry for entry in self.baselines if entry.name == name), None)
 
     def __str__(self) -> str:
-        from .table import plan_table
+        from .table import format_plan
 
-        return plan_table(self)
+        return format_plan(self)
 
     def _repr_html_(self) -> str | None:
         """What notebooks show; `None`, for the plain text, where nothing is there to draw it."""
-        from ..document_html import drawn
+        from ..document_html import render_html
 
-        return drawn("plan", self)
+        return render_html("plan", self)

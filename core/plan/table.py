@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ..text_table import printable, text_table
+from ..text_table import format_table, sanitize
 from ..units import count, format_bytes, format_time
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ MAX_COUNTS = 16
 """Longer lists of layer counts are cut short."""
 
 
-def plan_table(plan: Plan) -> str:
+def format_plan(plan: Plan) -> str:
     """The table `print(plan)` shows; columns that would say nothing are left out."""
-    rows = list(zip(*plan_columns(plan), strict=True))
-    return "\n".join([text_table(rows), "", *summary_lines(plan)])
+    rows = list(zip(*build_plan_columns(plan), strict=True))
+    return "\n".join([format_table(rows), "", *format_summary(plan)])
 
 
-def plan_columns(plan: Plan) -> list[tuple[str, ...]]:
+def build_plan_columns(plan: Plan) -> list[tuple[str, ...]]:
     """Heading and cells of each column that says something of this plan."""
     return [column for column in _columns(plan) if column]
 
@@ -82,7 +82,7 @@ def _used(stage: Stage) -> str:
     return f"{stage.memory.total_bytes / limit:.0%}" if limit else ""
 
 
-def summary_lines(plan: Plan) -> list[str]:
+def format_summary(plan: Plan) -> list[str]:
     """Step time, other splits, the proof and notes, a line each."""
     lines = [
         f"step time {format_time(plan.step_time_s)} ({plan.schedule}, "
@@ -90,10 +90,10 @@ def summary_lines(plan: Plan) -> list[str]:
         f"bubble {plan.bubble_fraction:.1%}",
         *_past_stages(plan),
         *(_gain(plan.step_time_s, baseline) for baseline in plan.baselines),
-        *proof_lines(plan),
+        *format_proof(plan),
         *(f"note: {note}" for note in plan.notes),
     ]
-    return [printable(line) for line in lines]
+    return [sanitize(line) for line in lines]
 
 
 def _past_stages(plan: Plan) -> list[str]:
@@ -117,7 +117,7 @@ def _source(plan: Plan) -> str:
     return f"ESTIMATED profile, expect an error of {plan.error_band:.0%}"
 
 
-def proof_lines(plan: Plan) -> list[str]:
+def format_proof(plan: Plan) -> list[str]:
     """How good the plan is by its objective, and how good its simulated step."""
     proof, objective = plan.proof, plan.options.objective
     value = format_objective(objective, proof.value)

@@ -123,7 +123,7 @@ def _keepers(profile: Profile, *, together: bool) -> list[str]:
     return [f"layer {index}" for index in sorted({index for layers in sets for index in layers})]
 
 
-def check_alike(profiles: Sequence[Profile], names: Sequence[str]) -> None:
+def check_mergeable(profiles: Sequence[Profile], names: Sequence[str]) -> None:
     """Insist that profiles differ in nothing but how many samples they are of.
 
     Args:

@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from ..errors import InvalidInput
 from ..graph.tensors import TensorSpec
-from .compatibility import check_alike, check_distinct
-from .pool import pooled, total_time_s
+from .compatibility import check_distinct, check_mergeable
+from .pool import pool_profiles, total_time_s
 from .profile import LayerProfile, LossProfile, Profile, SavedStorage, Timing
-from .scale import scaled, size_of, sizes_of, timings_of
+from .scale import get_microbatch_size, list_sizes, list_timings, scale_profile
 
 GROWTH = "; bytes that grow faster than the number of samples are underestimated"
 """What lines above the measured sizes leave out."""
@@ -28,11 +28,11 @@ def merge(
 ) -> Profile:
     """One profile from several of the same model, device and settings.
 
-    Profiles of the same micro-batch size are pooled (`pooled`). Times at a size in between are
-    those of the line between the nearest measured sizes, and so are bytes, rounded up: exact where
-    bytes are so much per sample and so much besides. Beyond the measured sizes the line of the
-    two nearest goes on, but nothing shrinks with more samples, and below the smallest nothing is
-    less than in proportion. With one size alone everything is taken in proportion (`scaled`).
+    Profiles of the same micro-batch size are pooled (`pool_profiles`). Times at a size in between
+    are those of the line between the nearest measured sizes, and so are bytes, rounded up: exact
+    where bytes are so much per sample and so much besides. Beyond the measured sizes the line of
+    the two nearest goes on, but nothing shrinks with more samples, and below the smallest nothing is
+    less than in proportion. With one size alone everything is in proportion (`scale_profile`).
 
     Where three sizes or more were measured, the error to expect is measured too: each size in
     between is interpolated from its neighbours and compared with what was measured there. It adds
@@ -54,10 +54,10 @@ def merge(
         raise InvalidInput("name at least one profile to merge")
     names = names or [f"profile {index}" for index in range(len(profiles))]
     check_distinct(profiles, names)
-    check_alike(profiles, names)
+    check_mergeable(profiles, names)
     by_size: dict[int, list[Profile]] = {}
     for profile in profiles:
-        by_size.setdefault(size_of(profile), []).append(profile)
+        by_size.setdefault(get_microbatch_size(profile), []).append(profile)
     measured = {size: _pooled(by_size[size]) for size in sorted(by_size)}
     if samples is None:
         if len(measured) > 1:
@@ -68,10 +68,10 @@ def merge(
         (samples,) = measured
     if samples < 1:
         raise InvalidInput(f"a micro-batch has at least one sample, not {samples}")
-    return at_size(measured, samples)
+    return profile_at_size(measured, samples)
 
 
-def at_size(measured: Mapping[int, Profile], samples: int) -> Profile:
+def profile_at_size(measured: Mapping[int, Profile], samples: int) -> Profile:
     """The profile at one size; see `merge`.
 
     Args:
@@ -82,7 +82,7 @@ def at_size(measured: Mapping[int, Profile], samples: int) -> Profile:
         return measured[samples]
     sizes = sorted(measured)
     if len(sizes) == 1:
-        found = scaled(measured[sizes[0]], Fraction(samples, sizes[0]))
+        found = scale_profile(measured[sizes[0]], Fraction(samples, sizes[0]))
         note = f"EXTRAPOLATED to {samples} samples from a profile at {sizes[0]}"
         if samples > sizes[0]:
             note += GROWTH
@@ -100,7 +100,7 @@ def at_size(measured: Mapping[int, Profile], samples: int) -> Profile:
 
 def _pooled(profiles: Sequence[Profile]) -> Profile:
     """Pooled, with the largest error any of them has."""
-    found, band = pooled(profiles), _largest_band(profiles)
+    found, band = pool_profiles(profiles), _largest_band(profiles)
     if band == found.provenance.error_band:
         return found
     provenance = found.provenance.model_copy(update={"error_band": band})
@@ -184,12 +184,12 @@ class _Line:
         )
 
     def part(self, one: PartT, other: PartT) -> PartT:
-        timed, sized = timings_of(other), sizes_of(other)
+        timed, sized = list_timings(other), list_sizes(other)
         updates: dict[str, object] = {
             name: self.timing(found, timed[name]) if name in timed else None
-            for name, found in timings_of(one).items()
+            for name, found in list_timings(one).items()
         }
-        updates |= {name: self.size(found, sized[name]) for name, found in sizes_of(one).items()}
+        updates |= {name: self.size(found, sized[name]) for name, found in list_sizes(one).items()}
         return one.model_copy(update=updates)
 
     def timing(self, one: Timing, other: Timing) -> Timing:

@@ -7,19 +7,19 @@ from statistics import median, quantiles
 from typing import TypeVar
 
 from .profile import LayerProfile, LossProfile, Profile, Reconciliation, Timing
-from .scale import sizes_of, timings_of
+from .scale import list_sizes, list_timings
 
 PartT = TypeVar("PartT", LayerProfile, LossProfile)
 
 
-def pooled(profiles: Sequence[Profile]) -> Profile:
+def pool_profiles(profiles: Sequence[Profile]) -> Profile:
     """Profiles of one model and micro-batch, measured alike, as one profile.
 
     A time is the median of the profiles' medians, its spread the larger of their median spread
     and the distance between the quartiles of the medians. Of bytes the largest counts.
 
     Args:
-        profiles: See `core.profile_alike.check_alike`; at least one.
+        profiles: See `core.profile_alike.check_mergeable`; at least one.
     """
     if len(profiles) == 1:
         return profiles[0]
@@ -41,8 +41,8 @@ def pooled(profiles: Sequence[Profile]) -> Profile:
     )
 
 
-def pooled_timing(timings: Sequence[Timing]) -> Timing:
-    """The median of medians; see `pooled`."""
+def pool_timings(timings: Sequence[Timing]) -> Timing:
+    """The median of medians; see `pool_profiles`."""
     medians = [timing.median_s for timing in timings]
     between_s = 0.0
     if len(medians) > 1:
@@ -63,10 +63,10 @@ def total_time_s(layers: Sequence[LayerProfile], loss: LossProfile | None) -> fl
 
 def _part(entries: Sequence[PartT]) -> PartT:
     """One layer, or the loss; what some profiles did not time is left out."""
-    timed = [timings_of(entry) for entry in entries]
-    sized = [sizes_of(entry) for entry in entries]
+    timed = [list_timings(entry) for entry in entries]
+    sized = [list_sizes(entry) for entry in entries]
     updates: dict[str, object] = {
-        name: pooled_timing([each[name] for each in timed])
+        name: pool_timings([each[name] for each in timed])
         if all(name in each for each in timed)
         else None
         for name in timed[0]
@@ -81,8 +81,8 @@ def _reconciled(
     found = [profile.reconciliation for profile in profiles if profile.reconciliation]
     if len(found) < len(profiles):
         return None
-    forward = pooled_timing([entry.whole_forward for entry in found])
-    backward = pooled_timing([entry.whole_backward for entry in found])
+    forward = pool_timings([entry.whole_forward for entry in found])
+    backward = pool_timings([entry.whole_backward for entry in found])
     whole_s = forward.median_s + backward.median_s
     return found[0].model_copy(
         update={

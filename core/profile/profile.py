@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ..document import Document, Many, Record, Some
+from ..document import Document, LongTuple, NonEmptyTuple, Record
 from ..graph.graph import (
     Boundary,
     Edge,
@@ -73,7 +73,7 @@ class SavedStorage(Record):
     """
 
     size_bytes: int = Field(ge=0)
-    layers: Some[int]
+    layers: NonEmptyTuple[int]
 
 
 class LossProfile(Record):
@@ -104,7 +104,7 @@ class Clocks(Record):
 
     before_mhz: int = Field(ge=0)
     after_mhz: int = Field(ge=0)
-    throttled_by: Many[str] = ()
+    throttled_by: LongTuple[str] = ()
 
 
 class Provenance(Record):
@@ -125,7 +125,7 @@ class Provenance(Record):
     cuda_version: str = ""
     driver: str = ""
     clocks: Clocks | None = None
-    calibrated_by: Many[str] = ()
+    calibrated_by: LongTuple[str] = ()
     """Ids of the measured profiles an estimate was calibrated by."""
     error_band: float | None = None
     """Relative error to expect, itself measured; required reading for an estimate."""
@@ -152,18 +152,18 @@ class Profile(Document):
     schema_version: Literal["stagewright.profile/1"] = "stagewright.profile/1"
     model: str = ""
     spec: ModelSpec | None = None
-    inputs: Many[TensorSpec] = ()
+    inputs: LongTuple[TensorSpec] = ()
     input_structure: str = ""
-    layers: Some[LayerProfile]
-    boundaries: Many[Boundary]
-    edges: Many[Edge] = ()
-    parameters: Many[Parameter] = ()
-    storages: Many[SavedStorage] = ()
+    layers: NonEmptyTuple[LayerProfile]
+    boundaries: LongTuple[Boundary]
+    edges: LongTuple[Edge] = ()
+    parameters: LongTuple[Parameter] = ()
+    storages: LongTuple[SavedStorage] = ()
     loss: LossProfile | None = None
     reconciliation: Reconciliation | None = None
     provenance: Provenance = Provenance()
-    fixed_mode: Many[str] = ()
-    notes: Many[str] = ()
+    fixed_mode: LongTuple[str] = ()
+    notes: LongTuple[str] = ()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -188,6 +188,6 @@ class Profile(Document):
         return self
 
     def __str__(self) -> str:
-        from .table import profile_table
+        from .table import format_profile
 
-        return profile_table(self)
+        return format_profile(self)

@@ -13,7 +13,7 @@ from ..graph.tensors import TensorSpec
 from .profile import LayerProfile, LossProfile, Profile, SavedStorage, Timing
 
 
-def size_of(profile: Profile) -> int:
+def get_microbatch_size(profile: Profile) -> int:
     """Samples of the profile's micro-batch: the first dimension of its first input.
 
     Raises:
@@ -29,7 +29,7 @@ def size_of(profile: Profile) -> int:
     return profile.inputs[0].shape[0]
 
 
-def scaled(profile: Profile, factor: Fraction) -> Profile:
+def scale_profile(profile: Profile, factor: Fraction) -> Profile:
     """The profile of micro-batches ``factor`` times as large, if everything grows with samples.
 
     Times, activations, workspace, what crosses boundaries and the loss's share are scaled, bytes
@@ -43,7 +43,7 @@ def scaled(profile: Profile, factor: Fraction) -> Profile:
     """
     if factor == 1:
         return profile
-    size = size_of(profile)
+    size = get_microbatch_size(profile)
     if (size * factor).denominator != 1:
         raise InvalidInput(f"{factor} times micro-batches of {size} samples are no whole samples")
     scale = _Scale(size, factor)
@@ -69,12 +69,12 @@ def scaled(profile: Profile, factor: Fraction) -> Profile:
     )
 
 
-def timings_of(entry: LayerProfile | LossProfile) -> dict[str, Timing]:
+def list_timings(entry: LayerProfile | LossProfile) -> dict[str, Timing]:
     """What was timed, by field."""
     return {name: found for name, found in entry if isinstance(found, Timing)}
 
 
-def sizes_of(entry: LayerProfile | LossProfile) -> dict[str, int]:
+def list_sizes(entry: LayerProfile | LossProfile) -> dict[str, int]:
     """Bytes that depend on the micro-batch, by field."""
     return {
         name: found for name, found in entry if name.endswith("_bytes") and isinstance(found, int)
@@ -82,7 +82,7 @@ def sizes_of(entry: LayerProfile | LossProfile) -> dict[str, int]:
 
 
 def _assumption(measured: int, size: int) -> str:
-    """What `scaled` takes for granted, and which way that errs."""
+    """What `scale_profile` takes for granted, and which way that errs."""
     error = "shorter" if size < measured else "longer"
     return (
         f"times and activations are ESTIMATED: scaled in proportion from micro-batches of "
@@ -93,7 +93,7 @@ def _assumption(measured: int, size: int) -> str:
 
 @dataclass(frozen=True)
 class _Scale:
-    """See `scaled`."""
+    """See `scale_profile`."""
 
     batch: int
     factor: Fraction
@@ -128,12 +128,12 @@ class _Scale:
         """Issuing operations takes the CPU as long for any number of samples."""
         return {
             name: self.timing(found)
-            for name, found in timings_of(entry).items()
+            for name, found in list_timings(entry).items()
             if not name.startswith("dispatch")
         }
 
     def _sizes(self, entry: LayerProfile | LossProfile) -> dict[str, int]:
-        return {name: self.size(found) for name, found in sizes_of(entry).items()}
+        return {name: self.size(found) for name, found in list_sizes(entry).items()}
 
     def loss(self, loss: LossProfile) -> LossProfile:
         return loss.model_copy(update={**self._timings(loss), **self._sizes(loss)})

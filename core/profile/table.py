@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from ..graph.module_tree import ModuleNode, module_tree
-from ..text_table import clipped, printable, text_table
+from ..text_table import format_table, sanitize, truncate
 from ..units import count, format_bytes, format_time
 from .profile import Profile
-from .totals import Costs, CostSums
+from .totals import LayerTotals, ProfileTotals
 
 HEADINGS = ("layer", "forward", "backward", "time", "parameters", "activations", "memory", "")
 
@@ -30,11 +30,11 @@ class _Line:
     """One row before its bars are known."""
 
     label: str
-    costs: Costs
+    costs: LayerTotals
     marks: str = ""
 
 
-def profile_table(profile: Profile, *, tree: bool = True, depth: int | None = None) -> str:
+def format_profile(profile: Profile, *, tree: bool = True, depth: int | None = None) -> str:
     """The table `print(profile)` and ``stagewright show`` show.
 
     Args:
@@ -42,19 +42,21 @@ def profile_table(profile: Profile, *, tree: bool = True, depth: int | None = No
         tree: Fold layers by module, equal neighbours as one row; a row a layer otherwise.
         depth: Levels of modules shown; all if `None`.
     """
-    rows = profile_rows(profile, tree=tree, depth=depth)
-    return "\n".join([text_table(rows), "", *profile_lines(profile)])
+    rows = build_profile_rows(profile, tree=tree, depth=depth)
+    return "\n".join([format_table(rows), "", *format_profile_details(profile)])
 
 
-def profile_rows(
+def build_profile_rows(
     profile: Profile, *, tree: bool = True, depth: int | None = None
 ) -> list[tuple[str, ...]]:
     """Headings, a row a layer or module, the sum."""
-    sums = CostSums(profile)
+    sums = ProfileTotals(profile)
     lines = list(_tree_lines(profile, sums, depth) if tree else _flat_lines(profile, sums))
     if profile.loss is not None:
         loss = profile.loss
-        costs = Costs(loss.forward.median_s, loss.backward.median_s, 0, loss.saved_activation_bytes)
+        costs = LayerTotals(
+            loss.forward.median_s, loss.backward.median_s, 0, loss.saved_activation_bytes
+        )
         lines.append(_Line("(loss)", costs))
     rows = [HEADINGS, *_rows(lines, sums), _total(profile, sums)]
     if not any(line.marks for line in lines):
@@ -62,14 +64,14 @@ def profile_rows(
     return rows
 
 
-def _flat_lines(profile: Profile, sums: CostSums) -> Iterator[_Line]:
+def _flat_lines(profile: Profile, sums: ProfileTotals) -> Iterator[_Line]:
     equals = Counter(entry.layer.cost_class for entry in profile.layers)
     for index, entry in enumerate(profile.layers):
         same = equals[entry.layer.cost_class] if entry.layer.cost_class else 1
         yield _Line(entry.layer.name, sums.of([index]), _marks(profile, [index], same))
 
 
-def _tree_lines(profile: Profile, sums: CostSums, depth: int | None) -> Iterator[_Line]:
+def _tree_lines(profile: Profile, sums: ProfileTotals, depth: int | None) -> Iterator[_Line]:
     nodes = module_tree(
         [entry.layer.name for entry in profile.layers],
         [entry.layer.cost_class for entry in profile.layers],
@@ -79,7 +81,7 @@ def _tree_lines(profile: Profile, sums: CostSums, depth: int | None) -> Iterator
 
 def _node_lines(
     profile: Profile,
-    sums: CostSums,
+    sums: ProfileTotals,
     nodes: Sequence[ModuleNode],
     depth: int | None,
     level: int,
@@ -97,13 +99,13 @@ def _marks(profile: Profile, layers: Sequence[int], repeats: int) -> str:
     marks = [f"x{repeats}"] if repeats > 1 else []
     opaque = [profile.layers[index].layer for index in layers if profile.layers[index].layer.opaque]
     if len(opaque) == 1:
-        marks.append(f"OPAQUE: {clipped(opaque[0].opaque, MOST_REASON)}")
+        marks.append(f"OPAQUE: {truncate(opaque[0].opaque, MOST_REASON)}")
     elif opaque:
         marks.append(f"{len(opaque)} OPAQUE")
     return ", ".join(marks)
 
 
-def _rows(lines: Sequence[_Line], sums: CostSums) -> Iterator[tuple[str, ...]]:
+def _rows(lines: Sequence[_Line], sums: ProfileTotals) -> Iterator[tuple[str, ...]]:
     times = [sums.time_share(line.costs) for line in lines]
     memories = [sums.memory_share(line.costs) for line in lines]
     for line, time, memory in zip(lines, times, memories, strict=True):
@@ -125,7 +127,7 @@ def _share(share: float, largest: float) -> str:
     return f"{share:6.1%} {'#' * length}"
 
 
-def _total(profile: Profile, sums: CostSums) -> tuple[str, ...]:
+def _total(profile: Profile, sums: ProfileTotals) -> tuple[str, ...]:
     """Sums in which tied weights and shared storages count once, unlike a sum of the rows."""
     whole = sums.whole
     return (
@@ -140,19 +142,19 @@ def _total(profile: Profile, sums: CostSums) -> tuple[str, ...]:
     )
 
 
-def profile_lines(profile: Profile) -> list[str]:
+def format_profile_details(profile: Profile) -> list[str]:
     """What was measured and what the numbers are worth, a line each."""
     provenance = profile.provenance
-    device = printable(provenance.device_name or provenance.device)
-    model = printable(profile.model)
+    device = sanitize(provenance.device_name or provenance.device)
+    model = sanitize(profile.model)
     lines = [f"{provenance.source.upper()} {model} on {device}, one micro-batch{_shape(profile)}"]
     if provenance.error_band is not None:
         lines.append(f"expect an error of {provenance.error_band:.1%}")
     lines += [*_reconciliation(profile), *_provenance(profile)]
-    return [*lines, *map(printable, profile.notes)]
+    return [*lines, *map(sanitize, profile.notes)]
 
 
-def quality_lines(profile: Profile) -> list[str]:
+def format_quality(profile: Profile) -> list[str]:
     """What the numbers are worth: sum against the whole model, spread of repeats, clocks."""
     return [*_reconciliation(profile), *_spread(profile), *_clocks(profile)]
 
@@ -202,10 +204,10 @@ def _provenance(profile: Profile) -> list[str]:
         settings.append(f"{provenance.tf32} in tf32")
     if provenance.compiled:
         settings.append("compiled")
-    lines = [", ".join(map(printable, settings))] if settings else []
+    lines = [", ".join(map(sanitize, settings))] if settings else []
     lines += [*_spread(profile), *_clocks(profile)]
     if provenance.calibrated_by:
-        lines.append(f"calibrated by {', '.join(map(printable, provenance.calibrated_by))}")
+        lines.append(f"calibrated by {', '.join(map(sanitize, provenance.calibrated_by))}")
     return [*lines, f"id {profile.content_id()}"]
 
 
@@ -229,5 +231,5 @@ def _clocks(profile: Profile) -> list[str]:
         return []
     line = f"clock {clocks.before_mhz} MHz before, {clocks.after_mhz} MHz after"
     if clocks.throttled_by:
-        line += f"; HELD BACK by {', '.join(map(printable, clocks.throttled_by))}"
+        line += f"; HELD BACK by {', '.join(map(sanitize, clocks.throttled_by))}"
     return [line]

@@ -10,7 +10,7 @@ from .profile import Profile
 
 
 @dataclass(frozen=True)
-class Costs:
+class LayerTotals:
     """Sums over layers; tied weights and shared storages count once."""
 
     forward_s: float
@@ -27,7 +27,7 @@ class Costs:
         return self.parameter_bytes + self.activation_bytes
 
 
-class CostSums:
+class ProfileTotals:
     """Sums over any layers of one profile."""
 
     def __init__(self, profile: Profile) -> None:
@@ -38,13 +38,13 @@ class CostSums:
         self.whole = self.of(range(len(profile.layers)))
         self.whole_time_s = total_time_s(profile.layers, profile.loss)
 
-    def of(self, layers: Sequence[int]) -> Costs:
+    def of(self, layers: Sequence[int]) -> LayerTotals:
         """What these layers cost."""
         entries = [self._profile.layers[index] for index in layers]
         storages = self._profile.storages
         weights = {place for index in layers for place in self._weights_of[index]}
         kept = {place for index in layers for place in self._kept_of[index]}
-        return Costs(
+        return LayerTotals(
             forward_s=sum(entry.forward.median_s for entry in entries),
             backward_s=sum(entry.backward.median_s for entry in entries),
             parameter_bytes=sum(self._weights[place].size_bytes for place in weights)
@@ -55,11 +55,11 @@ class CostSums:
             else sum(entry.saved_activation_bytes for entry in entries),
         )
 
-    def time_share(self, costs: Costs) -> float:
+    def time_share(self, costs: LayerTotals) -> float:
         """Of forward and backward of all layers and the loss."""
         return costs.time_s / self.whole_time_s if self.whole_time_s else 0.0
 
-    def memory_share(self, costs: Costs) -> float:
+    def memory_share(self, costs: LayerTotals) -> float:
         """Of all parameters and activations."""
         return costs.memory_bytes / self.whole.memory_bytes if self.whole.memory_bytes else 0.0
 

@@ -50,7 +50,7 @@ def default_sample(
     return Sample(inputs=inputs, target=tokens)
 
 
-def longest(spec: ModelSpec) -> int | None:
+def get_max_sequence_length(spec: ModelSpec) -> int | None:
     """The most tokens a sample may have; `None` where nothing limits them."""
     if isinstance(spec, GPT2Spec):
         return spec.config.n_positions
@@ -60,7 +60,7 @@ def longest(spec: ModelSpec) -> int | None:
 
 
 def _length(spec: ModelSpec, wanted: int | None) -> int:
-    limit = longest(spec)
+    limit = get_max_sequence_length(spec)
     if wanted is None:
         return min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
     if limit is not None and wanted > limit:

@@ -44,7 +44,7 @@ class Preset:
     sequence_length: int | None = None
 
 
-def preset(name: str) -> Preset:
+def find_preset(name: str) -> Preset:
     """The published model of that name.
 
     Raises:

@@ -50,7 +50,7 @@ class InfeasibleAnswer(Record):
     ways_out: tuple[WayOutAnswer, ...] = ()
 
 
-def infeasible_answer(error: Infeasible) -> InfeasibleAnswer:
+def to_infeasible_answer(error: Infeasible) -> InfeasibleAnswer:
     """Why there is no plan, as an answer."""
     return InfeasibleAnswer(
         constraint=error.constraint,

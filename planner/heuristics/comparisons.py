@@ -1,4 +1,4 @@
-"""Comparison of a plan with published rules for the same profile and number of devices."""
+"""RuleComparison of a plan with published rules for the same profile and number of devices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ...core.cluster.cluster import Cluster
-from ...core.plan.explanation import Comparison
+from ...core.plan.explanation import RuleComparison
 from ...core.plan.plan import Plan, PlanOptions
 from ...core.profile.profile import Profile
 from ..cost.assignment import Assignment, counts_of, cuts_of, placed
@@ -23,7 +23,7 @@ UNCONSTRAINED = {"num_stages": None, "max_stages": None, "max_replicas": None, "
 
 def compare_rules(
     plan: Plan, profile: Profile, cluster: Cluster, options: PlanOptions
-) -> Iterator[Comparison]:
+) -> Iterator[RuleComparison]:
     """Yield the results of equal layers, equal parameters, torchgpipe, data parallelism, PipeDream.
 
     The first three use the plan's stages with their replicas, or one device per stage, whichever
@@ -50,7 +50,7 @@ class _RuleComparison:
     step_s: float
     max_replicas: int | None
 
-    def all(self) -> Iterator[Comparison]:
+    def all(self) -> Iterator[RuleComparison]:
         spread = one_device_a_stage(self.request, self.own) if self.own.chunks == 1 else None
         shapes = [self.own] if self.own.num_stages > 1 else []
         if spread is not None and spread.replicas != self.own.replicas:
@@ -74,10 +74,10 @@ class _RuleComparison:
             "torchgpipe": lambda stages: torchgpipe_balance(work, stages, positions),
         }
 
-    def _by(self, name: str, rule: Callable[[int], list[int]], shape: Assignment) -> Comparison:
+    def _by(self, name: str, rule: Callable[[int], list[int]], shape: Assignment) -> RuleComparison:
         return self._priced(name, replace(shape, cuts=cuts_of(rule(shape.num_stages))))
 
-    def _pipedream(self, like: Assignment) -> Iterator[Comparison]:
+    def _pipedream(self, like: Assignment) -> Iterator[RuleComparison]:
         request, number = self.request, sum(like.replicas)
         levels = request.cluster.levels
         if not levels or number < 2 or like.chunks > 1 or len(set(like.classes)) > 1:
@@ -91,14 +91,14 @@ class _RuleComparison:
         if split is not None:
             yield self._priced("PipeDream", split)
             return
-        yield Comparison(
+        yield RuleComparison(
             name="PipeDream",
             balance=tuple(counts),
             replicas=tuple(replicas),
             reason="a stage would neither lie inside one group of devices nor fill whole groups",
         )
 
-    def _priced(self, name: str, split: Assignment) -> Comparison:
+    def _priced(self, name: str, split: Assignment) -> RuleComparison:
         pricer, step_s, ratio = self.request.pricer, None, None
         reason = "it leaves a stage empty" if 0 in counts_of(split.cuts) else ""
         if not reason:
@@ -109,7 +109,7 @@ class _RuleComparison:
             ratio = step_s / self.step_s if self.step_s else None
             if self.max_replicas is not None and max(split.replicas) > self.max_replicas:
                 reason = f"more replicas than max_replicas={self.max_replicas} allows"
-        return Comparison(
+        return RuleComparison(
             name=name,
             balance=counts_of(split.cuts),
             replicas=split.replicas,

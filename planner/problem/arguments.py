@@ -13,8 +13,8 @@ from ...core.cluster.cluster import Cluster
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan, PlanOptions
 from ...core.profile.profile import Profile
-from ...core.profile.scale import scaled as scaled
-from ...core.profile.scale import size_of as size_of
+from ...core.profile.scale import get_microbatch_size as get_microbatch_size
+from ...core.profile.scale import scale_profile as scale_profile
 
 
 def profiles_of(profile: Profile | Sequence[Profile]) -> tuple[Profile, ...]:
@@ -117,4 +117,4 @@ def as_planned(plan: Plan, profile: Profile) -> Profile:
     before, after = profile.inputs[0].shape, plan.inputs[0].shape
     if not before or not after or not before[0] or not after[0]:
         return profile
-    return scaled(profile, Fraction(after[0], before[0]))
+    return scale_profile(profile, Fraction(after[0], before[0]))

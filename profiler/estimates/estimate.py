@@ -16,10 +16,10 @@ from ...capture.sample import CallStructure
 from ...core.cluster.accelerators import (
     Accelerator,
     Precision,
-    accelerator,
-    by_driver_name,
     check_precision,
     default_precision,
+    find_by_driver_name,
+    get_accelerator,
 )
 from ...core.errors import CaptureError, InvalidInput, MeasurementError, first_line
 from ...core.graph.graph import Graph, Layer
@@ -69,7 +69,7 @@ def target(
     Raises:
         InvalidInput: The catalogue has no such device, or the device no such precision.
     """
-    found = accelerator(device) if isinstance(device, str) else device
+    found = get_accelerator(device) if isinstance(device, str) else device
     is_cpu = found.backend == "cpu"
     if precision is not None:
         check_precision(found, precision)
@@ -219,7 +219,7 @@ def _observed(profile: Profile, wanted: Target) -> Observation:
 
 
 def _kind(device_name: str) -> str:
-    found = by_driver_name(device_name)
+    found = find_by_driver_name(device_name)
     return found.name if found else device_name
 
 

@@ -9,10 +9,10 @@ from ...core.cluster.accelerators import (
     CATALOGUE,
     Accelerator,
     Precision,
-    accelerator,
-    by_driver_name,
     default_precision,
-    with_memory,
+    find_by_driver_name,
+    find_by_memory,
+    get_accelerator,
 )
 from ...core.cluster.cluster import Cluster, Device
 from ...core.errors import InvalidInput
@@ -115,7 +115,7 @@ def _estimate(
         if device.kind in taken:
             continue
         if kind is not None:
-            taken[device.kind] = accelerator(kind)
+            taken[device.kind] = get_accelerator(kind)
         else:
             found = _by_name(device.kind)
             if found is None:
@@ -145,11 +145,11 @@ def _by_name(kind: str) -> Accelerator | None:
     for entry in CATALOGUE:
         if kind.lower() in (entry.name.lower(), *entry.aliases):
             return entry
-    return by_driver_name(kind)
+    return find_by_driver_name(kind)
 
 
 def _by_memory(device: Device) -> tuple[Accelerator, ...]:
-    near = with_memory(device.memory_bytes) if device.memory_bytes else ()
+    near = find_by_memory(device.memory_bytes) if device.memory_bytes else ()
     if not near:
         names = ", ".join(entry.name for entry in CATALOGUE)
         raise InvalidInput(

@@ -12,7 +12,7 @@ import sys
 
 from pydantic import ValidationError
 
-from ...core.document import invalid_input
+from ...core.document import to_invalid_input
 from ...core.errors import InvalidInput, StagewrightError
 from ...core.requests.default_samples import default_sample
 from ...core.requests.requests import Estimated, EstimateRequest
@@ -47,7 +47,7 @@ def read_request(text: str) -> EstimateRequest:
     try:
         return EstimateRequest.model_validate_json(text)
     except ValidationError as error:
-        raise invalid_input(error, "estimate request") from None
+        raise to_invalid_input(error, "estimate request") from None
 
 
 def estimate(request: EstimateRequest) -> Estimated:

@@ -20,7 +20,7 @@ from ...core.models.transformer_families import (
     T5Spec,
     ViTSpec,
 )
-from ...core.requests.default_samples import longest
+from ...core.requests.default_samples import get_max_sequence_length
 from .resnet import ResNet
 from .transformer import build_transformer
 from .unet import UNet
@@ -141,7 +141,7 @@ def expected_inputs(spec: ModelSpec) -> str:
         names = "'input_ids'"
         if isinstance(spec, T5Spec):
             names += " and 'decoder_input_ids', each"
-        limit = longest(spec)
+        limit = get_max_sequence_length(spec)
         return (
             f"{spec.family} takes {names} of shape (micro-batch, length), "
             + (f"length at most {limit}, " if limit else "")

@@ -12,7 +12,7 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
 
 from ...core.errors import RankFailed, first_line
-from ...core.rank_heartbeats import Heartbeats, Verdict
+from ...core.rank_heartbeats import FailureVerdict, Heartbeats
 
 AGAIN = "Start all ranks again, from the last checkpoint"
 
@@ -142,8 +142,8 @@ def is_transport(error: BaseException | None) -> bool:
 _OF_GLOO = re.compile(r"\[\S*gloo/\S+:\d+\]")
 
 
-def _launcher() -> Verdict | None:
+def _launcher() -> FailureVerdict | None:
     """Who is to blame when the store itself is gone; `None` if rank 0 hosts it."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return Verdict((), "the launcher, which hosts the store, stopped answering")
+        return FailureVerdict((), "the launcher, which hosts the store, stopped answering")
     return None

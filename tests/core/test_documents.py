@@ -65,7 +65,7 @@ def test_a_file_of_another_kind_or_cut_short_is_named(tmp_path):
     path = tmp_path / "given.json"
     PLAN.write(path)
     with pytest.raises(
-        InvalidInput, match=r"(?s)given\.json is not .*a plan .*, and a cluster is wanted"
+        InvalidInput, match=r"(?s)given\.json is not .*expected a cluster, found a plan"
     ):
         Cluster.read(path)
     path.write_text(path.read_text()[:200])

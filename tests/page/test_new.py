@@ -7,7 +7,7 @@ from typing import get_args
 
 from playwright.sync_api import expect
 
-from stagewright.core.cluster.accelerators import CATALOGUE, with_memory
+from stagewright.core.cluster.accelerators import CATALOGUE, find_by_memory
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.models.families import ModelSpec
 from stagewright.core.requests.default_samples import default_sample
@@ -75,7 +75,7 @@ def test_the_sizes_of_a_sample_and_the_device_are_asked_for_and_kept(signed_in):
 
 def test_what_devices_are_taken_for_is_said_or_asked(signed_in):
     page = opened(signed_in, "?devices=2x24GB")
-    first, *others = with_memory(Cluster.parse("2x24GB").devices[0].memory_bytes or 0)
+    first, *others = find_by_memory(Cluster.parse("2x24GB").devices[0].memory_bytes or 0)
     expect(page.locator("#taken")).to_have_text(
         f"24GB: taken for {first.name}, though it may be {' or '.join(one.name for one in others)}."
     )

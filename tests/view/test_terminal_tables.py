@@ -9,7 +9,7 @@ from stagewright import plan
 from stagewright.cli.main import main
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
-from stagewright.core.plan.table import plan_columns
+from stagewright.core.plan.table import build_plan_columns
 from stagewright.view.terminal_tables import fit_plan_table
 from tests.builders import chain_profile
 
@@ -57,7 +57,7 @@ def test_the_least_important_columns_go_first(made):
         for width, line in first_lines.items()
     }
     assert headings[60] < headings[80] < headings[140]
-    assert len(headings[140]) == len(plan_columns(made))
+    assert len(headings[140]) == len(build_plan_columns(made))
     assert "to" not in headings[60]
 
 

@@ -4,11 +4,11 @@ import pytest
 
 from stagewright.core.cluster.accelerators import (
     CATALOGUE,
-    accelerator,
-    by_driver_name,
     check_precision,
     default_precision,
-    with_memory,
+    find_by_driver_name,
+    find_by_memory,
+    get_accelerator,
 )
 from stagewright.core.errors import InvalidInput
 
@@ -16,7 +16,7 @@ from stagewright.core.errors import InvalidInput
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
 def test_found_under_every_name(entry):
     for name in (entry.name, entry.name.lower(), *entry.aliases):
-        assert accelerator(name) is entry
+        assert get_accelerator(name) is entry
 
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
@@ -31,15 +31,15 @@ def test_figures_are_ordered_as_hardware_is(entry):
 
 
 def test_dense_rates_of_data_sheets():
-    assert accelerator("A100").flops_per_s["bfloat16"] == 312e12
-    assert accelerator("h100").flops_per_s["bfloat16"] == 989.5e12  # the sheet prints 1,979 sparse
-    assert accelerator("L4").flops_per_s["bfloat16"] == 121e12  # 242 sparse
-    assert accelerator("MI300X").memory_bytes == 192 * 10**9
+    assert get_accelerator("A100").flops_per_s["bfloat16"] == 312e12
+    assert get_accelerator("h100").flops_per_s["bfloat16"] == 989.5e12  # 1,979 sparse
+    assert get_accelerator("L4").flops_per_s["bfloat16"] == 121e12  # 242 sparse
+    assert get_accelerator("MI300X").memory_bytes == 192 * 10**9
 
 
 def test_a_device_without_bfloat16_takes_float16_and_says_so():
     """A V100 was once estimated at its float16 rate in bfloat16, which it does not have."""
-    v100, a100, cpu = accelerator("V100"), accelerator("A100"), accelerator("CPU")
+    v100, a100, cpu = get_accelerator("V100"), get_accelerator("A100"), get_accelerator("CPU")
     assert v100.flops_per_s["float16"] == 125e12
     assert default_precision([v100]) == default_precision([a100, v100]) == "float16"
     assert default_precision([a100, cpu]) == "bfloat16"
@@ -66,24 +66,24 @@ def test_a_device_without_bfloat16_takes_float16_and_says_so():
     ],
 )
 def test_found_by_what_drivers_report(device_name, name):
-    found = by_driver_name(device_name)
+    found = find_by_driver_name(device_name)
     assert found is not None
     assert found.name == name
 
 
 def test_a_processor_is_no_gpu():
-    assert by_driver_name("AMD EPYC") is None
+    assert find_by_driver_name("AMD EPYC") is None
 
 
 def test_unknown_device_lists_the_catalogue():
     with pytest.raises(InvalidInput) as caught:
-        accelerator("H900")
+        get_accelerator("H900")
     assert all(entry.name in str(caught.value) for entry in CATALOGUE)
     assert "did you mean" in str(caught.value)
 
 
 def test_found_by_memory():
-    assert [entry.name for entry in with_memory(24 * 10**9)] == ["RTX4090", "L4"]
-    assert with_memory(80 * 10**9)[0].name == "A100-80GB"
-    assert with_memory(141 * 10**9)[0].name == "H200"
-    assert with_memory(7 * 10**9) == ()
+    assert [entry.name for entry in find_by_memory(24 * 10**9)] == ["RTX4090", "L4"]
+    assert find_by_memory(80 * 10**9)[0].name == "A100-80GB"
+    assert find_by_memory(141 * 10**9)[0].name == "H200"
+    assert find_by_memory(7 * 10**9) == ()

@@ -3,7 +3,7 @@
 import pytest
 
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
-from stagewright.core.plan.assumptions import assumptions
+from stagewright.core.plan.assumptions import list_assumptions
 from stagewright.planner.plan import plan
 from tests.builders import chain_profile
 from tests.core.affine import affine_profile
@@ -22,7 +22,7 @@ def devices(kind, **fields):
 @pytest.mark.parametrize("kind", ["24GB", "1.5TB", "A100-80GB", "NVIDIA H100 80GB HBM3"])
 def test_times_of_a_cpu_are_not_those_of_a_gpu(kind):
     """Cause: a profile of a laptop was planned for 4x24GB without a word."""
-    (said,) = assumptions(affine_profile(2), devices(kind))
+    (said,) = list_assumptions(affine_profile(2), devices(kind))
     assert said.startswith(
         f"the profile was measured for a CPU (Fast CPU), and {kind} devices are taken to be "
         "exactly as fast"
@@ -43,12 +43,12 @@ def test_times_of_a_cpu_are_not_those_of_a_gpu(kind):
 )
 def test_only_devices_known_to_be_others_are_told(profiled, kind, differs):
     profile = affine_profile(2, device="cuda:0", device_name=profiled)
-    assert bool(assumptions(profile, devices(kind))) == differs
+    assert bool(list_assumptions(profile, devices(kind))) == differs
 
 
 def test_a_speed_that_was_given_is_no_assumption():
-    assert assumptions(affine_profile(2), devices("24GB", speed=50.0)) == []
-    assert assumptions(affine_profile(2), devices("cpu")) == []
+    assert list_assumptions(affine_profile(2), devices("24GB", speed=50.0)) == []
+    assert list_assumptions(affine_profile(2), devices("cpu")) == []
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,11 @@ def test_a_speed_that_was_given_is_no_assumption():
     ],
 )
 def test_links_of_shorthand_are_assumed_and_say_so(cluster, said):
-    (found,) = assumptions(affine_profile(2), Cluster.parse(cluster))
+    (found,) = list_assumptions(affine_profile(2), Cluster.parse(cluster))
     assert found.startswith(f"links are assumed to carry {said}: measure them with")
 
 
 def test_links_that_were_given_or_carry_nothing_are_not():
-    assert assumptions(affine_profile(2), devices("cpu")) == []
-    assert assumptions(affine_profile(2), Cluster.parse("1xcpu")) == []
-    assert assumptions(chain_profile([1, 1]), Cluster.parse("2xcpu")) == []
+    assert list_assumptions(affine_profile(2), devices("cpu")) == []
+    assert list_assumptions(affine_profile(2), Cluster.parse("1xcpu")) == []
+    assert list_assumptions(chain_profile([1, 1]), Cluster.parse("2xcpu")) == []

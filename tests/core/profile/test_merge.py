@@ -9,7 +9,7 @@ from stagewright.core.errors import InvalidInput
 from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.profile.merge import merge
-from stagewright.core.profile.pool import pooled, pooled_timing
+from stagewright.core.profile.pool import pool_profiles, pool_timings
 from stagewright.core.profile.profile import Profile, Timing
 from stagewright.planner.plan import plan
 from tests.core.affine import LAYERS, affine_profile
@@ -207,15 +207,15 @@ def test_a_profile_of_a_graph_is_not_merged_with_one_of_the_model(samples):
 
 def test_one_profile_pools_to_itself():
     profile = affine_profile(3)
-    assert pooled([profile]) is profile
+    assert pool_profiles([profile]) is profile
     assert merge([profile]) is profile
 
 
 def test_a_pooled_spread_covers_both_kinds():
     within = [Timing(median_s=1.0, spread_s=0.2, repeats=3)] * 2
-    assert pooled_timing(within).spread_s == pytest.approx(0.2)
+    assert pool_timings(within).spread_s == pytest.approx(0.2)
     between = [Timing(median_s=time_s, spread_s=0.01) for time_s in (1.0, 2.0, 3.0)]
-    assert pooled_timing(between).spread_s == pytest.approx(1.0)
+    assert pool_timings(between).spread_s == pytest.approx(1.0)
 
 
 def other_input(profile):

@@ -11,8 +11,8 @@ from stagewright.core.profile.profile import (
     SavedStorage,
     Timing,
 )
-from stagewright.core.profile.table import profile_table
-from stagewright.core.profile.totals import CostSums
+from stagewright.core.profile.table import format_profile
+from stagewright.core.profile.totals import ProfileTotals
 
 NAMES = ("embed", "body.0", "body.1", "body.2", "head")
 CLASSES = ("e", "b", "b", "b", "h")
@@ -61,7 +61,7 @@ def rows(text):
 
 
 def test_layers_are_folded_by_module_with_sums_and_shares(profile):
-    assert rows(profile_table(profile)) == [
+    assert rows(format_profile(profile)) == [
         "layer forward backward time parameters activations memory",
         "embed 5 ms 10 ms 7.1% # 1.0 KiB 0 B 16.7% ##",
         "body.0..2 60 ms 120 ms 85.7% ########## 3.0 KiB 2.0 KiB 83.3% ########## x3",
@@ -71,7 +71,7 @@ def test_layers_are_folded_by_module_with_sums_and_shares(profile):
 
 
 def test_flat_has_a_row_a_layer_and_says_how_many_are_equal(profile):
-    found = rows(profile_table(profile, tree=False))
+    found = rows(format_profile(profile, tree=False))
     assert [row.split()[0] for row in found[1:-1]] == list(NAMES)
     assert found[2].endswith("x3")
     assert not found[1].endswith("x1")
@@ -96,14 +96,14 @@ def test_depth_folds_what_is_below(profile):
     def names(text):
         return [row.split()[0] for row in rows(text)[1:-1]]
 
-    assert names(profile_table(deep)) == ["a", "x", "y", "0", "1", "b", "c"]
-    assert names(profile_table(deep, depth=2)) == ["a", "x", "y", "b", "c"]
-    assert names(profile_table(deep, depth=1)) == ["a", "b", "c"]
-    assert "45 ms" in rows(profile_table(deep, depth=1))[1]
+    assert names(format_profile(deep)) == ["a", "x", "y", "0", "1", "b", "c"]
+    assert names(format_profile(deep, depth=2)) == ["a", "x", "y", "b", "c"]
+    assert names(format_profile(deep, depth=1)) == ["a", "b", "c"]
+    assert "45 ms" in rows(format_profile(deep, depth=1))[1]
 
 
 def test_shared_storages_and_tied_weights_count_once_in_every_sum(profile):
-    sums = CostSums(profile)
+    sums = ProfileTotals(profile)
     assert sums.of([1]).activation_bytes == 2048
     assert sums.of([1, 2, 3]).activation_bytes == 2048
     assert sums.of([2, 3]).activation_bytes == 1024
@@ -131,7 +131,7 @@ def test_summary_says_where_the_numbers_come_from(profile):
             "notes": ("a note",),
         }
     )
-    assert profile_table(told).split("\n\n")[1].splitlines() == [
+    assert format_profile(told).split("\n\n")[1].splitlines() == [
         "ESTIMATED Blocks on Fast GPU, one micro-batch",
         "expect an error of 12.3%",
         "torch 2.13.0, CUDA 13.0, driver 580.1, 1 thread, 2 busy neighbours, autocast to "
@@ -146,7 +146,9 @@ def test_summary_says_where_the_numbers_come_from(profile):
 
 def test_equal_documents_have_equal_ids(profile):
     def id_line(document):
-        return next(line for line in profile_table(document).splitlines() if line.startswith("id "))
+        return next(
+            line for line in format_profile(document).splitlines() if line.startswith("id ")
+        )
 
     assert id_line(profile) == id_line(Profile.from_json(profile.to_json()))
     assert id_line(profile) != id_line(profile.model_copy(update={"model": "Other"}))

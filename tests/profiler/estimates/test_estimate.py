@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from stagewright.core.cluster.accelerators import accelerator
+from stagewright.core.cluster.accelerators import get_accelerator
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
 from stagewright.core.graph.tensors import TensorSpec
@@ -113,7 +113,7 @@ def test_calibration_finds_what_a_device_really_reaches():
 
 
 def test_what_was_not_observed_stays_where_it_was():
-    start = default_rates(accelerator("A100"), "bfloat16")
+    start = default_rates(get_accelerator("A100"), "bfloat16")
     seen = Observation([[Cost("elementwise", 0, 10**9)]], [5e-3])
     found = calibrated(start, [seen])
     assert found.efficiency["attention"] == start.efficiency["attention"]
@@ -121,7 +121,7 @@ def test_what_was_not_observed_stays_where_it_was():
 
 
 def test_roofline_is_the_longer_of_arithmetic_and_traffic():
-    rates = default_rates(accelerator("A100"), "bfloat16")
+    rates = default_rates(get_accelerator("A100"), "bfloat16")
     table = CostTable([[Cost("matmul", 10**12, 1)], [Cost("matmul", 1, 10**9)], []])
     arithmetic, traffic, nothing = table.seconds(rates)
     assert arithmetic == pytest.approx(1e12 / (312e12 * 0.7) + rates.overhead_s)

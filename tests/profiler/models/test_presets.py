@@ -5,7 +5,7 @@ import torch
 
 from stagewright.core.errors import InvalidInput
 from stagewright.core.requests.default_samples import default_sample
-from stagewright.core.requests.presets import ALIASES, PRESETS, preset
+from stagewright.core.requests.presets import ALIASES, PRESETS, find_preset
 from stagewright.profiler.models.families import build_model
 
 ROUNDED = {"gpt3-175b": 1e-4}
@@ -24,12 +24,12 @@ def test_number_of_parameters(name):
 
 def test_other_names_lead_somewhere():
     assert {ALIASES[name] for name in ALIASES} <= set(PRESETS)
-    assert preset("Llama-70B") is PRESETS["llama-2-70b"]
+    assert find_preset("Llama-70B") is PRESETS["llama-2-70b"]
 
 
 def test_unknown_name_offers_what_there_is():
     with pytest.raises(InvalidInput, match=r"did you mean 'gpt2-xl'.*mixtral-8x7b"):
-        preset("gpt2-x")
+        find_preset("gpt2-x")
 
 
 @pytest.mark.parametrize("name", PRESETS)
