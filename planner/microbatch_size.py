@@ -77,8 +77,8 @@ def plan_batch(
     the nearest (`scale_profile`). Small micro-batches keep a device less busy, which no scaling
     knows: sizes below all that were measured would look free. So they are not chosen for speed:
     only if nothing larger can be planned, and then the largest that can. Sizes that cannot beat
-    the best step found are not planned. Plans of the same value are told apart by their step, then by
-    fewer micro-batches. The plan's proof is for the size chosen.
+    the best step found are not planned. Plans of the same value are told apart by their step,
+    then by fewer micro-batches. The plan's proof is for the size chosen.
 
     Args:
         profiles: Of one model, at different sizes.

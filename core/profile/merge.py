@@ -31,8 +31,8 @@ def merge(
     Profiles of the same micro-batch size are pooled (`pool_profiles`). Times at a size in between
     are those of the line between the nearest measured sizes, and so are bytes, rounded up: exact
     where bytes are so much per sample and so much besides. Beyond the measured sizes the line of
-    the two nearest goes on, but nothing shrinks with more samples, and below the smallest nothing is
-    less than in proportion. With one size alone everything is in proportion (`scale_profile`).
+    the two nearest goes on, but nothing shrinks with more samples, and below the smallest nothing
+    is less than in proportion. With one size alone everything is in proportion (`scale_profile`).
 
     Where three sizes or more were measured, the error to expect is measured too: each size in
     between is interpolated from its neighbours and compared with what was measured there. It adds
