@@ -13,7 +13,7 @@ from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.profile.profile import Profile
 from stagewright.planner.microbatch_size import MAX_MICROBATCHES, MAX_SIZES, sizes_to_try
 from stagewright.planner.plan import plan
-from stagewright.planner.problem.arguments import scaled
+from stagewright.planner.problem.arguments import scale_profile
 from stagewright.planner.validation.validate import validate
 from tests.builders import chain_profile, random_cluster, random_profile
 
@@ -32,7 +32,7 @@ def each_size(profile, cluster, options):
             count = options.batch_size // other
             alone = options.model_copy(update={"batch_size": None, "num_microbatches": count})
             try:
-                yield count, plan(scaled(profile, Fraction(other, size)), cluster, alone)
+                yield count, plan(scale_profile(profile, Fraction(other, size)), cluster, alone)
             except (Infeasible, InvalidInput):
                 continue
 
@@ -171,9 +171,9 @@ def test_sizes_between_are_scaled_from_the_nearest():
         plan(profile, "2xcpu", num_microbatches=count).step_time_s
         for profile, count in (
             (one, 8),
-            (scaled(one, Fraction(2)), 4),  # as near to four: the smaller one decides
+            (scale_profile(one, Fraction(2)), 4),  # as near to four: the smaller one decides
             (four, 2),
-            (scaled(four, Fraction(2)), 1),
+            (scale_profile(four, Fraction(2)), 1),
         )
     )
     assert plan([four, one], "2xcpu", options).step_time_s == pytest.approx(by_hand)
@@ -201,7 +201,7 @@ def test_validate_refuses_a_plan_of_other_samples():
 
 def test_scaling_grows_everything_but_the_parameters():
     profile = random_profile(3, 5)
-    twice = scaled(profile, Fraction(2))
+    twice = scale_profile(profile, Fraction(2))
     assert twice.parameters == profile.parameters
     assert twice.inputs[0].shape == (4, 8)
     for one, other in zip(profile.layers, twice.layers, strict=True):
@@ -211,11 +211,11 @@ def test_scaling_grows_everything_but_the_parameters():
     assert [entry.size_bytes for entry in twice.storages] == [
         2 * entry.size_bytes for entry in profile.storages
     ]
-    half = scaled(profile, Fraction(1, 2))
+    half = scale_profile(profile, Fraction(1, 2))
     assert [entry.size_bytes for entry in half.storages] == [
         math.ceil(entry.size_bytes / 2) for entry in profile.storages
     ]
-    assert scaled(profile, Fraction(1)) is profile
+    assert scale_profile(profile, Fraction(1)) is profile
     Profile.model_validate(twice.model_dump())
 
 
@@ -230,7 +230,7 @@ def test_a_tensor_without_the_batch_keeps_its_shape():
         }
     )  # fmt: skip
     profile = batched(chain_profile([1, 1]), 4).model_copy(update={"boundaries": (boundary,)})
-    found = scaled(profile, Fraction(2)).boundaries[0].tensors
+    found = scale_profile(profile, Fraction(2)).boundaries[0].tensors
     assert [tensor.shape for tensor in found] == list(tensors.values())
 
 
