@@ -55,9 +55,8 @@ from .routes import catalogue, graphs, health, keys, plans, profiles, what_if
 from .routes import jobs as route_jobs
 from .routes import metrics as route_metrics
 from .settings.settings import ServerSettings
-from .store.base import Store
 from .store.records import Retention
-from .store.sql_store import SqlStore
+from .store.store import Store
 from .telemetry.metrics import Metrics
 from .telemetry.tracing import fastapi_options
 
@@ -102,7 +101,7 @@ def create_app(
     foreign = ForeignModels.from_settings(settings)
     if is_local(settings.scheduler):
         prove(settings)
-    kept = SqlStore(settings.database) if store is None else store
+    kept = Store(settings.database) if store is None else store
     metrics = Metrics()
     shutdown = GracefulShutdown() if shutdown is None else shutdown
     solver = Solver(settings.plan_processes, metrics.worked)

@@ -30,7 +30,7 @@ from .model_sources.measure import choose_sandbox
 from .settings.load import Configuration, configure
 from .settings.settings import LOOPBACK_NAMES, ServerSettings
 from .store.database import IN_MEMORY, database_url
-from .store.sql_store import SqlStore, utc_now
+from .store.store import Store, utc_now
 from .telemetry.logs import configure_logging, is_for_people
 from .telemetry.metrics import Metrics
 from .telemetry.tracing import configure_tracing
@@ -206,7 +206,7 @@ def _has_keys(database: str) -> bool:
     """Whether a key opens the service of a database; makes none."""
     if database == IN_MEMORY or ("://" not in database and not Path(database).is_file()):
         return False
-    store = SqlStore(database)
+    store = Store(database)
     try:
         keys = [key for project in store.projects.list() for key in store.keys.list(project.id)]
     finally:

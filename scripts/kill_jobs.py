@@ -29,7 +29,7 @@ from stagewright.api.http.examples import example_profile
 from stagewright.api.store.database import Database as Connections
 from stagewright.api.store.integrity import find_faults
 from stagewright.api.store.records import DEFAULT_PROJECT
-from stagewright.api.store.sql_store import SqlStore, utc_now
+from stagewright.api.store.store import Store, utc_now
 
 JOB_S = 8.0
 """What a job may take on the average, all kills included."""
@@ -161,7 +161,7 @@ def _check(address: str, folder: Path, ids: dict[int, str], num_jobs: int, repor
     connections = Connections(address, now=utc_now)
     faults += find_faults(connections)
     connections.close()
-    store = SqlStore(address)
+    store = Store(address)
     results: Counter[str] = Counter()
     try:
         listed = store.jobs.list(DEFAULT_PROJECT, limit=500).items

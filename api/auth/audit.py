@@ -12,8 +12,8 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Scope, Send
 
 from ...core.errors import StagewrightError
-from ..store.base import Store
 from ..store.records import AuditEvent
+from ..store.store import Store
 from ..telemetry.log_context import request_id
 from .principal import Principal
 from .rate_limit import RateLimiter

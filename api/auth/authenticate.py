@@ -11,9 +11,9 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from ..http.problems import Problem
-from ..store.base import Store
 from ..store.projects import SECRET_PREFIX
 from ..store.records import ApiKey
+from ..store.store import Store
 from .login_throttle import LoginThrottle, too_many
 from .principal import OPERATOR, Principal
 from .scopes import SCOPES

@@ -10,8 +10,8 @@ import jwt
 
 from ..http.problems import Problem
 from ..settings.oidc import OidcSettings
-from ..store.base import Store
-from ..store.errors import NotFound
+from ..store.errors import RecordNotFound
+from ..store.store import Store
 from .authenticate import unauthorized
 from .jwks import SigningKeys
 from .principal import Principal
@@ -100,7 +100,7 @@ class OidcTokens:
             )
         try:
             return self._store.projects.get(named).id
-        except NotFound:
+        except RecordNotFound:
             raise Problem(
                 403,
                 "forbidden",

@@ -26,7 +26,7 @@ from ...core.service.problems import MEDIA_TYPE as MEDIA_TYPE
 from ...core.service.problems import TYPE_PREFIX as TYPE_PREFIX
 from ...core.service.problems import ProblemDocument as ProblemDocument
 from ..errors import MeasuringUnavailable, SolverEnded, WorkersUnavailable
-from ..store.errors import AnswerPending, KeyReused, NotFound, StoreUnavailable, TooManyJobs
+from ..store.errors import AnswerPending, KeyReused, RecordNotFound, StoreUnavailable, TooManyJobs
 from ..telemetry.log_context import request_id
 from .allowed_methods import Paths, allowed_methods, missing_page
 from .field_errors import FieldError, clip, field_errors
@@ -38,7 +38,7 @@ UNKNOWN = "extra_forbidden"
 """What pydantic calls the error of a field that its model does not have."""
 
 STATUS: tuple[tuple[type[StagewrightError], int, str], ...] = (
-    (NotFound, 404, "not-found"),
+    (RecordNotFound, 404, "not-found"),
     (KeyReused, 422, "idempotency-key-reused"),
     (AnswerPending, 409, "answer-pending"),
     (TooManyJobs, 429, "too-many-jobs"),

@@ -18,9 +18,9 @@ from ...core.profile.profile import Profile
 from ...core.service.plans import PlanRecord
 from ..planning.cache_keys import is_final
 from ..planning.requests import PlanRequest
-from ..store.base import Store
 from ..store.errors import StoreUnavailable
 from ..store.records import FinalState, Job
+from ..store.store import Store
 from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import span
 from .async_workers import AsyncWorkers

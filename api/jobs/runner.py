@@ -14,10 +14,9 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from ..errors import WorkersUnavailable
-from ..store.base import Store
 from ..store.errors import StoreUnavailable
 from ..store.records import Job, Retention
-from ..store.sql_store import utc_now
+from ..store.store import Store, utc_now
 from ..telemetry.log_context import bind
 from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import span

@@ -21,9 +21,9 @@ from ..errors import MeasuringUnavailable
 from ..planning.cache_keys import measure_digest
 from ..planning.requests import PlanRequest
 from ..planning.service import Planning, Unmeasured, pointing_at
-from ..store.base import Jobs, Store
+from ..store.jobs import JobStore
 from ..store.records import Job, JobRequest, JobState, Page
-from ..store.sql_store import utc_now
+from ..store.store import Store, utc_now
 from .job_spec import JobSpec, required_resource
 from .notifications import JobNotifications
 from .outcome import from_json
@@ -279,7 +279,7 @@ def _result(result_id: str | None) -> JobResult | None:
     return JobResult(kind=kind, id=result_id, href=f"/v1/{kind}s/{result_id}")
 
 
-def submit(jobs: Jobs, principal: Principal, request: JobRequest) -> Job:
+def submit(jobs: JobStore, principal: Principal, request: JobRequest) -> Job:
     """Queue a job of the caller's project.
 
     It counts for the caller's key until it ends; those of the server's own token count together.

@@ -23,7 +23,7 @@ from ..planning.requests import ClusterInput
 from ..planning.service import Planning
 from ..planning.what_if import PricedSplit, SimulationRequest, price
 from ..routes.dependencies import from_state
-from ..store.base import Store
+from ..store.store import Store
 from .slider_choices import choices_of
 
 

@@ -20,8 +20,8 @@ from ..auth.principal import CurrentPrincipal, Principal
 from ..http.pagination import Cursor, Search, cursor_checked
 from ..planning.what_if import ComparisonRequest
 from ..routes.dependencies import ThePlanning, TheStore
-from ..store.base import Store
-from ..store.errors import NotFound
+from ..store.errors import RecordNotFound
+from ..store.store import Store
 from .display_names import job_words
 from .plan_views import TheViews, place_of_step
 from .security_headers import SECURITY
@@ -49,7 +49,7 @@ def home() -> Response:
 def static_file(name: str, request: Request) -> Response:
     found = assets().get(name)
     if found is None:
-        raise NotFound("file", name)
+        raise RecordNotFound("file", name)
     headers = {**SECURITY, "ETag": f'"{found.tag}"', "Cache-Control": "no-cache"}
     if request.headers.get("if-none-match", "").removeprefix("W/") == headers["ETag"]:
         return Response(None, 304, headers)
@@ -181,7 +181,7 @@ def _profiles_with(store: Store, principal: Principal, wanted: str) -> tuple[Pro
         return listed
     try:
         return (documents.profile_summary(project, wanted), *listed)
-    except NotFound:
+    except RecordNotFound:
         return listed
 
 

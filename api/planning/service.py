@@ -25,9 +25,9 @@ from ..model_sources.custom_code import ForeignModels
 from ..model_sources.estimator import Estimator
 from ..model_sources.families import check_buildable
 from ..model_sources.graph_limits import check_graph, check_rebuilt
-from ..store.base import Store
-from ..store.errors import NotFound
+from ..store.errors import RecordNotFound
 from ..store.records import Stored
+from ..store.store import Store
 from .admission import check_effort
 from .cache_keys import estimate_digest, is_final, plan_digest
 from .requests import PlanRequest
@@ -397,7 +397,7 @@ def pointing_at(field: str) -> Iterator[None]:
     """What a body names and is not stored is a field at fault, not a missing page."""
     try:
         yield
-    except (NotFound, InvalidInput) as error:
+    except (RecordNotFound, InvalidInput) as error:
         raise InvalidInput(str(error), field=field) from None
 
 

@@ -40,7 +40,7 @@ from ..model_sources.measure import choose_sandbox
 from ..openapi import PROBLEM_RESPONSE
 from ..planning.exports import PlanFormat, ProfileFormat
 from ..planning.requests import MAX_SHORTHAND_DEVICES
-from ..store.errors import NotFound
+from ..store.errors import RecordNotFound
 from .dependencies import TheSettings, from_state
 
 router = APIRouter(
@@ -86,7 +86,7 @@ def get_model_family(settings: TheSettings, family: str) -> ModelFamily:
     """Return one model family."""
     found = _families(is_local(settings.scheduler)).get(family)
     if found is None:
-        raise NotFound("model family", family)
+        raise RecordNotFound("model family", family)
     return found
 
 

@@ -10,7 +10,7 @@ from ..auth.authenticate import Authenticator
 from ..jobs.service import JobService
 from ..planning.service import Planning
 from ..settings.settings import ServerSettings
-from ..store.base import Store
+from ..store.store import Store
 
 
 def from_state(name: str) -> Any:

@@ -17,7 +17,7 @@ from ..http.problems import Problem
 from ..middleware.graceful_shutdown import RETRY_AFTER_S, GracefulShutdown
 from ..openapi import PROBLEM_RESPONSE
 from ..planning.solver_pool import Solver
-from ..store.base import Store
+from ..store.store import Store
 from .dependencies import from_state
 
 CHECK_S = 3.0

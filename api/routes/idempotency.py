@@ -16,8 +16,8 @@ from ... import __version__
 from ..auth.principal import Principal
 from ..http.field_errors import FieldError
 from ..http.problems import Problem
-from ..store.base import Idempotency
 from ..store.errors import StoreUnavailable
+from ..store.idempotency import IdempotencyStore
 from ..store.records import Answer
 
 KEY_HEADER = "Idempotency-Key"
@@ -59,7 +59,7 @@ def created(text: str, location: str, headers: Mapping[str, str] | None = None) 
 
 
 async def once(
-    idempotency: Idempotency,
+    idempotency: IdempotencyStore,
     principal: Principal,
     request: Request,
     make: Callable[[], Awaitable[Response]],
@@ -69,7 +69,7 @@ async def once(
     Problems are not stored: a request that failed can be repeated with its key.
 
     Raises:
-        KeyReused, AnswerPending, InvalidInput: See `store.base.Idempotency`.
+        KeyReused, AnswerPending, InvalidInput: See `store.idempotency.IdempotencyStore`.
     """
     keys = request.headers.getlist(KEY_HEADER)
     if not keys:
@@ -113,7 +113,7 @@ def _replayed(answer: Answer) -> Response:
     return Response(answer.body, answer.status, headers, "application/json")
 
 
-async def _renewed(idempotency: Idempotency, project: str, key: str, holder: str) -> None:
+async def _renewed(idempotency: IdempotencyStore, project: str, key: str, holder: str) -> None:
     while True:
         await asyncio.sleep(LEASE_S / 3)
         with suppress(StoreUnavailable):

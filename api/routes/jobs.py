@@ -21,8 +21,8 @@ from ..http.strict_json import StrictRoute
 from ..jobs.requests import ProfileJobRequest
 from ..jobs.service import POLL_S, JobService
 from ..openapi import PROBLEM_RESPONSE
-from ..store.base import Store
-from ..store.records import Job, JobEvent, JobState
+from ..store.records import Job, JobState, StoredJobEvent
+from ..store.store import Store
 from .dependencies import TheAuthenticator, TheJobs, TheStore
 from .idempotency import REUSED, IdempotencyKey, is_fresh, once, submit_key
 
@@ -199,7 +199,9 @@ async def _stream(
                     return
 
 
-async def _format_event(jobs: JobService, project: str, job_id: str, event: JobEvent) -> bytes:
+async def _format_event(
+    jobs: JobService, project: str, job_id: str, event: StoredJobEvent
+) -> bytes:
     """Format an event for the stream; the final one includes the job."""
     data = json.loads(event.data_json)
     if event.kind not in REPORTED:

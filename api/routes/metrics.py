@@ -16,7 +16,7 @@ from ..auth.scopes import METRICS
 from ..middleware.graceful_shutdown import GracefulShutdown
 from ..openapi import PROBLEM_RESPONSE
 from ..planning.solver_pool import Solver
-from ..store.base import Store
+from ..store.store import Store
 from ..telemetry.metrics import Metrics
 from .dependencies import from_state
 

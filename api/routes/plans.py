@@ -32,7 +32,7 @@ from ..planning.exports import (
 )
 from ..planning.requests import PlanRequest
 from ..planning.service import Answered, Planning
-from ..store.base import Store
+from ..store.store import Store
 from .dependencies import TheJobs, ThePlanning, TheSettings, TheStore
 from .idempotency import (
     REUSED,

@@ -1,5 +1,4 @@
-"""What persists: projects and keys, documents, jobs, and what was already answered.
+"""Persistence on SQLite or PostgreSQL: projects, keys, documents, jobs, answers, the audit log.
 
-`contract` says what a store does, `errors` what it raises; `sql_store` is the one that does it,
-on SQLite or PostgreSQL. Nothing here imports SQLAlchemy before a store is opened.
+It knows neither HTTP nor how jobs run; SQL stands here and nowhere else.
 """

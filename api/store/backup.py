@@ -1,11 +1,11 @@
-"""A database as one file, and back: into the same kind of database or the other.
+"""Backup of a database to one file, restorable into SQLite or PostgreSQL.
 
-The file is gzip of JSON lines: what it is, a line for each row in an order in which parents come
-first, and the number of rows of each table, without which it is not whole. It is written out of
-one snapshot while servers go on, and read into an empty database in one transaction. It holds
-hashes of secrets, so only its owner may read it.
+The file is gzipped JSON lines: a header, one line per row with parents before children, and the
+number of rows of each table, without which the file is incomplete. It is written from one
+snapshot while servers keep running, and restored into an empty database in one transaction. Only
+its owner may read it, because it holds hashes of secrets.
 
-For a large PostgreSQL database its own tools (``pg_dump``, archiving) are faster.
+For large PostgreSQL databases its own tools (``pg_dump``, archiving) are faster.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from .tables import REVISION
 
 FORMAT = "stagewright.backup/1"
 ROWS_AT_ONCE = 50
-"""Read together; a row may have megabytes."""
+"""Rows fetched at once; a row may have megabytes."""
 
 
 def backup(database: Database, path: Path) -> dict[str, int]:
-    """Write everything to a file, whole or not at all; rows by table.
+    """Write a complete file or none; return the number of rows by table.
 
     Raises:
-        InvalidInput: The file cannot be written, or the database has other tables than this
-            release.
+        InvalidInput: The file cannot be written, or the database does not have this release's
+            tables.
         StoreUnavailable: The database does not answer.
     """
     check_revision(database)
@@ -63,14 +63,15 @@ def backup(database: Database, path: Path) -> dict[str, int]:
 
 
 def restore(database: Database, path: Path) -> dict[str, int]:
-    """Fill an empty database from a file, and bring it to this release; rows by table.
+    """Fill an empty database and migrate it to this release; return the rows by table.
 
     Raises:
-        InvalidInput: The file is no backup, is cut off or a newer release's, or the database
-            holds something.
+        InvalidInput: The file is no backup, is truncated or from a newer release, or the database
+            is not empty.
         StoreUnavailable: The database does not answer.
     """
     lines = _lines(path)
+    # First to the backup's own revision, whose columns its rows have; then forward.
     upgrade(database, _header(path, lines))
     with database.write() as connection:
         tables = {table.name: table for table in _tables(connection)}
@@ -83,7 +84,7 @@ def restore(database: Database, path: Path) -> dict[str, int]:
 
 
 def _tables(connection: Connection) -> list[Table]:
-    """The tables there are, whatever the revision; parents first."""
+    """Return the tables present, of whatever revision, parents first."""
     found = MetaData()
     found.reflect(connection)
     return [table for table in found.sorted_tables if table.name != VERSION_TABLE]
@@ -106,15 +107,15 @@ def _read_rows(
         if "rows" in line:
             if line["rows"] != dict(read):
                 raise InvalidInput(
-                    f"{path} has lost rows: it names {line['rows']}, holds {dict(read)}"
+                    f"{path} is incomplete: it announces {line['rows']} rows and has {dict(read)}"
                 )
             return dict(read)
         table = tables.get(line.get("table", ""))
         if table is None or not set(line.get("row", {})) <= set(table.columns.keys()):
-            raise InvalidInput(f"{path} has a row of no table of its revision")
+            raise InvalidInput(f"{path} has a row that fits no table of its revision")
         connection.execute(insert(table).values(**_values(table, line["row"])))
         read[table.name] += 1
-    raise InvalidInput(f"{path} is cut off: its last line is missing; use another backup")
+    raise InvalidInput(f"{path} is truncated: its last line is missing; use another backup")
 
 
 def _values(table: Table, row: dict[str, Any]) -> dict[str, Any]:
@@ -127,21 +128,21 @@ def _values(table: Table, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _clear(connection: Connection, tables: dict[str, Table]) -> None:
-    """Refuse a database that holds something, and remove what every new one holds."""
+    """Reject a database that is not empty, and remove the default project of a new one."""
     for name, table in tables.items():
         rows = select(func.count()).select_from(table)
         if name == "projects":
             rows = rows.where(table.c.id != DEFAULT_PROJECT)
         if num_rows := connection.execute(rows).scalar_one():
             raise InvalidInput(
-                f"the database holds {num_rows} rows of {name} already; restore into an empty one"
+                f"the database already holds {num_rows} rows of {name}; restore into an empty one"
             )
     if "projects" in tables:
         connection.execute(delete(tables["projects"]))
 
 
 def _continue_sequences(connection: Connection, tables: dict[str, Table]) -> None:
-    """Let PostgreSQL number new rows after those just read."""
+    """Make PostgreSQL number new rows after the restored ones; SQLite does so by itself."""
     for table in tables.values():
         if "position" in table.columns:
             last = connection.execute(select(func.max(table.c.position))).scalar()
@@ -151,14 +152,14 @@ def _continue_sequences(connection: Connection, tables: dict[str, Table]) -> Non
 
 
 def _header(path: Path, lines: Iterator[dict[str, Any]]) -> str:
-    """The revision of a backup."""
+    """Check the first line of a backup and return its revision."""
     header = next(lines, {})
     if header.get("format") != FORMAT:
-        raise InvalidInput(f"{path} is no backup of Stagewright ({FORMAT})")
+        raise InvalidInput(f"{path} is not a Stagewright backup ({FORMAT})")
     revision = str(header.get("revision"))
     if revision > REVISION:
         raise InvalidInput(
-            f"{path} is of revision {revision}, this release knows none beyond {REVISION}; "
+            f"{path} is of revision {revision}, and this release knows revisions up to {REVISION}; "
             "restore it with the release that wrote it"
         )
     return revision
@@ -166,7 +167,7 @@ def _header(path: Path, lines: Iterator[dict[str, Any]]) -> str:
 
 @contextmanager
 def _new_file(path: Path) -> Iterator[TextIO]:
-    """A file that appears, complete, at the end of the block."""
+    """Yield a file that appears under its name only once it is complete and on disk."""
     partial = path.with_name(path.name + ".partial")
     try:
         descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -185,20 +186,20 @@ def _new_file(path: Path) -> Iterator[TextIO]:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """What each line of a backup says.
+    """Yield the parsed lines of a backup.
 
     Raises:
-        InvalidInput: There is no such file, or it holds something else.
+        InvalidInput: The file cannot be read or is no backup.
     """
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for line in file:
                 value = json.loads(line)
                 if not isinstance(value, dict):
-                    raise InvalidInput(f"{path} is no backup of Stagewright ({FORMAT})")
+                    raise InvalidInput(f"{path} is not a Stagewright backup ({FORMAT})")
                 yield value
     except EOFError:
-        raise InvalidInput(f"{path} is cut off; use another backup") from None
+        raise InvalidInput(f"{path} is truncated; use another backup") from None
     except (OSError, zlib.error, UnicodeError, json.JSONDecodeError) as error:
         raise InvalidInput(f"cannot read {path}: {error}") from None
 

@@ -1,4 +1,4 @@
-"""Kinds of columns that mean the same on every database."""
+"""Column types with equal semantics on SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ NAMING = {
     "fk": "fk_%(table_name)s_%(column_0_N_name)s",
     "pk": "pk_%(table_name)s",
 }
-"""What constraints and indexes are called, here and in every migration."""
+"""Names of constraints and indexes, in the tables and in every migration."""
 
 
 class Instant(TypeDecorator[datetime]):
-    """A moment with its time zone, kept as UTC: SQLite has no zones, and sorts times as text."""
+    """A time with a zone, stored as UTC: SQLite has no zones and compares times as text."""
 
     impl = DateTime
     cache_ok = True
@@ -30,9 +30,9 @@ class Instant(TypeDecorator[datetime]):
 
 
 class Words(TypeDecorator[str]):
-    """Text that strangers chose. What PostgreSQL cannot hold (NUL, lone surrogates) is replaced.
+    """Text from clients; what PostgreSQL cannot store (NUL, lone surrogates) is replaced.
 
-    Values to compare with are replaced alike, so an id with a NUL in it is merely not there.
+    Parameters of queries are replaced too, so an id containing a NUL is simply not found.
     """
 
     impl = Text
@@ -45,5 +45,5 @@ class Words(TypeDecorator[str]):
 
 
 def position() -> Column[int]:
-    """Order of insertion. Never given twice, or a cursor could skip a row."""
+    """Return a column for the order of insertion; never reused, or a cursor could skip a row."""
     return Column("position", BigInteger().with_variant(Integer, "sqlite"), primary_key=True)

@@ -1,4 +1,4 @@
-"""One database, SQLite or PostgreSQL: its address, its connections, its transactions."""
+"""Connections and transactions of an SQLite or PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from sqlalchemy.pool import QueuePool
 
 from ...core.errors import InvalidInput
 from .errors import StoreUnavailable
-from .group_commit import Waited, WritesTogether
+from .group_commit import GroupCommit, NotCommitted
 
 IN_MEMORY = ":memory:"
 """The address of a database that lives as long as its server."""
 
 BUSY_TIMEOUT_MS = 10_000
-"""How long a write to SQLite waits for another process's write."""
+"""Longest wait of a write to SQLite for another process's write."""
 
 TURN_TIMEOUT_S = 30
-"""How long one waits for the writes of this process's other threads."""
+"""Longest wait for the writes of this process's other threads."""
 
 CONNECT_TIMEOUT_S = 10
-"""How long a PostgreSQL server may take to answer at first."""
+"""Longest wait for a connection to PostgreSQL."""
 
-GIVEN_UP = {
+KEEPALIVES = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
-"""A server or network that falls silent is given up after about 25 s, not after hours."""
+"""Detect a dead PostgreSQL server or network after about 25 s; the default takes hours."""
 
 POOL_SIZE = 20
 MAX_OVERFLOW = 10
-"""Connections kept, of which the server's threads need no more, and lent beyond that; opening one
-takes longer than what it is opened for. A thread waits for one while all are in use."""
+"""Connections kept open, enough for the server's threads, and opened beyond that under load.
+Opening one takes longer than most queries; a thread waits while all are in use."""
 
 POSTGRESQL = "postgresql"
 
@@ -55,21 +55,21 @@ class Database:
         now: The clock.
 
     Raises:
-        InvalidInput: The address is of another kind of database, or makes no sense.
+        InvalidInput: The address is invalid or names another kind of database.
     """
 
     def __init__(self, address: str, *, now: Callable[[], datetime]) -> None:
         self.url = database_url(address)
         self.engine = _engine(self.url)
         self._now = now
-        # Of SQLite only one connection writes. Left to SQLite the others sleep and try again,
-        # and some sleep for seconds; threads that queue here are woken in turn.
-        self.together = WritesTogether(self._begun, TURN_TIMEOUT_S)
-        self._write = self.engine.begin if self.is_postgresql else self.together.write
+        # In SQLite only one connection can write. Left to SQLite, the others poll with growing
+        # pauses and some starve for seconds; threads that queue here are woken in turn.
+        self.group_commit = GroupCommit(self._begin_write, TURN_TIMEOUT_S)
+        self._write = self.engine.begin if self.is_postgresql else self.group_commit.write
 
     @property
     def name(self) -> str:
-        """For messages: without the password."""
+        """Return the address for messages, without the password."""
         if self.is_postgresql:
             return self.url.set(drivername=POSTGRESQL).render_as_string(hide_password=True)
         return self.url.database or IN_MEMORY
@@ -82,18 +82,18 @@ class Database:
         return self._now().astimezone(UTC)
 
     def insert(self, table: Table) -> Any:
-        """An insert that can say what to do on a conflict."""
+        """Return an insert with ``on_conflict`` clauses, in the dialect of this database."""
         return (postgresql.insert if self.is_postgresql else sqlite.insert)(table)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A connection to read with."""
+        """Yield a connection for reading."""
         with self._unavailable(), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """A connection whose reads all see one moment, whoever writes meanwhile."""
+        """Yield a connection whose reads all see the database at one moment."""
         options = {"isolation_level": "REPEATABLE READ"} if self.is_postgresql else {}
         with (
             self._unavailable(),
@@ -104,12 +104,12 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction, committed at the end of the block; in SQLite the only one that writes."""
+        """Yield a connection in a transaction, committed at the end of the block."""
         with self._unavailable(), self._write() as connection:
             yield connection
 
-    def _begun(self) -> Connection:
-        """A connection of SQLite in a transaction that may write."""
+    def _begin_write(self) -> Connection:
+        """Return an SQLite connection in a transaction that may write."""
         connection = self.engine.connect().execution_options(write=True)
         try:
             connection.begin()
@@ -120,10 +120,11 @@ class Database:
 
     @contextmanager
     def unchecked_write(self, timeout_ms: int) -> Iterator[Connection]:
-        """As `write`, of SQLite, with its own patience and without a look at foreign keys."""
+        """Yield an SQLite write transaction with its own timeout and without foreign key checks."""
         with self._unavailable(), self.engine.connect() as connection:
             driver = connection.connection.driver_connection
-            assert driver is not None, "a connection in use has its driver's"
+            assert driver is not None, "an open connection has a driver connection"
+            # Both pragmas are ignored inside a transaction, so they are set before it begins.
             driver.execute(f"PRAGMA busy_timeout = {timeout_ms}")
             driver.execute("PRAGMA foreign_keys = OFF")
             try:
@@ -142,16 +143,16 @@ class Database:
             yield
         except (OperationalError, InterfaceError, NoConnectionFree) as error:
             raise StoreUnavailable(f"database {self.name}: {_reason(error)}") from error
-        except Waited as error:
+        except NotCommitted as error:
             raise StoreUnavailable(f"database {self.name}: {error}") from None
         except DatabaseError as error:
-            if type(error) is DatabaseError:  # a damaged file; subclasses are our mistakes
+            if type(error) is DatabaseError:  # a damaged file; subclasses are our bugs
                 raise StoreUnavailable(f"database {self.name}: {_reason(error)}") from error
             raise
 
 
 def database_url(address: str) -> URL:
-    """The address as SQLAlchemy has it."""
+    """Return the address as a SQLAlchemy URL. Raises: InvalidInput."""
     if address == IN_MEMORY:
         return URL.create("sqlite")
     if "://" not in address and address:
@@ -172,12 +173,12 @@ ACCEPTED = "give a file's path, or postgresql://user:password@host:port/name"
 
 
 def new_id(kind: str) -> str:
-    """A random id such as ``job_5f0c...``: nobody guesses another's."""
+    """Return a random id such as ``job_5f0c...``, with 96 bits that cannot be guessed."""
     return f"{kind}_{secrets.token_hex(12)}"
 
 
 def _reason(error: Exception) -> str:
-    """What the driver said, on one line."""
+    """Return the driver's message on one line."""
     cause = getattr(error, "orig", None) or error
     return " ".join(str(cause).split()) or type(cause).__name__
 
@@ -188,23 +189,27 @@ def _engine(url: URL) -> Engine:
             url,
             pool_size=POOL_SIZE,
             max_overflow=MAX_OVERFLOW,
-            pool_pre_ping=True,  # a restarted database costs one question, not an error
+            pool_pre_ping=True,  # after a restart of the database: one round trip, not an error
             connect_args={
                 "connect_timeout": CONNECT_TIMEOUT_S,
                 "client_encoding": "utf8",
-                **GIVEN_UP,
+                **KEEPALIVES,
             },
         )
     return _sqlite_engine(url)
 
 
 def _sqlite_engine(url: URL) -> Engine:
-    """An engine whose transactions begin when SQLAlchemy says so, not when sqlite3 guesses."""
+    """Return an engine whose transactions begin where SQLAlchemy begins them.
+
+    By default the sqlite3 driver begins one before the first write only, so that a read before it
+    would see another moment; hence its autocommit mode and an explicit BEGIN.
+    """
     in_memory = url.database is None
     engine = create_engine(
         url,
         poolclass=QueuePool,
-        # A database in memory belongs to its one connection, which threads take in turns.
+        # A database in memory exists in one connection, which the threads share in turn.
         pool_size=1 if in_memory else POOL_SIZE,
         max_overflow=0 if in_memory else MAX_OVERFLOW,
         connect_args={"check_same_thread": False},
@@ -212,9 +217,9 @@ def _sqlite_engine(url: URL) -> Engine:
 
     @event.listens_for(engine, "do_connect")
     def _make_private(*_: object) -> None:
-        """It holds names of models and hashes of keys: a new file is for its owner alone."""
+        """Create a new file readable by its owner only: it holds hashes of keys."""
         if url.database is not None and not url.query:
-            with suppress(OSError):  # SQLite says it better
+            with suppress(OSError):  # SQLite reports it better
                 os.close(os.open(url.database, os.O_RDWR | os.O_CREAT, 0o600))
 
     @event.listens_for(engine, "connect")
@@ -227,6 +232,8 @@ def _sqlite_engine(url: URL) -> Engine:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
+        # IMMEDIATE takes the write lock at once. A deferred transaction that has read and then
+        # writes fails without waiting if another wrote meanwhile.
         immediate = connection.get_execution_options().get("write", False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 

@@ -1,4 +1,4 @@
-"""What a store raises."""
+"""Errors raised by the store."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from ...core import errors
 from ...core.errors import InvalidInput, Refused, StagewrightError
 
 
-class NotFound(errors.NotFound):
-    """Nothing is stored under that id, in that project."""
+class RecordNotFound(errors.NotFound):
+    """The project has nothing stored under that id."""
 
     def __init__(self, kind: str, identifier: str) -> None:
         super().__init__(f"there is no {kind} {identifier[:80]!r}")
 
 
 class StoreUnavailable(StagewrightError, ConnectionError):
-    """The database does not answer; nothing was written. The same call may succeed later."""
+    """The database does not answer and nothing was written; a retry may succeed."""
 
 
 class KeyReused(InvalidInput):
-    """An idempotency key came back with another request."""
+    """An idempotency key was reused for another request."""
 
     def __init__(self, key: str) -> None:
         super().__init__(
-            f"Idempotency-Key {key[:80]!r} was used for another request; choose a new one"
+            f"Idempotency-Key {key[:80]!r} was used for another request; choose a new key"
         )
 
 
 class AnswerPending(StagewrightError):
-    """The request with that idempotency key is being answered now; ask again a little later."""
+    """Another request with the same idempotency key is being answered."""
 
     def __init__(self, key: str) -> None:
         super().__init__(
@@ -37,9 +37,9 @@ class AnswerPending(StagewrightError):
 
 
 class TooManyJobs(Refused):
-    """A limit on unfinished jobs is reached."""
+    """The limit on unfinished jobs is reached."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(
-            f"{limit} jobs are unfinished, which is the limit; wait for one to end, or cancel one"
+            f"the limit of {limit} unfinished jobs is reached; wait for one to end, or cancel one"
         )

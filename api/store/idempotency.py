@@ -1,14 +1,10 @@
-"""Answers already given: by idempotency key, and by what was asked.
-
-See `contract.Idempotency` and `contract.Reuse`.
-"""
+"""Stored answers: by idempotency key, and by digest of the request."""
 
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
-from sqlalchemy import Connection, Row, delete, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, or_, select, update
 
 from ...core.errors import InvalidInput
 from .database import Database
@@ -16,12 +12,24 @@ from .errors import AnswerPending, KeyReused
 from .records import Answer
 from .tables import ANSWERS, PLANS, PROFILES, REUSE
 
-ANSWERS_KEPT = timedelta(days=1)
+ANSWER_LIFETIME = timedelta(days=1)
 MAX_KEY_CHARACTERS = 255
 
 
-class SqlIdempotency:
-    """`contract.Idempotency` on a database."""
+class IdempotencyStore:
+    """First answers to requests that carry an idempotency key.
+
+    ::
+
+        answer = idempotency.claim(project_id, key, digest, holder=holder)
+        if answer is None:                      # the caller has to answer
+            try: answer = do_it()
+            except BaseException: idempotency.release(project_id, key, holder=holder); raise
+            answer = idempotency.complete(project_id, key, answer, holder=holder)
+
+    A claim belongs to its holder, a random text made for one attempt. Once its lease has run out,
+    another may take it over; what the former holder does with the key then has no effect.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -35,6 +43,20 @@ class SqlIdempotency:
         holder: str,
         lease_s: float = 60.0,
     ) -> Answer | None:
+        """Return the first answer; `None` if there is none and the caller has to answer.
+
+        Args:
+            project_id: Scope of the key.
+            key: As sent by the client, at most 255 characters.
+            request_digest: Digest of method, path and body.
+            holder: New owner of the claim.
+            lease_s: Without an answer for this long (its server died), another may claim the key.
+
+        Raises:
+            KeyReused: The key was used for another request.
+            AnswerPending: Another request with the key is being answered.
+            InvalidInput: The key is empty or too long.
+        """
         if not 1 <= len(key) <= MAX_KEY_CHARACTERS:
             raise InvalidInput(
                 f"an Idempotency-Key has 1 to {MAX_KEY_CHARACTERS} characters, not {len(key)}"
@@ -47,71 +69,92 @@ class SqlIdempotency:
             "holder": holder,
             "created_at": now,
             "leased_until": now + timedelta(seconds=lease_s),
-            "expires_at": now + ANSWERS_KEPT,
+            "expires_at": now + ANSWER_LIFETIME,
         }
         with self._database.write() as connection:
-            mine = _mine(project_id, key)
-            connection.execute(delete(ANSWERS).where(mine, ANSWERS.c.expires_at <= now))
+            is_row = _is_row(project_id, key)
+            connection.execute(delete(ANSWERS).where(is_row, ANSWERS.c.expires_at <= now))
+            # The primary key decides: of two inserts at once, one returns no row.
             insert = self._database.insert(ANSWERS).values(**claim).on_conflict_do_nothing()
             if connection.execute(insert.returning(ANSWERS.c.key)).first() is not None:
                 return None
-            row = connection.execute(select(ANSWERS).where(mine).with_for_update()).first()
+            row = connection.execute(select(ANSWERS).where(is_row).with_for_update()).first()
             if row is None:
-                raise AnswerPending(key)  # given up a moment ago
+                raise AnswerPending(key)  # released between the two statements
             if row.request_digest != request_digest:
                 raise KeyReused(key)
             if row.answer is not None:
                 return Answer.model_validate_json(row.answer)
             if row.leased_until > now:
                 raise AnswerPending(key)
-            taken = update(ANSWERS).where(mine)
+            taken = update(ANSWERS).where(is_row)
             connection.execute(taken.values(holder=holder, leased_until=claim["leased_until"]))
             return None
 
     def renew(self, project_id: str, key: str, *, holder: str, lease_s: float) -> None:
+        """Extend the lease of a claim whose answer is still being made."""
         until = self._database.now() + timedelta(seconds=lease_s)
         with self._database.write() as connection:
-            held = update(ANSWERS).where(_held(project_id, key, holder))
+            held = update(ANSWERS).where(_is_held(project_id, key, holder))
             connection.execute(held.values(leased_until=until))
 
     def complete(self, project_id: str, key: str, answer: Answer, *, holder: str) -> Answer:
-        mine = _mine(project_id, key)
-        held = update(ANSWERS).where(_held(project_id, key, holder))
+        """Store the answer for a day from its claim; return another's answer if it was first.
+
+        Raises:
+            AnswerPending: Another holder took the claim over and has not answered yet.
+        """
+        held = update(ANSWERS).where(_is_held(project_id, key, holder))
         with self._database.write() as connection:
             connection.execute(held.values(answer=answer.model_dump_json()))
-            row = connection.execute(select(ANSWERS.c.answer).where(mine)).first()
-        if row is None:  # taken over and given up since, or a day has passed
+            stored = select(ANSWERS.c.answer).where(_is_row(project_id, key))
+            row = connection.execute(stored).first()
+        if row is None:  # taken over and released since, or expired
             return answer
         if row.answer is None:
             raise AnswerPending(key)
         return Answer.model_validate_json(row.answer)
 
     def release(self, project_id: str, key: str, *, holder: str) -> None:
+        """Give up a claim without an answer, so that the request can be retried."""
         with self._database.write() as connection:
-            connection.execute(delete(ANSWERS).where(_held(project_id, key, holder)))
+            connection.execute(delete(ANSWERS).where(_is_held(project_id, key, holder)))
 
 
-class SqlReuse:
-    """`contract.Reuse` on a database."""
+class ReuseStore:
+    """Index of stored documents by the request they answer, so that no work is done twice."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def remember(self, project_id: str, kind: str, request_digest: str, result_id: str) -> None:
+        """Note the id of an answer, replacing an earlier one.
+
+        Args:
+            project_id: Scope of the request.
+            kind: E.g. ``plan`` or ``profile``.
+            request_digest: Digest of everything the answer depends on, versions included.
+            result_id: Id of the plan or profile.
+        """
         with self._database.write() as connection:
             remember(connection, self._database, project_id, kind, request_digest, result_id)
 
     def recall(self, project_id: str, kind: str, request_digest: str) -> str | None:
+        """Return the noted id if its document is still stored; else `None`."""
+        is_stored = or_(  # retention may have removed the document
+            *(
+                exists().where(table.c.project_id == project_id, table.c.id == REUSE.c.result_id)
+                for table in (PLANS, PROFILES)
+            )
+        )
         noted = select(REUSE.c.result_id).where(
             REUSE.c.project_id == project_id,
             REUSE.c.kind == kind,
             REUSE.c.request_digest == request_digest,
+            is_stored,
         )
         with self._database.read() as connection:
-            row = connection.execute(noted).first()
-            if row is None or not _is_stored(connection, project_id, row):
-                return None
-        return str(row.result_id)
+            return connection.execute(noted).scalar()
 
 
 def remember(
@@ -122,28 +165,18 @@ def remember(
     request_digest: str,
     result_id: str,
 ) -> None:
-    """As `SqlReuse.remember`, in a transaction of the caller's."""
+    """Note an answer as `ReuseStore.remember` does, in the caller's transaction."""
     found = {"result_id": result_id, "created_at": database.now()}
     key = {"project_id": project_id, "kind": kind, "request_digest": request_digest}
     insert = database.insert(REUSE).values(**key, **found)
     connection.execute(insert.on_conflict_do_update(index_elements=list(key), set_=found))
 
 
-def _mine(project_id: str, key: str) -> Any:
-    return (ANSWERS.c.project_id == project_id) & (ANSWERS.c.key == key)
+def _is_row(project_id: str, key: str) -> ColumnElement[bool]:
+    return and_(ANSWERS.c.project_id == project_id, ANSWERS.c.key == key)
 
 
-def _held(project_id: str, key: str, holder: str) -> Any:
-    """A claim that is still this holder's, and not answered."""
+def _is_held(project_id: str, key: str, holder: str) -> ColumnElement[bool]:
+    """Match a claim that still belongs to this holder and has no answer."""
     unanswered = ANSWERS.c.answer.is_(None)
-    return _mine(project_id, key) & (ANSWERS.c.holder == holder) & unanswered
-
-
-def _is_stored(connection: Connection, project_id: str, row: Row[Any]) -> bool:
-    """Whether retention has left the document."""
-    return any(
-        connection.execute(
-            select(table.c.id).where(table.c.project_id == project_id, table.c.id == row.result_id)
-        ).first()
-        for table in (PLANS, PROFILES)
-    )
+    return and_(_is_row(project_id, key), ANSWERS.c.holder == holder, unanswered)

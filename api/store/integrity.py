@@ -1,4 +1,4 @@
-"""Whether a database is sound: its tables, its documents, its jobs."""
+"""Integrity check of a database: its tables, documents and jobs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ ROWS_AT_ONCE = 50
 
 
 def find_faults(database: Database) -> list[str]:
-    """What is wrong with a database, in words; reads every document and changes nothing.
+    """Describe every fault of a database; reads every document and changes nothing.
 
     Raises:
-        InvalidInput: It has not this release's tables.
+        InvalidInput: The database does not have this release's tables.
         StoreUnavailable: It does not answer.
     """
     check_revision(database)
@@ -30,23 +30,23 @@ def find_faults(database: Database) -> list[str]:
             *(
                 fault
                 for table in (PROFILES, GRAPHS, PLANS)
-                for fault in _changed(connection, table)
+                for fault in _changed_documents(connection, table)
             ),
             *_job_faults(connection),
         ]
 
 
 def _file_faults(connection: Connection) -> Iterator[str]:
-    """What SQLite says of its own file."""
+    """Report what SQLite finds wrong with its own file."""
     for (said,) in connection.exec_driver_sql("PRAGMA integrity_check"):
         if said != "ok":
             yield f"the file is damaged: {said}"
     for row in connection.exec_driver_sql("PRAGMA foreign_key_check"):
-        yield f"row {row[1]} of {row[0]} belongs to a row of {row[2]} that is not there"
+        yield f"row {row[1]} of {row[0]} refers to a missing row of {row[2]}"
 
 
-def _changed(connection: Connection, table: Table) -> Iterator[str]:
-    """Documents that are not the ones their ids were made from."""
+def _changed_documents(connection: Connection, table: Table) -> Iterator[str]:
+    """Report documents whose content no longer matches their ids."""
     rows = select(table.c.id, table.c.project_id, table.c.document)
     for row in connection.execute(rows.execution_options(yield_per=ROWS_AT_ONCE)):
         try:
@@ -54,7 +54,7 @@ def _changed(connection: Connection, table: Table) -> Iterator[str]:
         except ValueError:
             digest = ""
         if digest != row.id.rpartition("_")[2]:
-            yield f"{row.id} of {row.project_id} is not what was stored under that id"
+            yield f"{row.id} of {row.project_id} has been altered since it was stored"
 
 
 def _job_faults(connection: Connection) -> Iterator[str]:
@@ -70,4 +70,4 @@ def _job_faults(connection: Connection) -> Iterator[str]:
     ended = JOBS.c.state.not_in(UNFINISHED)
     odd = select(JOBS.c.id).where(ended != JOBS.c.finished_at.is_not(None))
     for row in connection.execute(odd.order_by(JOBS.c.position)):
-        yield f"{row.id} has an end and is unfinished, or has ended without one"
+        yield f"{row.id} has an end time but no final state, or a final state but no end time"

@@ -1,4 +1,4 @@
-"""Jobs in a table; see `job_contract.Jobs`, and `job_rows` for how a job changes."""
+"""Stored jobs: a table of their present states and a table of their events."""
 
 from __future__ import annotations
 
@@ -12,40 +12,61 @@ from ...core.graph.graph import Graph
 from ...core.profile.profile import Profile
 from ...core.service.plans import PlanRecord
 from .database import Database, new_id
-from .documents import SqlDocuments
-from .errors import NotFound, TooManyJobs
-from .pagination import page
+from .documents import DocumentStore
+from .errors import RecordNotFound, TooManyJobs
+from .pagination import fetch_page
 from .records import (
     MAX_PROGRESS_EVENTS,
     UNFINISHED,
     FinalState,
     Job,
-    JobEvent,
     JobRequest,
     JobState,
     Page,
+    StoredJobEvent,
 )
 from .tables import JOB_EVENTS, JOBS, PROJECTS
 
+JOB_COLUMNS = tuple(column for column in JOBS.c if column.name != "request_json")
+"""All columns but the request, which may have megabytes and only the runner reads."""
 
-class SqlJobs:
-    """`job_contract.Jobs` on a database."""
 
-    def __init__(self, database: Database, documents: SqlDocuments) -> None:
+class JobStore:
+    """Jobs and their events.
+
+    A worker's claim on a job is its attempt number. `start` begins a new attempt; from then on
+    everything an earlier attempt reports is rejected, results included. So of any number of
+    workers that believe they run a job, at most one commits its end.
+    """
+
+    def __init__(self, database: Database, documents: DocumentStore) -> None:
         self._database = database
         self._documents = documents
 
     def submit(
         self, project_id: str, request: JobRequest, *, max_unfinished: int | None = None
     ) -> Job:
+        """Queue a job; if its ``submit_key`` is known, return that job in whatever state it is.
+
+        Args:
+            project_id: The owner.
+            request: The work to do.
+            max_unfinished: Limit on unfinished jobs of the same API key (of the project, for a
+                request without a key).
+
+        Raises:
+            RecordNotFound: There is no such project.
+            TooManyJobs: ``max_unfinished`` is reached. The limit is exact under concurrency.
+        """
         with self._database.write() as connection:
-            # Submissions of a project wait here for each other, which makes the limit exact.
+            # The lock on the project's row serialises its submissions: no two of them can both
+            # count one job too few, or both miss the other's submit_key.
             owner = select(PROJECTS.c.id).where(PROJECTS.c.id == project_id)
             if connection.execute(owner.with_for_update(key_share=True)).first() is None:
-                raise NotFound("project", project_id)
-            same = _same_submission(connection, project_id, request)
-            if same is not None:
-                return as_job(same)
+                raise RecordNotFound("project", project_id)
+            known = _find_submission(connection, project_id, request)
+            if known is not None:
+                return _as_job(known)
             if max_unfinished is not None:
                 _check_unfinished(connection, project_id, request, max_unfinished)
             now = self._database.now()
@@ -59,13 +80,14 @@ class SqlJobs:
                 "cancel_requested": False,
                 "num_events": 1,
             }
-            row = connection.execute(insert(JOBS).values(**values).returning(*SEEN)).one()
-            add_event(connection, now, row, "queued")
-            return as_job(row)
+            row = connection.execute(insert(JOBS).values(**values).returning(*JOB_COLUMNS)).one()
+            _add_event(connection, now, row, "queued")
+            return _as_job(row)
 
     def get(self, project_id: str, job_id: str) -> Job:
+        """Return a job. Raises: RecordNotFound."""
         with self._database.read() as connection:
-            return as_job(job_of(connection, project_id, job_id))
+            return _as_job(_find_job(connection, project_id, job_id))
 
     def list(
         self,
@@ -75,33 +97,38 @@ class SqlJobs:
         cursor: str | None = None,
         state: JobState | None = None,
     ) -> Page[Job]:
-        rows = select(*SEEN).where(JOBS.c.project_id == project_id)
+        """Return at most ``limit`` jobs, newest first; pages work as in `DocumentStore`."""
+        rows = select(*JOB_COLUMNS).where(JOBS.c.project_id == project_id)
         if state is not None:
             rows = rows.where(JOBS.c.state == state)
         with self._database.read() as connection:
-            return page(connection, rows, JOBS, as_job, limit=limit, cursor=cursor)
+            return fetch_page(connection, rows, JOBS, _as_job, limit=limit, cursor=cursor)
 
     def request_json(self, job_id: str) -> str:
+        """Return the request of a job of any project. Raises: RecordNotFound."""
         with self._database.read() as connection:
-            found = connection.execute(select(JOBS.c.request_json).where(JOBS.c.id == job_id))
-            request_json = found.scalar()
+            wanted = select(JOBS.c.request_json).where(JOBS.c.id == job_id)
+            request_json = connection.execute(wanted).scalar()
         if request_json is None:
-            raise NotFound("job", job_id)
+            raise RecordNotFound("job", job_id)
         return str(request_json)
 
     def counts(self) -> dict[tuple[str, JobState], int]:
+        """Return the number of jobs of all projects, by kind and state."""
         columns = JOBS.c.kind, JOBS.c.state
         statement = select(*columns, func.count()).group_by(*columns)
         with self._database.read() as connection:
             return {(kind, state): number for kind, state, number in connection.execute(statement)}
 
     def unfinished(self) -> Sequence[Job]:
-        rows = select(*SEEN).where(JOBS.c.state.in_(UNFINISHED)).order_by(JOBS.c.position)
+        """Return the queued and running jobs of all projects, oldest first."""
+        rows = select(*JOB_COLUMNS).where(JOBS.c.state.in_(UNFINISHED)).order_by(JOBS.c.position)
         with self._database.read() as connection:
-            return [as_job(row) for row in connection.execute(rows)]
+            return [_as_job(row) for row in connection.execute(rows)]
 
     def unfinished_like(self, project_id: str, request_digest: str) -> Job | None:
-        rows = select(*SEEN).where(
+        """Return the oldest unfinished job with that digest, which an equal request can join."""
+        rows = select(*JOB_COLUMNS).where(
             JOBS.c.project_id == project_id,
             JOBS.c.request_digest == request_digest,
             JOBS.c.state.in_(UNFINISHED),
@@ -109,55 +136,70 @@ class SqlJobs:
         )
         with self._database.read() as connection:
             row = connection.execute(rows.order_by(JOBS.c.position).limit(1)).first()
-        return None if row is None else as_job(row)
+        return None if row is None else _as_job(row)
 
     def start(self, job_id: str, *, attempt: int, worker: str) -> Job | None:
-        now = self._database.now()
-        expected = (
-            JOBS.c.attempt == attempt,
-            JOBS.c.state.in_(UNFINISHED),
-            JOBS.c.cancel_requested.is_(False),
-        )
-        return self._change(
-            job_id,
-            "started",
-            *expected,
-            state="running",
-            attempt=attempt + 1,
-            worker=worker,
-            started_at=now,
-            heartbeat_at=now,
-        )
+        """Begin the attempt after ``attempt``, the number that the caller read.
 
-    def requeue(self, job_id: str, attempt: int) -> Job | None:
-        with self._database.write() as connection:
-            now, expected = self._database.now(), running(attempt)
-            asked = select(JOBS.c.cancel_requested).where(JOBS.c.id == job_id, *expected)
-            is_unwanted = connection.execute(asked.with_for_update()).scalar()
-            if is_unwanted:
-                ended: dict[str, Any] = {
-                    "state": "cancelled",
-                    "finished_at": now,
-                    "submit_key": None,
-                }
-                row = advance(connection, now, job_id, "cancelled", *expected, **ended)
-            else:
-                again: dict[str, Any] = {"state": "queued", "worker": None}
-                row = advance(connection, now, job_id, "requeued", *expected, **again)
-        return None if row is None else as_job(row)
-
-    def beat(self, job_id: str, attempt: int) -> Job | None:
-        with self._database.write() as connection:
-            row = note_life(connection, self._database.now(), job_id, attempt)
-        return None if row is None else as_job(row)
-
-    def report(self, job_id: str, attempt: int, kind: str, data_json: str = "{}") -> bool:
+        Return `None` if another server began it first, or the job has ended or is being cancelled.
+        """
         with self._database.write() as connection:
             now = self._database.now()
-            row = note_life(connection, now, job_id, attempt)
+            # Comparing the attempt decides between servers that start a job at once. The state
+            # may be "running": a new attempt takes the job over from one that was lost.
+            row = _change(
+                connection,
+                now,
+                job_id,
+                "started",
+                JOBS.c.attempt == attempt,
+                JOBS.c.state.in_(UNFINISHED),
+                JOBS.c.cancel_requested.is_(False),
+                state="running",
+                attempt=attempt + 1,
+                worker=worker,
+                started_at=now,
+                heartbeat_at=now,
+            )
+        return None if row is None else _as_job(row)
+
+    def requeue(self, job_id: str, attempt: int) -> Job | None:
+        """Give up an attempt and queue the job again, or end it if it is being cancelled.
+
+        Return `None` if the attempt is no longer the present one.
+        """
+        with self._database.write() as connection:
+            now, expected = self._database.now(), _is_running(attempt)
+            asked = select(JOBS.c.cancel_requested).where(JOBS.c.id == job_id, *expected)
+            # Locked: a cancellation between this look and the change would be forgotten.
+            if connection.execute(asked.with_for_update()).scalar():
+                event, values = "cancelled", _end("cancelled", now)
+            else:
+                event, values = "requeued", {"state": "queued", "worker": None}
+            row = _change(connection, now, job_id, event, *expected, **values)
+        return None if row is None else _as_job(row)
+
+    def beat(self, job_id: str, attempt: int) -> Job | None:
+        """Record a heartbeat and return the job, which may ask to be cancelled.
+
+        Return `None` if the attempt is no longer the present one; its worker must stop.
+        """
+        with self._database.write() as connection:
+            row = _note_heartbeat(connection, self._database.now(), job_id, attempt)
+        return None if row is None else _as_job(row)
+
+    def report(self, job_id: str, attempt: int, kind: str, data_json: str = "{}") -> bool:
+        """Add an event, e.g. ``progress``, which counts as a heartbeat.
+
+        Return `False` where `beat` returns `None`. Events beyond `MAX_PROGRESS_EVENTS` are dropped
+        without changing the answer.
+        """
+        with self._database.write() as connection:
+            now = self._database.now()
+            row = _note_heartbeat(connection, now, job_id, attempt)
             if row is not None and row.num_events < MAX_PROGRESS_EVENTS:
-                expected = running(attempt)
-                advance(connection, now, job_id, kind, *expected, data_json=data_json)
+                expected = _is_running(attempt)
+                _change(connection, now, job_id, kind, *expected, data_json=data_json)
         return row is not None
 
     def finish(
@@ -172,60 +214,58 @@ class SqlJobs:
         result_id: str | None = None,
         outcome_json: str | None = None,
     ) -> Job | None:
-        freed: dict[str, Any] = {} if state == "succeeded" else {"submit_key": None}
+        """End a running attempt and store its results, in one transaction.
+
+        The job's result is the plan; without one the last profile, else the graph, else the
+        document named by ``result_id``, which is stored already (a reused answer).
+
+        Return `None`, with nothing stored, if the attempt is no longer the present one.
+
+        Raises:
+            RecordNotFound: The plan's profile is neither stored nor among ``profiles``.
+        """
         with self._database.write() as connection:
             now = self._database.now()
-            row = advance(
-                connection,
-                now,
-                job_id,
-                state,
-                *running(attempt),
-                state=state,
-                finished_at=now,
-                outcome_json=outcome_json,
-                **freed,
-            )
+            # The change of state comes first: it locks the row, so that of two attempts that
+            # end at once the later one finds the job ended and stores nothing.
+            values = {**_end(state, now), "outcome_json": outcome_json}
+            row = _change(connection, now, job_id, state, *_is_running(attempt), **values)
             if row is None:
                 return None
-            made = self._keep(connection, row.project_id, profiles, graph, plan) or result_id
-            result = update(JOBS).where(JOBS.c.id == job_id).values(result_id=made)
-            return as_job(connection.execute(result.returning(*SEEN)).one())
+            made = self._store_results(connection, row.project_id, profiles, graph, plan)
+            change = update(JOBS).where(JOBS.c.id == job_id).values(result_id=made or result_id)
+            return _as_job(connection.execute(change.returning(*JOB_COLUMNS)).one())
 
     def request_cancel(self, project_id: str, job_id: str) -> Job:
+        """Cancel a queued job, or ask a running one's worker to stop; an ended job stays as it is.
+
+        Raises:
+            RecordNotFound: There is no such job.
+        """
         with self._database.write() as connection:
-            job_of(connection, project_id, job_id, locked=True)
-            queued = JOBS.c.state == "queued"
+            _find_job(connection, project_id, job_id, locked=True)
             now = self._database.now()
-            ended = advance(
-                connection,
-                now,
-                job_id,
-                "cancelled",
-                queued,
-                state="cancelled",
-                cancel_requested=True,
-                finished_at=now,
-                submit_key=None,
-            )
-            if ended is None:
-                asked = (JOBS.c.state == "running", JOBS.c.cancel_requested.is_(False))
-                advance(connection, now, job_id, "cancel-requested", *asked, cancel_requested=True)
-            return as_job(job_of(connection, project_id, job_id))
+            queued = JOBS.c.state == "queued"
+            values = {**_end("cancelled", now), "cancel_requested": True}
+            if _change(connection, now, job_id, "cancelled", queued, **values) is None:
+                running = (JOBS.c.state == "running", JOBS.c.cancel_requested.is_(False))
+                event = "cancel-requested"
+                _change(connection, now, job_id, event, *running, cancel_requested=True)
+            return _as_job(_find_job(connection, project_id, job_id))
 
     def events(
         self, project_id: str, job_id: str, *, after: int = 0, limit: int = 500
-    ) -> Sequence[JobEvent]:
-        rows = select(JOB_EVENTS).where(JOB_EVENTS.c.job_id == job_id, JOB_EVENTS.c.number > after)
+    ) -> Sequence[StoredJobEvent]:
+        """Return the events after number ``after``, in order. Raises: RecordNotFound."""
+        rows = select(*(JOB_EVENTS.c[name] for name in StoredJobEvent.model_fields))
+        rows = rows.where(JOB_EVENTS.c.job_id == job_id, JOB_EVENTS.c.number > after)
         with self._database.read() as connection:
-            job_of(connection, project_id, job_id)
+            _find_job(connection, project_id, job_id)
             found = connection.execute(rows.order_by(JOB_EVENTS.c.number).limit(limit)).all()
-        names = JobEvent.model_fields
-        return [
-            JobEvent.model_validate({name: row._mapping[name] for name in names}) for row in found
-        ]
+        return [StoredJobEvent.model_validate(dict(row._mapping)) for row in found]
 
     def latest(self, job_ids: Sequence[str], kind: str) -> dict[str, str]:
+        """Return the JSON data of each job's last event of a kind, for jobs that have one."""
         last = select(JOB_EVENTS.c.job_id, func.max(JOB_EVENTS.c.number).label("number"))
         last = last.where(JOB_EVENTS.c.job_id.in_(job_ids), JOB_EVENTS.c.kind == kind)
         found = last.group_by(JOB_EVENTS.c.job_id).subquery()
@@ -234,7 +274,7 @@ class SqlJobs:
         with self._database.read() as connection:
             return {job_id: data_json for job_id, data_json in connection.execute(rows)}
 
-    def _keep(
+    def _store_results(
         self,
         connection: Connection,
         project_id: str,
@@ -242,11 +282,12 @@ class SqlJobs:
         graph: Graph | None,
         plan: PlanRecord | None,
     ) -> str | None:
-        """Store what a job made; the id of its result."""
+        """Store a job's results and return the id of the main one."""
         made: str | None = None
         if graph is not None:
             made = self._documents.insert_graph(connection, project_id, graph).id
-        # In one order for all: two jobs that store the same must not wait for each other.
+        # Always in the same order: two jobs storing equal profiles could otherwise each hold a
+        # row that the other waits for, a deadlock in PostgreSQL.
         for profile in sorted(profiles, key=Profile.content_id):
             self._documents.insert_profile(connection, project_id, profile)
         if profiles:
@@ -255,21 +296,14 @@ class SqlJobs:
             made = self._documents.insert_plan(connection, project_id, plan).id
         return made
 
-    def _change(
-        self, job_id: str, kind: str, *expected: ColumnElement[bool], **values: Any
-    ) -> Job | None:
-        with self._database.write() as connection:
-            row = advance(connection, self._database.now(), job_id, kind, *expected, **values)
-        return None if row is None else as_job(row)
 
-
-def _same_submission(
+def _find_submission(
     connection: Connection, project_id: str, request: JobRequest
 ) -> Row[Any] | None:
     if request.submit_key is None:
         return None
     same = (JOBS.c.project_id == project_id) & (JOBS.c.submit_key == request.submit_key)
-    return connection.execute(select(*SEEN).where(same)).first()
+    return connection.execute(select(*JOB_COLUMNS).where(same)).first()
 
 
 def _check_unfinished(
@@ -283,35 +317,35 @@ def _check_unfinished(
         raise TooManyJobs(limit)
 
 
-SEEN = tuple(column for column in JOBS.c if column.name != "request_json")
-"""Of a job's row, what is read wherever jobs are looked at: all but the request."""
-
-
-def advance(
+def _change(
     connection: Connection,
     now: datetime,
     job_id: str,
-    kind: str,
+    event: str,
     *expected: ColumnElement[bool],
     data_json: str = "{}",
     **values: Any,
 ) -> Row[Any] | None:
-    """Change a job that is as expected, and note it as an event; `None` if it is not."""
+    """Change a job under conditions and record the event; return `None` if they do not hold.
+
+    Condition and change are one statement, which makes every transition atomic without a lock
+    held across statements, on SQLite and PostgreSQL alike.
+    """
     change = update(JOBS).where(JOBS.c.id == job_id, *expected)
     change = change.values(num_events=JOBS.c.num_events + 1, **values)
-    row = connection.execute(change.returning(*SEEN)).first()
+    row = connection.execute(change.returning(*JOB_COLUMNS)).first()
     if row is not None:
-        add_event(connection, now, row, kind, data_json)
+        _add_event(connection, now, row, event, data_json)
     return row
 
 
-def add_event(
+def _add_event(
     connection: Connection, now: datetime, job: Row[Any], kind: str, data_json: str = "{}"
 ) -> None:
-    """Note what made a job's row what it is now."""
+    """Record the event that brought a job's row to its present state."""
     event = insert(JOB_EVENTS).values(
         job_id=job.id,
-        number=job.num_events,
+        number=job.num_events,  # counted in the row just updated: numbers have no gaps
         created_at=now,
         attempt=job.attempt,
         kind=kind,
@@ -320,38 +354,33 @@ def add_event(
     connection.execute(event)
 
 
-def note_life(connection: Connection, now: datetime, job_id: str, attempt: int) -> Row[Any] | None:
-    """A sign of life of an attempt; `None` if it is not the one running."""
-    alive = update(JOBS).where(JOBS.c.id == job_id, *running(attempt)).values(heartbeat_at=now)
-    return connection.execute(alive.returning(*SEEN)).first()
+def _note_heartbeat(
+    connection: Connection, now: datetime, job_id: str, attempt: int
+) -> Row[Any] | None:
+    alive = update(JOBS).where(JOBS.c.id == job_id, *_is_running(attempt))
+    return connection.execute(alive.values(heartbeat_at=now).returning(*JOB_COLUMNS)).first()
 
 
-def running(attempt: int) -> tuple[ColumnElement[bool], ...]:
-    """What holds of a job whose present attempt is that one."""
+def _is_running(attempt: int) -> tuple[ColumnElement[bool], ...]:
     return JOBS.c.attempt == attempt, JOBS.c.state == "running"
 
 
-def job_of(
+def _end(state: FinalState, now: datetime) -> dict[str, Any]:
+    """Return the column values of a job's end; only a success keeps its ``submit_key``."""
+    freed = {} if state == "succeeded" else {"submit_key": None}
+    return {"state": state, "finished_at": now, **freed}
+
+
+def _find_job(
     connection: Connection, project_id: str, job_id: str, *, locked: bool = False
 ) -> Row[Any]:
-    """A project's job.
-
-    Args:
-        connection: Where to look.
-        project_id: Whose.
-        job_id: Which.
-        locked: Let nobody else change it before the transaction ends.
-
-    Raises:
-        NotFound: It has none of that id.
-    """
-    mine = select(*SEEN).where(JOBS.c.project_id == project_id, JOBS.c.id == job_id)
+    """Return a project's job, optionally locked until the transaction ends."""
+    mine = select(*JOB_COLUMNS).where(JOBS.c.project_id == project_id, JOBS.c.id == job_id)
     row = connection.execute(mine.with_for_update() if locked else mine).first()
     if row is None:
-        raise NotFound("job", job_id)
+        raise RecordNotFound("job", job_id)
     return row
 
 
-def as_job(row: Row[Any]) -> Job:
-    """A row as what callers see."""
+def _as_job(row: Row[Any]) -> Job:
     return Job.model_validate({name: row._mapping[name] for name in Job.model_fields})

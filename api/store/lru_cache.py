@@ -1,4 +1,4 @@
-"""What was read lately, so that it need not be read again."""
+"""A thread-safe LRU cache bounded by the total size of its values."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import Generic, TypeVar
 Value = TypeVar("Value")
 
 
-class Lately(Generic[Value]):
-    """Values that never change, the latest used of them; for several threads.
+class LruCache(Generic[Value]):
+    """Immutable values, of which the least recently used are dropped first.
 
     Args:
-        capacity: Of all values kept together, in the unit of their sizes.
+        capacity: Total size of all values, in the unit passed to `put`.
     """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._kept: OrderedDict[str, tuple[Value, int]] = OrderedDict()
+        self._entries: OrderedDict[str, tuple[Value, int]] = OrderedDict()
         self._size = 0
         self._lock = Lock()
 
     def get(self, key: str) -> Value | None:
         with self._lock:
-            found = self._kept.get(key)
-            if found is None:
+            entry = self._entries.get(key)
+            if entry is None:
                 return None
-            self._kept.move_to_end(key)
-            return found[0]
+            self._entries.move_to_end(key)
+            return entry[0]
 
     def put(self, key: str, value: Value, size: int) -> None:
-        """Keep a value, and give up the longest unused ones; one beyond capacity is not kept."""
+        """Add a value and drop old ones to make room; one beyond the capacity is not kept."""
         if size > self._capacity:
             return
         with self._lock:
-            before = self._kept.pop(key, None)
-            self._size += size - (0 if before is None else before[1])
-            self._kept[key] = (value, size)
+            _, replaced_size = self._entries.pop(key, (None, 0))
+            self._size += size - replaced_size
+            self._entries[key] = (value, size)
             while self._size > self._capacity:
-                _, (_, freed) = self._kept.popitem(last=False)
+                _, (_, freed) = self._entries.popitem(last=False)
                 self._size -= freed

@@ -1,9 +1,8 @@
-"""Bringing a database to this release's tables: all of it or nothing, and one at a time.
+"""Migration of a database to this release's tables, in one transaction and by one process.
 
-Every migration runs in one transaction that holds a lock from before the revision is read:
-SQLite's write lock, or an advisory lock of PostgreSQL. Of servers that start together one
-migrates, and the others then find nothing to do. Both databases undo changes of tables with
-the rest of a transaction, so what is killed half-way leaves what was there.
+The transaction takes a lock before it reads the revision: SQLite's write lock, or an advisory
+lock of PostgreSQL. Of servers that start together, one migrates and the others then find nothing
+to do. Both databases roll back changes of tables, so a killed migration leaves no trace.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 VERSION_TABLE = "alembic_version"
 
 LOCK = 0x57_41_47_45  # "WAGE"
-"""Of PostgreSQL, for everyone who migrates a database of ours."""
+"""Number of the advisory lock in PostgreSQL."""
 
 UPGRADE_TIMEOUT_MS = 120_000
-"""How long a server waits for another's migration of an SQLite file."""
+"""Longest wait for another server's migration of an SQLite file."""
 
 BEFORE_MIGRATIONS = 1
-"""``PRAGMA user_version`` of SQLite files made before there were migrations: revision 0001."""
+"""``PRAGMA user_version`` of SQLite files older than the migrations, at revision 0001."""
 
 SQLITE_VERSION = 2
-"""Written there since, so that releases from before refuse the file instead of misreading it."""
+"""``PRAGMA user_version`` since then, which makes older releases reject the file."""
 
 
 def upgrade(database: Database, to: str = REVISION) -> tuple[str | None, str]:
-    """Migrate to a revision; the one found, `None` for an empty database, and the one now there.
+    """Migrate to a revision; return the one found (`None` if empty) and the one reached.
 
     Raises:
-        InvalidInput: A newer release wrote the database, it holds something else's tables, or it
-            is no database at all.
-        StoreUnavailable: It does not answer, or another migration of it takes too long.
+        InvalidInput: A newer release wrote the database, it holds foreign tables, or it is no
+            database.
+        StoreUnavailable: It does not answer, or another server's migration takes too long.
     """
     try:
         with database.read() as connection:
@@ -54,11 +53,12 @@ def upgrade(database: Database, to: str = REVISION) -> tuple[str | None, str]:
         if found == to:
             return found, to
         with _locked(database) as connection:
+            # Again, under the lock: another server may have migrated since.
             found = revision(connection)
             if found is not None and found > to:
                 raise InvalidInput(
-                    f"database {database.name} is at revision {found}, beyond {to}; take an "
-                    "empty one"
+                    f"database {database.name} is at revision {found}, beyond {to}; use an empty "
+                    "database"
                 )
             if found != to:
                 _migrate(connection, found, to)
@@ -70,10 +70,10 @@ def upgrade(database: Database, to: str = REVISION) -> tuple[str | None, str]:
 
 
 def check_revision(database: Database) -> None:
-    """Return if the database has this release's tables.
+    """Check that the database has this release's tables.
 
     Raises:
-        InvalidInput: It has not; the message says what to do.
+        InvalidInput: It does not; the message says what to do.
         StoreUnavailable: It does not answer.
     """
     with database.read() as connection:
@@ -86,10 +86,10 @@ def check_revision(database: Database) -> None:
 
 
 def revision(connection: Connection) -> str | None:
-    """The revision of a database; `None` if it is empty.
+    """Return the revision of a database; `None` if it is empty.
 
     Raises:
-        InvalidInput: It is none that this release knows.
+        InvalidInput: This release does not know the revision, or the tables are foreign.
     """
     tables = set(inspect(connection).get_table_names())
     if VERSION_TABLE in tables:
@@ -106,21 +106,15 @@ def revision(connection: Connection) -> str | None:
     if tables:
         others = ", ".join(sorted(tables)[:5])
         raise InvalidInput(
-            f"the database holds tables that are not Stagewright's ({others}); give it another"
+            f"the database holds tables of something else ({others}); use another database"
         )
     return None
 
 
-def known_revisions() -> tuple[str, ...]:
-    """Every revision this release can make, oldest first."""
-    found = _scripts().walk_revisions()
-    return tuple(script.revision for script in found)[::-1]
-
-
 def _newer(found: str) -> str:
     return (
-        f"the database has {found}, but this release knows none beyond {REVISION}: a newer "
-        "release wrote it; use that one, or another database"
+        f"the database has {found}, written by a newer release; this one knows revisions up to "
+        f"{REVISION}. Use the newer release, or another database"
     )
 
 
@@ -146,12 +140,14 @@ def _migrate(connection: Connection, found: str | None, to: str) -> None:
 
 @contextmanager
 def _locked(database: Database) -> Iterator[Connection]:
-    """A transaction in which nobody else migrates, and SQLite lets tables be made anew."""
+    """Yield a transaction in which no other process migrates and SQLite can rebuild tables."""
     if database.is_postgresql:
         with database.write() as connection:
             connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
             yield connection
         return
+    # SQLite changes a column by copying the table, during which foreign keys cannot hold; they
+    # are checked at the end instead.
     with database.unchecked_write(UPGRADE_TIMEOUT_MS) as connection:
         yield connection
         broken = connection.exec_driver_sql("PRAGMA foreign_key_check").first()

@@ -1,7 +1,7 @@
-"""Pages of a list, newest first, that stay put while rows are added.
+"""Keyset pagination: pages of a list, newest first, that are stable while rows are added.
 
-A cursor holds the position of the last row seen. Rows added meanwhile have greater positions and
-belong to no later page; rows removed leave no gap.
+A cursor holds the position of the last row seen. Rows added later have greater positions and so
+belong to no later page; removed rows leave no gap.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ MAX_CURSOR_CHARACTERS = 100
 MAX_POSITION = 2**63 - 1
 
 
-def page(
+def fetch_page(
     connection: Connection,
     statement: Select[Any],
     table: Table,
-    as_item: Callable[[Row[Any]], Item],
+    to_item: Callable[[Row[Any]], Item],
     *,
     limit: int,
     cursor: str | None,
 ) -> Page[Item]:
-    """One page of a statement that selects ``table.c.position`` among others.
+    """Return one page of a statement that selects ``table.c.position`` among other columns.
 
     Raises:
-        InvalidInput: No page of this table's list gave that cursor.
+        InvalidInput: The cursor is not one of this table's lists.
     """
     if cursor is not None:
         statement = statement.where(table.c.position < _position(table, cursor))
     newest = statement.order_by(table.c.position.desc()).limit(limit + 1)
     rows = connection.execute(newest).all()
-    more = len(rows) > limit
+    more = len(rows) > limit  # one row beyond the page was asked for
     return Page(
-        items=tuple(map(as_item, rows[:limit])),
+        items=tuple(map(to_item, rows[:limit])),
         next_cursor=_cursor(table, rows[limit - 1].position) if more else None,
     )
 
@@ -51,18 +51,18 @@ def _cursor(table: Table, position: int) -> str:
 
 
 def _position(table: Table, cursor: str) -> int:
-    name, _, position = _decoded(cursor).partition(":")
+    name, _, position = _decode(cursor).partition(":")
     if name != table.name or not position.isdecimal() or int(position) > MAX_POSITION:
         raise InvalidInput(
-            f"the cursor {cursor[:MAX_CURSOR_CHARACTERS]!r} belongs to no page of this list; "
-            "use the next_cursor of an earlier page, or start without one",
+            f"invalid cursor {cursor[:MAX_CURSOR_CHARACTERS]!r} for this list; use the "
+            "next_cursor of an earlier page, or start without a cursor",
             field="/cursor",
         )
     return int(position)
 
 
-def _decoded(cursor: str) -> str:
-    """The cursor's text; empty where it has none."""
+def _decode(cursor: str) -> str:
+    """Return a cursor's text; empty if it cannot be decoded."""
     if len(cursor) > MAX_CURSOR_CHARACTERS:
         return ""
     try:

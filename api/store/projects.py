@@ -1,4 +1,4 @@
-"""Projects and API keys in tables; see `contract.Projects` and `contract.Keys`."""
+"""Stored projects and API keys."""
 
 from __future__ import annotations
 
@@ -12,34 +12,39 @@ from datetime import datetime, timedelta
 from threading import Lock
 from typing import Any
 
-from sqlalchemy import Row, select, update
+from sqlalchemy import ColumnElement, Row, select, update
 
 from ...core.errors import InvalidInput
 from .database import Database, new_id
-from .errors import NotFound
+from .errors import RecordNotFound
 from .records import ApiKey, NewApiKey, Project, Quotas
 from .tables import API_KEYS, PROJECTS
 
 MAX_NAME_CHARACTERS = 200
 SECRET_PREFIX = "sw_"
-"""Lets scanners of leaked secrets, and people, tell what it opens."""
+"""Lets people and secret scanners recognise a leaked key."""
 
-KNOWN_S = 1.0
-"""How long a key is not looked up again; so long one may work that another process revoked."""
+CACHE_LIFETIME_S = 1.0
+"""How long a key is not looked up again, and so may outlive its revocation by another process."""
 
-MAX_FOUND = 10_000
+MAX_CACHED_KEYS = 10_000
 
-USE_NOTED_EVERY = timedelta(minutes=1)
+USE_RECORDED_EVERY = timedelta(minutes=1)
 """A write for every request would be the store's main work."""
 
 
-class SqlProjects:
-    """`contract.Projects` on a database."""
+class ProjectStore:
+    """Owners of everything else; `records.DEFAULT_PROJECT` always exists."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def create(self, name: str) -> Project:
+        """Add a project.
+
+        Raises:
+            InvalidInput: The name is taken, empty or longer than 200 characters.
+        """
         _check_name(name)
         values = {"id": new_id("project"), "created_at": self._database.now(), "name": name}
         insert = self._database.insert(PROJECTS).values(**values).on_conflict_do_nothing()
@@ -50,28 +55,30 @@ class SqlProjects:
         return _project(row)
 
     def get(self, project_id: str) -> Project:
+        """Return a project. Raises: RecordNotFound."""
         with self._database.read() as connection:
             row = connection.execute(select(PROJECTS).where(PROJECTS.c.id == project_id)).first()
         if row is None:
-            raise NotFound("project", project_id)
+            raise RecordNotFound("project", project_id)
         return _project(row)
 
     def list(self) -> Sequence[Project]:
+        """Return every project, oldest first."""
         with self._database.read() as connection:
             rows = connection.execute(select(PROJECTS).order_by(PROJECTS.c.position)).all()
         return [_project(row) for row in rows]
 
 
-class SqlKeys:
-    """`contract.Keys` on a database."""
+class KeyStore:
+    """API keys; of a secret only its hash is stored."""
 
     def __init__(
         self, database: Database, *, monotonic_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._database = database
         self._monotonic_s = monotonic_s
-        self._found: dict[str, tuple[float, ApiKey]] = {}
-        self._num_revoked = 0
+        self._cache: dict[str, tuple[float, ApiKey]] = {}
+        self._num_revocations = 0
         self._lock = Lock()
 
     def create(
@@ -83,6 +90,11 @@ class SqlKeys:
         quotas: Quotas | None = None,
         expires_at: datetime | None = None,
     ) -> NewApiKey:
+        """Create a key and return it with its secret, which cannot be had again.
+
+        Raises:
+            RecordNotFound: There is no such project.
+        """
         _check_name(name)
         secret = SECRET_PREFIX + secrets.token_urlsafe(32)
         values = {
@@ -90,22 +102,26 @@ class SqlKeys:
             "id": new_id("key"),
             "created_at": self._database.now(),
             "name": name,
-            "secret_digest": secret_digest(secret),
+            "secret_digest": hash_secret(secret),
             "scopes": json.dumps(list(scopes)),
             "quotas": (quotas or Quotas()).model_dump_json(),
             "expires_at": expires_at,
         }
         with self._database.write() as connection:
-            known = select(PROJECTS.c.id).where(PROJECTS.c.id == project_id)
-            if connection.execute(known).first() is None:
-                raise NotFound("project", project_id)
+            project = select(PROJECTS.c.id).where(PROJECTS.c.id == project_id)
+            if connection.execute(project).first() is None:
+                raise RecordNotFound("project", project_id)
             insert = self._database.insert(API_KEYS).values(**values)
             row = connection.execute(insert.returning(API_KEYS)).one()
         return NewApiKey(key=_key(row), secret=secret)
 
     def by_secret(self, secret: str) -> ApiKey | None:
-        begin_s, num_revoked = self._monotonic_s(), self._num_revoked
-        now, digest = self._database.now(), secret_digest(secret)
+        """Return the key with that secret unless it is unknown, revoked or expired.
+
+        The use is recorded, about once a minute.
+        """
+        begin_s, num_revocations = self._monotonic_s(), self._num_revocations
+        now, digest = self._database.now(), hash_secret(secret)
         wanted = select(API_KEYS).where(API_KEYS.c.secret_digest == digest)
         with self._database.read() as connection:
             row = connection.execute(wanted).first()
@@ -114,48 +130,56 @@ class SqlKeys:
         key = _key(row)
         if key.revoked_at is not None or (key.expires_at is not None and key.expires_at <= now):
             return None
-        if key.last_used_at is None or now - key.last_used_at >= USE_NOTED_EVERY:
-            self._set(API_KEYS.c.id == key.id, last_used_at=now)
+        if key.last_used_at is None or now - key.last_used_at >= USE_RECORDED_EVERY:
+            self._update(API_KEYS.c.id == key.id, last_used_at=now)
         with self._lock:
-            if len(self._found) >= MAX_FOUND:
-                self._found.clear()
-            if num_revoked == self._num_revoked:  # else it may be this one
-                self._found[digest] = (begin_s, key)
+            if len(self._cache) >= MAX_CACHED_KEYS:
+                self._cache.clear()
+            # A revocation since the read began may be of this key: then it must not be cached.
+            if num_revocations == self._num_revocations:
+                self._cache[digest] = (begin_s, key)
         return key
 
     def known(self, secret: str) -> ApiKey | None:
-        found_s, key = self._found.get(secret_digest(secret), (0.0, None))
-        if key is None or self._monotonic_s() - found_s >= KNOWN_S:
+        """Return the key as `by_secret` found it less than a second ago; never blocks.
+
+        `None` says nothing about the key. A key that this store revoked is never returned; one
+        that another process revoked in the last second may be.
+        """
+        found_s, key = self._cache.get(hash_secret(secret), (0.0, None))
+        if key is None or self._monotonic_s() - found_s >= CACHE_LIFETIME_S:
             return None
         if key.expires_at is not None and key.expires_at <= self._database.now():
             return None
         return key
 
     def list(self, project_id: str) -> Sequence[ApiKey]:
+        """Return every key of a project, oldest first, revoked ones included."""
         rows = select(API_KEYS).where(API_KEYS.c.project_id == project_id)
         with self._database.read() as connection:
             found = connection.execute(rows.order_by(API_KEYS.c.position)).all()
         return [_key(row) for row in found]
 
     def revoke(self, project_id: str, key_id: str) -> ApiKey:
-        mine = (API_KEYS.c.project_id == project_id) & (API_KEYS.c.id == key_id)
-        self._set(mine & API_KEYS.c.revoked_at.is_(None), revoked_at=self._database.now())
-        with self._lock:
-            self._num_revoked += 1
-            self._found.clear()
+        """Revoke a key for good; revoking it again changes nothing. Raises: RecordNotFound."""
+        is_key = (API_KEYS.c.project_id == project_id) & (API_KEYS.c.id == key_id)
+        self._update(is_key & API_KEYS.c.revoked_at.is_(None), revoked_at=self._database.now())
+        with self._lock:  # after the write: nothing older can be cached from here on
+            self._num_revocations += 1
+            self._cache.clear()
         with self._database.read() as connection:
-            row = connection.execute(select(API_KEYS).where(mine)).first()
+            row = connection.execute(select(API_KEYS).where(is_key)).first()
         if row is None:
-            raise NotFound("API key", key_id)
+            raise RecordNotFound("API key", key_id)
         return _key(row)
 
-    def _set(self, which: Any, **values: datetime) -> None:
+    def _update(self, condition: ColumnElement[bool], **values: datetime) -> None:
         with self._database.write() as connection:
-            connection.execute(update(API_KEYS).where(which).values(**values))
+            connection.execute(update(API_KEYS).where(condition).values(**values))
 
 
-def secret_digest(secret: str) -> str:
-    """What is kept of a secret: it has 256 random bits, so no slow hash is needed."""
+def hash_secret(secret: str) -> str:
+    """Return a secret's hash; with 256 random bits it needs neither salt nor a slow hash."""
     return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""What a store keeps besides documents: projects, keys, answers and the audit log."""
+"""Records of the store other than documents: projects, keys, jobs, answers, audit log."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ...core.service.keys import Quotas as Quotas
 from ...core.service.stored import Stored as Stored
 
 DEFAULT_PROJECT = "project_default"
-"""The project of everything made without a key of another one. It always exists."""
+"""Project of everything created without a key of another project; it always exists."""
 
 Item = TypeVar("Item")
 
 
 class Page(Record, Generic[Item]):
-    """Part of a list.
+    """One page of a list.
 
     Attributes:
         items: The rows of this page.
-        next_cursor: Asks for the page after this one; `None` on the last.
+        next_cursor: Cursor of the next page; `None` on the last.
     """
 
     items: tuple[Item, ...]
@@ -32,13 +32,13 @@ class Page(Record, Generic[Item]):
 
 
 class Project(Stored):
-    """Owner of keys and documents; what one project stores no other sees."""
+    """Owner of keys, documents and jobs, which no other project can see."""
 
     name: str
 
 
 class Answer(Record):
-    """A response to be given again for the same idempotency key.
+    """A response, kept to be repeated for its idempotency key.
 
     Attributes:
         status: HTTP status code.
@@ -52,17 +52,17 @@ class Answer(Record):
 
 
 class AuditEvent(Record):
-    """Something someone did.
+    """An action worth auditing.
 
     Attributes:
-        action: What, e.g. ``plan.create``.
-        outcome: How it ended, e.g. ``ok`` or the kind of problem.
-        project_id: Where; `None` for the server as a whole.
-        key_id: Who; `None` for the server's own token or nobody.
-        object_id: To what, if to one thing.
-        request_id: As in the server's log.
-        address: Where the request came from.
-        details: More.
+        action: E.g. ``plan.create``.
+        outcome: ``ok`` or the kind of problem.
+        project_id: `None` for the server as a whole.
+        key_id: The API key used; `None` for the server's own token or without one.
+        object_id: The object acted on, if it is one.
+        request_id: Id of the request in the server's log.
+        address: The client's address.
+        details: Further values, by action.
     """
 
     action: str
@@ -83,7 +83,7 @@ class AuditEntry(AuditEvent):
 
 
 class Retention(Record):
-    """How old things may get, in days; `None` keeps them for ever.
+    """Retention periods in days; `None` keeps rows forever.
 
     Attributes:
         jobs_days: Finished jobs with their events, since they ended.
@@ -102,20 +102,20 @@ FinalState = Literal["succeeded", "failed", "cancelled"]
 UNFINISHED: tuple[JobState, ...] = ("queued", "running")
 
 MAX_PROGRESS_EVENTS = 10_000
-"""Of one job; what it reports beyond that is not kept. Changes of its state always are."""
+"""Progress events kept per job; later ones are dropped, changes of state never."""
 
 
 class JobFacts(Record):
-    """What is to be done, but for the request itself, which may be large.
+    """A job's description without the request itself, which may be large.
 
     Attributes:
-        kind: Which code does it, e.g. ``plan`` or ``profile``.
-        request_digest: Equal for requests with equal answers; finds one already on its way.
-        submit_key: Two submissions of one project with the same key are one job. One that failed
-            or was cancelled gives its key up.
-        key_id: The API key that asked, for its quota.
-        needs: The kind of device it has to run on, if any.
-        deadline_at: When it has to have ended.
+        kind: E.g. ``plan`` or ``profile``.
+        request_digest: Equal for requests with equal answers, so that one can join another.
+        submit_key: Submissions of one project with equal keys are one job. A job that failed or
+            was cancelled gives up its key.
+        key_id: The API key whose quota it counts towards.
+        needs: The resource a worker must offer, if any.
+        deadline_at: The job fails if it has not ended by then.
     """
 
     kind: str
@@ -127,25 +127,25 @@ class JobFacts(Record):
 
 
 class JobRequest(JobFacts):
-    """What is to be done.
+    """A job to submit.
 
     Attributes:
-        request_json: What the code that does it reads; the store does not.
+        request_json: Opaque to the store.
     """
 
     request_json: str
 
 
 class Job(JobFacts, Stored):
-    """A job as it stands; `job_contract.Jobs.request_json` has its request.
+    """State of a job; `JobStore.request_json` returns its request.
 
     Attributes:
-        attempt: How often it was started; 0 before the first time.
-        worker: Who runs the present attempt.
-        heartbeat_at: The last sign of that worker.
-        cancel_requested: Whoever runs it is to end it.
+        attempt: Number of starts so far.
+        worker: Name of the worker that runs the present attempt.
+        heartbeat_at: Last heartbeat of that worker.
+        cancel_requested: Whether its worker has been asked to stop.
         result_id: Id of the plan or profile it made.
-        outcome_json: What else came of it: of a failure, the problem.
+        outcome_json: The problem document of a failed job.
     """
 
     project_id: str
@@ -164,14 +164,14 @@ class Job(JobFacts, Stored):
         return self.state not in UNFINISHED
 
 
-class JobEvent(Record):
-    """Something that happened to a job.
+class StoredJobEvent(Record):
+    """An event in a job's life.
 
     Attributes:
-        number: 1, 2, 3 and so on without gaps; resume after the last one seen.
-        kind: ``queued``, ``started``, ``requeued``, ``cancel-requested``, a final state, or what
-            its worker reports, e.g. ``progress``.
-        data_json: More, as JSON.
+        number: Counts from 1 without gaps; clients resume after the last number they saw.
+        kind: ``queued``, ``started``, ``requeued``, ``cancel-requested``, a final state, or a
+            worker's report such as ``progress``.
+        data_json: Further values as JSON.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""Removing what is old enough, a little at a time."""
+"""Removal of rows past their retention period, in small batches."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .records import UNFINISHED, Retention
 from .tables import ANSWERS, AUDIT, GRAPHS, JOB_EVENTS, JOBS, PLANS, PROFILES, REUSE
 
 BATCH_ROWS = 500
-"""Removed in one transaction; writers wait no longer than for so many."""
+"""Rows removed per transaction, which is as long as a writer has to wait."""
 
 
 def expire(database: Database, retention: Retention) -> dict[str, int]:
-    """See `contract.Store.expire`."""
+    """Remove expired answers and old rows; see `Store.expire`."""
     now = database.now()
 
     def before(days: float) -> datetime:
@@ -34,21 +34,21 @@ def expire(database: Database, retention: Retention) -> dict[str, int]:
         cutoff = before(retention.plans_days)
         removed["plans"] = _remove(database, PLANS, PLANS.c.created_at < cutoff)
         removed["profiles"] = _remove(
-            database, PROFILES, and_(PROFILES.c.created_at < cutoff, ~_is_planned_from())
+            database, PROFILES, and_(PROFILES.c.created_at < cutoff, ~_has_plan())
         )
         removed["graphs"] = _remove(database, GRAPHS, GRAPHS.c.created_at < cutoff)
         removed["reusable_results"] = _remove(database, REUSE, REUSE.c.created_at < cutoff)
     return removed
 
 
-def _is_planned_from() -> ColumnElement[bool]:
+def _has_plan() -> ColumnElement[bool]:
     return exists().where(
         PLANS.c.project_id == PROFILES.c.project_id, PLANS.c.profile_id == PROFILES.c.id
     )
 
 
 def _remove(database: Database, table: Table, doomed: ColumnElement[bool]) -> int:
-    """Remove every such row, batch by batch; how many."""
+    """Remove all matching rows in batches and return their number."""
     total, removed = 0, BATCH_ROWS
     while removed:
         removed = _remove_batch(database, table, doomed)
@@ -57,10 +57,7 @@ def _remove(database: Database, table: Table, doomed: ColumnElement[bool]) -> in
 
 
 def _remove_batch(database: Database, table: Table, doomed: ColumnElement[bool]) -> int:
-    """Remove some; 0 if there are none, or others hold all there are.
-
-    Rows are locked first and looked at again: a plan stored between the two keeps its profile.
-    """
+    """Remove one batch; return 0 if no row matches, or all that match are locked by others."""
     key = list(table.primary_key)
     some = select(*key).where(doomed).limit(BATCH_ROWS).with_for_update(skip_locked=True)
     with database.write() as connection:
@@ -71,5 +68,7 @@ def _remove_batch(database: Database, table: Table, doomed: ColumnElement[bool])
             if table is JOBS:
                 mine = select(JOBS.c.id).where(this).scalar_subquery()
                 connection.execute(delete(JOB_EVENTS).where(JOB_EVENTS.c.job_id == mine))
+            # The condition again, now under the lock: a plan stored since the select keeps
+            # its profile.
             num_removed += connection.execute(delete(table).where(this, doomed)).rowcount
     return num_removed

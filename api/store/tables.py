@@ -1,4 +1,4 @@
-"""The tables as this release reads and writes them; `migrations` makes them so."""
+"""Table definitions of this release, which `migrations` create."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sqlalchemy.sql.schema import SchemaItem
 from .column_types import NAMING, Instant, Words, position
 
 REVISION = "0004"
-"""The migration that makes these tables; the database's must be the same."""
+"""The migration that creates these tables; a database must be at the same revision."""
 
 METADATA = MetaData(naming_convention=NAMING)
 
@@ -35,7 +35,7 @@ def _created_at() -> Column[object]:
 
 
 def _documents(name: str, *columns: SchemaItem) -> Table:
-    """A table of documents: each once a project, under the id its content has."""
+    """Return a table of documents, in which each id exists once per project."""
     return Table(
         name,
         METADATA,

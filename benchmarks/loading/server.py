@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stagewright.api.store.records import DEFAULT_PROJECT
-from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -64,7 +64,7 @@ def served(database: str, folder: Path, num_keys: int) -> Iterator[Server]:
 
 
 def _keys(database: str, number: int) -> list[str]:
-    store = SqlStore(database)
+    store = Store(database)
     try:
         projects = [DEFAULT_PROJECT]
         projects += [store.projects.create(f"load {part}").id for part in range(1, number)]

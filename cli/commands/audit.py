@@ -14,7 +14,7 @@ from ..support.output import JsonFlag, emit, say_next
 
 if TYPE_CHECKING:
     from ...api.store.records import AuditEntry
-    from ...api.store.sql_store import SqlStore
+    from ...api.store.store import Store
 
 
 def command(
@@ -49,7 +49,7 @@ def command(
         say_next(command_line("audit", *given, "--cursor", page.next_cursor))
 
 
-def _project_id(store: SqlStore, named: str) -> str:
+def _project_id(store: Store, named: str) -> str:
     projects = store.projects.list()
     for project in projects:
         if named in (project.id, project.name):

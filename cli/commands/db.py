@@ -88,7 +88,7 @@ def _check_words(action: Action, file: Path | None, days: tuple[float | None, ..
 @contextmanager
 def _opened(address: str) -> Iterator[Database]:
     from ...api.store.database import Database
-    from ...api.store.sql_store import utc_now
+    from ...api.store.store import utc_now
 
     database = Database(address, now=utc_now)
     try:

@@ -19,7 +19,7 @@ from ..support.output import JsonFlag, emit, say, say_next
 
 if TYPE_CHECKING:
     from ...api.store.records import ApiKey, NewApiKey, Project, Quotas
-    from ...api.store.sql_store import SqlStore
+    from ...api.store.store import Store
 
 DEFAULT_SCOPES = "read,plan"
 
@@ -110,7 +110,7 @@ def _parsed(text: str) -> tuple[Scope, ...]:
     return tuple(scope for scope in SCOPES if scope in names)
 
 
-def _owner(store: SqlStore, name: str, *, make: bool = False) -> Project:
+def _owner(store: Store, name: str, *, make: bool = False) -> Project:
     """The project of that name or id, made if wanted.
 
     Raises:
@@ -127,7 +127,7 @@ def _owner(store: SqlStore, name: str, *, make: bool = False) -> Project:
 
 
 def _create(
-    store: SqlStore,
+    store: Store,
     owner: Project,
     name: str,
     scopes: Sequence[Scope],
@@ -135,7 +135,7 @@ def _create(
     expires_days: float | None,
 ) -> NewApiKey:
     from ...api.store.records import Quotas
-    from ...api.store.sql_store import utc_now
+    from ...api.store.store import utc_now
 
     made = store.keys.create(
         owner.id,
@@ -159,7 +159,7 @@ def _show_made(made: NewApiKey, *, as_json: bool) -> None:
     say_next(command_line("keys", "list"), quiet=as_json)
 
 
-def _list(store: SqlStore, owners: Sequence[Project], *, as_json: bool) -> None:
+def _list(store: Store, owners: Sequence[Project], *, as_json: bool) -> None:
     found = [(owner, key) for owner in owners for key in store.keys.list(owner.id)]
     if as_json:
         keys = [{**key.model_dump(mode="json"), "project": owner.name} for owner, key in found]
@@ -192,7 +192,7 @@ def _quotas(quotas: Quotas) -> str:
 
 
 def _state(key: ApiKey) -> str:
-    from ...api.store.sql_store import utc_now
+    from ...api.store.store import utc_now
 
     if key.revoked_at is not None:
         return f"revoked {key.revoked_at:%Y-%m-%d}"
@@ -202,7 +202,7 @@ def _state(key: ApiKey) -> str:
     return "never used" if key.last_used_at is None else f"used {key.last_used_at:%Y-%m-%d}"
 
 
-def _revoke(store: SqlStore, owners: Sequence[Project], key_id: str, *, as_json: bool) -> None:
+def _revoke(store: Store, owners: Sequence[Project], key_id: str, *, as_json: bool) -> None:
     for owner in owners:
         if any(key.id == key_id for key in store.keys.list(owner.id)):
             key = store.keys.revoke(owner.id, key_id)
@@ -216,7 +216,7 @@ def _revoke(store: SqlStore, owners: Sequence[Project], key_id: str, *, as_json:
     raise InvalidInput(f"there is no key {key_id!r}; 'stagewright keys list' shows them")
 
 
-def _note(store: SqlStore, action: str, key: ApiKey) -> None:
+def _note(store: Store, action: str, key: ApiKey) -> None:
     """Write what was done into the audit log, as the service does."""
     from ...api.store.records import AuditEvent
 

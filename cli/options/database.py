@@ -12,7 +12,7 @@ from typer import Option
 from ...core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from ...api.store.sql_store import SqlStore
+    from ...api.store.store import Store
 
 DatabaseFlag = Annotated[
     str | None,
@@ -55,11 +55,11 @@ def check_exists(database: str) -> None:
 
 
 @contextmanager
-def opened_store(database: str) -> Iterator[SqlStore]:
+def opened_store(database: str) -> Iterator[Store]:
     """The store of a database, closed at the end of the block."""
-    from ...api.store.sql_store import SqlStore
+    from ...api.store.store import Store
 
-    store = SqlStore(database)
+    store = Store(database)
     try:
         yield store
     finally:

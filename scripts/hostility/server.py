@@ -18,7 +18,7 @@ from pathlib import Path
 from stagewright.api.sandbox.process_tree import descendants, memory_bytes
 from stagewright.api.server import run
 from stagewright.api.settings.settings import ServerSettings
-from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.store import Store
 
 from .attack import Target
 
@@ -84,7 +84,7 @@ def attacked(folder: Path) -> Iterator[Scene]:
     for name in ("data", "home", "tmp", "markers"):
         (folder / name).mkdir()
     database = folder / "data" / "hostile.db"
-    store = SqlStore(database)
+    store = Store(database)
     other = store.keys.create(
         store.projects.create("other").id,
         name="another project's",

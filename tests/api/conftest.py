@@ -18,7 +18,7 @@ from stagewright.api.app import create_app
 from stagewright.api.http.examples import example_profile
 from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
-from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.store import Store
 from stagewright.api.store.tables import METADATA, PROJECTS
 from tests.api.postgres_server import PostgresServer, postgres_server, why_not
 
@@ -103,7 +103,7 @@ def postgres() -> Iterator[PostgresServer]:
         pytest.skip(reason)
     with postgres_server() as server:
         server.execute("CREATE DATABASE ready")
-        SqlStore(server.url("ready")).close()
+        Store(server.url("ready")).close()
         yield server
 
 
@@ -111,7 +111,7 @@ def postgres() -> Iterator[PostgresServer]:
 def ready_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An SQLite file that holds the tables and nothing else."""
     path = tmp_path_factory.mktemp("ready") / "ready.db"
-    SqlStore(path).close()
+    Store(path).close()
     return path
 
 
@@ -128,7 +128,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def store(address: str, clock: Clock) -> Iterator[SqlStore]:
-    opened = SqlStore(address, now=clock)
+def store(address: str, clock: Clock) -> Iterator[Store]:
+    opened = Store(address, now=clock)
     yield opened
     opened.close()

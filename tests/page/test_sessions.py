@@ -14,7 +14,7 @@ from stagewright.api.page.sessions import LIFETIME_S, MAX_SESSIONS, Sessions
 from stagewright.api.page.templates import assets
 from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
-from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.store import Store
 
 TOKEN = "a-token-for-pages"
 HTML = {"Accept": "text/html"}
@@ -24,7 +24,7 @@ OWN = {"Origin": "http://localhost"}
 
 @pytest.fixture(scope="module")
 def store():
-    return SqlStore(IN_MEMORY)
+    return Store(IN_MEMORY)
 
 
 @pytest.fixture(scope="module")

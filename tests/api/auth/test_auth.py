@@ -198,7 +198,7 @@ def test_two_origins_are_refused(client):
 def test_a_database_that_does_not_answer_is_503_and_opens_nothing(make_client):
     from stagewright.api.store.database import IN_MEMORY
     from stagewright.api.store.errors import StoreUnavailable
-    from stagewright.api.store.sql_store import SqlStore
+    from stagewright.api.store.store import Store
 
     class Gone:
         def known(self, secret):
@@ -207,7 +207,7 @@ def test_a_database_that_does_not_answer_is_503_and_opens_nothing(make_client):
         def by_secret(self, secret):
             raise StoreUnavailable("gone")
 
-    store = SqlStore(IN_MEMORY)
+    store = Store(IN_MEMORY)
     client = make_client(store=store, authorized=False)
     store.keys = Gone()
     answer = client.get("/v1/plans", headers={"Authorization": "Bearer sw_" + "a" * 43})
@@ -216,9 +216,9 @@ def test_a_database_that_does_not_answer_is_503_and_opens_nothing(make_client):
 
 def test_what_cannot_be_a_key_is_not_looked_up(make_client):
     from stagewright.api.store.database import IN_MEMORY
-    from stagewright.api.store.sql_store import SqlStore
+    from stagewright.api.store.store import Store
 
-    store = SqlStore(IN_MEMORY)
+    store = Store(IN_MEMORY)
     client = make_client(store=store, authorized=False)
     store.keys = None
     for text in ("sw_", "sw_" + "a" * 42, "sw_" + "a" * 44, "sw_" + "ä" * 43, "x" * 46):

@@ -11,7 +11,7 @@ from stagewright.api.auth.scopes import SCOPES
 from stagewright.api.routes import keys as routes_keys
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.records import Quotas
-from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.store import Store
 
 ALL = list(SCOPES)
 
@@ -19,7 +19,7 @@ ALL = list(SCOPES)
 @pytest.fixture
 def kept():
     """The service's store, to look into."""
-    return SqlStore(IN_MEMORY)
+    return Store(IN_MEMORY)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from stagewright.api.http.problems import Problem
 from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.records import DEFAULT_PROJECT
-from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.store import Store
 
 TOKEN = "a-token-for-tests"
 OWN = {"Origin": "http://localhost"}
@@ -36,7 +36,7 @@ def clock():
 
 @pytest.fixture
 def store():
-    opened = SqlStore(IN_MEMORY)
+    opened = Store(IN_MEMORY)
     yield opened
     opened.close()
 

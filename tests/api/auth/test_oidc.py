@@ -14,7 +14,7 @@ from stagewright.api.auth.oidc import OidcTokens
 from stagewright.api.http.problems import Problem
 from stagewright.api.settings.oidc import OidcSettings
 from stagewright.api.store.database import IN_MEMORY
-from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.store import Store
 from tests.api.identity_provider import AUDIENCE, ISSUER, identity_provider
 
 
@@ -40,7 +40,7 @@ def make(make_client, provider):
 @pytest.fixture(scope="module")
 def refused(provider):
     """How a token is refused, without a service around: the reader's own answer."""
-    store = SqlStore(IN_MEMORY)
+    store = Store(IN_MEMORY)
 
     def refused(token, **settings):
         oidc = OidcSettings(
@@ -185,7 +185,7 @@ def test_without_a_provider_its_tokens_open_nothing(make_client, provider):
 
 
 def test_a_tokens_project_is_the_one_it_names(make, provider, profile, token):
-    store = SqlStore(IN_MEMORY)
+    store = Store(IN_MEMORY)
     client = make(store)
     stored = client.post(
         "/v1/profiles", json=profile, headers={"Authorization": f"Bearer {token}"}

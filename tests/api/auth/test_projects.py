@@ -16,9 +16,9 @@ from stagewright.api.auth.authenticate import principal_of_key
 from stagewright.api.auth.scopes import AUDIT, KEYS, SCOPES, is_below, is_open, needed_scope
 from stagewright.api.jobs.service import submit
 from stagewright.api.store.database import IN_MEMORY
-from stagewright.api.store.errors import NotFound, TooManyJobs
+from stagewright.api.store.errors import RecordNotFound, TooManyJobs
 from stagewright.api.store.records import JobRequest, Quotas
-from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.store import Store
 from tests.api.app_routes import routes
 from tests.api.stored import a_graph
 
@@ -28,7 +28,7 @@ CATALOGUES = ("/v1/model-families/", "/v1/accelerators/", "/v1/clusters/", "/sta
 
 @pytest.fixture
 def kept():
-    return SqlStore(IN_MEMORY)
+    return Store(IN_MEMORY)
 
 
 @pytest.fixture
@@ -295,7 +295,7 @@ def test_unfinished_jobs_are_limited_by_key(store):
     with pytest.raises(TooManyJobs, match="2 jobs are unfinished"):
         submit(store.jobs, first, request)
     theirs = submit(store.jobs, second, request)
-    with pytest.raises(NotFound):
+    with pytest.raises(RecordNotFound):
         store.jobs.get("project_default", theirs.id)
     store.jobs.request_cancel(project, jobs[0].id)
     submit(store.jobs, first, request)

@@ -12,7 +12,7 @@ from stagewright.api.auth.scopes import MEANING
 from stagewright.api.server import announce, serve
 from stagewright.api.settings.names import setting_names
 from stagewright.api.settings.settings import ServerSettings
-from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.store import Store
 from stagewright.core.errors import InvalidInput, Refused
 
 OPEN = "0.0.0.0"
@@ -33,7 +33,7 @@ def test_a_key_that_works_opens_an_address_others_reach(served, tmp_path):
     with pytest.raises(Refused, match="stagewright keys create"):
         serve(host=OPEN, database=database)
     assert not database.exists(), "refusing makes no file"
-    store = SqlStore(database)
+    store = Store(database)
     key = store.keys.create("project_default", name="n", scopes=["read"]).key
     serve(host=OPEN, database=database)
     assert served[-1].token is None

@@ -9,7 +9,7 @@ import pytest
 
 from stagewright.api.http.examples import measure_example
 from stagewright.api.store.errors import StoreUnavailable
-from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.store import Store
 
 
 def problem(response, status: int) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def test_without_torch_the_way_out_is_said(client, monkeypatch):
 
 
 def test_a_database_that_is_gone_makes_the_server_not_ready(make_client):
-    class Gone(SqlStore):
+    class Gone(Store):
         def check(self):
             raise OSError("secret")
 

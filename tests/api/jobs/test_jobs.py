@@ -248,9 +248,9 @@ def test_what_makes_no_sense_together_is_refused(serving, change, pointer):
 
 def test_jobs_of_another_project_are_not_there(make_client, token):
     from stagewright.api.store.records import JobRequest
-    from stagewright.api.store.sql_store import SqlStore
+    from stagewright.api.store.store import Store
 
-    store = SqlStore(":memory:")
+    store = Store(":memory:")
     project = store.projects.create("other")
     job = store.jobs.submit(project.id, JobRequest(kind="profile", request_json="{}"))
     store.jobs.request_cancel(project.id, job.id)
@@ -263,12 +263,12 @@ def test_jobs_of_another_project_are_not_there(make_client, token):
 def test_a_stream_ends_when_its_key_is_revoked(serving, monkeypatch):
     """Cause: it went on for as long as the job did."""
     from stagewright.api.routes import jobs as routes_jobs
-    from stagewright.api.store.sql_store import SqlStore
+    from stagewright.api.store.store import Store
 
     monkeypatch.setattr(routes_jobs, "CHECKED_S", 0.0)
     monkeypatch.setattr(routes_jobs, "POLL_S", 0.1)
     monkeypatch.setattr(routes_jobs, "KEEP_ALIVE_S", 0.2)
-    store = SqlStore(":memory:")
+    store = Store(":memory:")
     client = serving(sleeping(), store=store)
     job = hand_in(client).json()
     made = store.keys.create("project_default", name="watch", scopes=["read"])

@@ -35,7 +35,7 @@ from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.errors import StoreUnavailable
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.records import Job, JobRequest
-from stagewright.api.store.sql_store import SqlStore, utc_now
+from stagewright.api.store.store import Store, utc_now
 from stagewright.core.profile.profile import Profile
 
 
@@ -95,7 +95,7 @@ def impatient(monkeypatch):
 class Server:
     """A server's part that runs jobs, on a store that others may use."""
 
-    def __init__(self, store: SqlStore, silence_s: float = 30.0) -> None:
+    def __init__(self, store: Store, silence_s: float = 30.0) -> None:
         self.store, self.workers, self.board = store, Puppets(), JobNotifications()
         self.skew = timedelta(0)
         self.runner = JobRunner(
@@ -123,7 +123,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-def hand_in(store: SqlStore, seed: int = 0, **further: Any) -> Job:
+def hand_in(store: Store, seed: int = 0, **further: Any) -> Job:
     example = measure_example()
     del example["cluster"]
     example["sample"]["seed"] = seed
@@ -136,7 +136,7 @@ def hand_in(store: SqlStore, seed: int = 0, **further: Any) -> Job:
     return store.jobs.submit(HERE, request.model_copy(update=further))
 
 
-def kinds(store: SqlStore, job: Job) -> list[str]:
+def kinds(store: Store, job: Job) -> list[str]:
     return [event.kind for event in store.jobs.events(HERE, job.id)]
 
 
@@ -146,7 +146,7 @@ def play():
 
     def play(scene: Callable[[Server], Awaitable[None]], **retry_policy: Any) -> None:
         async def on_stage() -> None:
-            store = SqlStore(IN_MEMORY)
+            store = Store(IN_MEMORY)
             server = Server(store, **retry_policy)
             await server.runner.start()
             try:
@@ -233,7 +233,7 @@ def test_what_a_dead_server_left_is_taken_up_by_the_next(play, found):
 
 def test_a_restart_resubmits_what_is_queued(found):
     async def scene() -> None:
-        store = SqlStore(IN_MEMORY)
+        store = Store(IN_MEMORY)
         jobs = [hand_in(store, seed=seed) for seed in range(3)]
         server = Server(store)
         await server.runner.start()
@@ -272,7 +272,7 @@ def test_a_cancelled_job_of_a_dead_server_is_cancelled_not_started(play):
 
 def test_a_server_that_stops_queues_again_what_runs(found):
     async def scene() -> None:
-        store = SqlStore(IN_MEMORY)
+        store = Store(IN_MEMORY)
         first = Server(store)
         await first.runner.start()
         job = hand_in(store)
@@ -296,7 +296,7 @@ def test_a_server_that_stops_queues_again_what_runs(found):
 
 def test_of_two_servers_with_one_job_one_result_is_kept(found):
     async def scene() -> None:
-        store = SqlStore(IN_MEMORY)
+        store = Store(IN_MEMORY)
         job = hand_in(store)
         servers = [Server(store), Server(store)]
         for server in servers:

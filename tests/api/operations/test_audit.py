@@ -6,12 +6,12 @@ import pytest
 
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.records import DEFAULT_PROJECT
-from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.store import Store
 
 
 @pytest.fixture
 def kept():
-    return SqlStore(IN_MEMORY)
+    return Store(IN_MEMORY)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.records import DEFAULT_PROJECT
-from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.store import Store
 from stagewright.api.telemetry.log_context import accepted_request_id, bind
 from stagewright.api.telemetry.logs import configure_logging
 from stagewright.api.telemetry.redaction import Scrubber
@@ -65,7 +65,7 @@ def test_a_request_is_one_line_with_route_and_ids(client, logged):
 
 
 def test_the_key_is_named_and_its_secret_is_not(make_client, logged):
-    store = SqlStore(IN_MEMORY)
+    store = Store(IN_MEMORY)
     made = store.keys.create(DEFAULT_PROJECT, name="n", scopes=["read"])
     client = make_client(store=store, authorized=False)
     client.get("/v1/plans", headers={"Authorization": f"Bearer {made.secret}"})
@@ -90,7 +90,7 @@ def test_a_callers_id_is_taken_if_it_is_one_word(client, logged):
 
 
 def test_probes_are_quiet_while_all_is_well(make_client, logged):
-    class Gone(SqlStore):
+    class Gone(Store):
         def check(self):
             raise OSError("no such host")
 
@@ -125,7 +125,7 @@ def test_lines_of_a_request_and_of_a_job_carry_its_id(client, logged, monkeypatc
 
 
 def test_the_audit_log_and_the_log_have_the_same_id(make_client, profile):
-    store = SqlStore(IN_MEMORY)
+    store = Store(IN_MEMORY)
     client = make_client(store=store)
     made = client.post("/v1/profiles", json=profile)
     make_client(store=store, authorized=False).get(

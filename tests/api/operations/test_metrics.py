@@ -12,7 +12,7 @@ from stagewright.api.jobs.runner import JobRunner
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.errors import StoreUnavailable
 from stagewright.api.store.records import DEFAULT_PROJECT, JobRequest
-from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.store import Store
 from stagewright.api.telemetry.metrics import Metrics
 
 REQUESTS = "stagewright_http_requests_total"
@@ -115,7 +115,7 @@ def test_searches_are_timed_and_queues_seen(client, profile):
 
 def test_jobs_are_those_in_the_store(make_client, monkeypatch):
     monkeypatch.setattr(JobRunner, "take", lambda runner, job: None)
-    store = SqlStore(IN_MEMORY)
+    store = Store(IN_MEMORY)
     client = make_client(store=store)
     jobs = [
         store.jobs.submit(DEFAULT_PROJECT, JobRequest(kind=kind, request_json="{}"))
@@ -142,7 +142,7 @@ def test_what_jobs_took_can_be_told():
 
 
 def test_without_its_database_the_rest_is_told(make_client):
-    class Gone(SqlStore):
+    class Gone(Store):
         def check(self):
             raise StoreUnavailable("secret-host does not answer")
 
@@ -158,7 +158,7 @@ def test_without_its_database_the_rest_is_told(make_client):
 @pytest.mark.parametrize(("scopes", "status"), [(["metrics"], 200), (["read", "admin"], 403)])
 def test_they_need_a_scope_of_their_own(make_client, scopes, status):
     """An admin is one project's; these numbers are of all."""
-    store = SqlStore(IN_MEMORY)
+    store = Store(IN_MEMORY)
     secret = store.keys.create(DEFAULT_PROJECT, name="n", scopes=scopes).secret
     client = make_client(store=store, authorized=False)
     answer = client.get("/metrics", headers={"Authorization": f"Bearer {secret}"})

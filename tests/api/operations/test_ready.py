@@ -17,7 +17,7 @@ from stagewright.api.planning.solver_pool import Solver
 from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.errors import StoreUnavailable
-from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.store import Store
 from tests.api.conftest import TOKEN
 
 
@@ -42,7 +42,7 @@ def test_a_server_is_ready(make_client):
     assert answer.json()["status"] == "ready"
 
 
-class Gone(SqlStore):
+class Gone(Store):
     def check(self):
         raise StoreUnavailable("database postgresql://secret-host: connection refused")
 
@@ -62,7 +62,7 @@ def test_what_is_not_ready_is_named_and_no_more(make_client, caplog):
 
 
 def test_another_releases_tables_are_not_ready(make_client):
-    store = SqlStore(IN_MEMORY)
+    store = Store(IN_MEMORY)
     client = make_client(store=store, authorized=False)
     with store._database.write() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
@@ -210,7 +210,7 @@ def test_a_database_that_hangs_is_not_ready_and_holds_nobody_up(make_client, mon
     """Also when every thread that it is given has been lost to it."""
     hanging = threading.Event()
 
-    class Hangs(SqlStore):
+    class Hangs(Store):
         def check(self):
             hanging.wait(20)
 

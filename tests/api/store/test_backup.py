@@ -19,7 +19,7 @@ from stagewright.api.store.database import Database
 from stagewright.api.store.integrity import find_faults
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.records import Answer, AuditEvent, JobRequest
-from stagewright.api.store.sql_store import SqlStore, utc_now
+from stagewright.api.store.store import Store, utc_now
 from stagewright.api.store.tables import METADATA
 from stagewright.core.errors import InvalidInput
 from stagewright.core.profile.profile import Profile
@@ -28,7 +28,7 @@ from tests.api.stored import a_graph, infeasible
 PROFILE = Profile.model_validate(example_profile())
 
 
-def fill(store: SqlStore) -> str:
+def fill(store: Store) -> str:
     """Put something into every table; the secret of a key."""
     secret = store.keys.create(HERE, name="ci", scopes=["read"]).secret
     store.documents.put_graph(HERE, a_graph())
@@ -85,7 +85,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def saved(ready_file: Path, tmp_path: Path) -> Path:
     """A backup of a database with something in every table."""
     shutil.copy(ready_file, tmp_path / "saved.db")
-    store = SqlStore(tmp_path / "saved.db")
+    store = Store(tmp_path / "saved.db")
     fill(store)
     backup(store._database, tmp_path / "saved.gz")
     store.close()
@@ -102,7 +102,7 @@ def test_everything_comes_back_in_either_kind_of_database(store, target, opened,
     assert min(written.values()) > 0, "every table should be tried"
     assert restore(opened(target), tmp_path / "b.gz") == written
     assert everything(opened(target)) == before
-    again = SqlStore(target, now=clock)
+    again = Store(target, now=clock)
     assert again.keys.by_secret(secret) is not None
     page = again.documents.plans(HERE, limit=1)
     again.documents.put_plan(HERE, infeasible(PROFILE.content_id(), 9.0))
@@ -172,7 +172,7 @@ def test_what_is_no_backup_is_refused(opened, target, tmp_path, saved):
         with gzip.open(tmp_path / name, "wt") as file:
             file.write((line or json.dumps(header)) + "\n")
     for name, words in {
-        "text": "cannot read", "other": "no backup", "list": "no backup",
+        "text": "cannot read", "other": "not a Stagewright", "list": "not a Stagewright",
         "newer": "9999", "missing": "cannot read",
     }.items():  # fmt: skip
         with pytest.raises(InvalidInput, match=words):
@@ -182,7 +182,7 @@ def test_what_is_no_backup_is_refused(opened, target, tmp_path, saved):
 def test_a_database_that_holds_something_is_not_touched(saved, store):
     store.documents.put_profile(HERE, PROFILE)
     before = everything(store._database)
-    with pytest.raises(InvalidInput, match="holds 1 rows of profiles already"):
+    with pytest.raises(InvalidInput, match="already holds 1 rows of profiles"):
         restore(store._database, saved)
     assert everything(store._database) == before
 
@@ -203,7 +203,7 @@ def test_a_backup_of_an_older_release_is_brought_up_to_this_one(opened, target, 
     with gzip.open(tmp_path / "old.gz", "wt") as file:
         file.writelines(json.dumps(line) + "\n" for line in lines)
     restore(opened(target), tmp_path / "old.gz")
-    store = SqlStore(target)
+    store = Store(target)
     assert store.documents.plan(HERE, record.record_id()).infeasible.required == 2.0
     store.documents.put_plan(HERE, infeasible(PROFILE.content_id(), 3.0))
     store.close()
@@ -231,11 +231,11 @@ class TestCheck:
     @pytest.mark.parametrize(
         ("damage", "words"),
         [
-            ("UPDATE plans SET document = '{}'", "is not what was stored under that id"),
-            ("UPDATE graphs SET document = 'half a docu'", "graph_.*is not what was stored"),
+            ("UPDATE plans SET document = '{}'", "has been altered since it was stored"),
+            ("UPDATE graphs SET document = 'half a docu'", "graph_.*has been altered"),
             ("DELETE FROM job_events WHERE number = 2", "job_.*has lost events"),
-            ("UPDATE jobs SET finished_at = NULL", "has ended without one"),
-            ("UPDATE jobs SET state = 'running'", "is unfinished"),
+            ("UPDATE jobs SET finished_at = NULL", "final state but no end"),
+            ("UPDATE jobs SET state = 'running'", "no final state"),
         ],
     )
     def test_what_was_changed_behind_its_back_is_found(self, store, damage, words):

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, event, text
 
 from stagewright.api.store.database import Database
 from stagewright.api.store.errors import StoreUnavailable
-from stagewright.api.store.group_commit import MOST_TOGETHER, Waited, _Batch
+from stagewright.api.store.group_commit import MAX_WRITES_PER_COMMIT, NotCommitted, _Group
 
 PATIENCE_S = 20
 
@@ -68,7 +68,7 @@ class Board:
 
     def _wait_for(self, number: int) -> None:
         end_s = time.monotonic() + PATIENCE_S
-        while self.database.together._num_waiting < number:
+        while self.database.group_commit._num_waiting < number:
             assert time.monotonic() < end_s, "a thread does not wait for its turn"
             time.sleep(0.001)
 
@@ -106,9 +106,9 @@ def test_who_waits_is_committed_together(board: Board) -> None:
 
 
 def test_not_too_many_are_committed_together(board: Board) -> None:
-    parts = [insert(number) for number in range(1, MOST_TOGETHER + 3)]
-    assert board.written(parts) == [None] * (MOST_TOGETHER + 3)
-    assert len(board.numbers()) == MOST_TOGETHER + 3
+    parts = [insert(number) for number in range(1, MAX_WRITES_PER_COMMIT + 3)]
+    assert board.written(parts) == [None] * (MAX_WRITES_PER_COMMIT + 3)
+    assert len(board.numbers()) == MAX_WRITES_PER_COMMIT + 3
     assert board.num_commits == 2
 
 
@@ -180,9 +180,9 @@ def test_who_waits_is_told_where_the_committing_thread_is_ended() -> None:
         def __exit__(self, *_: object) -> None:
             pass
 
-    batch = _Batch(Ended())
+    group = _Group(Ended())
     with pytest.raises(SystemExit):
-        batch.end()
-    assert batch._ended.is_set()
-    with pytest.raises(Waited):
-        batch.wait()
+        group.commit()
+    assert group._ended.is_set()
+    with pytest.raises(NotCommitted):
+        group.wait()

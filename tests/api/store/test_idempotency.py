@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stagewright.api.store.errors import AnswerPending, KeyReused, NotFound
+from stagewright.api.store.errors import AnswerPending, KeyReused, RecordNotFound
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.records import Answer, AuditEvent, Quotas
 from stagewright.core.errors import InvalidInput
@@ -29,7 +29,7 @@ class TestProjects:
         for name, words in [("team", "already"), (" ", "1 to 200"), ("x" * 201, "201")]:
             with pytest.raises(InvalidInput, match=words):
                 store.projects.create(name)
-        with pytest.raises(NotFound):
+        with pytest.raises(RecordNotFound):
             store.projects.get("project_nowhere")
 
 
@@ -100,13 +100,13 @@ class TestKeys:
     def test_another_projects_key_cannot_be_revoked(self, store):
         made = self.make(store)
         other = store.projects.create("other").id
-        with pytest.raises(NotFound):
+        with pytest.raises(RecordNotFound):
             store.keys.revoke(other, made.key.id)
         assert store.keys.by_secret(made.secret) is not None
         assert store.keys.list(other) == []
 
     def test_it_needs_a_project_and_a_name(self, store):
-        with pytest.raises(NotFound):
+        with pytest.raises(RecordNotFound):
             store.keys.create("project_nowhere", name="ci", scopes=[])
         with pytest.raises(InvalidInput):
             store.keys.create(HERE, name="", scopes=[])
@@ -121,7 +121,7 @@ class TestIdempotency:
     def test_another_request_with_the_key_is_refused(self, store):
         store.idempotency.claim(HERE, "k", "d", holder="us")
         for _ in range(2):  # while it is answered, and afterwards
-            with pytest.raises(KeyReused, match="choose a new one"):
+            with pytest.raises(KeyReused, match="choose a new key"):
                 store.idempotency.claim(HERE, "k", "other", holder="us")
             store.idempotency.complete(HERE, "k", ANSWER, holder="us")
 

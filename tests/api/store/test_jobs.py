@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stagewright.api.store import jobs as jobs_module
-from stagewright.api.store.errors import NotFound, TooManyJobs
+from stagewright.api.store.errors import RecordNotFound, TooManyJobs
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.records import JobRequest
 from stagewright.core.profile.profile import Profile
@@ -93,7 +93,7 @@ class TestLife:
     def test_a_plan_without_its_profile_ends_nothing(self, store):
         job = store.jobs.submit(HERE, REQUEST)
         store.jobs.start(job.id, attempt=0, worker="w")
-        with pytest.raises(NotFound, match="profile_nowhere"):
+        with pytest.raises(RecordNotFound, match="profile_nowhere"):
             store.jobs.finish(
                 job.id, 1, "succeeded", graph=a_graph(), plan=infeasible("profile_nowhere")
             )
@@ -175,14 +175,15 @@ class TestAttempts:
 
 KILLED = """
 import os, signal, sys
-from stagewright.api.store import jobs, sql_store
+from stagewright.api.store import jobs
+from stagewright.api.store.store import Store
 from tests.api.stored import a_graph
-keep = jobs.SqlJobs._keep
+keep = jobs.JobStore._store_results
 def killed(*made):
     keep(*made)
     os.kill(os.getpid(), signal.SIGKILL)
-jobs.SqlJobs._keep = killed
-sql_store.SqlStore(sys.argv[1]).jobs.finish(sys.argv[2], 1, "succeeded", graph=a_graph())
+jobs.JobStore._store_results = killed
+Store(sys.argv[1]).jobs.finish(sys.argv[2], 1, "succeeded", graph=a_graph())
 """
 
 
@@ -284,11 +285,11 @@ class TestSubmit:
         for key in ("key_a", "key_b"):
             request = REQUEST.model_copy(update={"key_id": key})
             store.jobs.submit(HERE, request, max_unfinished=1)
-            with pytest.raises(TooManyJobs, match="1 jobs are unfinished, which is the limit"):
+            with pytest.raises(TooManyJobs, match="limit of 1 unfinished jobs"):
                 store.jobs.submit(HERE, request, max_unfinished=1)
 
     def test_a_project_that_is_not_there_is_not_found(self, store):
-        with pytest.raises(NotFound, match="project_nowhere"):
+        with pytest.raises(RecordNotFound, match="project_nowhere"):
             store.jobs.submit("project_nowhere", REQUEST)
 
     def test_one_on_its_way_is_found_by_its_digest(self, store):
@@ -324,7 +325,7 @@ class TestReading:
         job = store.jobs.submit(HERE, REQUEST)
         other = store.projects.create("other").id
         for read in (store.jobs.get, store.jobs.events, store.jobs.request_cancel):
-            with pytest.raises(NotFound):
+            with pytest.raises(RecordNotFound):
                 read(other, job.id)
         assert store.jobs.list(other, limit=9).items == ()
         assert store.jobs.get(HERE, job.id).state == "queued"

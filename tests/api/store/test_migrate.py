@@ -13,14 +13,15 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import inspect
 
 from stagewright.api.http.examples import example_profile
 from stagewright.api.store.database import IN_MEMORY, Database
-from stagewright.api.store.errors import NotFound
-from stagewright.api.store.migrate import known_revisions, upgrade
+from stagewright.api.store.errors import RecordNotFound
+from stagewright.api.store.migrate import MIGRATIONS, upgrade
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
-from stagewright.api.store.sql_store import SqlStore, utc_now
+from stagewright.api.store.store import Store, utc_now
 from stagewright.api.store.tables import METADATA, PLANS, PROFILES, REVISION
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
@@ -76,10 +77,10 @@ def run_python(code: str, *arguments: object) -> subprocess.Popen[str]:
 
 OPEN = """
 import sys, alembic.migration, alembic.operations, alembic.script
-from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.store import Store
 print("ready", flush=True)
 sys.stdin.readline()
-store = SqlStore(sys.argv[1])
+store = Store(sys.argv[1])
 print(len(store.projects.list()), len(store.documents.plans("project_default", limit=9).items))
 store.close()
 """
@@ -103,14 +104,14 @@ def open_at_once(address: object, processes: int = 2) -> list[str]:
 KILLED = """
 import os, signal, sys
 from alembic import op
-from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.store import Store
 drop = op.drop_table
 def killed(name):
     if name == "old_plans":
         os.kill(os.getpid(), signal.SIGKILL)
     drop(name)
 op.drop_table = killed
-SqlStore(sys.argv[1])
+Store(sys.argv[1])
 """
 
 
@@ -129,13 +130,15 @@ def test_migrations_make_the_tables_of_the_code(address):
 
 
 def test_the_code_names_the_last_migration():
-    assert known_revisions()[-1] == REVISION
-    assert list(known_revisions()) == sorted(known_revisions())
+    scripts = ScriptDirectory(str(MIGRATIONS)).walk_revisions()
+    revisions = [script.revision for script in scripts][::-1]
+    assert revisions[-1] == REVISION
+    assert revisions == sorted(revisions)
 
 
 class TestOldFile:
     def test_what_it_held_belongs_to_the_default_project(self, tmp_path):
-        store = SqlStore(old_file(tmp_path / "old.db"))
+        store = Store(old_file(tmp_path / "old.db"))
         (profile,) = store.documents.profiles(HERE, limit=9).items
         assert (profile.id, profile.model) == (PROFILE.content_id(), PROFILE.model)
         assert profile.num_layers == len(PROFILE.layers)
@@ -146,7 +149,7 @@ class TestOldFile:
         ]
         for plan, required in zip(plans, (3.0, 2.0), strict=True):
             assert store.documents.plan(HERE, plan.id).infeasible.required == required
-        with pytest.raises(NotFound):
+        with pytest.raises(RecordNotFound):
             store.documents.plan(store.projects.create("other").id, plans[0].id)
         store.close()
 
@@ -161,7 +164,7 @@ class TestOldFile:
 
     def test_releases_from_before_refuse_it_afterwards(self, tmp_path):
         """They read ``user_version`` and nothing else, and know 0 and 1."""
-        SqlStore(old_file(tmp_path / "old.db")).close()
+        Store(old_file(tmp_path / "old.db")).close()
         assert contents(tmp_path / "old.db")[-1] == "(2,)"
 
 
@@ -185,7 +188,7 @@ def test_lists_say_the_same_of_what_was_stored_before_they_did(tmp_path, postgre
                 for table, values in before.items():
                     connection.execute(table.insert().values(**values, **shared))
             assert upgrade(database) == ("0002", REVISION)
-        store = SqlStore(address)
+        store = Store(address)
         (plan,) = store.documents.plans(HERE, limit=9).items
         assert (plan.model, plan.family) == (profile.model, "gpt2")
         assert (plan.num_layers, plan.num_parameters) == (4, 4 * 2**20)
@@ -221,8 +224,8 @@ class TestRefused:
         with sqlite3.connect(tmp_path / "other.db") as other:
             other.execute("CREATE TABLE customers (name TEXT)")
         other.close()
-        with pytest.raises(InvalidInput, match="not Stagewright's \\(customers\\)"):
-            SqlStore(tmp_path / "other.db")
+        with pytest.raises(InvalidInput, match="something else \\(customers\\)"):
+            Store(tmp_path / "other.db")
         assert "customers" in str(contents(tmp_path / "other.db"))
         assert "plans" not in str(contents(tmp_path / "other.db"))
 
@@ -231,11 +234,11 @@ class TestRefused:
             other.execute("PRAGMA user_version = 7")
         other.close()
         with pytest.raises(InvalidInput, match="version 7"):
-            SqlStore(tmp_path / "other.db")
+            Store(tmp_path / "other.db")
 
     def test_a_store_that_someone_upgraded_meanwhile_is_no_longer_sound(self, tmp_path):
         """What readiness asks: a server of the old release still runs beside."""
-        store = SqlStore(tmp_path / "store.db")
+        store = Store(tmp_path / "store.db")
         store.check()
         with sqlite3.connect(tmp_path / "store.db") as other:
             other.execute("UPDATE alembic_version SET version_num = '9999'")
@@ -247,17 +250,17 @@ class TestRefused:
 
 def test_a_database_up_to_date_is_opened_without_alembic(tmp_path):
     """It costs a second to import, on every start."""
-    SqlStore(tmp_path / "store.db").close()
+    Store(tmp_path / "store.db").close()
     code = (
-        "import sys; from stagewright.api.store.sql_store import SqlStore\n"
-        "SqlStore(sys.argv[1]).close(); sys.exit('alembic' in sys.modules)"
+        "import sys; from stagewright.api.store.store import Store\n"
+        "Store(sys.argv[1]).close(); sys.exit('alembic' in sys.modules)"
     )
     done = run_python(code, tmp_path / "store.db")
     assert (done.communicate(timeout=60)[1], done.returncode) == ("", 0)
 
 
 def test_in_memory_every_store_is_its_own():
-    first, second = SqlStore(IN_MEMORY), SqlStore(IN_MEMORY)
+    first, second = Store(IN_MEMORY), Store(IN_MEMORY)
     first.projects.create("only here")
     assert len(second.projects.list()) == 1
     first.close()

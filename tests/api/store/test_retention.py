@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stagewright.api.store import retention as retention_module
-from stagewright.api.store.errors import NotFound
+from stagewright.api.store.errors import RecordNotFound
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
 from stagewright.api.store.records import Answer, AuditEvent, JobRequest, Retention
 from stagewright.core.profile.profile import Profile
@@ -42,7 +42,7 @@ def test_finished_jobs_go_with_their_events_and_others_stay(store, clock, monkey
     assert store.expire(keep(jobs_days=1))["jobs"] == 5
     left = [job.id for job in store.jobs.list(HERE, limit=99).items]
     assert left == [fresh, queued, running]
-    with pytest.raises(NotFound):
+    with pytest.raises(RecordNotFound):
         store.jobs.events(HERE, old[0])
     assert len(store.jobs.events(HERE, running)) == 2
     assert store.expire(keep(jobs_days=1))["jobs"] == 0
@@ -107,7 +107,7 @@ def test_a_plan_stored_while_profiles_go_has_its_profile(store, clock, a_profile
     def put(profile: Profile) -> bool:
         try:
             store.documents.put_plan(HERE, infeasible(profile.content_id()))
-        except NotFound:
+        except RecordNotFound:
             return False
         return True
 

@@ -11,10 +11,10 @@ import pytest
 
 from stagewright.api.store import database as database_module
 from stagewright.api.store.database import database_url
-from stagewright.api.store.documents import plan_summaries
-from stagewright.api.store.errors import NotFound, StoreUnavailable
+from stagewright.api.store.documents import select_plan_summaries
+from stagewright.api.store.errors import RecordNotFound, StoreUnavailable
 from stagewright.api.store.records import DEFAULT_PROJECT as HERE
-from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.store import Store
 from stagewright.api.store.tables import PLANS
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import InvalidInput
@@ -36,7 +36,7 @@ def a_plan(a_profile: Profile) -> Plan:
 
 
 @pytest.fixture
-def elsewhere(store: SqlStore) -> str:
+def elsewhere(store: Store) -> str:
     return store.projects.create("elsewhere").id
 
 
@@ -53,7 +53,7 @@ class TestContract:
         monkeypatch.setattr(Profile, "model_validate_json", None)
         stored = store.documents.put_profile(HERE, a_profile)
         assert store.documents.profile(HERE, stored.id).profile == a_profile
-        with pytest.raises(NotFound):
+        with pytest.raises(RecordNotFound):
             store.documents.profile(elsewhere, stored.id)
 
     def test_the_same_profile_twice_is_one_row(self, store, a_profile):
@@ -125,7 +125,7 @@ class TestContract:
 
     def test_a_page_of_a_list_reads_no_more_than_it_shows(self, store):
         """Without the index a page sorted all plans of the project: 8 ms of 3,000."""
-        statement = plan_summaries(HERE, "").order_by(PLANS.c.position.desc()).limit(51)
+        statement = select_plan_summaries(HERE, "").order_by(PLANS.c.position.desc()).limit(51)
         with store.documents._database.read() as connection:
             if connection.dialect.name != "sqlite":
                 pytest.skip("that one looks at how many there are before it chooses")
@@ -160,7 +160,7 @@ class TestContract:
 
     def test_a_plan_needs_its_profile_in_its_own_project(self, store, elsewhere, a_profile, a_plan):
         record = planned(store.documents.put_profile(elsewhere, a_profile).id, a_plan)
-        with pytest.raises(NotFound, match=record.profile_id):
+        with pytest.raises(RecordNotFound, match=record.profile_id):
             store.documents.put_plan(HERE, record)
         assert store.documents.plans(HERE, limit=10).items == ()
 
@@ -173,7 +173,7 @@ class TestContract:
             (store.documents.profile, record.profile_id),
             (store.documents.graph, graph_id),
         ]:
-            with pytest.raises(NotFound):
+            with pytest.raises(RecordNotFound):
                 read(elsewhere, identifier)
         for listed in (store.documents.plans, store.documents.profiles, store.documents.graphs):
             assert listed(elsewhere, limit=10).items == ()
@@ -192,7 +192,7 @@ class TestContract:
                 documents.plan, documents.profile, documents.graph, documents.plan_summary,
                 documents.profile_summary,
             ):  # fmt: skip
-                with pytest.raises(NotFound):
+                with pytest.raises(RecordNotFound):
                     read(HERE, identifier)
 
     def test_names_that_postgresql_cannot_hold_are_kept_readable(self, store):
@@ -269,22 +269,22 @@ class TestPaging:
     def test_a_cursor_of_another_list_is_refused(self, store, profile_id):
         self.put(store, profile_id, 1, 2)
         cursor = store.documents.plans(HERE, limit=1).next_cursor
-        with pytest.raises(InvalidInput, match="belongs to no page of this list"):
+        with pytest.raises(InvalidInput, match=r"invalid cursor .* for this list"):
             store.documents.profiles(HERE, limit=1, cursor=cursor)
 
 
 class TestFile:
     def test_what_was_written_is_there_after_opening_again(self, tmp_path, a_profile):
-        first = SqlStore(tmp_path / "store.db")
+        first = Store(tmp_path / "store.db")
         profile_id = first.documents.put_profile(HERE, a_profile).id
         first.close()
-        second = SqlStore(tmp_path / "store.db")
+        second = Store(tmp_path / "store.db")
         assert second.documents.profile(HERE, profile_id).profile == a_profile
         second.close()
 
     def test_it_is_its_owners_alone(self, tmp_path, a_profile):
         """Cause: it held hashes of keys and names of models, and everybody could read it."""
-        store = SqlStore(tmp_path / "store.db")
+        store = Store(tmp_path / "store.db")
         store.documents.put_profile(HERE, a_profile)
         modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
         store.close()
@@ -292,7 +292,7 @@ class TestFile:
 
     def test_a_write_waits_for_another_write_instead_of_failing(self, tmp_path, a_profile):
         """Cause: a transaction that starts by reading cannot wait for the write lock later."""
-        store = SqlStore(tmp_path / "store.db")
+        store = Store(tmp_path / "store.db")
         other = sqlite3.connect(tmp_path / "store.db", check_same_thread=False)
         other.execute("BEGIN IMMEDIATE")
         threading.Timer(0.3, other.rollback).start()
@@ -305,7 +305,7 @@ class TestFile:
     ):
         """Cause: 16 threads left to SQLite's own retries; the slowest of 100 took four seconds."""
         monkeypatch.setattr(database_module, "TURN_TIMEOUT_S", 0.05)
-        store = SqlStore(tmp_path / "store.db")
+        store = Store(tmp_path / "store.db")
         with (
             store._database.write(),
             ThreadPoolExecutor(1) as other,
@@ -317,7 +317,7 @@ class TestFile:
 
     def test_reading_goes_on_while_another_writes(self, tmp_path, a_profile):
         """Cause: without write-ahead logging a reader waits for the writer."""
-        store = SqlStore(tmp_path / "store.db")
+        store = Store(tmp_path / "store.db")
         store.documents.put_profile(HERE, a_profile)
         other = sqlite3.connect(tmp_path / "store.db")
         other.execute("BEGIN EXCLUSIVE")
@@ -331,11 +331,11 @@ class TestFile:
     def test_a_file_that_is_no_database_is_refused(self, tmp_path):
         (tmp_path / "notes.txt").write_text("no database at all, but longer than a header" * 10)
         with pytest.raises(InvalidInput, match=r"notes\.txt"):
-            SqlStore(tmp_path / "notes.txt")
+            Store(tmp_path / "notes.txt")
 
     def test_a_folder_that_is_missing_is_named(self, tmp_path):
         with pytest.raises(InvalidInput, match="nowhere"):
-            SqlStore(tmp_path / "nowhere" / "store.db")
+            Store(tmp_path / "nowhere" / "store.db")
 
 
 class TestAddress:
@@ -344,7 +344,7 @@ class TestAddress:
     )
     def test_an_address_that_will_not_do_says_what_would(self, address):
         with pytest.raises(InvalidInput, match="give a file's path, or postgresql://"):
-            SqlStore(address)
+            Store(address)
 
     def test_both_spellings_of_postgresql_use_our_driver(self):
         for spelling in ("postgres", "postgresql", "postgresql+psycopg"):
@@ -356,12 +356,12 @@ class TestPostgres:
     def test_a_server_that_is_not_there_is_unavailable_and_no_password_is_told(self, tmp_path):
         pytest.importorskip("psycopg")
         with pytest.raises(StoreUnavailable) as unavailable:
-            SqlStore(f"postgresql://me:secret@/name?host={tmp_path}")
+            Store(f"postgresql://me:secret@/name?host={tmp_path}")
         assert "secret" not in str(unavailable.value)
 
     def test_a_server_killed_and_started_again_loses_nothing(self, postgres, a_profile):
         """Nothing is read half-written, and the store finds the server again by itself."""
-        store = SqlStore(postgres.url(postgres.new_database("ready")))
+        store = Store(postgres.url(postgres.new_database("ready")))
         profile_id = store.documents.put_profile(HERE, a_profile).id
         postgres.process.kill()
         postgres.process.wait()
@@ -372,7 +372,7 @@ class TestPostgres:
         store.close()
 
 
-def read_often(store: SqlStore, profile_id: str) -> None:
+def read_often(store: Store, profile_id: str) -> None:
     """Until the processes that a killed server leaves have noticed."""
     for _ in range(1000):
         store.documents.profile(HERE, profile_id)

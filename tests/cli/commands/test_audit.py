@@ -5,12 +5,12 @@ import json
 import pytest
 
 from stagewright.api.store.records import DEFAULT_PROJECT, AuditEvent
-from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.store import Store
 
 
 @pytest.fixture
 def opened(tmp_path):
-    store = SqlStore(tmp_path / "stagewright.db")
+    store = Store(tmp_path / "stagewright.db")
     yield store
     store.close()
 

@@ -6,13 +6,13 @@ import sqlite3
 import pytest
 
 from stagewright.api.store.records import DEFAULT_PROJECT, JobRequest
-from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.store import Store
 
 
 @pytest.fixture
 def database(tmp_path, profile):
     """A database with a profile and a cancelled job, in the folder commands run in."""
-    store = SqlStore(tmp_path / "stagewright.db")
+    store = Store(tmp_path / "stagewright.db")
     store.documents.put_profile(DEFAULT_PROJECT, profile)
     job = store.jobs.submit(DEFAULT_PROJECT, JobRequest(kind="plan", request_json="{}"))
     store.jobs.request_cancel(DEFAULT_PROJECT, job.id)
@@ -28,7 +28,7 @@ def test_a_backup_becomes_another_database(run, database, tmp_path, profile):
     ran = run("db", "restore", "b.gz", "--database", "restored.db", "--json")
     assert json.loads(ran.stdout)["rows"]["profiles"] == 1
     assert ran.stderr == ""
-    store = SqlStore(tmp_path / "restored.db")
+    store = Store(tmp_path / "restored.db")
     assert store.documents.profile(DEFAULT_PROJECT, profile.content_id()).profile == profile
     store.close()
 

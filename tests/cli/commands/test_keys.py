@@ -6,13 +6,13 @@ import pytest
 
 from stagewright.api.auth.authenticate import principal_of_key
 from stagewright.api.store.records import DEFAULT_PROJECT, Quotas
-from stagewright.api.store.sql_store import SqlStore
+from stagewright.api.store.store import Store
 
 
 @pytest.fixture
 def opened(tmp_path):
     """The database commands use without further words."""
-    store = SqlStore(tmp_path / "stagewright.db")
+    store = Store(tmp_path / "stagewright.db")
     yield store
     store.close()
 
