@@ -11,8 +11,8 @@ from ..core.units import format_time
 from .cost.assignment import Assignment, counts_of
 from .cost.plan_cost import Priced
 from .heuristics.baselines import list_baselines, list_slots, rejection_reason
-from .problem.option_rules import option_notes
-from .problem.problem import Request
+from .problem.input_checks import option_notes
+from .problem.problem import PlanningRequest
 from .search.branch_and_bound import ROUNDING
 from .solvers.solve import Decision
 
@@ -33,7 +33,7 @@ OBJECTIVE_NAMES: dict[str, str] = {
 }
 
 
-def build_plan(request: Request, decision: Decision, profile_id: str | None = None) -> Plan:
+def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | None = None) -> Plan:
     """The plan that was decided on, with its proof and what other cuts would cost.
 
     The profile's id takes longer to find than a small plan to price: give it where it is known.
@@ -74,7 +74,7 @@ def build_plan(request: Request, decision: Decision, profile_id: str | None = No
             simulated_lower_bound_s=min(decision.simulated_bound_s, priced.step_time_s),
         ),
         baselines=tuple(
-            _baseline(request, name, other, priced.assignment)
+            _build_baseline(request, name, other, priced.assignment)
             for name, other in list_baselines(request, priced.assignment)
         ),
         profile_id=profile_id or given.content_id(),
@@ -93,14 +93,14 @@ def build_plan(request: Request, decision: Decision, profile_id: str | None = No
     )
 
 
-def _name(request: Request) -> str:
+def _name(request: PlanningRequest) -> str:
     objective, schedule = request.options.objective, request.options.schedule
     if objective != "step_time":
         return objective
     return schedule if schedule in OBJECTIVE_NAMES else "simulated"
 
 
-def _stages(request: Request, priced: Priced) -> tuple[Stage, ...]:
+def _stages(request: PlanningRequest, priced: Priced) -> tuple[Stage, ...]:
     profile, chosen = request.profile, priced.assignment
     devices = _devices(request, chosen)
     stages = []
@@ -133,7 +133,9 @@ def _stages(request: Request, priced: Priced) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
-def _baseline(request: Request, name: str, other: Assignment, chosen: Assignment) -> Baseline:
+def _build_baseline(
+    request: PlanningRequest, name: str, other: Assignment, chosen: Assignment
+) -> Baseline:
     """Without a time where it is unusable."""
     reason = rejection_reason(request, other)
     step_s = None if reason else request.pricer.price(other).step_time_s
@@ -147,7 +149,7 @@ def _baseline(request: Request, name: str, other: Assignment, chosen: Assignment
     )
 
 
-def _devices(request: Request, chosen: Assignment) -> tuple[tuple[str, ...], ...]:
+def _devices(request: PlanningRequest, chosen: Assignment) -> tuple[tuple[str, ...], ...]:
     """Names of each stage's devices."""
     devices = request.cluster.devices
     return tuple(
@@ -156,7 +158,7 @@ def _devices(request: Request, chosen: Assignment) -> tuple[tuple[str, ...], ...
     )
 
 
-def _idle(request: Request, chosen: Assignment) -> list[str]:
+def _idle(request: PlanningRequest, chosen: Assignment) -> list[str]:
     """Devices the plan does not use; those between used ones of their class are due to groups."""
     used = {index for index, _, _ in list_slots(request.devices, chosen)}
     devices = request.cluster.devices
@@ -180,7 +182,7 @@ def _idle(request: Request, chosen: Assignment) -> list[str]:
     ]
 
 
-def _sent(request: Request, priced: Priced, *, is_reordered: bool) -> list[str]:
+def _sent(request: PlanningRequest, priced: Priced, *, is_reordered: bool) -> list[str]:
     """Which way values go to stages further on, where the options leave that open."""
     if request.options.skips == "relay":
         return []
@@ -196,7 +198,7 @@ def _sent(request: Request, priced: Priced, *, is_reordered: bool) -> list[str]:
     return [f"values go past stages that have no use for them: relayed, the step would be {other}"]
 
 
-def _notes(request: Request) -> list[str]:
+def _notes(request: PlanningRequest) -> list[str]:
     """What the planner had to assume about the profile."""
     profile, notes = request.profile, option_notes(request.options)
     if not profile.parameters and any(entry.layer.parameter_bytes for entry in profile.layers):

@@ -16,7 +16,13 @@ from ..core.profile.profile import Profile
 from ..core.units import count, format_time
 from .heuristics.comparisons import compare_rules
 from .plan import Planner
-from .problem.arguments import as_planned, cluster_of, deadline_of, plan_of, profile_of
+from .problem.input_checks import (
+    compute_deadline,
+    parse_cluster,
+    require_plan,
+    require_profile,
+    scale_to_plan,
+)
 from .remedies import with_devices
 from .search.branch_and_bound import ROUNDING
 from .simulator.plan_timeline import skip_times
@@ -50,10 +56,10 @@ def explain(
     Raises:
         InvalidInput: The plan is not of this profile and cluster, or the shorthand cannot be read.
     """
-    plan, profile, cluster = plan_of(plan), profile_of(profile), cluster_of(cluster)
-    deadline = deadline_of(deadline_s)
+    plan, profile, cluster = require_plan(plan), require_profile(profile), parse_cluster(cluster)
+    deadline = compute_deadline(deadline_s)
     check_own(plan, profile, cluster)
-    profile = as_planned(plan, profile)
+    profile = scale_to_plan(plan, profile)
     objective = "latency" if plan.options.objective == "latency" else "step_time"
     options = plan.options.model_copy(update={"batch_size": None, "objective": objective})
     study = _Study(plan, profile, cluster, options, Planner(profile), deadline)

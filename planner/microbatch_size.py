@@ -13,11 +13,10 @@ from ..core.cluster.cluster import Cluster
 from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.plan.plan import Plan, PlanOptions
 from ..core.profile.profile import Profile
+from ..core.profile.scale import get_microbatch_size, scale_profile
 from ..schedules.traits import CLOSED_FORM, SPLIT_BACKWARD
 from .assemble import build_plan
-from .cost.chain import tables
-from .problem.arguments import get_microbatch_size, scale_profile
-from .problem.problem import Progress, Request
+from .problem.problem import PlanningRequest, Progress
 from .solvers.feasibility import any_plan
 from .solvers.solve import solve
 
@@ -73,7 +72,7 @@ def plan_batch(
 ) -> Plan:
     """The best plan over the micro-batch sizes that divide ``options.batch_size``.
 
-    Sizes are `sizes_to_try`; a profile measured at a size is used for it, others are scaled from
+    Sizes are `sizes_to_try`; a profile measured at a size is used for it, others are scale_profile from
     the nearest (`scale_profile`). Small micro-batches keep a device less busy, which no scaling
     knows: sizes below all that were measured would look free. So they are not chosen for speed:
     only if nothing larger can be planned, and then the largest that can. Sizes that cannot beat
@@ -176,20 +175,19 @@ def request_of(
     started: float,
     deadline: float,
     progress: Callable[[Progress], None] | None = None,
-) -> Request:
+) -> PlanningRequest:
     """The planning request for one size."""
-    return Request(
+    return PlanningRequest(
         entry.profile,
         cluster,
         entry.options,
-        partial(tables, entry.profile),
         started=started,
         deadline=deadline,
         progress=progress,
     )
 
 
-def may_fit(request: Request) -> bool:
+def may_fit(request: PlanningRequest) -> bool:
     """Whether some plan fits; also `True` where only planning can tell."""
     if only_planning_tells(request.options):
         return True
@@ -203,7 +201,7 @@ def only_planning_tells(options: PlanOptions) -> bool:
     return options.schedule not in CLOSED_FORM and options.objective != "latency"
 
 
-def _planned(entry: Candidate, request: Request) -> Plan:
+def _planned(entry: Candidate, request: PlanningRequest) -> Plan:
     """The best plan of one size, known by the profile that was measured."""
     plan = build_plan(request, solve(request))
     return plan.model_copy(update={"profile_id": entry.measured.content_id()})

@@ -17,8 +17,8 @@ from ..core.profile.profile import Profile
 from .assemble import build_plan
 from .cost.chain import Tables, tables
 from .microbatch_size import plan_batch
-from .problem.arguments import cluster_of, deadline_of, options_of, profiles_of
-from .problem.problem import Progress, Request
+from .problem.input_checks import compute_deadline, parse_cluster, require_options, require_profiles
+from .problem.problem import PlanningRequest, Progress
 from .remedies import with_ways_out
 from .solvers.solve import solve
 
@@ -78,7 +78,7 @@ class Planner:
     """
 
     def __init__(self, profile: Profile | Sequence[Profile]) -> None:
-        self.profiles = profiles_of(profile)
+        self.profiles = require_profiles(profile)
         self.profile = self.profiles[0]
         self._tables: dict[tuple[int, ...], Tables] = {}
 
@@ -100,9 +100,9 @@ class Planner:
         progress: Callable[[Progress], None] | None = None,
     ) -> Plan:
         """See `plan`."""
-        cluster = cluster_of(cluster)
+        cluster = parse_cluster(cluster)
         options = _options(options, num_microbatches)
-        began, deadline = time.monotonic(), deadline_of(deadline_s)
+        began, deadline = time.monotonic(), compute_deadline(deadline_s)
         if progress is not None and not callable(progress):
             raise InvalidInput(f"progress is {progress!r}; give a function of one argument")
         attempt = partial(self._plan, size=_size_asked(options))
@@ -131,7 +131,7 @@ class Planner:
                 "several profiles are for choosing the size of micro-batches; name a batch_size",
                 field="/options/batch_size",
             )
-        request = Request(
+        request = PlanningRequest(
             self.profile, cluster, options, self.tables, deadline=deadline, progress=progress
         )
         return build_plan(request, solve(request))
@@ -170,7 +170,7 @@ def _size_asked(options: PlanOptions) -> int | None:
 
 
 def _options(options: PlanOptions | None, num_microbatches: int | None) -> PlanOptions:
-    options = options_of(options)
+    options = require_options(options)
     if num_microbatches is None:
         return options
     given = {name: getattr(options, name) for name in options.model_fields_set}

@@ -13,12 +13,10 @@ from ..core.units import format_bytes
 from ..schedules.traits import FOLDED
 from .assemble import build_plan
 from .cost.assignment import Assignment, cuts_of, in_device_order, placed, repeated
-from .cost.chain import tables
 from .heuristics.candidates import apply_recompute
-from .problem.arguments import cluster_of, options_of, profile_of
 from .problem.constraints import broken_option
-from .problem.option_rules import chunks_of
-from .problem.problem import Request
+from .problem.input_checks import chunks_of, parse_cluster, require_options, require_profile
+from .problem.problem import PlanningRequest
 from .solvers.solve import Decision
 
 
@@ -51,8 +49,8 @@ def plan_from_balance(
             options, or stages and pins are not what the options ask for.
         Infeasible: A stage exceeds its device's memory, or there are more stages than devices.
     """
-    profile, cluster = profile_of(profile), cluster_of(cluster)
-    options = options_of(options)
+    profile, cluster = require_profile(profile), parse_cluster(cluster)
+    options = require_options(options)
     if options.num_stages is not None and options.num_stages != len(balance):
         raise InvalidInput(
             f"the balance has {len(balance)} stages but the options ask for {options.num_stages}",
@@ -68,7 +66,7 @@ def plan_from_balance(
         allowed = options.max_replicas
         if allowed is not None and allowed < most:
             options = options.model_copy(update={"max_replicas": most})
-    request = Request(profile, cluster, options, lambda positions: tables(profile, positions))
+    request = PlanningRequest(profile, cluster, options)
     cuts = cuts_of(balance)
     _check_cuts(request, cuts)
     chosen = _placed(request, cuts, counts)
@@ -84,7 +82,7 @@ def plan_from_balance(
     return build_plan(request, Decision(priced, bound, bound), profile_id)
 
 
-def _check_cuts(request: Request, cuts: tuple[int, ...]) -> None:
+def _check_cuts(request: PlanningRequest, cuts: tuple[int, ...]) -> None:
     layers = request.profile.layers
     counts = [last - first for first, last in pairwise(cuts)]
     if cuts[-1] != len(layers) or min(counts, default=0) < 1:
@@ -106,16 +104,16 @@ def _check_cuts(request: Request, cuts: tuple[int, ...]) -> None:
             )
 
 
-def _check_kept(request: Request, chosen: Assignment) -> None:
+def _check_kept(request: PlanningRequest, chosen: Assignment) -> None:
     broken = broken_option(chosen, request.profile, request.devices, request.options)
     if broken is not None:
         raise InvalidInput(
-            f"the balance {broken.text}; change it, or the option: {broken.way_out}",
+            f"the balance {broken.text}; change it, or the option: {broken.remedy}",
             field=f"/options/{broken.option}",
         )
 
 
-def _placed(request: Request, cuts: tuple[int, ...], replicas: Sequence[int]) -> Assignment:
+def _placed(request: PlanningRequest, cuts: tuple[int, ...], replicas: Sequence[int]) -> Assignment:
     chunks = chunks_of(request.options)
     if len(replicas) % chunks:
         raise InvalidInput(
@@ -148,7 +146,7 @@ def _placed(request: Request, cuts: tuple[int, ...], replicas: Sequence[int]) ->
     return repeated(found, cuts, chunks, folds=folds) if chunks > 1 else found
 
 
-def _check_memory(request: Request, chosen: Assignment) -> None:
+def _check_memory(request: PlanningRequest, chosen: Assignment) -> None:
     layers = request.profile.layers
     for number, stage in enumerate(request.pricer.stages(chosen)):
         needed, limit = stage.memory.total_bytes, stage.limit_bytes

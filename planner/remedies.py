@@ -18,13 +18,13 @@ from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput, WayOut
 from ..core.plan.plan import Plan, PlanOptions
 from ..core.plan.schedule import TrainingSchedule
 from ..core.profile.profile import Profile
+from ..core.profile.scale import get_microbatch_size
 from ..core.units import format_time
 from ..schedules.traits import CLOSED_FORM
 from .cost.chain import Tables, tables
 from .microbatch_size import candidates, may_fit, only_planning_tells, request_of
-from .problem.arguments import get_microbatch_size
 from .problem.constraints import allowed_positions
-from .problem.problem import Request
+from .problem.problem import PlanningRequest
 
 BUDGET_S = 2.0
 """For all ways out together, or what is left of the caller's deadline; then times stay unknown."""
@@ -206,7 +206,7 @@ class _Search:
     def _fits(self, change: Change) -> bool:
         if change.options.batch_size is None:
             asked = (self.profile, change.cluster, change.options, self._table_of)
-            return may_fit(Request(*asked, deadline=self.deadline))
+            return may_fit(PlanningRequest(*asked, deadline=self.deadline))
         return any(
             may_fit(request_of(entry, change.cluster, time.monotonic(), self.deadline))
             for entry in candidates([self.profile], change.options)

@@ -8,7 +8,7 @@ from ..core.plan.assumptions import list_assumptions
 from ..core.plan.plan import Plan, Stage
 from ..core.plan.table import format_proof
 from ..core.profile.profile import Profile
-from ..planner.problem.arguments import as_planned
+from ..planner.problem.input_checks import scale_to_plan
 from ..planner.simulator.plan_timeline import plan_rows
 from ..planner.validation.validate import as_ordered
 from ..schedules.layout import Layout, make_layout
@@ -80,7 +80,7 @@ def build_plan_view(
 
 def _of_plan(plan: Plan, profile: Profile) -> Profile:
     """Return the profile at the plan's micro-batch size and in its layer order."""
-    profile = as_ordered(plan, as_planned(plan, profile))
+    profile = as_ordered(plan, scale_to_plan(plan, profile))
     if plan.layer_names != tuple(entry.layer.name for entry in profile.layers):
         raise InvalidInput(
             f"the plan of {plan.model!r} has {len(plan.layer_names)} layers that are not the "

@@ -7,7 +7,7 @@ from ...core.document import Record
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan, PlanOptions
 from ...core.profile.profile import Profile
-from ...planner.problem.option_rules import CHUNKED, check_options, chunks_of
+from ...planner.problem.input_checks import CHUNKED, check_options, chunks_of
 from ...schedules.layout import copies, in_equal_rounds, make_layout
 from ...schedules.traits import IN_ROUNDS, NAMES
 from ..planning.admission import check_effort

@@ -14,8 +14,8 @@ from ...core.cluster.cluster import Cluster
 from ...core.errors import InvalidInput
 from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile
+from ...core.profile.scale import get_microbatch_size
 from ...planner.microbatch_size import sizes_to_try
-from ...planner.problem.arguments import get_microbatch_size
 from ...schedules.numba_jit import is_available
 
 MAX_KINDS = 4

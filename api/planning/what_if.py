@@ -17,7 +17,7 @@ from ...core.service.what_if import ComparedPlan
 from ...core.service.what_if import Comparison as Comparison
 from ...core.service.what_if import Simulation as Simulation
 from ...planner.price_split import plan_from_balance
-from ...planner.problem.arguments import as_planned
+from ...planner.problem.input_checks import scale_to_plan
 from ...planner.simulator.plan_timeline import plan_timeline
 from ...planner.validation.validate import as_ordered
 from .requests import ClusterInput
@@ -110,7 +110,7 @@ def simulate_changed(
     asked, layers = options, profile
     is_sized = base.options.batch_size is not None and asked.batch_size == base.options.batch_size
     if is_sized:
-        layers = as_planned(base, layers)
+        layers = scale_to_plan(base, layers)
         options = options.model_copy(update={"num_microbatches": base.num_microbatches})
         asked = options.model_copy(update={"batch_size": None})
     order = base.layer_order if asked.layer_order == "any" else ()

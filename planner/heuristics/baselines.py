@@ -11,11 +11,13 @@ from ...core.units import format_bytes
 from ..cost.assignment import Assignment, placed
 from ..cost.device_classes import Devices
 from ..cost.plan_cost import Priced
-from ..problem.problem import Request
+from ..problem.problem import PlanningRequest
 from .candidates import apply_recompute, equal_layers, even_times, stage_counts
 
 
-def list_baselines(request: Request, chosen: Assignment) -> Iterator[tuple[str, Assignment]]:
+def list_baselines(
+    request: PlanningRequest, chosen: Assignment
+) -> Iterator[tuple[str, Assignment]]:
     """Yield baselines by name; some may not be usable.
 
     Equal layer counts and even times keep the plan's stages, replicas and devices; if the plan has
@@ -36,7 +38,7 @@ def list_baselines(request: Request, chosen: Assignment) -> Iterator[tuple[str, 
         yield "data_parallel", alone
 
 
-def take_faster_baseline(request: Request, priced: Priced) -> Priced:
+def take_faster_baseline(request: PlanningRequest, priced: Priced) -> Priced:
     """Return the plan, or a faster baseline of it, repeated until no baseline is faster."""
     # A complete search beats all baselines; one cut short by its deadline may not.
     while True:
@@ -50,7 +52,7 @@ def take_faster_baseline(request: Request, priced: Priced) -> Priced:
         priced = best
 
 
-def one_device_a_stage(request: Request, chosen: Assignment) -> Assignment | None:
+def one_device_a_stage(request: PlanningRequest, chosen: Assignment) -> Assignment | None:
     """Return a pipeline with one stage on each device of the plan, or of the cluster if it has one.
 
     Cuts are those of even times. Returns `None` if fewer than two stages are possible.
@@ -76,7 +78,7 @@ def one_device_a_stage(request: Request, chosen: Assignment) -> Assignment | Non
     )
 
 
-def data_parallel(request: Request, chosen: Assignment) -> Assignment | None:
+def data_parallel(request: PlanningRequest, chosen: Assignment) -> Assignment | None:
     """Return the whole model on each device of a plan of several stages, if those are alike."""
     if chosen.num_stages == 1 or chosen.chunks > 1 or len(set(chosen.classes)) > 1:
         return None
@@ -98,12 +100,12 @@ def list_slots(devices: Devices, chosen: Assignment) -> list[tuple[int, int, int
     return [(devices.classes[number].devices[rank], number, rank) for number, rank in found]
 
 
-def rejection_reason(request: Request, assignment: Assignment) -> str:
+def rejection_reason(request: PlanningRequest, assignment: Assignment) -> str:
     """Return why an assignment cannot be used, in words; empty if it can."""
     return next(_rejection_reasons(request, assignment), "")
 
 
-def _rejection_reasons(request: Request, assignment: Assignment) -> Iterator[str]:
+def _rejection_reasons(request: PlanningRequest, assignment: Assignment) -> Iterator[str]:
     yield from _wrong_cuts(request, assignment.cuts)
     if not request.allows(assignment):
         yield "the options ask for other stages, replicas or pins"
@@ -115,7 +117,7 @@ def _rejection_reasons(request: Request, assignment: Assignment) -> Iterator[str
         yield str(error)
 
 
-def _too_large(request: Request, assignment: Assignment) -> Iterator[str]:
+def _too_large(request: PlanningRequest, assignment: Assignment) -> Iterator[str]:
     stages = request.pricer.stages(assignment)
     held = request.pricer.held_bytes(stages, assignment)
     for number, (stage, needed) in enumerate(zip(stages, held, strict=True)):
@@ -127,7 +129,7 @@ def _too_large(request: Request, assignment: Assignment) -> Iterator[str]:
             )
 
 
-def _wrong_cuts(request: Request, cuts: tuple[int, ...]) -> Iterator[str]:
+def _wrong_cuts(request: PlanningRequest, cuts: tuple[int, ...]) -> Iterator[str]:
     profile, allowed = request.profile, set(request.positions)
     if any(first >= last for first, last in pairwise(cuts)):
         yield "it leaves a stage empty"

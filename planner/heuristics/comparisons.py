@@ -10,9 +10,8 @@ from ...core.plan.explanation import RuleComparison
 from ...core.plan.plan import Plan, PlanOptions
 from ...core.profile.profile import Profile
 from ..cost.assignment import Assignment, counts_of, cuts_of, placed
-from ..cost.chain import tables
 from ..cost.device_classes import Devices
-from ..problem.problem import Request
+from ..problem.problem import PlanningRequest
 from .baselines import data_parallel, one_device_a_stage, rejection_reason
 from .candidates import apply_recompute
 from .published_rules import equal_layers, equal_parameters, pipedream_plan, torchgpipe_balance
@@ -30,7 +29,7 @@ def compare_rules(
     is faster. All use as many devices as the plan, or the whole cluster if the plan has one device.
     """
     free = options.model_copy(update=UNCONSTRAINED)
-    request = Request(profile, cluster, free, lambda positions: tables(profile, positions))
+    request = PlanningRequest(profile, cluster, free)
     own = _assignment(plan, request.devices)
     yield from _RuleComparison(request, own, plan.step_time_s, options.max_replicas).all()
 
@@ -45,7 +44,7 @@ class _RuleComparison:
         max_replicas: Limit of the plan's options, which rules may exceed with a remark.
     """
 
-    request: Request
+    request: PlanningRequest
     own: Assignment
     step_s: float
     max_replicas: int | None

@@ -1,4 +1,4 @@
-"""The planning problem: what was asked, checked and put into numbers.
+"""The planning problem: a request, checked, with its constraints as positions and stages.
 
-Nothing here computes a cost or a plan.
+Nothing here computes a cost or chooses a plan.
 """

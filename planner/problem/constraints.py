@@ -1,4 +1,4 @@
-"""What the options forbid, as positions and stages that may not be."""
+"""Constraints of the options, turned into allowed positions and stages of the search."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ..cost.chain import legal_positions, tied_parameters
 from ..cost.device_classes import Devices
 from ..cost.stage_table import StageTable
 from ..search.arcs import Space
-from .option_rules import chunks_of
-from .pin_conflicts import check_pins, described
+from .input_checks import chunks_of
+from .pin_conflicts import check_pins, describe_pins
 from .tied_weights import TiePattern, tie_patterns
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """A part of all plans that is searched on its own.
+class SearchPart:
+    """Subset of all plans that is searched by itself.
 
     Attributes:
-        space: Its plans.
-        tied_s: What each of them pays at least for weights in several stages.
+        space: Plans of the subset.
+        tied_s: Lower bound on the time that each of them spends on tied weights.
     """
 
     space: Space
@@ -35,7 +35,7 @@ class Part:
 
 
 def allowed_positions(profile: Profile, options: PlanOptions) -> tuple[int, ...]:
-    """Layers in front of which a stage may begin, 0 and the number of layers included.
+    """Return the layers in front of which a stage may begin, and the number of layers.
 
     Raises:
         InvalidInput: A constraint names a layer that the profile does not have.
@@ -60,15 +60,13 @@ def allowed_positions(profile: Profile, options: PlanOptions) -> tuple[int, ...]
     )
 
 
-def parts(
+def search_parts(
     tables: StageTable, devices: Devices, options: PlanOptions, *, with_ties: bool = True
-) -> Iterator[Part]:
-    """All plans the options allow, in parts.
-
-    One part for each way to spread tied weights over stages.
+) -> Iterator[SearchPart]:
+    """Yield all plans that the options allow, one part for each way to spread tied weights.
 
     Raises:
-        InvalidInput: A pin names a layer the profile does not have.
+        InvalidInput: A pin names a layer that the profile does not have.
     """
     index = {entry.layer.name: position for position, entry in enumerate(tables.profile.layers)}
     pinned = [(pin, _layer(index, pin.layer, "pins")) for pin in options.pins]
@@ -84,27 +82,20 @@ def parts(
     stage_pins = [(pin.stage, layer) for pin, layer in pinned if pin.stage is not None]
     whole = Space(tables, devices, options, allowed=allowed)
     if stage_pins:
-        whole = _pinned(whole, stage_pins)
-    untold = [TiePattern((), (), 0.0)]
-    for pattern in _patterns(tables, devices, options) if with_ties else untold:
-        yield Part(_of_pattern(whole, pattern), pattern.least_sync_s)
+        whole = _keep_stage_pins(whole, stage_pins)
+    # Neither latency nor throughput pays for tied weights.
+    has_ties = with_ties and tables.tied and options.objective not in ("latency", "throughput")
+    patterns = tie_patterns(tables, devices) if has_ties else [TiePattern((), (), 0.0)]
+    for pattern in patterns:
+        space = whole
+        if pattern.together or pattern.apart:
+            mask = pattern.allows(tables)
+            space = replace(whole, only=mask if whole.only is None else whole.only & mask)
+        yield SearchPart(space, pattern.least_sync_s)
 
 
-def _patterns(tables: StageTable, devices: Devices, options: PlanOptions) -> list[TiePattern]:
-    if options.objective in ("latency", "throughput") or not tables.tied:
-        return [TiePattern((), (), 0.0)]
-    return tie_patterns(tables, devices)
-
-
-def _of_pattern(space: Space, pattern: TiePattern) -> Space:
-    if not pattern.together and not pattern.apart:
-        return space
-    mask = pattern.allows(space.tables)
-    return replace(space, only=mask if space.only is None else space.only & mask)
-
-
-def _pinned(space: Space, stage_pins: list[tuple[int, int]]) -> Space:
-    """The plans that keep the pins to stages."""
+def _keep_stage_pins(space: Space, stage_pins: list[tuple[int, int]]) -> Space:
+    # Stages that hold a pinned layer get that number plus one; those with two numbers are dropped.
     number = np.zeros(len(space.tables.first), dtype=np.int64)
     only = np.ones_like(number, dtype=np.bool_)
     for stage, layer in stage_pins:
@@ -118,54 +109,54 @@ def keeps_constraints(
     assignment: Assignment, profile: Profile, positions: tuple[int, ...], devices: Devices,
     options: PlanOptions,
 ) -> bool:  # fmt: skip
-    """Whether a plan from elsewhere has only allowed cuts and counts, and keeps the pins."""
+    """Return True if a plan from outside the search keeps cuts, counts and pins."""
     if not set(assignment.cuts) <= set(positions):
         return False
     return broken_option(assignment, profile, devices, options) is None
 
 
 @dataclass(frozen=True)
-class Broken:
+class BrokenOption:
     """An option that a plan does not keep.
 
     Attributes:
-        option: Its name.
-        text: What the plan does and what the option says, for the end of a sentence.
-        way_out: What to ask for instead, likewise.
+        option: Name of the option.
+        text: What the plan does and what the option says, as the predicate of a sentence.
+        remedy: What to ask for instead, as a clause.
     """
 
     option: str
     text: str
-    way_out: str
+    remedy: str
 
 
 def broken_option(
     assignment: Assignment, profile: Profile, devices: Devices, options: PlanOptions
-) -> Broken | None:
-    """The first of the counts and pins in the options that a plan does not keep."""
+) -> BrokenOption | None:
+    """Return the first limit or pin in the options that a plan does not keep."""
     num_stages, replicas = assignment.num_stages, max(assignment.replicas)
     only_forward = options.objective == "latency"
     if options.num_stages not in (None, num_stages):
         text = f"has {num_stages} stages, not num_stages={options.num_stages}"
-        return Broken("num_stages", text, f"leave it out or ask for {num_stages}")
+        return BrokenOption("num_stages", text, f"leave it out or ask for {num_stages}")
     if options.max_stages is not None and num_stages > options.max_stages:
         text = f"has {num_stages} stages, more than max_stages={options.max_stages}"
-        return Broken("max_stages", text, f"leave it out or ask for {num_stages} or more")
+        return BrokenOption("max_stages", text, f"leave it out or ask for {num_stages} or more")
     if replicas > (1 if only_forward else options.num_microbatches):
         text = (
             f"has {replicas} replicas of a stage, more than "
             f"num_microbatches={options.num_microbatches}"
         )
-        return Broken("num_microbatches", text, f"ask for {replicas} or more")
+        return BrokenOption("num_microbatches", text, f"ask for {replicas} or more")
     if options.max_replicas is not None and replicas > options.max_replicas:
         text = f"has {replicas} replicas of a stage, more than max_replicas={options.max_replicas}"
-        return Broken("max_replicas", text, f"allow any number or {replicas}")
+        return BrokenOption("max_replicas", text, f"allow any number or {replicas}")
     return _broken_pin(assignment, profile, devices, options)
 
 
 def _broken_pin(
     assignment: Assignment, profile: Profile, devices: Devices, options: PlanOptions
-) -> Broken | None:
+) -> BrokenOption | None:
     if not options.pins:
         return None
     index = {entry.layer.name: position for position, entry in enumerate(profile.layers)}
@@ -174,8 +165,9 @@ def _broken_pin(
         stage = bisect_right(assignment.cuts, _layer(index, pin.layer, "pins")) - 1
         kind = devices.classes[assignment.classes[stage]].kind
         if pin.stage not in (None, stage) or pin.kind not in (None, kind):
-            text = f"has {pin.layer!r} in stage {stage} on a {kind!r}, against {described([entry])}"
-            return Broken("pins", text, "drop the pin")
+            where = f"has {pin.layer!r} in stage {stage} on a {kind!r}"
+            text = f"{where}, contrary to {describe_pins([entry])}"
+            return BrokenOption("pins", text, "drop the pin")
     return None
 
 
@@ -183,18 +175,18 @@ def check_asked(
     profile: Profile, positions: tuple[int, ...], devices: Devices, options: PlanOptions,
     num_nodes: int | None,
 ) -> None:  # fmt: skip
-    """Refuse what nothing can have: numbers of stages, and pins.
+    """Refuse numbers of stages and pins that no plan can satisfy, whatever the memory.
 
     Args:
-        profile: What is planned.
+        profile: Profile to plan.
         positions: Layers in front of which stages may begin, and the number of layers.
-        devices: Where it is planned.
-        options: What is asked for.
-        num_nodes: Of the graph, where branches may be reordered.
+        devices: Devices to plan for.
+        options: Options of the request.
+        num_nodes: Nodes of the layer graph if layers may be reordered, else `None`.
 
     Raises:
-        InvalidInput: Pins contradict each other or name what there is not.
-        Infeasible: More stages are asked for than devices or cuts allow.
+        InvalidInput: Pins contradict each other or name something that does not exist.
+        Infeasible: Devices or cuts do not allow that many stages.
     """
     index = {entry.layer.name: position for position, entry in enumerate(profile.layers)}
     if options.pins:
@@ -214,8 +206,8 @@ def _check_pinned_stages(devices: Devices, options: PlanOptions) -> None:
         needed = -(-((entry[1].stage or 0) + 1) // chunks)
         if needed > available:
             raise Infeasible(
-                f"{described([entry])} needs {needed} devices, the cluster has {available}; pin "
-                "it to a lower stage or add devices",
+                f"{describe_pins([entry])} needs {needed} devices, but the cluster has "
+                f"{available}; pin it to a lower stage or add devices",
                 constraint="devices",
                 required=needed,
                 available=available,
@@ -231,7 +223,7 @@ def _check_num_stages(num_atoms: int, devices: Devices, options: PlanOptions) ->
     if needed > available:
         each = "" if chunks == 1 else f", {chunks} on each,"
         raise Infeasible(
-            f"{wanted} stages{each} need {needed} devices, the cluster has {available}; "
+            f"{wanted} stages{each} need {needed} devices, but the cluster has {available}; "
             "ask for fewer stages or add devices",
             constraint="devices",
             required=needed,
@@ -239,8 +231,8 @@ def _check_num_stages(num_atoms: int, devices: Devices, options: PlanOptions) ->
         )
     if wanted > num_atoms:
         raise Infeasible(
-            f"the layers can be cut into at most {num_atoms} stages ({num_atoms - 1} cuts are "
-            f"allowed), not {wanted}; ask for fewer stages",
+            f"the layers can be cut into at most {num_atoms} stages ({num_atoms - 1} legal cuts), "
+            f"not {wanted}; ask for fewer stages",
             constraint="legal_cuts",
             required=wanted,
             available=num_atoms,

@@ -1,4 +1,4 @@
-"""Whether the places layers are pinned to contradict each other, whatever the devices."""
+"""Contradictions between pins, found without a search and whatever the devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...core.errors import InvalidInput
 from ...core.plan.plan import Pin, PlanOptions
 
 Pins = tuple[tuple[int, Pin], ...]
-"""Pins with their places in the options."""
+"""Pins with their indices in the options."""
 
 
 def check_pins(
@@ -20,32 +20,32 @@ def check_pins(
     positions: Sequence[int] | None,
     kinds: Sequence[str],
 ) -> None:
-    """Refuse pins that no cluster could keep.
+    """Refuse pins that no plan can keep.
 
     Args:
-        options: With the pins.
+        options: Options with the pins.
         layer_of: Index of a layer by name.
         positions: Layers in front of which a stage may begin, and the number of layers; `None`
-            where layers may be reordered, and only the search can tell.
-        kinds: Of the cluster's devices.
+            if layers may be reordered, since only the search can tell then.
+        kinds: Kinds of the cluster's devices.
 
     Raises:
-        InvalidInput: A pin names a kind the cluster does not have or a stage there cannot be, or
-            pins contradict each other; the message names them.
+        InvalidInput: A pin names a kind that the cluster does not have or a stage that cannot
+            exist, or pins contradict each other; the message names them.
     """
     pins = tuple(enumerate(options.pins))
     for entry in pins:
         if entry[1].kind is not None and entry[1].kind not in kinds:
             raise _refusal(
-                f"{described([entry])} needs a kind of device the cluster does not have, it has "
-                f"{' and '.join(map(repr, dict.fromkeys(kinds)))}; name one of its kinds"
+                f"{describe_pins([entry])} needs a kind of device that the cluster does not have; "
+                f"choose {' or '.join(map(repr, dict.fromkeys(kinds)))}"
             )
     most, limit = _most_stages(options)
     for entry in pins:
         if most is not None and entry[1].stage is not None and entry[1].stage >= most:
             raise _refusal(
-                f"{described([entry])} needs at least {entry[1].stage + 1} stages, and {limit} "
-                f"allows {most}; pin it to a lower stage or ask for more"
+                f"{describe_pins([entry])} needs at least {entry[1].stage + 1} stages, but {limit} "
+                f"allows {most}; pin it to a lower stage or allow more stages"
             )
     if positions is not None:
         layers = {pin.layer: bisect_right(positions, layer_of(pin.layer)) - 1 for _, pin in pins}
@@ -54,12 +54,13 @@ def check_pins(
 
 
 def least_conflict(pins: Pins, fails: Callable[[Pins], bool]) -> Pins:
-    """Pins that fail together, of which none can be spared.
+    """Return an inclusion-minimal subset of failing pins that still fails.
 
     Args:
-        pins: That fail.
-        fails: Whether some of them do; if so, more of them do too.
+        pins: Pins that fail together.
+        fails: True for failing subsets; a superset of a failing one fails, too.
     """
+    # Delta debugging: drop halves first, then quarters, down to single pins.
     size = len(pins)
     while size:
         start = 0
@@ -73,8 +74,8 @@ def least_conflict(pins: Pins, fails: Callable[[Pins], bool]) -> Pins:
     return pins
 
 
-def described(pins: Sequence[tuple[int, Pin]]) -> str:
-    """For example ``pins[0] ('embed' in stage 1) and pins[2] ('head' on a 'fast')``."""
+def describe_pins(pins: Sequence[tuple[int, Pin]]) -> str:
+    """Return, for example, ``pins[0] ('embed' in stage 1) and pins[2] ('head' on a 'fast')``."""
     return " and ".join(f"pins[{number}] ({_place(pin)})" for number, pin in pins)
 
 
@@ -85,7 +86,7 @@ def _place(pin: Pin) -> str:
 
 
 def _most_stages(options: PlanOptions) -> tuple[int | None, str]:
-    """Most stages that options leave, and which of them does; `None` for any number."""
+    """Return the most stages that options allow (`None` for any number) and the binding option."""
     found = [("num_stages", options.num_stages), ("max_stages", options.max_stages)]
     limits = [(count, f"{name}={count}") for name, count in found if count is not None]
     return min(limits, key=lambda entry: entry[0], default=(None, ""))
@@ -99,13 +100,13 @@ def _forbidding(options: PlanOptions) -> str:
 
 @dataclass(frozen=True)
 class _Chain:
-    """Pinned layers in their order, and how often it may be cut.
+    """Pinned layers along the chain of atoms, which cannot be cut.
 
     Attributes:
-        atoms: For each pinned layer how many cuts are allowed in front of it.
-        num_atoms: Stages there can be at most.
-        num_stages: Stages there have to be.
-        most_stages: Stages there may be.
+        atoms: Atom of each pinned layer, the number of legal cuts in front of it.
+        num_atoms: Atoms of the chain, the most stages that cuts allow.
+        num_stages: Exact number of stages, if asked for.
+        most_stages: Limit of the options on stages, if any.
         forbidding: Options that forbid cuts, in words.
     """
 
@@ -116,10 +117,11 @@ class _Chain:
     forbidding: str = ""
 
     def contradicts(self, pins: Pins) -> bool:
-        """Whether no cuts keep these pins, with as many devices of each kind as one likes.
+        """Return True if no cuts keep these pins, given any number of devices of each kind.
 
-        From pin to pin: for each kind the stage there may already have (`None`: any), the set of
-        numbers that stage may have, as bits. Between two pins every allowed cut is made or not.
+        State: at each pin, for each kind that the current stage may be bound to (`None`: free),
+        the set of stage numbers it may have, as bits. Transition: between two pins, any subset of
+        the legal cuts is made; a cut starts a new stage, whose kind is free.
         """
         last = self.num_stages - 1 if self.num_stages else None
         points = sorted((self.atoms[pin.layer], number, pin) for number, pin in pins)
@@ -131,6 +133,7 @@ class _Chain:
         for atom, stage, kind in steps:
             states[None] = states.get(None, 0) | _further(states, atom - before, every)
             allowed = every if stage is None else every & 1 << stage
+            # A stage without a cut since the last pin keeps that pin's kind.
             kept: dict[str | None, int] = {}
             for other, numbers in states.items():
                 if kind in (None, other) or other is None:
@@ -142,10 +145,11 @@ class _Chain:
 
 
 def _further(states: dict[str | None, int], cuts: int, every: int) -> int:
-    """Numbers of the stage after one to so many more cuts."""
+    """Return the stage numbers reachable with at least one and at most ``cuts`` more cuts."""
     reached = 0
     for numbers in states.values():
         reached |= numbers << 1 & every
+    # Doubling: after `width` possible cuts, shift by up to as many again.
     width = 1
     while width < cuts:
         step = min(width, cuts - width)
@@ -165,42 +169,44 @@ def _check_order(chain: _Chain, pins: Pins, limit: str) -> None:
     quantity = "both" if len(found) == 2 else "all"
     why = _why(chain, sorted(found, key=lambda entry: chain.atoms[entry[1].layer]))
     raise _refusal(
-        f"{described(found)} cannot {quantity} hold{with_limit}: {why}; change or drop one of them"
+        f"{describe_pins(found)} cannot {quantity} be kept{with_limit}: {why}; "
+        "change or drop one of them"
     )
 
 
 def _alone(chain: _Chain, entry: tuple[int, Pin], with_limit: str) -> str:
-    """Too few cuts in front of the layer, or behind it."""
+    """Describe a single impossible pin: too few cuts before the layer, or after it."""
     stage, front = entry[1].stage or 0, chain.atoms[entry[1].layer]
     if stage > front:
         return (
-            f"{described([entry])} cannot hold: {stage} cuts are needed in front of the layer and "
-            f"{front} are allowed{chain.forbidding}; pin it to stage {front} or lower"
+            f"{describe_pins([entry])} cannot be kept: {stage} cuts are needed before the layer, "
+            f"but only {front} are allowed{chain.forbidding}; pin it to stage {front} or lower"
         )
     behind = chain.num_atoms - 1 - front
     needed = (chain.num_stages or stage + 1) - 1 - stage
     return (
-        f"{described([entry])} cannot hold{with_limit}: {needed} cuts are needed behind the layer "
-        f"and {behind} are allowed{chain.forbidding}; pin it to a later stage or ask for fewer"
+        f"{describe_pins([entry])} cannot be kept{with_limit}: {needed} cuts are needed after the "
+        f"layer, but only {behind} are allowed{chain.forbidding}; pin it to a later stage or ask "
+        "for fewer stages"
     )
 
 
 def _why(chain: _Chain, pins: Sequence[tuple[int, Pin]]) -> str:
-    """What is wrong between two neighbours of those given, in the layers' order."""
+    """Describe the first contradiction between neighbouring pins in the layers' order."""
     staged = [pin for _, pin in pins if pin.stage is not None]
     for one, other in pairwise(staged):
         first, second = one.stage or 0, other.stage or 0
         allowed = chain.atoms[other.layer] - chain.atoms[one.layer]
         if one.layer == other.layer and first != second:
-            return "a layer is in one stage"
+            return "a layer belongs to one stage"
         if first > second:
             return f"{one.layer!r} comes before {other.layer!r}, and stages follow the layers"
         if second - first > allowed:
             return (
-                f"{second - first} cuts are needed between {one.layer!r} and {other.layer!r} and "
-                f"{allowed} are allowed{chain.forbidding}"
+                f"{second - first} cuts are needed between {one.layer!r} and {other.layer!r}, but "
+                f"only {allowed} are allowed{chain.forbidding}"
             )
-    return "layers of one stage are on one kind of device, and there are too few cuts between them"
+    return "a stage runs on one kind of device, and there are too few cuts between the layers"
 
 
 def _refusal(message: str) -> InvalidInput:

@@ -1,4 +1,4 @@
-"""One planning request, with everything derived from it once."""
+"""A planning request, checked, with everything that is derived from it once."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ from ..dag.layer_graph import Branches
 from ..dag.order_free_bound import OrderFree
 from ..dag.reorder import in_order
 from ..search.arcs import coarse_positions
-from .constraints import Part, allowed_positions, check_asked, keeps_constraints, parts
-from .numeric_limits import check_magnitude
-from .option_rules import check_options
+from .constraints import SearchPart, allowed_positions, check_asked, keeps_constraints, search_parts
+from .input_checks import check_magnitude, check_options
 
 MAX_ATOMS = 1_100
-"""Beyond this many positions the tables (their number squared) get too large to search whole."""
+"""Positions up to which tables of their number squared are searched exhaustively."""
 
 ORDER_ATOMS = 400
-"""Positions in one of several orders, where not all orders are searched."""
+"""Positions per order of the layers if only some orders are searched."""
 
 COARSEST_ATOMS = 32
 """Positions of the quickest search."""
@@ -40,12 +39,12 @@ MAX_REFINED_ATOMS = 600
 
 @dataclass(frozen=True)
 class Progress:
-    """A better plan was found.
+    """Best plan found so far.
 
     Attributes:
-        elapsed_s: Since planning began.
-        value: By the objective.
-        lower_bound: Known so far; 0 if nothing is.
+        elapsed_s: Time since planning began.
+        value: Value of the plan by its objective.
+        lower_bound: Best lower bound known so far, 0 if none.
     """
 
     elapsed_s: float
@@ -54,24 +53,24 @@ class Progress:
 
 
 @dataclass(frozen=True, eq=False)
-class Request:
-    """What is asked for, checked.
+class PlanningRequest:
+    """Profile, cluster and options, checked.
 
     Attributes:
-        table_of: Makes or remembers the cost tables between some positions.
-        started: On the clock of `time.monotonic`.
-        deadline: On the same clock; infinite for none.
+        table_of: Looks up cost tables between given positions; `None` to build them.
+        started: Start of planning on the clock of `time.monotonic`.
+        deadline: Deadline on the same clock; infinite for none.
 
     Raises:
-        InvalidInput: Numbers are out of range, an option does not go with the others, or a
-            constraint names nothing.
-        Infeasible: More stages are asked for than there are devices or cuts.
+        InvalidInput: Numbers are out of range, options contradict each other, or a constraint
+            names something that does not exist.
+        Infeasible: Devices or cuts do not allow that many stages.
     """
 
     profile: Profile
     cluster: Cluster
     options: PlanOptions
-    table_of: Callable[[tuple[int, ...]], Tables]
+    table_of: Callable[[tuple[int, ...]], Tables] | None = None
     started: float = field(default_factory=time.monotonic)
     deadline: float = math.inf
     progress: Callable[[Progress], None] | None = None
@@ -88,36 +87,39 @@ class Request:
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
-        """Layers in front of which stages may begin, and the number of layers."""
+        """Return the layers in front of which stages may begin, and the number of layers."""
         return allowed_positions(self.profile, self.options)
 
     @cached_property
     def costs(self) -> Tables:
-        """Tables between all positions, or as many of them as can be searched."""
+        """Return the tables between all positions, or between as many as can be searched."""
         if len(self.positions) - 1 <= MAX_ATOMS:
-            return self.table_of(self.positions)
+            return self._tables(self.positions)
         return self.coarse(MAX_ATOMS)
+
+    def _tables(self, positions: tuple[int, ...]) -> Tables:
+        return self.table_of(positions) if self.table_of else tables(self.profile, positions)
 
     @cached_property
     def band(self) -> StageTable | None:
-        """All stages that could fit a device, where there are too many positions for `costs`."""
+        """Return all stages that may fit a device if there are too many positions for `costs`."""
         if len(self.costs.positions) == len(self.positions):
             return None
         return band(self.profile, self.positions, self.devices, self.options)
 
     def around(self, cuts: tuple[int, ...]) -> Tables:
-        """Tables between these cuts, the positions next to them, and some even ones."""
+        """Return tables between these cuts, the positions next to them, and some even ones."""
         index = {layer: number for number, layer in enumerate(self.positions)}
         found = set(coarse_positions(self.profile, self.positions, COARSEST_ATOMS))
         reach = max(1, min(8, MAX_REFINED_ATOMS // (2 * len(cuts))))
         for cut in cuts:
             near = index[cut]
             found.update(self.positions[max(near - reach, 0) : near + reach + 1])
-        return self.table_of(tuple(sorted(found)))
+        return self._tables(tuple(sorted(found)))
 
     @cached_property
     def branches(self) -> Branches | None:
-        """The graph of layers, where they may and can be reordered."""
+        """Return the layer graph if the options allow reordering and the model has branches."""
         if self.options.layer_order == "given" or not self.profile.edges:
             return None
         found = Branches(self.profile, self.options)
@@ -125,7 +127,7 @@ class Request:
 
     @cached_property
     def searched(self) -> tuple[StageTable, ...]:
-        """The stages plans are made of: one table, or several where one would be too large."""
+        """Return the tables of stages to search, several if one for all orders is too large."""
         if self.branches is None:
             return (self.costs.stages,) if self.band is None else (self.band,)
         if self.branches.stages is not None:
@@ -135,7 +137,6 @@ class Request:
         return (self.costs.stages, *orders, *([coarse] if coarse else []))
 
     def _in_order(self, order: Order) -> StageTable:
-        """The chain of an order."""
         profile = in_order(self.profile, order)
         positions = allowed_positions(profile, self.options)
         positions = coarse_positions(profile, positions, ORDER_ATOMS)
@@ -143,7 +144,7 @@ class Request:
 
     @cached_property
     def order_free(self) -> OrderFree | None:
-        """Bounds for when not every order can be searched; `None` where it is."""
+        """Return bounds over all orders if only some are searched, else `None`."""
         if self.branches is None or self.branches.stages is not None:
             return None
         whole_s = self.costs.stages.whole_s
@@ -151,53 +152,50 @@ class Request:
 
     @property
     def is_whole(self) -> bool:
-        """Whether `searched` has every plan there is."""
+        """Return True if `searched` covers every plan."""
         if self.branches is not None:
             return self.order_free is None
         return self.band is not None or len(self.costs.positions) == len(self.positions)
 
     def coarse(self, count: int) -> Tables:
-        """Tables between at most so many positions."""
-        return self.table_of(coarse_positions(self.profile, self.positions, count))
+        """Return tables between at most ``count`` positions."""
+        return self._tables(coarse_positions(self.profile, self.positions, count))
 
     @cached_property
     def pricer(self) -> Pricer:
         reordered = self.branches.costs.tables if self.branches else None
         return Pricer(self.costs, self.devices, self.options, reordered)
 
-    def in_order(self, order: Order) -> Request:
-        """The same for the profile with its layers in another order, which is then kept."""
+    def in_order(self, order: Order) -> PlanningRequest:
+        """Return the request for the profile with its layers in a fixed other order."""
         profile = in_order(self.profile, order)
-        return replace(self, profile=profile, table_of=lambda cuts: tables(profile, cuts))
+        return replace(self, profile=profile, table_of=None)
 
     @property
     def is_over(self) -> bool:
-        """Whether the deadline has passed."""
         return time.monotonic() > self.deadline
 
     def allows(self, assignment: Assignment) -> bool:
-        """Whether a plan keeps every constraint of the options; memory is not looked at.
-
-        Plans in another order are only ever made of what their order allows.
-        """
+        """Return True if a plan keeps every constraint of the options; memory is not checked."""
+        # Reordered plans come from the search alone, which only builds stages that are allowed.
         return bool(assignment.order) or keeps_constraints(
             assignment, self.profile, self.positions, self.devices, self.options
         )
 
     def tell(self, value: float, lower_bound: float = 0.0) -> None:
-        """Report a better plan."""
+        """Report a better plan to the caller."""
         if self.progress:
             self.progress(Progress(time.monotonic() - self.started, value, lower_bound))
 
 
-def all_parts(request: Request, devices: Devices, *, with_ties: bool = True) -> Iterator[Part]:
-    """All plans that are searched, on these devices, in parts.
-
-    A band has only the stages that fit the request's own devices; for roomier ones the tables of
-    some positions stand in.
-    """
+def all_parts(
+    request: PlanningRequest, devices: Devices, *, with_ties: bool = True
+) -> Iterator[SearchPart]:
+    """Yield the parts of all tables that are searched, on these devices."""
+    # A band holds only the stages that fit the request's own devices, so for devices with more
+    # memory the tables between fewer positions take its place.
     searched = request.searched
     if request.band is not None and devices.is_roomier(request.devices):
         searched = (request.costs.stages,)
     for table in searched:
-        yield from parts(table, devices, request.options, with_ties=with_ties)
+        yield from search_parts(table, devices, request.options, with_ties=with_ties)

@@ -1,4 +1,4 @@
-"""Weights shared by several layers: where their owners may be, and what that costs."""
+"""Tied weights: the ways to spread their layers over stages, and a bound on each one's cost."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ..cost.device_classes import Devices
 from ..cost.stage_table import Mask, StageTable
 
 MAX_PATTERNS = 32
-"""How many ways to spread tied weights are tried apart; beyond, the bound leaves ties out."""
+"""Ways to spread tied weights that are searched separately; beyond, the bound ignores ties."""
 
 
 @dataclass(frozen=True)
 class TiePattern:
-    """For each pair of layers that use a weight one after the other: one stage, or two.
+    """Choice of one stage or two for each pair of consecutive layers of a tied weight.
 
     Attributes:
         together: Pairs of layers that share a stage.
         apart: Pairs of layers in different stages.
-        least_sync_s: The gradients' summing takes at least this long.
+        least_sync_s: Lower bound on the time to sum the tied gradients.
     """
 
     together: tuple[tuple[int, int], ...]
@@ -29,7 +29,7 @@ class TiePattern:
     least_sync_s: float
 
     def allows(self, tables: StageTable) -> Mask:
-        """Which stages respect the pattern, shape (E,)."""
+        """Return True for the stages that respect the pattern, shape (E,)."""
         mask = np.ones(len(tables.first), dtype=np.bool_)
         for one, other in self.together:
             mask &= tables.holds(one) == tables.holds(other)
@@ -39,26 +39,26 @@ class TiePattern:
 
 
 def tie_patterns(tables: StageTable, devices: Devices) -> list[TiePattern]:
-    """Every way to spread the tied weights over stages, the cheapest first.
+    """Return every way to spread tied weights over stages, the cheapest first.
 
-    Weights used by the same layers move together. Where there are more than `MAX_PATTERNS`
-    ways, the weights that cost the most are told apart and the rest count as free, which keeps
-    `least_sync_s` a lower bound.
+    Weights used by the same layers move together. Beyond `MAX_PATTERNS` ways, only the most
+    expensive weights are distinguished and the rest is free, so `least_sync_s` stays a bound.
     """
     groups: dict[tuple[int, ...], list[int]] = {}
     for parameter in tables.tied:
         groups.setdefault(parameter.layers, []).append(parameter.size_bytes)
-    told_apart: list[tuple[int, ...]] = []
+    distinguished: list[tuple[int, ...]] = []
     ways = 1
     for layers in sorted(groups, key=lambda key: (-sum(groups[key]), key)):
         if ways << (len(layers) - 1) <= MAX_PATTERNS:
             ways <<= len(layers) - 1
-            told_apart.append(layers)
+            distinguished.append(layers)
     choices = [
         [(layers, split) for split in product((False, True), repeat=len(layers) - 1)]
-        for layers in told_apart
+        for layers in distinguished
     ]
-    most_owners = None if tables.keeps_order else 2  # where the third may join the first again
+    # In a layer graph, a third layer may be in the first one's stage again: two owners at least.
+    most_owners = None if tables.keeps_order else 2
     patterns = [_pattern(devices, groups, choice, most_owners) for choice in product(*choices)]
     return sorted(patterns, key=lambda pattern: pattern.least_sync_s)
 
@@ -83,7 +83,7 @@ def _pattern(
 
 
 def _least_sync_s(devices: Devices, size_bytes: int, num_owners: int) -> float:
-    """Over the fastest link that could join the owners."""
+    # A bound for any placement: the owners may be joined by the fastest link of the cluster.
     links = devices.cluster.levels
     if num_owners < 2 or not links:
         return 0.0

@@ -16,11 +16,11 @@ from ..heuristics.candidates import apply_recompute
 from ..heuristics.chain_partition import balance
 from ..pipedream.objective import pipedream_chain
 from ..problem.constraints import broken_option
-from ..problem.problem import Request
+from ..problem.problem import PlanningRequest
 from ..search.label_setting import Floats
 
 
-def balanced(request: Request) -> tuple[Priced, float]:
+def balanced(request: PlanningRequest) -> tuple[Priced, float]:
     """The plan of ``balance_time``, ``balance_size`` or ``pipedream``, and a bound on its value.
 
     These objectives choose the cuts alone: afterwards stages are recomputed as the options say,
@@ -43,24 +43,24 @@ def balanced(request: Request) -> tuple[Priced, float]:
     return priced, priced.value if request.options.recompute == "always" else least
 
 
-def _share_s(request: Request) -> float:
+def _share_s(request: PlanningRequest) -> float:
     """All work on all devices: no slowest stage is faster."""
     speeds = math.fsum(device.speed for device in request.cluster.devices)
     return float(_work_s(request)[0, -1]) / speeds * (1 - 1e-9)
 
 
-def _check_kept(request: Request, found: Assignment) -> None:
+def _check_kept(request: PlanningRequest, found: Assignment) -> None:
     options = request.options
     broken = broken_option(found, request.profile, request.devices, options)
     if broken is not None:
         raise InvalidInput(
-            f"the plan of the objective {options.objective!r} {broken.text}; {broken.way_out}, or "
+            f"the plan of the objective {options.objective!r} {broken.text}; {broken.remedy}, or "
             "plan for 'step_time', which keeps it",
             field=f"/options/{broken.option}",
         )
 
 
-def _check_memory(request: Request, found: Assignment) -> None:
+def _check_memory(request: PlanningRequest, found: Assignment) -> None:
     for number, stage in enumerate(request.pricer.stages(found)):
         needed = stage.memory.total_bytes
         if stage.limit_bytes is not None and needed > stage.limit_bytes:
@@ -75,7 +75,7 @@ def _check_memory(request: Request, found: Assignment) -> None:
             )
 
 
-def _evened(request: Request) -> Assignment:
+def _evened(request: PlanningRequest) -> Assignment:
     """Stage s on device s, as many as asked for, or as devices and cuts allow."""
     costs, options = request.costs, request.options
     most = min(costs.num_atoms, len(request.cluster.devices))
@@ -94,7 +94,7 @@ def _evened(request: Request) -> Assignment:
     return found
 
 
-def _work_s(request: Request) -> Floats:
+def _work_s(request: PlanningRequest) -> Floats:
     """Forward and backward of every stage at speed 1."""
     costs = request.costs
     again = costs.recompute_s if request.options.recompute == "always" else 0.0
@@ -173,7 +173,7 @@ def _positions(costs: Tables, blocks: Sequence[int]) -> Cuts:
     return tuple(costs.positions[block] for block in blocks)
 
 
-def _pipedream(request: Request) -> Assignment:
+def _pipedream(request: PlanningRequest) -> Assignment:
     """PipeDream's optimum for the outermost link level, on all devices of one class.
 
     Raises:

@@ -11,13 +11,13 @@ from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT
 from ...core.units import format_bytes
 from ..cost.assignment import Assignment
 from ..cost.device_classes import Devices
-from ..problem.pin_conflicts import Pins, described, least_conflict
-from ..problem.problem import Request, all_parts
+from ..problem.pin_conflicts import Pins, describe_pins, least_conflict
+from ..problem.problem import PlanningRequest, all_parts
 from ..search.arcs import Measure, from_hops
 from ..search.branch_and_bound import BoxSearch, Effort
 
 
-def out_of_memory(request: Request) -> Infeasible:
+def out_of_memory(request: PlanningRequest) -> Infeasible:
     """The error for a request in which no plan fits, about the plan that misses by least."""
     try:
         misfit = closest_misfit(request)
@@ -39,13 +39,13 @@ def out_of_memory(request: Request) -> Infeasible:
     )
 
 
-def _unkept(request: Request) -> Infeasible:
+def _unkept(request: PlanningRequest) -> Infeasible:
     """The error where no plan keeps the options, even with all the memory one could want."""
     kinds = Counter(device.kind for device in request.cluster.devices)
     has = " and ".join(f"{count} {kind!r}" for kind, count in kinds.items())
     pins = tuple(enumerate(request.options.pins))
     named = least_conflict(pins, lambda some: bool(pins) and not _keeps(request, some))
-    what = f"{described(named)} cannot all be kept" if named else "no plan keeps the options"
+    what = f"{describe_pins(named)} cannot all be kept" if named else "no plan keeps the options"
     return Infeasible(
         f"{what} on the cluster's {sum(kinds.values())} devices ({has}), whatever their memory; "
         "add devices, or ask for less: pins, layers together, forbidden cuts, numbers of stages",
@@ -55,7 +55,7 @@ def _unkept(request: Request) -> Infeasible:
     )
 
 
-def _keeps(request: Request, pins: Pins) -> bool:
+def _keeps(request: PlanningRequest, pins: Pins) -> bool:
     """Whether some plan keeps these pins, whatever the memory."""
     options = request.options.model_copy(update={"pins": tuple(pin for _, pin in pins)})
     fewer = replace(request, options=options, deadline=time.monotonic() + LEAST_S)
@@ -65,7 +65,7 @@ def _keeps(request: Request, pins: Pins) -> bool:
         return True
 
 
-def _roughly(request: Request) -> Infeasible:
+def _roughly(request: PlanningRequest) -> Infeasible:
     """The error where finding the closest plan would take too long: a bound instead of a plan."""
     table = request.costs.stages
     state = OPTIMIZER_BYTES_PER_ELEMENT[request.options.optimizer]
@@ -84,7 +84,7 @@ def _roughly(request: Request) -> Infeasible:
     )
 
 
-def _stage(request: Request, misfit: Misfit) -> str:
+def _stage(request: PlanningRequest, misfit: Misfit) -> str:
     """For example ``stage 0 (layers 0 to 1, 'embed' to 'block.0')``."""
     cuts, layers = misfit.assignment.cuts, request.profile.layers
     first, last = cuts[misfit.stage], cuts[misfit.stage + 1] - 1
@@ -95,7 +95,7 @@ def _stage(request: Request, misfit: Misfit) -> str:
     return f"stage {misfit.stage} (layers {first} to {last}, {one!r} to {other!r})"
 
 
-def any_plan(request: Request, devices: Devices) -> Assignment | None:
+def any_plan(request: PlanningRequest, devices: Devices) -> Assignment | None:
     """Some plan that fits these devices.
 
     Raises:
@@ -145,7 +145,7 @@ class Misfit:
         return self.needed_bytes - self.limit_bytes
 
 
-def closest_misfit(request: Request) -> Misfit | None:
+def closest_misfit(request: PlanningRequest) -> Misfit | None:
     """Of all plans the one that lacks least; `None` if none would fit any limits, or one fits.
 
     Bisection over bytes added to every limit, between too few and what a plan found lacks.
@@ -185,7 +185,7 @@ def _with_limits(devices: Devices, added_bytes: int | None) -> Devices:
     return Devices(devices.cluster, classes)
 
 
-def _misfit(request: Request, assignment: Assignment | None) -> Misfit | None:
+def _misfit(request: PlanningRequest, assignment: Assignment | None) -> Misfit | None:
     if assignment is None:
         return None
     misfits = [

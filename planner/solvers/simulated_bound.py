@@ -11,7 +11,7 @@ import numpy as np
 
 from ...schedules.traits import SPLIT_BACKWARD
 from ..cost.stage_table import Seconds
-from ..problem.problem import Request
+from ..problem.problem import PlanningRequest
 from ..search.branch_and_bound import ROUNDING
 
 
@@ -24,7 +24,7 @@ class LeastStep:
         chunks: Stages a device.
     """
 
-    request: Request
+    request: PlanningRequest
     chunks: int
 
     def bound_s(self) -> float:

@@ -17,8 +17,8 @@ from ...schedules.traits import FOLDED
 from ..cost.assignment import Assignment, Cuts, repeated
 from ..cost.plan_cost import Priced
 from ..heuristics.candidates import apply_recompute, equal_layers, even_times
-from ..problem.option_rules import chunks_of
-from ..problem.problem import Request
+from ..problem.input_checks import chunks_of
+from ..problem.problem import PlanningRequest
 from ..search.branch_and_bound import GAVE_UP
 from .cut_fitting import Ways, fitted
 from .device_layouts import spreads
@@ -90,7 +90,7 @@ class Shape:
 class Several:
     """Plans of a request whose schedule has no closed form."""
 
-    request: Request
+    request: PlanningRequest
 
     @property
     def chunks(self) -> int:
@@ -329,7 +329,7 @@ class Several:
         return max(found, default=(0.0, 0, 0, 0))
 
 
-def best_of_schedule(request: Request) -> tuple[Priced, float]:
+def best_of_schedule(request: PlanningRequest) -> tuple[Priced, float]:
     """The fastest plan found, and a time no plan is below.
 
     Cuts of even times, of equal layer counts, and by each device's speed and memory, for numbers
@@ -361,7 +361,7 @@ def best_of_schedule(request: Request) -> tuple[Priced, float]:
     return race.best, min(LeastStep(request, several.chunks).bound_s(), race.best.step_time_s)
 
 
-def rescue(request: Request, race: Race) -> None:
+def rescue(request: PlanningRequest, race: Race) -> None:
     """Plans where the search found none and does not know whether there are any."""
     if race.best is None:
         _enter_first(Several(request), race)
@@ -376,7 +376,7 @@ def _enter_first(several: Several, race: Race) -> None:
         race.enter(several.squeezed())
 
 
-def _changed(request: Request, assignment: Assignment) -> Iterator[Assignment]:
+def _changed(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignment]:
     """One cut or several in a row moved a little, or one stage no longer recomputed."""
     if request.costs.has(assignment.cuts):
         yield from _shifted(request, assignment)
@@ -391,7 +391,7 @@ def _changed(request: Request, assignment: Assignment) -> Iterator[Assignment]:
                 yield replace(assignment, recompute=recompute)
 
 
-def _shifted(request: Request, assignment: Assignment) -> Iterator[Assignment]:
+def _shifted(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignment]:
     """One or two layers moved between stages, those between them shifted: near ones first."""
     positions, index = request.costs.positions, request.costs.index
     cuts = [index[cut] for cut in assignment.cuts]

@@ -14,8 +14,8 @@ from ..cost.plan_cost import Priced, Pricer
 from ..cost.stage_table import StageTable
 from ..heuristics.baselines import take_faster_baseline
 from ..heuristics.candidates import move_cuts, pipedream_plans, reshape_stages, uniform_grids
-from ..problem.constraints import parts
-from ..problem.problem import Request, all_parts
+from ..problem.constraints import search_parts
+from ..problem.problem import PlanningRequest, all_parts
 from ..search.arcs import Measure, from_hops
 from ..search.branch_and_bound import GAVE_UP, ROUNDING, BoxSearch, Effort
 from ..search.label_setting import Hop
@@ -96,7 +96,7 @@ class Pool:
         return list(dict.fromkeys(filled(entry, self.pricer) for entry in near))
 
 
-def solve(request: Request) -> Decision:
+def solve(request: PlanningRequest) -> Decision:
     """The best plan by the objective asked for.
 
     Raises:
@@ -119,7 +119,7 @@ def solve(request: Request) -> Decision:
     return decision
 
 
-def _no_slower_than_relays(request: Request, decision: Decision) -> Decision:
+def _no_slower_than_relays(request: PlanningRequest, decision: Decision) -> Decision:
     """The decision, or that of a search which relays all values where its plan is faster.
 
     Both ways of every candidate compete, but which candidates there are follows from the fastest.
@@ -139,7 +139,7 @@ def _no_slower_than_relays(request: Request, decision: Decision) -> Decision:
     )
 
 
-def _step_time(request: Request) -> Decision:
+def _step_time(request: PlanningRequest) -> Decision:
     """Search by the closed form, choose by simulation."""
     if request.options.schedule not in MEASURES:
         priced, bound_s = best_of_schedule(request)
@@ -153,10 +153,10 @@ def _step_time(request: Request) -> Decision:
     return Decision(priced, bound, _simulated_bound(request, priced), best_value)
 
 
-def _by_measure(measure: Measure) -> Callable[[Request], Decision]:
+def _by_measure(measure: Measure) -> Callable[[PlanningRequest], Decision]:
     """Solvers of objectives that the search minimises itself."""
 
-    def solver(request: Request) -> Decision:
+    def solver(request: PlanningRequest) -> Decision:
         pool, bound = _search(request, measure)
         priced = _first(request, pool)
         return Decision(priced, min(bound, priced.value), _simulated_bound(request, priced))
@@ -164,7 +164,7 @@ def _by_measure(measure: Measure) -> Callable[[Request], Decision]:
     return solver
 
 
-def _devices(request: Request) -> Decision:
+def _devices(request: PlanningRequest) -> Decision:
     """Fewest devices first; among plans with as many, the least step."""
     effort = Effort(request.deadline)
     fewest, found, is_proven = math.inf, None, request.is_whole
@@ -188,7 +188,7 @@ def _devices(request: Request) -> Decision:
     return Decision(priced, bound, _simulated_bound(request, priced))
 
 
-def _memory(request: Request) -> Decision:
+def _memory(request: PlanningRequest) -> Decision:
     """The least limit under which there is a plan; among those plans, the least step.
 
     Bisection between a limit nothing fits and the largest device of a plan that was found.
@@ -221,16 +221,16 @@ def _memory(request: Request) -> Decision:
     return Decision(priced, bound, _simulated_bound(request, priced))
 
 
-def _first(request: Request, pool: Pool) -> Priced:
+def _first(request: PlanningRequest, pool: Pool) -> Priced:
     """The best plan of the search; one of the candidates if it was given up without any."""
     return request.pricer.price(pool.best(1)[0]) if pool.values else _fastest(request, pool)
 
 
-def _largest_bytes(request: Request, assignment: Assignment) -> int:
+def _largest_bytes(request: PlanningRequest, assignment: Assignment) -> int:
     return max(stage.memory.total_bytes for stage in request.pricer.stages(assignment))
 
 
-def _balance(request: Request) -> Decision:
+def _balance(request: PlanningRequest) -> Decision:
     """The largest stage as small as possible; stage s on device s.
 
     Raises:
@@ -246,7 +246,7 @@ def _balance(request: Request) -> Decision:
     return Decision(priced, bound, _simulated_bound(request, priced))
 
 
-SOLVERS: dict[Objective, Callable[[Request], Decision]] = {
+SOLVERS: dict[Objective, Callable[[PlanningRequest], Decision]] = {
     "step_time": _step_time,
     "throughput": _by_measure("throughput"),
     "latency": _by_measure("latency"),
@@ -258,7 +258,7 @@ SOLVERS: dict[Objective, Callable[[Request], Decision]] = {
 }
 
 
-def _model(request: Request) -> Measure:
+def _model(request: PlanningRequest) -> Measure:
     return MEASURES[request.options.schedule]
 
 
@@ -281,12 +281,12 @@ def _given(table: StageTable) -> StageTable:
     return table
 
 
-def _coarse(request: Request, size: int) -> StageTable:
+def _coarse(request: PlanningRequest, size: int) -> StageTable:
     """Stages between at most so many positions."""
     return request.coarse(size).stages
 
 
-def _refined(request: Request, pool: Pool) -> StageTable | None:
+def _refined(request: PlanningRequest, pool: Pool) -> StageTable | None:
     """Stages that begin and end about where those of the best plan do."""
     best = pool.best(1)
     if not best or best[0].order:
@@ -296,7 +296,7 @@ def _refined(request: Request, pool: Pool) -> StageTable | None:
 
 
 def _search(
-    request: Request,
+    request: PlanningRequest,
     measure: Measure,
     *,
     max_ranks: int | None = None,
@@ -325,7 +325,7 @@ def _search(
             continue
         effort = Effort(request.deadline, gap=max(level.gap, request.options.gap))
         bound = math.inf
-        for part in parts(costs, devices, request.options):
+        for part in search_parts(costs, devices, request.options):
             search = BoxSearch(
                 part.space, measure, effort,
                 tied_s=part.tied_s, max_ranks=max_ranks, best_value=best * (1 + 1e-9),
@@ -355,7 +355,7 @@ def _search(
     return pool, min(least, best)
 
 
-def _order_free(request: Request, measure: Measure) -> float:
+def _order_free(request: PlanningRequest, measure: Measure) -> float:
     """A bound for every order of the layers, where not all of them are searched."""
     free = request.order_free
     if free is None:
@@ -379,7 +379,7 @@ def _assignment(hops: Sequence[Hop], search: BoxSearch) -> Assignment:
     )
 
 
-def _fastest(request: Request, pool: Pool) -> Priced:
+def _fastest(request: PlanningRequest, pool: Pool) -> Priced:
     """The smallest simulated step; ties by objective, then fewer stages, then earlier cuts.
 
     The search's best plans, uniform grids, and small changes to the fastest of them compete.
@@ -405,7 +405,7 @@ def _fastest(request: Request, pool: Pool) -> Priced:
     return _or_its_baselines(request, race.best)
 
 
-def _or_its_baselines(request: Request, priced: Priced) -> Priced:
+def _or_its_baselines(request: PlanningRequest, priced: Priced) -> Priced:
     """The plan or a baseline of it that is faster, in the plan's own order of the layers."""
     order = priced.assignment.order
     if not order:
@@ -416,7 +416,7 @@ def _or_its_baselines(request: Request, priced: Priced) -> Priced:
     return priced if best is own else request.pricer.price(replace(best.assignment, order=order))
 
 
-def _neighbours(request: Request, assignment: Assignment) -> Iterator[Assignment]:
+def _neighbours(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignment]:
     """The same with one cut moved or devices shared out anew, in its own order of the layers."""
     order, own = assignment.order, replace(assignment, order=())
     view = request.in_order(order) if order else request
@@ -426,7 +426,7 @@ def _neighbours(request: Request, assignment: Assignment) -> Iterator[Assignment
                 yield replace(other, order=order)
 
 
-def _work_s(request: Request) -> float:
+def _work_s(request: PlanningRequest) -> float:
     """All work on all devices, or one micro-batch on the fastest: no step is below."""
     whole_s = sum(request.costs.stages.whole_s)
     speeds = [entry.speed for entry in request.cluster.devices]
@@ -434,7 +434,7 @@ def _work_s(request: Request) -> float:
     return max(shared_s, whole_s / max(speeds)) * (1 - ROUNDING)
 
 
-def _simulated_bound(request: Request, priced: Priced) -> float:
+def _simulated_bound(request: PlanningRequest, priced: Priced) -> float:
     """No plan's simulated step is below: `docs/planner.md`, the last section."""
     options, fastest = request.options, request.devices.fastest
     forward_s, backward_s = request.costs.stages.whole_s
@@ -466,7 +466,7 @@ MAX_PLANS = 5
 """The best plans of each part."""
 
 
-def steady(request: Request) -> Iterator[Assignment]:
+def steady(request: PlanningRequest) -> Iterator[Assignment]:
     """The plans of least time per micro-batch that a search of some ten milliseconds finds.
 
     The closed form of a step adds up every stage's share of warm-up and drain; where stages have
@@ -476,7 +476,7 @@ def steady(request: Request) -> Iterator[Assignment]:
         return
     table = request.coarse(MAX_ATOMS).stages
     effort = Effort(request.deadline, gap=3e-2)
-    for part in parts(table, request.devices, request.options, with_ties=False):
+    for part in search_parts(table, request.devices, request.options, with_ties=False):
         search = BoxSearch(part.space, "throughput", effort)
         try:
             search.run(max_searches=MAX_SEARCHES)

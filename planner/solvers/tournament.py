@@ -9,7 +9,7 @@ from ...core.errors import InvalidInput
 from ...schedules.traits import SPLIT_BACKWARD
 from ..cost.assignment import Assignment
 from ..cost.plan_cost import Priced, StagePrice
-from ..problem.problem import Request
+from ..problem.problem import PlanningRequest
 
 NEAR = 0.05
 """How far above the fastest plan, relatively, others are still worth changing."""
@@ -36,7 +36,7 @@ class Race:
 
     def __init__(
         self,
-        request: Request,
+        request: PlanningRequest,
         max_actions: int = MAX_ACTIONS,
         alike: Callable[[Assignment], Hashable] = lambda entry: entry.num_stages,
         slack: float = 1e-9,

@@ -12,7 +12,7 @@ from ...core.errors import InvalidInput, PlanMismatch
 from ...core.plan.plan import Baseline, DirectSend, Plan, Stage
 from ...core.profile.profile import Profile
 from ..dag.reorder import by_name, in_order
-from ..problem.arguments import as_planned, cluster_of, plan_of, profile_of
+from ..problem.input_checks import parse_cluster, require_plan, require_profile, scale_to_plan
 from ..simulator.plan_timeline import plan_timeline
 from .reference_cost import ReferenceSplit
 
@@ -35,9 +35,9 @@ def validate(plan: Plan, profile: Profile, cluster: Cluster | str) -> None:
         PlanMismatch: The plan is for another profile or cluster, or a number in it is wrong; the
             message lists every discrepancy found.
     """
-    plan, profile, cluster = plan_of(plan), profile_of(profile), cluster_of(cluster)
+    plan, profile, cluster = require_plan(plan), require_profile(profile), parse_cluster(cluster)
     profile_id = profile.content_id()
-    profile = as_planned(plan, profile)
+    profile = scale_to_plan(plan, profile)
     faults = list(_identity_faults(plan, profile, profile_id))
     unknown = list(_device_faults(plan, cluster))
     try:

@@ -9,8 +9,7 @@ from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.plan.plan import Pin, PlanOptions
 from stagewright.core.profile.profile import Profile
 from stagewright.planner.assemble import build_plan
-from stagewright.planner.cost.chain import tables
-from stagewright.planner.problem.problem import Request
+from stagewright.planner.problem.problem import PlanningRequest
 from stagewright.planner.solvers.solve import solve
 from tests.builders import random_profile
 from tests.planner.oracle import least
@@ -49,9 +48,7 @@ class Instance:
 
 def plan_alone(given):
     """`plan`, but for the ways out that an `Infeasible` names: they take longer than the plan."""
-    request = Request(
-        given.profile, given.cluster, given.options, lambda cuts: tables(given.profile, cuts)
-    )
+    request = PlanningRequest(given.profile, given.cluster, given.options)
     return build_plan(request, solve(request))
 
 

@@ -11,9 +11,9 @@ from stagewright.core.errors import Infeasible, InvalidInput, PlanMismatch
 from stagewright.core.graph.tensors import TensorSpec
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.profile.profile import Profile
+from stagewright.core.profile.scale import scale_profile
 from stagewright.planner.microbatch_size import MAX_MICROBATCHES, MAX_SIZES, sizes_to_try
 from stagewright.planner.plan import plan
-from stagewright.planner.problem.arguments import scale_profile
 from stagewright.planner.validation.validate import validate
 from tests.builders import chain_profile, random_cluster, random_profile
 
@@ -114,7 +114,7 @@ def test_a_size_nobody_measured_is_an_estimate():
     assert "probably longer than they will be" in " ".join(larger.notes)
     few = plan(profile, "2xcpu", PlanOptions(batch_size=3))
     assert (few.inputs[0].shape, few.estimated) == ((3, 8), True)
-    assert "scaled in proportion from micro-batches of 4 samples, which were profiled, to 3; the " \
+    assert "scale_profile in proportion from micro-batches of 4 samples, which were profiled, to 3; the " \
         "times are probably shorter than they will be" in " ".join(few.notes)  # fmt: skip
     assert "ESTIMATED profile" in str(few)
     validate(few, profile, Cluster.parse("2xcpu"))

@@ -13,7 +13,7 @@ from stagewright.planner.cost.chain import tables
 from stagewright.planner.dag import layer_graph as branches_module
 from stagewright.planner.dag.layer_graph import Branches, strong_components
 from stagewright.planner.plan import plan
-from stagewright.planner.problem.problem import Request
+from stagewright.planner.problem.problem import PlanningRequest
 from stagewright.planner.solvers.solve import solve
 from stagewright.planner.validation.validate import validate
 from tests.builders import chain_profile
@@ -38,12 +38,7 @@ OBJECTIVES = ["step_time", "throughput", "latency", "memory", "devices"]
 def planned(problem):
     """The plan, checked; `None` where there is none (without looking for ways out)."""
     try:
-        request = Request(
-            problem.profile,
-            problem.cluster,
-            problem.options,
-            lambda positions: tables(problem.profile, positions),
-        )
+        request = PlanningRequest(problem.profile, problem.cluster, problem.options)
         made = build_plan(request, solve(request))
     except Infeasible:
         return None

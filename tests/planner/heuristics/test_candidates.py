@@ -6,17 +6,14 @@ from dataclasses import replace
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.cost.assignment import placed
-from stagewright.planner.cost.chain import tables
 from stagewright.planner.heuristics.candidates import reshape_stages
 from stagewright.planner.plan import plan
-from stagewright.planner.problem.problem import Request
+from stagewright.planner.problem.problem import PlanningRequest
 from tests.builders import chain_profile, random_profile
 
 
 def _request(profile, cluster, **options):
-    return Request(
-        profile, cluster, PlanOptions(max_replicas=None, **options), lambda at: tables(profile, at)
-    )
+    return PlanningRequest(profile, cluster, PlanOptions(max_replicas=None, **options))
 
 
 def test_devices_move_stages_split_and_merge_by_hand():

@@ -33,26 +33,26 @@ def refused(*pins, cluster=TWO_KINDS, profile=None, **options):
 @pytest.mark.parametrize(
     ("pins", "options", "said"),
     [
-        ([at(3, stage=4)], {}, "pins[0] ('layer.3' in stage 4) cannot hold: 4 cuts are needed in "
-         "front of the layer and 3 are allowed; pin it to stage 3 or lower"),
-        ([at(1, kind="c")], {}, "pins[0] ('layer.1' on a 'c') needs a kind of device the cluster "
-         "does not have, it has 'a' and 'b'; name one of its kinds"),
+        ([at(3, stage=4)], {}, "pins[0] ('layer.3' in stage 4) cannot be kept: 4 cuts are needed "
+         "before the layer, but only 3 are allowed; pin it to stage 3 or lower"),
+        ([at(1, kind="c")], {}, "pins[0] ('layer.1' on a 'c') needs a kind of device that the "
+         "cluster does not have; choose 'a' or 'b'"),
         ([at(3, stage=2)], {"num_stages": 2}, "pins[0] ('layer.3' in stage 2) needs at least 3 "
-         "stages, and num_stages=2 allows 2; pin it to a lower stage or ask for more"),
+         "stages, but num_stages=2 allows 2; pin it to a lower stage or allow more stages"),
         ([at(3, stage=2)], {"max_stages": 2}, "max_stages=2 allows 2"),
-        ([at(2, stage=0)], {"num_stages": 3}, "pins[0] ('layer.2' in stage 0) cannot hold with "
-         "num_stages=3: 2 cuts are needed behind the layer and 1 are allowed"),
+        ([at(2, stage=0)], {"num_stages": 3}, "pins[0] ('layer.2' in stage 0) cannot be kept "
+         "with num_stages=3: 2 cuts are needed after the layer, but only 1 are allowed"),
         ([at(0, kind="a"), at(2, stage=0), at(2, stage=1)], {},
-         "pins[1] ('layer.2' in stage 0) and pins[2] ('layer.2' in stage 1) cannot both hold: "
-         "a layer is in one stage; change or drop one of them"),
+         "pins[1] ('layer.2' in stage 0) and pins[2] ('layer.2' in stage 1) cannot both be kept: "
+         "a layer belongs to one stage; change or drop one of them"),
         ([at(3, stage=1), at(2, stage=2)], {},
          "'layer.2' comes before 'layer.3', and stages follow the layers"),
         ([at(1, stage=0), at(2, stage=2)], {},
-         "2 cuts are needed between 'layer.1' and 'layer.2' and 1 are allowed"),
-        ([at(1, kind="a"), at(1, kind="b")], {}, "cannot both hold: layers of one stage are on"),
-        ([at(0, kind="a"), at(2, stage=0), at(1, kind="b")], {}, "cannot all hold: "),
+         "2 cuts are needed between 'layer.1' and 'layer.2', but only 1 are allowed"),
+        ([at(1, kind="a"), at(1, kind="b")], {}, "cannot both be kept: a stage runs on"),
+        ([at(0, kind="a"), at(2, stage=0), at(1, kind="b")], {}, "cannot all be kept: "),
         ([at(0, kind="a"), at(1, kind="b"), at(2, kind="a")], {"max_stages": 2},
-         "pins[2] ('layer.2' on a 'a') cannot all hold with max_stages=2: "),
+         "pins[2] ('layer.2' on a 'a') cannot all be kept with max_stages=2: "),
     ],
 )  # fmt: skip
 def test_the_pins_and_both_numbers_are_named(pins, options, said):
@@ -64,12 +64,12 @@ def test_a_cut_that_is_not_legal_is_not_counted():
     gaps = (boundary(0), boundary(1, legal=False), boundary(2))
     profile = type(profile).model_validate({**dict(profile), "boundaries": gaps})
     said = refused(at(2, stage=2), profile=profile)
-    assert "2 cuts are needed in front of the layer and 1 are allowed" in said
+    assert "2 cuts are needed before the layer, but only 1 are allowed" in said
 
 
 def test_more_devices_help_where_there_are_too_few():
     profile, pins = chain_profile([1] * 4), (at(3, stage=3),)
-    with pytest.raises(Infeasible, match=r"pins\[0\] .* needs 4 devices, the cluster has 2") as got:
+    with pytest.raises(Infeasible, match=r"pins\[0\] .* needs 4 devices, but the") as got:
         plan(profile, "2xcpu", PlanOptions(pins=pins))
     assert (got.value.required, got.value.available) == (4, 2)
     assert {entry.text for entry in got.value.ways_out} == {"4 devices", "no pins"}

@@ -13,7 +13,7 @@ from stagewright.core.plan.plan import Pin, PlanOptions
 from stagewright.planner.cost.assignment import Assignment, moved_forward
 from stagewright.planner.cost.chain import tables
 from stagewright.planner.cost.device_classes import devices_of
-from stagewright.planner.problem.constraints import allowed_positions, parts
+from stagewright.planner.problem.constraints import allowed_positions, search_parts
 from stagewright.planner.search import label_setting_numpy as labels_numpy
 from stagewright.planner.search.arcs import Space
 from stagewright.planner.search.branch_and_bound import largest_metrics
@@ -74,9 +74,9 @@ def problem(seed, measure=None):
         tied=draw.choice(["priced", "together"]),
     )
     costs = tables(profile, allowed_positions(profile, options))
-    found = list(parts(costs.stages, devices_of(cluster, options), options))
+    found = list(search_parts(costs.stages, devices_of(cluster, options), options))
     if not found:  # pinned to a stage that no plan has
-        found = list(parts(costs.stages, devices_of(cluster, PlanOptions()), PlanOptions()))
+        found = list(search_parts(costs.stages, devices_of(cluster, PlanOptions()), PlanOptions()))
     space = draw.choice(found).space
     measure = measure or draw.choice([options.schedule, "throughput", "latency", "simulated_bound"])
     return Problem(space, space.moves(measure), space.machine(), space.rules(measure))

@@ -9,8 +9,7 @@ import pytest
 from stagewright.core.cluster.cluster import Cluster, LinkLevel
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.cost.assignment import placed
-from stagewright.planner.cost.chain import tables
-from stagewright.planner.problem.problem import Request
+from stagewright.planner.problem.problem import PlanningRequest
 from stagewright.planner.solvers.replica_rounding import filled
 from stagewright.planner.solvers.solve import Pool
 from stagewright.planner.validation.reference_placement import StagePlacement
@@ -31,7 +30,7 @@ def start_of(cluster, replicas, **asked):
     """A request, and a plan of it with so many replicas."""
     options = PlanOptions(**{"num_microbatches": 40, "max_replicas": None, **asked})
     profile = chain_profile([1] * 4, saved_bytes=100)
-    request = Request(profile, cluster, options, lambda cuts: tables(profile, cuts))
+    request = PlanningRequest(profile, cluster, options)
     return request, placed((0, 1, 4), replicas, request.devices)
 
 
@@ -93,10 +92,8 @@ def test_a_plan_on_whole_groups_is_no_worse():
         )
         cluster = Cluster(devices=Cluster.uniform(24).devices, levels=levels)
         profile = random_profile(seed, 5, illegal=0)
-        request = Request(
-            profile, cluster, PlanOptions(num_microbatches=48, max_replicas=None),
-            lambda cuts, profile=profile: tables(profile, cuts),
-        )  # fmt: skip
+        request = PlanningRequest(
+            profile, cluster, PlanOptions(num_microbatches=48, max_replicas=None))  # fmt: skip
         start = placed((0, 2, 5), (sizes[-1], draw.randrange(1, 18)), request.devices)
         if start is None:
             continue

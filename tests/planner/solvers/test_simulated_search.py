@@ -15,7 +15,7 @@ from stagewright.planner.cost.chain import legal_positions, tables
 from stagewright.planner.cost.device_classes import devices_of
 from stagewright.planner.cost.plan_cost import Pricer
 from stagewright.planner.plan import plan
-from stagewright.planner.problem.problem import Request
+from stagewright.planner.problem.problem import PlanningRequest
 from stagewright.planner.solvers import simulated_search as several
 from stagewright.planner.solvers.device_layouts import spreads
 from stagewright.planner.solvers.tournament import Race
@@ -115,7 +115,7 @@ def test_numbers_that_do_not_divide_into_rounds_are_passed_over(schedule, num_mi
 def test_a_race_passes_over_what_the_schedule_refuses():
     profile, cluster = chain_profile([1e-3] * 12), Cluster.uniform(3)
     options = PlanOptions(schedule="interleaved_1f1b", num_microbatches=128)
-    request = Request(profile, cluster, options, lambda cuts: tables(profile, cuts))
+    request = PlanningRequest(profile, cluster, options)
     race = Race(request)
     cuts = tuple(range(0, 13, 2))
     refused = Assignment(cuts, (1,) * 6, (0,) * 6, (1, 2, 3) * 2, (False,) * 6, chunks=2)
@@ -239,7 +239,7 @@ def test_refusals_name_what_does_not_go():
     with pytest.raises(InvalidInput, match="on each device, and num_stages=3 is not a multiple of"):
         plan(even, flat, PlanOptions(schedule="zbv", num_stages=3))
     error = refusal(even, flat, schedule="looped_bfs", num_stages=10)
-    assert "10 stages, 2 on each, need 5 devices, the cluster has 4" in str(error)
+    assert "10 stages, 2 on each, need 5 devices, but the cluster has 4" in str(error)
     error = refusal(even, flat, schedule="interleaved_1f1b", num_stages=6, num_microbatches=7)
     assert "7 cannot be divided into 2 rounds over 3 ranks" in str(error)
     assert error.constraint == "schedule"
@@ -366,11 +366,10 @@ def test_a_deadline_holds_and_brings_a_plan(schedule, memory_bytes):
 def test_little_time_goes_into_the_most_promising_plan(left_s):
     """On a busy machine 0.3 s brought 6 stages on 3 devices, and no time at all 128 on 64."""
     profile = chain_profile([1e-3] * 200, parameter_bytes=40, saved_bytes=20)
-    request = Request(
+    request = PlanningRequest(
         profile,
         Cluster.uniform(64),
         PlanOptions(schedule="looped_bfs", num_microbatches=128),
-        lambda cuts: tables(profile, cuts),
         deadline=time.monotonic() + left_s,
     )
     first = several.Several(request).promising()[0]

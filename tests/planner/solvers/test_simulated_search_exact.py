@@ -8,10 +8,9 @@ import pytest
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan.plan import Pin, PlanOptions
-from stagewright.planner.cost.chain import tables
 from stagewright.planner.cost.device_classes import devices_of
 from stagewright.planner.plan import plan
-from stagewright.planner.problem.problem import Request
+from stagewright.planner.problem.problem import PlanningRequest
 from stagewright.planner.solvers.simulated_bound import LeastStep
 from stagewright.planner.validation.reference_cost import ReferenceSplit
 from stagewright.planner.validation.validate import validate
@@ -125,7 +124,7 @@ def test_plans_are_valid_near_the_best_and_not_below_the_bound():
 
 def bound_s(profile, cluster, **asked):
     options = PlanOptions(**asked)
-    request = Request(profile, cluster, options, lambda cuts: tables(profile, cuts))
+    request = PlanningRequest(profile, cluster, options)
     return LeastStep(request, chunks_of(options)).bound_s()
 
 
@@ -157,7 +156,7 @@ def test_rows_of_bytes_are_the_pricers(seed):
     draw = random.Random(seed)
     profile = random_profile(seed, 7, storages=draw.random() < 0.5)
     options = PlanOptions(schedule="zero_bubble", optimizer=draw.choice(["none", "adam"]))
-    request = Request(profile, Cluster.uniform(2), options, lambda cuts: tables(profile, cuts))
+    request = PlanningRequest(profile, Cluster.uniform(2), options)
     pricer = request.pricer
     for first, last in combinations(range(request.costs.num_atoms + 1), 2):
         for way in product((False, True), (1, 5), (1, 3)):

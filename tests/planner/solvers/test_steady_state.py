@@ -5,9 +5,8 @@ import random
 import pytest
 
 from stagewright.core.plan.plan import PlanOptions
-from stagewright.planner.cost.chain import tables
 from stagewright.planner.plan import plan
-from stagewright.planner.problem.problem import Request
+from stagewright.planner.problem.problem import PlanningRequest
 from stagewright.planner.solvers.solve import steady
 from tests.builders import random_profile
 from tests.planner.instances import draw_cluster
@@ -27,7 +26,7 @@ def test_a_plan_for_throughput_has_no_shorter_step(seed):
     made = plan(profile, cluster, PlanOptions(**asked))
     other = plan(profile, cluster, PlanOptions(**asked, objective="throughput"))
     assert made.step_time_s <= other.step_time_s * (1 + 1e-9)
-    request = Request(profile, cluster, PlanOptions(**asked), lambda cuts: tables(profile, cuts))
+    request = PlanningRequest(profile, cluster, PlanOptions(**asked))
     for entry in steady(request):
         priced = request.pricer.priced_if_usable(entry)
         assert priced is None or made.step_time_s <= priced.step_time_s * (1 + 1e-9)

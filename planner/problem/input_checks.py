@@ -1,0 +1,276 @@
+"""Checks of what a caller passes, before anything is planned.
+
+Types of arguments, which options go together (the table is in `docs/planner.md`), and numbers
+whose sums would overflow or lose bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from fractions import Fraction
+from numbers import Real
+from pathlib import Path
+
+from ...core.cluster.cluster import Cluster
+from ...core.errors import InvalidInput
+from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, Plan, PlanOptions
+from ...core.profile.profile import Profile
+from ...core.profile.scale import scale_profile
+from ...schedules.traits import FOLDED, SEVERAL_STAGES
+from ..cost.chain import parameters_of
+from ..cost.device_classes import LARGEST_TOTAL_BYTES, LARGEST_TOTAL_S, Devices
+
+CHUNKED = tuple(name for name in SEVERAL_STAGES if name not in FOLDED)
+"""Schedules whose number of stages per device can be chosen."""
+
+TRAINING_ONLY = ("schedule", "num_microbatches", "max_replicas", "recompute", "optimizer")
+"""Options of a training step, without effect on ``latency``: one forward, no backward."""
+
+
+def require_profiles(profile: Profile | Sequence[Profile]) -> tuple[Profile, ...]:
+    """Return one or several profiles as a tuple.
+
+    Raises:
+        InvalidInput: There is no profile, or something else.
+    """
+    if isinstance(profile, str) or not isinstance(profile, Sequence):
+        return (require_profile(profile),)
+    if not profile:
+        raise InvalidInput("give at least one profile", field="/profile")
+    return tuple(map(require_profile, profile))
+
+
+def require_profile(profile: Profile | str) -> Profile:
+    """Return the profile, or raise `InvalidInput` if it is something else, such as a path."""
+    if isinstance(profile, Profile):
+        return profile
+    raise _wrong_type("profile", "Profile", profile)
+
+
+def require_plan(plan: Plan | str) -> Plan:
+    """Return the plan, or raise `InvalidInput` if it is something else, such as a path."""
+    if isinstance(plan, Plan):
+        return plan
+    raise _wrong_type("plan", "Plan", plan)
+
+
+def _wrong_type(name: str, expected: str, found: object) -> InvalidInput:
+    remedy = f"give a {expected}"
+    if isinstance(found, str | Path):
+        remedy = f"read it first: {expected}.read({str(found)!r})"
+    return InvalidInput(f"the {name} is a {type(found).__name__}; {remedy}", field=f"/{name}")
+
+
+def parse_cluster(cluster: Cluster | str) -> Cluster:
+    """Return the cluster, parsed if it is given as shorthand.
+
+    Raises:
+        InvalidInput: The shorthand is malformed, or the cluster is something else.
+    """
+    if isinstance(cluster, str):
+        return Cluster.parse(cluster)
+    if not isinstance(cluster, Cluster):
+        raise InvalidInput(
+            f"the cluster is a {type(cluster).__name__}; give a Cluster, or its shorthand such as "
+            "'4x24GB'",
+            field="/cluster",
+        )
+    return cluster
+
+
+def require_options(options: PlanOptions | None) -> PlanOptions:
+    """Return the options, or the defaults for `None`; raise `InvalidInput` for anything else."""
+    if options is None:
+        return PlanOptions()
+    if not isinstance(options, PlanOptions):
+        raise InvalidInput(
+            f"the options are a {type(options).__name__}; give PlanOptions(num_stages=4, ...)",
+            field="/options",
+        )
+    return options
+
+
+def compute_deadline(deadline_s: float | None) -> float:
+    """Return the deadline on the clock of `time.monotonic`; infinite for `None`.
+
+    Raises:
+        InvalidInput: The seconds are negative or not a number.
+    """
+    if deadline_s is None:
+        return math.inf
+    is_number = isinstance(deadline_s, Real) and not isinstance(deadline_s, bool)
+    if not is_number or not deadline_s >= 0:
+        raise InvalidInput(
+            f"deadline_s is {deadline_s!r}; give seconds of at least 0, or None for no deadline",
+            field="/deadline_s",
+        )
+    return time.monotonic() + deadline_s
+
+
+def scale_to_plan(plan: Plan, profile: Profile) -> Profile:
+    """Return the profile scale_profile to the micro-batch size of a plan that chose it itself."""
+    if plan.options.batch_size is None or not plan.inputs or not profile.inputs:
+        return profile
+    before, after = profile.inputs[0].shape, plan.inputs[0].shape
+    if not before or not after or not before[0] or not after[0]:
+        return profile
+    return scale_profile(profile, Fraction(after[0], before[0]))
+
+
+def check_options(options: PlanOptions) -> None:
+    """Refuse options that no plan of this objective and schedule can keep or use.
+
+    Raises:
+        InvalidInput: The message names the option and an alternative.
+    """
+    if not _is_default(options, "chunks"):
+        _check_chunks(options)
+    if options.max_extra_in_flight:
+        _check_extra(options)
+    if options.max_stages is not None and (options.num_stages or 0) > options.max_stages:
+        raise InvalidInput(
+            f"num_stages={options.num_stages} is more than max_stages={options.max_stages}; give "
+            "only one of them",
+            field="/options/num_stages",
+        )
+    if options.schedule in SEVERAL_STAGES and options.objective != "latency":
+        _check_stage_counts(options)
+
+
+def chunks_of(options: PlanOptions) -> int:
+    """Return the number of stages per device."""
+    if options.objective == "latency" or options.schedule not in SEVERAL_STAGES:
+        return 1
+    return 2 if options.schedule in FOLDED else options.chunks
+
+
+def _check_stage_counts(options: PlanOptions) -> None:
+    chunks = chunks_of(options)
+    each = f"the {options.schedule} schedule puts {chunks} stages on each device"
+    wanted = options.num_stages
+    if wanted is not None and wanted % chunks:
+        raise InvalidInput(
+            f"{each}, and num_stages={wanted} is not a multiple of {chunks}; ask for "
+            f"{-(-wanted // chunks) * chunks}",
+            field="/options/num_stages",
+        )
+    if options.max_stages is not None and options.max_stages < chunks:
+        raise InvalidInput(
+            f"{each}, more than max_stages={options.max_stages}; allow {chunks}, or ask for "
+            "another schedule",
+            field="/options/max_stages",
+        )
+
+
+def option_notes(options: PlanOptions) -> list[str]:
+    """Return a note on options without effect on the objective."""
+    if options.objective != "latency":
+        return []
+    unused = [name for name in TRAINING_ONLY if not _is_default(options, name)]
+    if not unused:
+        return []
+    return [f"latency is of one micro-batch's forward, on which {_listed(unused)} no effect"]
+
+
+def _check_chunks(options: PlanOptions) -> None:
+    if options.schedule in CHUNKED and options.objective != "latency":
+        return
+    if options.schedule in FOLDED:
+        why = f"the {options.schedule} schedule always puts 2 stages on a device"
+    elif options.objective == "latency":
+        why = "a plan for 'latency' puts 1 stage on a device"
+    else:
+        why = f"the {options.schedule} schedule puts 1 stage on a device"
+    raise InvalidInput(
+        f"chunks={options.chunks} has no effect: {why}; leave it at its default, or choose "
+        f"'step_time' with one of {', '.join(CHUNKED)}",
+        field="/options/chunks",
+    )
+
+
+def _check_extra(options: PlanOptions) -> None:
+    if options.objective == "step_time" and options.schedule == "1f1b":
+        return
+    what = (
+        f"the objective {options.objective!r}"
+        if options.objective != "step_time"
+        else f"the {options.schedule} schedule"
+    )
+    raise InvalidInput(
+        f"max_extra_in_flight={options.max_extra_in_flight} has no effect with {what}; leave it "
+        "at 0, or choose 'step_time' with the 1f1b schedule",
+        field="/options/max_extra_in_flight",
+    )
+
+
+def _is_default(options: PlanOptions, name: str) -> bool:
+    return bool(getattr(options, name) == PlanOptions.model_fields[name].default)
+
+
+def _listed(names: list[str]) -> str:
+    """Return, for example, ``schedule has`` or ``schedule and optimizer have``."""
+    if len(names) == 1:
+        return f"{names[0]} has"
+    return f"{', '.join(names[:-1])} and {names[-1]} have"
+
+
+def check_magnitude(profile: Profile, devices: Devices, options: PlanOptions) -> None:
+    """Raise `InvalidInput` if sums of times or bytes would overflow or lose precision."""
+    _check_bytes(profile, options)
+    _check_times(profile, devices, options)
+    _check_links(profile, devices.cluster, options)
+
+
+def _check_bytes(profile: Profile, options: PlanOptions) -> None:
+    state = OPTIMIZER_BYTES_PER_ELEMENT[options.optimizer]
+    resident = sum(entry.size_bytes * 2 + entry.numel * state for entry in parameters_of(profile))
+    per_microbatch = (
+        sum(entry.size_bytes for entry in profile.storages)
+        + sum(entry.saved_activation_bytes for entry in profile.layers)
+        + sum(gap.forward_bytes + gap.backward_bytes for gap in profile.boundaries)
+        + sum(tensor.size_bytes for tensor in profile.inputs)
+        + (profile.loss.saved_activation_bytes if profile.loss else 0)
+    )
+    workspace = sum(entry.workspace_bytes for entry in profile.layers)
+    total = resident + workspace + options.num_microbatches * per_microbatch
+    if total > LARGEST_TOTAL_BYTES:
+        raise InvalidInput(
+            f"the profile's bytes add up to {total} over {options.num_microbatches} "
+            f"micro-batches; at most {LARGEST_TOTAL_BYTES} (1 EiB) are accepted"
+        )
+
+
+def _check_times(profile: Profile, devices: Devices, options: PlanOptions) -> None:
+    total_s = sum(entry.forward.median_s + entry.backward.median_s for entry in profile.layers)
+    if profile.loss:
+        total_s += profile.loss.forward.median_s + profile.loss.backward.median_s
+    slowest = min(*(entry.speed for entry in devices.classes), 1.0)
+    if not total_s / slowest * options.num_microbatches < LARGEST_TOTAL_S:
+        raise InvalidInput(
+            f"the profile's times add up to {total_s} s; less than {LARGEST_TOTAL_S:g} s over all "
+            "micro-batches is accepted"
+        )
+
+
+def _check_links(profile: Profile, cluster: Cluster, options: PlanOptions) -> None:
+    num_devices = len(cluster.devices)
+    parameters = parameters_of(profile)
+    whole = sum(entry.size_bytes for entry in parameters)
+    for level in cluster.levels:
+        per_microbatch_s = sum(
+            level.transfer_time_s(gap.forward_bytes) + level.transfer_time_s(gap.backward_bytes)
+            for gap in profile.boundaries
+        )
+        summed_s = level.all_reduce_time_s(whole, num_devices) + sum(
+            level.all_reduce_time_s(entry.size_bytes, num_devices)
+            for entry in parameters
+            if len(entry.layers) > 1
+        )
+        total_s = per_microbatch_s * options.num_microbatches + summed_s
+        if not total_s < LARGEST_TOTAL_S:
+            raise InvalidInput(
+                f"link level {level.name!r} would take {total_s:g} s to send what the profile "
+                f"exchanges; less than {LARGEST_TOTAL_S:g} s is accepted"
+            )
