@@ -72,7 +72,7 @@ def plan_batch(
 ) -> Plan:
     """The best plan over the micro-batch sizes that divide ``options.batch_size``.
 
-    Sizes are `sizes_to_try`; a profile measured at a size is used for it, others are scale_profile from
+    Sizes are `sizes_to_try`; a profile measured at a size is used for it, others are scaled from
     the nearest (`scale_profile`). Small micro-batches keep a device less busy, which no scaling
     knows: sizes below all that were measured would look free. So they are not chosen for speed:
     only if nothing larger can be planned, and then the largest that can. Sizes that cannot beat

@@ -114,7 +114,7 @@ def test_a_size_nobody_measured_is_an_estimate():
     assert "probably longer than they will be" in " ".join(larger.notes)
     few = plan(profile, "2xcpu", PlanOptions(batch_size=3))
     assert (few.inputs[0].shape, few.estimated) == ((3, 8), True)
-    assert "scale_profile in proportion from micro-batches of 4 samples, which were profiled, to 3; the " \
+    assert "scaled in proportion from micro-batches of 4 samples, which were profiled, to 3; the " \
         "times are probably shorter than they will be" in " ".join(few.notes)  # fmt: skip
     assert "ESTIMATED profile" in str(few)
     validate(few, profile, Cluster.parse("2xcpu"))
