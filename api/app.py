@@ -17,6 +17,7 @@ from .auth.audit import AuditWriter
 from .auth.authenticate import Authenticator, TokenReader
 from .auth.jwks import SigningKeys
 from .auth.middleware import AuthMiddleware
+from .auth.sessions import Sessions
 from .http.allowed_methods import documented_paths
 from .http.problems import install_problems
 from .http.query_parameters import refuse_unknown_parameters
@@ -45,8 +46,6 @@ from .openapi import describe
 from .page import routes_pages, routes_sign_in, routes_views
 from .page.plan_views import Views
 from .page.security_headers import Pages
-from .page.session_middleware import SessionMiddleware
-from .page.sessions import Sessions
 from .page.templates import error_page, load
 from .planning.service import Planning
 from .planning.solver_pool import Solver
@@ -138,9 +137,10 @@ def create_app(
     )
     jobs = JobService(kept, planning, runner, board, offer)
 
-    authenticator = Authenticator(settings.token, kept, _token_reader(settings, kept))
-
-    sessions = Sessions()
+    sessions = Sessions(settings.session_key, settings.oidc)
+    authenticator = Authenticator(
+        settings.token, kept, _token_reader(settings, kept), sessions=sessions
+    )
     audit = AuditWriter(kept)
 
     @asynccontextmanager
@@ -171,7 +171,6 @@ def create_app(
             Middleware(FramingCheck),
             Middleware(HostCheck, allowed=settings.allowed_hosts),
             Middleware(OriginCheck),
-            Middleware(SessionMiddleware, sessions=sessions),
             Middleware(AuthMiddleware, authenticator=authenticator, audit=audit),
             Middleware(BodyLimit, max_bytes=settings.max_body_bytes),
             Middleware(ConcurrencyLimit),

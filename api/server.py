@@ -298,7 +298,7 @@ def _metrics_listener(settings: ServerSettings, metrics: Metrics) -> Iterator[No
 def _secrets(settings: ServerSettings) -> tuple[str, ...]:
     """What the log never holds."""
     password = database_url(settings.database).password
-    return tuple(text for text in (settings.token, password) if text)
+    return tuple(text for text in (settings.token, settings.session_key, password) if text)
 
 
 @contextmanager

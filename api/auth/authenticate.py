@@ -16,7 +16,8 @@ from ..store.records import ApiKey
 from ..store.store import Store
 from .login_throttle import LoginThrottle, too_many
 from .principal import OPERATOR, Principal
-from .scopes import SCOPES
+from .scopes import SAFE_METHODS, SCOPES
+from .sessions import Session, Sessions
 
 _SECRET = re.compile(SECRET_PREFIX + r"[A-Za-z0-9_-]{43}")
 _JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
@@ -41,6 +42,7 @@ class Authenticator:
         store: Has the API keys.
         tokens: Reads an identity provider's tokens; `None` if there is no provider.
         login_throttle: Counts wrong tokens.
+        sessions: Reads the cookies of browsers.
     """
 
     def __init__(
@@ -49,7 +51,10 @@ class Authenticator:
         store: Store,
         tokens: TokenReader | None,
         login_throttle: LoginThrottle | None = None,
+        sessions: Sessions | None = None,
     ) -> None:
+        self._own_token = token
+        self._sessions = Sessions() if sessions is None else sessions
         self._token = None if token is None else token.encode("ascii")
         self._looks_signed = token is not None and _JWT.fullmatch(token) is not None
         self._store = store
@@ -74,6 +79,14 @@ class Authenticator:
             Problem: 401, 429, or whatever the identity provider's tokens lead to.
             StoreUnavailable: The keys cannot be read.
         """
+        if scope is not None and "authorization" not in headers:
+            session = self._sessions.read(headers)
+            if session is not None:
+                # SameSite cookies keep other sites out, but not other ports of this host. Browsers
+                # name the page's origin with every change, and `OriginCheck` has compared it.
+                if scope["method"] not in SAFE_METHODS and "origin" not in headers:
+                    raise origin_missing()
+                return await self._principal_of_session(session)
         sent = bearer_token(headers)
         wait_s = self._login_throttle.wait_s(scope)
         if self._token is not None and not wait_s and compare_digest(sent, self._token):
@@ -100,6 +113,36 @@ class Authenticator:
             "e.g. from 'stagewright keys create'",
             error="invalid_token",
         )
+
+    async def _principal_of_session(self, session: Session) -> Principal:
+        """Return who signed in, if what they signed in with is still valid.
+
+        Raises:
+            Problem: 401: the key was revoked or has expired, or the server's token has changed.
+        """
+        if session.principal is not None:
+            return session.principal
+        if session.key_id is not None:
+            key = await run_in_threadpool(self._store.keys.by_id, session.key_id)
+            if key is not None:
+                return principal_of_key(key)
+        elif self._sessions.is_of_token(session, self._own_token):
+            return OPERATOR
+        # Nobody guesses a signed cookie, so this does not count as a wrong token.
+        raise unauthorized(
+            "session ended: its token was revoked, replaced or has expired; sign in again",
+            error="invalid_token",
+        )
+
+
+def origin_missing() -> Problem:
+    """Return the problem of a browser's request that does not say which page it comes from."""
+    return Problem(
+        403,
+        "foreign-origin",
+        "requests with a session cookie need the Origin header to change anything; programs send "
+        "'Authorization: Bearer <token>' instead of a cookie",
+    )
 
 
 def bearer_token(headers: Headers) -> bytes:

@@ -21,9 +21,6 @@ SECONDS_EACH = 6.0
 MAX_ADDRESSES = 10_000
 """Remembered; beyond that the one that has been quiet longest is forgotten."""
 
-SIGNED_IN = "signed_in"
-"""In a scope's state: the token is a session's, which was right when somebody signed in."""
-
 NETWORK_BITS = 64
 """Of an IPv6 address: whoever has one has all that begin alike."""
 
@@ -72,7 +69,7 @@ def too_many(wait_s: int) -> Problem:
 def _sender(scope: Scope) -> str:
     """Whose guess a request's token is; empty if it is none, or nobody knows."""
     client = scope.get("client")
-    if client is None or scope.get("state", {}).get(SIGNED_IN):
+    if client is None:
         return ""
     said = str(client[0])
     try:

@@ -10,11 +10,11 @@ from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from ..auth.audit import AuditWriter
+from ..auth.authenticate import origin_missing
 from ..auth.scopes import is_page
+from ..auth.sessions import LIFETIME_S, Sessions, cookie_name
 from ..http.problems import Problem
 from ..routes.dependencies import TheAuthenticator, from_state
-from .session_middleware import origin_missing
-from .sessions import LIFETIME_S, Sessions, cookie_name, cookie_of
 from .templates import render
 
 MAX_FIELDS = 8
@@ -48,8 +48,7 @@ async def sign_in(
     wanted = _own_path((sent.get("next") or ["/plans"])[0])
     try:
         raw = [(b"authorization", f"Bearer {token}".encode())]
-        stranger = {**request.scope, "state": {}}  # whoever is signed in guesses like others
-        principal = await authenticator.principal(Headers(raw=raw), stranger)
+        principal = await authenticator.principal(Headers(raw=raw), request.scope)
     except Problem as problem:
         if problem.document.status in REFUSED:
             await audit.denied(request.scope, None, problem.kind)
@@ -60,22 +59,22 @@ async def sign_in(
             response.headers["Retry-After"] = wait
         return response
     await audit.signed_in(request.scope, principal)
-    sessions.close(_session(request))
+    sessions.close(sessions.read(request.headers))
     signed_in = RedirectResponse(wanted, 303)
-    _set(signed_in, request, sessions.open(token), LIFETIME_S)
+    _set(signed_in, request, sessions.open(principal, token), LIFETIME_S)
     return signed_in
 
 
 @router.post("/sign-out")
 def sign_out(sessions: TheSessions, request: Request) -> Response:
-    sessions.close(_session(request))
+    sessions.close(sessions.read(request.headers))
     response = RedirectResponse("/sign-in", 303)
     _set(response, request, "", 0)
     return response
 
 
 def _page(sessions: Sessions, request: Request, wanted: str, wrong: str = "") -> str:
-    session = "none" if sessions.token(_session(request)) is None else "open"
+    session = "none" if sessions.read(request.headers) is None else "open"
     return render("sign-in.html", here=None, next=wanted, wrong=wrong, session=session)
 
 
@@ -93,14 +92,10 @@ def _form(body: bytes) -> dict[str, list[str]]:
         ) from None
 
 
-def _session(request: Request) -> str:
-    return cookie_of(request.scope, request.headers.get("cookie", ""))
-
-
 def _set(response: Response, request: Request, value: str, lifetime_s: int) -> None:
     """Give a session's cookie; one without a lifetime takes it away."""
     response.set_cookie(
-        cookie_name(request.scope),
+        cookie_name(request.headers),
         value,
         max_age=lifetime_s,
         expires=lifetime_s,

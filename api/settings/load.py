@@ -203,13 +203,17 @@ def _with_secrets(
     """The settings with what their files hold."""
     changed: dict[str, str | None] = {}
     told, troubles = dict(origins), dict[str, str]()
-    try:
-        if settings.token_file is not None and _counts("token_file", "token", origins):
-            told["token"] = Origin("file", str(settings.token_file))
-            changed["token"] = None
-            changed["token"] = read_secret(settings.token_file)
-    except InvalidInput as error:
-        troubles["token_file"] = str(error)
+    for name, path in (
+        ("token", settings.token_file),
+        ("session_key", settings.session_key_file),
+    ):
+        try:
+            if path is not None and _counts(f"{name}_file", name, origins):
+                told[name] = Origin("file", str(path))
+                changed[name] = None
+                changed[name] = read_secret(path)
+        except InvalidInput as error:
+            troubles[f"{name}_file"] = str(error)
     try:
         if settings.database_password_file is not None and not _is_whole(settings, origins):
             changed["database"] = with_password(settings.database, settings.database_password_file)

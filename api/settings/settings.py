@@ -60,6 +60,16 @@ class ServerSettings(Record):
     token_file: Path | None = Field(
         None, description="A file with the token, such as a secret that is mounted."
     )
+    session_key: str | None = Field(
+        None,
+        repr=False,
+        json_schema_extra=SECRET,
+        description="Signs the session cookies of browsers. Servers behind one address share it; "
+        "without one, sessions end with the process.",
+    )
+    session_key_file: Path | None = Field(
+        None, description="A file with the session key, such as a secret that is mounted."
+    )
     database: str = Field(
         "stagewright.db",
         min_length=1,

@@ -121,10 +121,30 @@ class KeyStore:
         The use is recorded, about once a minute.
         """
         begin_s, num_revocations = self._monotonic_s(), self._num_revocations
-        now, digest = self._database.now(), hash_secret(secret)
-        wanted = select(API_KEYS).where(API_KEYS.c.secret_digest == digest)
+        digest = hash_secret(secret)
+        key = self._read_live(API_KEYS.c.secret_digest == digest)
+        if key is None:
+            return None
+        with self._lock:
+            if len(self._cache) >= MAX_CACHED_KEYS:
+                self._cache.clear()
+            # A revocation since the read began may be of this key: then it must not be cached.
+            if num_revocations == self._num_revocations:
+                self._cache[digest] = (begin_s, key)
+        return key
+
+    def by_id(self, key_id: str) -> ApiKey | None:
+        """Return the key with that id unless it is unknown, revoked or expired.
+
+        Never cached: a browser's session ends with the first request after the key is revoked,
+        whichever server that asks and whichever revoked it.
+        """
+        return self._read_live(API_KEYS.c.id == key_id)
+
+    def _read_live(self, which: ColumnElement[bool]) -> ApiKey | None:
+        now = self._database.now()
         with self._database.read() as connection:
-            row = connection.execute(wanted).first()
+            row = connection.execute(select(API_KEYS).where(which)).first()
         if row is None:
             return None
         key = _key(row)
@@ -132,12 +152,6 @@ class KeyStore:
             return None
         if key.last_used_at is None or now - key.last_used_at >= USE_RECORDED_EVERY:
             self._update(API_KEYS.c.id == key.id, last_used_at=now)
-        with self._lock:
-            if len(self._cache) >= MAX_CACHED_KEYS:
-                self._cache.clear()
-            # A revocation since the read began may be of this key: then it must not be cached.
-            if num_revocations == self._num_revocations:
-                self._cache[digest] = (begin_s, key)
         return key
 
     def known(self, secret: str) -> ApiKey | None:

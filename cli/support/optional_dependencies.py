@@ -14,6 +14,7 @@ SERVER = (
     *CLUSTER,
     "alembic",
     "fastapi",
+    "itsdangerous",
     "jsonschema",
     "prometheus_client",
     "sqlalchemy",

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import re
 
 import pytest
+from itsdangerous import URLSafeSerializer
+from starlette.datastructures import Headers
 from starlette.testclient import TestClient
 
 from stagewright.api.app import create_app
+from stagewright.api.auth.principal import Principal
+from stagewright.api.auth.sessions import LIFETIME_S, Sessions
 from stagewright.api.http.examples import example_profile
 from stagewright.api.middleware.body_limit import MAX_OPEN_BYTES
-from stagewright.api.page.sessions import LIFETIME_S, MAX_SESSIONS, Sessions
 from stagewright.api.page.templates import assets
+from stagewright.api.settings.oidc import OidcSettings
 from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
+from stagewright.api.store.projects import hash_secret
 from stagewright.api.store.store import Store
+from stagewright.core.errors import InvalidInput
 
 TOKEN = "a-token-for-pages"
 HTML = {"Accept": "text/html"}
@@ -210,15 +217,119 @@ def test_only_the_pages_own_files_are_served(browser):
         assert browser.get(f"/static/{name}").status_code in (401, 404)
 
 
-def test_sessions_end_by_time_and_by_number():
+KEY = "a-key-that-signs-the-sessions-of-tests"
+
+
+def cookie(browser):
+    ((name, value),) = browser.cookies.items()
+    return {"Cookie": f"{name}={value}"}
+
+
+def serving(store, **settings):
+    settings = {"token": TOKEN, "database": IN_MEMORY, "plan_processes": 0, **settings}
+    app = create_app(ServerSettings(**settings), store=store)
+    return TestClient(app, base_url="http://localhost", follow_redirects=False)
+
+
+def status(client, headers):
+    return client.get("/v1/plans", headers=headers).status_code
+
+
+def test_servers_with_one_key_share_sessions(store):
+    one, two, other = (
+        serving(store, session_key=key) for key in (KEY, KEY, KEY.replace("tests", "others"))
+    )
+    project = store.projects.create("sharing").id
+    made = store.keys.create(project, name="n", scopes=("read",))
+    for token in (TOKEN, made.secret):
+        sign_in(one, token)
+        sent = cookie(one)
+        assert [status(client, sent) for client in (one, two, other)] == [200, 200, 401]
+    store.keys.revoke(project, made.key.id)
+    assert [status(client, sent) for client in (one, two)] == [401, 401]
+
+
+def test_without_a_key_every_server_has_its_own(store, browser):
+    sign_in(browser)
+    assert status(serving(store), cookie(browser)) == 401
+
+
+def test_a_session_of_the_servers_token_ends_when_that_changes(store):
+    before = serving(store, session_key=KEY)
+    sign_in(before)
+    sent = cookie(before)
+    assert status(serving(store, session_key=KEY), sent) == 200
+    assert status(serving(store, session_key=KEY, token="another-token"), sent) == 401
+    assert status(serving(store, session_key=KEY, token=None), sent) == 401
+
+
+def test_a_tampered_cookie_is_refused(browser):
+    sign_in(browser)
+    ((name, value),) = browser.cookies.items()
+    browser.cookies.clear()
+    payload, _, signature = value.rpartition(".")
+    swapped = "A" if payload[5] != "A" else "B"
+    for wrong in (
+        f"{payload[:5]}{swapped}{payload[6:]}.{signature}",
+        f"{payload}.{signature[::-1]}",
+        payload,
+        f".{signature}",
+        "",
+    ):
+        assert status(browser, {"Cookie": f"{name}={wrong}"}) == 401
+    assert status(browser, {"Cookie": f"{name}={value}"}) == 200
+
+
+def test_the_cookie_holds_no_secret(browser, store):
+    made = store.keys.create(store.projects.create("open").id, name="n", scopes=("read",))
+    for token in (TOKEN, made.secret):
+        sign_in(browser, token)
+        ((_, value),) = browser.cookies.items()
+        text = str(URLSafeSerializer("any").load_payload(value.rpartition(".")[0].encode()))
+        assert "ends_at_s" in text
+        assert not any(secret in text for secret in (token, hash_secret(token)))
+
+
+def test_a_short_key_is_refused():
+    with pytest.raises(InvalidInput, match="at least 32"):
+        Sessions("short")
+
+
+def read(sessions, value):
+    return sessions.read(Headers({"cookie": f"stagewright_0={value}"}))
+
+
+def test_sessions_end_by_time_and_when_closed():
     now = [0.0]
-    sessions = Sessions(lambda: now[0])
-    first = sessions.open("one")
+    sessions = Sessions(now=lambda: now[0])
+    key = Principal(id="key_1")
+    first, second = sessions.open(key, "sw_"), sessions.open(key, "sw_")
+    assert first != second
+    sessions.close(read(sessions, second))
     now[0] = LIFETIME_S - 1
-    assert sessions.token(first) == "one"
+    assert read(sessions, first).key_id == "key_1"
+    assert read(sessions, second) is None
     now[0] = LIFETIME_S
-    assert sessions.token(first) is None
-    values = [sessions.open(str(number)) for number in range(MAX_SESSIONS + 1)]
-    assert sessions.token(values[0]) is None
-    assert sessions.token(values[1]) == "1"
-    assert len(set(values)) == len(values)
+    assert read(sessions, first) is None
+    sessions.close(None)
+
+
+def test_a_session_of_a_providers_token_ends_with_it():
+    now = [0.0]
+    sessions = Sessions(now=lambda: now[0])
+    claims = base64.urlsafe_b64encode(b'{"exp": 60}').decode().rstrip("=")
+    holder = Principal(id="oidc:ada", project_id="project_1", scopes=frozenset({"read"}))
+    value = sessions.open(holder, f"header.{claims}.signature")
+    assert read(sessions, value).principal == holder
+    now[0] = 60.0
+    assert read(sessions, value) is None
+
+
+def test_a_session_does_not_outlive_the_providers_settings():
+    provider = {"issuer": "https://id.example", "audience": "a", "jwks_url": "https://id.example/k"}
+    before, after = (
+        Sessions(KEY, OidcSettings(**provider, scopes_claim=claim)) for claim in ("scope", "roles")
+    )
+    value = before.open(Principal(id="key_1"), "sw_")
+    assert read(before, value) is not None
+    assert read(after, value) is None

@@ -29,7 +29,7 @@ KINDS = {
     "NetworkPolicy": "networking.k8s.io/v1",
 }
 SECRETS = {
-    "stagewright-secrets": {"token", "database_password"},
+    "stagewright-secrets": {"token", "session_key", "database_password"},
     "stagewright-tls": {"ca.pem", "api.pem", "scheduler.pem", "worker.pem"},
 }
 """What the manifests' own words say to make; keys of each."""
@@ -279,6 +279,7 @@ def test_the_settings_of_the_manifests_are_settings(manifests, monkeypatch, tmp_
     )  # fmt: skip
     (tmp_path / "secret").write_text("a-secret-of-tests")
     here = text.replace("/secrets/token", str(tmp_path / "secret"))
+    here = here.replace("/secrets/session_key", str(tmp_path / "secret"))
     here = here.replace("/secrets/database_password", str(tmp_path / "secret"))
     (tmp_path / "settings.toml").write_text(here)
     settings = settings_from(

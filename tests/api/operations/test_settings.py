@@ -183,7 +183,7 @@ def test_every_setting_says_what_it_means_and_has_one_variable():
     settings = setting_names()
     assert all(len(setting.help) > 15 for setting in settings), settings
     assert len({setting.variable for setting in settings}) == len(settings)
-    assert [setting.name for setting in settings if setting.is_secret] == ["token"]
+    assert [setting.name for setting in settings if setting.is_secret] == ["token", "session_key"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,159 @@
+"""Browser sessions: signed cookies that name who signed in and hold no secret."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from itsdangerous import BadData, URLSafeSerializer
+from pydantic import ValidationError
+from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
+
+from ...core.document import Record
+from ...core.errors import InvalidInput
+from ..settings.oidc import OidcSettings
+from .principal import Principal
+
+LIFETIME_S = 12 * 3600
+
+MIN_KEY_CHARACTERS = 32
+"""Whoever knows the key can sign in as the holder of any API key, and tries it out offline."""
+
+_log = logging.getLogger(__name__)
+
+
+class Session(Record):
+    """What a session's cookie says; exactly one of the last three fields is set.
+
+    Attributes:
+        id: Random, so that this session can be ended and no other.
+        ends_at_s: Unix time.
+        key_id: The API key that signed in.
+        token_mac: Keyed hash of the server's own token, if that signed in.
+        principal: The holder of an identity provider's token, if that signed in.
+    """
+
+    id: str
+    ends_at_s: float
+    key_id: str | None = None
+    token_mac: str | None = None
+    principal: Principal | None = None
+
+
+class Sessions:
+    """Issues and reads session cookies. Servers with one key accept each other's cookies.
+
+    Args:
+        key: Signs the cookies; if not given, a random one, and sessions end with the process.
+        oidc: The identity provider. Its settings decide what a token may do, so a session does not
+            outlive them.
+        now: Unix time, in seconds.
+
+    Raises:
+        InvalidInput: The key is too short.
+    """
+
+    def __init__(
+        self,
+        key: str | None = None,
+        oidc: OidcSettings | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        if key is None:
+            key = secrets.token_urlsafe(32)
+            _log.info("session_key is not set: sessions of browsers end with this process")
+        elif len(key) < MIN_KEY_CHARACTERS:
+            raise InvalidInput(
+                f"session_key has {len(key)} characters and needs at least {MIN_KEY_CHARACTERS}; "
+                "make one with: openssl rand -hex 32"
+            )
+        self._key = key.encode()
+        self._now = now
+        context = "" if oidc is None else oidc.model_dump_json()
+        self._serializer = URLSafeSerializer(
+            self._key,
+            salt=f"stagewright.session {context}",
+            signer_kwargs={"key_derivation": "hmac", "digest_method": hashlib.sha256},
+        )
+        # A signature cannot be taken back: sessions that were ended early are remembered until
+        # they would have expired.
+        self._ended: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def open(self, principal: Principal, token: str) -> str:
+        """Return the cookie of a new session for a principal who has just shown this token."""
+        end_s = self._now() + LIFETIME_S
+        session = Session(id=secrets.token_urlsafe(16), ends_at_s=end_s)
+        if principal.id is None:
+            changes: dict[str, object] = {"token_mac": self._mac(token)}
+        elif principal.id.startswith("oidc:"):
+            # No store can be asked about it later, so the session ends with the token.
+            end_s = min(end_s, _expiry_of(token))
+            changes = {"principal": principal, "ends_at_s": end_s}
+        else:
+            changes = {"key_id": principal.id}
+        document = session.model_copy(update=changes).model_dump(mode="json", exclude_none=True)
+        return self._signed(document)
+
+    def _signed(self, document: dict[str, object]) -> str:
+        value = self._serializer.dumps(document)
+        return value if isinstance(value, str) else value.decode("ascii")
+
+    def read(self, headers: Headers) -> Session | None:
+        """Return the session of a request's cookie; `None` without one that is valid now."""
+        value = cookie_parser(headers.get("cookie", "")).get(cookie_name(headers), "")
+        try:
+            session = Session.model_validate(self._serializer.loads(value))
+        except (BadData, ValidationError):  # tampered with, of another key, or of another release
+            return None
+        is_over = session.ends_at_s <= self._now() or session.id in self._ended
+        return None if is_over else session
+
+    def close(self, session: Session | None) -> None:
+        """End a session, if there is one: copies of its cookie are refused from now on."""
+        if session is None:
+            return
+        now = self._now()
+        with self._lock:
+            self._ended = {name: end for name, end in self._ended.items() if end > now}
+            self._ended[session.id] = session.ends_at_s
+
+    def is_of_token(self, session: Session, token: str | None) -> bool:
+        """Return True if the server's own token opened the session and is still the same."""
+        return (
+            session.token_mac is not None
+            and token is not None
+            and hmac.compare_digest(session.token_mac, self._mac(token))
+        )
+
+    def _mac(self, token: str) -> str:
+        # Keyed: a plain hash in the cookie would let its holder try out guesses of the token.
+        return hmac.new(self._key, b"token " + token.encode(), hashlib.sha256).hexdigest()
+
+
+def cookie_name(headers: Headers) -> str:
+    """Return the name of the session cookie for the host that a browser asks.
+
+    Browsers send cookies to every port of a host name, so each port has a name of its own.
+    """
+    try:
+        port = urlsplit(f"//{headers.get('host', '')}").port
+    except ValueError:
+        port = None
+    return f"stagewright_{port or 0}"
+
+
+def _expiry_of(token: str) -> float:
+    """Return when a JWT expires; its signature and claims have been verified."""
+    payload = token.split(".")[1]
+    claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    return float(claims["exp"])
