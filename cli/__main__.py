@@ -1,4 +1,4 @@
-"""``python -m stagewright.cli``, where the installed command is not on the path."""
+"""Entry point of ``python -m stagewright.cli``, for when the command is not on the path."""
 
 import sys
 

@@ -1,16 +1,16 @@
-"""What the process answers: every error becomes one of seven exit codes.
+"""Exit codes of the command line, and the messages that errors end in.
 
 ====  =========================================================================================
 code  meaning, and what the caller does next
 ====  =========================================================================================
-0     done
+0     success
 1     a bug in Stagewright; report it
-2     the request has to change: usage, a file, an option, a model that cannot be captured or
+2     the request must change: usage, a file, an option, a model that cannot be captured or
       measured, a plan made for another model
-3     nothing satisfies the limits, or memory ran out
-4     refused: not allowed here
-5     something did not answer: a process, a machine, a service
-6     the time allowed ran out, or the command was cancelled
+3     infeasible within the limits given, or out of memory
+4     refused: not permitted
+5     unreachable: a process, a machine or a service did not answer
+6     deadline exceeded, or cancelled
 ====  =========================================================================================
 """
 
@@ -33,14 +33,14 @@ from ..core.errors import (
 )
 from ..profiler.machine.out_of_memory import is_out_of_memory
 from .support.flag_names import in_flags
-from .support.optional_dependencies import missing_extra
+from .support.optional_dependencies import find_missing_extra
 
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
-"""What typer raises for a wrong option or argument; it has no public name for it."""
+"""Base of typer's usage errors (click's ``UsageError``), which typer does not export."""
 
 
 class ExitCode(IntEnum):
-    """See the table above."""
+    """Exit code of the process; the module's docstring has the meanings."""
 
     OK = 0
     BUG = 1
@@ -52,7 +52,8 @@ class ExitCode(IntEnum):
 
 
 def exit_code(error: BaseException) -> ExitCode:
-    """The code for an error that reached the top."""
+    """Return the exit code for an error that no command handled."""
+    # Running out of memory first: torch raises it as a RuntimeError, or as the cause of ours.
     if isinstance(error, Infeasible | OutOfMemory) or is_out_of_memory(error):
         return ExitCode.INFEASIBLE
     stopped = DeadlineExceeded | Cancelled | TimeoutError | KeyboardInterrupt | typer.Abort
@@ -62,51 +63,50 @@ def exit_code(error: BaseException) -> ExitCode:
         return ExitCode.UNREACHABLE
     if isinstance(error, PermissionError | Refused):
         return ExitCode.REFUSED
-    if isinstance(error, StagewrightError | UsageError) or missing_extra(error):
+    if isinstance(error, StagewrightError | UsageError) or find_missing_extra(error):
         return ExitCode.USAGE
     return ExitCode.BUG
 
 
-def message(error: BaseException) -> str:
-    """What to tell a person about an error that reached the top."""
+def format_error(error: BaseException) -> str:
+    """Return the message for an error that no command handled."""
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return "cancelled"
     if isinstance(error, UsageError):
         return str(error.format_message())
-    if extra := missing_extra(error):
-        return f"this command needs {extra.missing}; run: {extra.install}"
+    if extra := find_missing_extra(error):
+        return f"this command requires {extra.missing}; run: {extra.install}"
     if exit_code(error) is not ExitCode.BUG:
         return str(error) or type(error).__name__
     return (
         f"this is a bug in Stagewright: {type(error).__name__}: {error}\n"
-        "Please report it with what 'stagewright doctor' prints and the traceback that "
-        "'stagewright --debug ...' shows for the same command."
+        "Please report it with the output of 'stagewright doctor' and the traceback shown by "
+        "'stagewright --debug ...' for this command."
     )
 
 
 def report(error: BaseException, *, as_json: bool) -> None:
-    """Tell about an error on stderr, as text or as one line of JSON."""
+    """Print an error to stderr, as text or as one line of JSON."""
     if as_json:
         body = {
             "error": type(error).__name__,
             "exit_code": int(exit_code(error)),
-            "detail": message(error),
+            "detail": format_error(error),
             **_details(error),
         }
         typer.echo(json.dumps(body, default=str), err=True)
         return
-    text = message(error)
+    text = format_error(error)
     if isinstance(error, StagewrightError):
         text = in_flags(text)
-    usage = _usage(error)
-    if usage and text.startswith(usage[0]):  # no words at all: the help
+    usage = _format_usage(error)
+    if usage and text.startswith(usage[0]):  # called without arguments: the text is the help
         typer.echo(text, err=True)
     else:
         typer.echo("\n".join([f"error: {text}", *usage]), err=True)
 
 
-def _usage(error: BaseException) -> list[str]:
-    """How the command is called, where it was called wrongly."""
+def _format_usage(error: BaseException) -> list[str]:
     context = getattr(error, "ctx", None) if isinstance(error, UsageError) else None
     if context is None:
         return []
@@ -114,7 +114,7 @@ def _usage(error: BaseException) -> list[str]:
 
 
 def _details(error: BaseException) -> dict[str, Any]:
-    """The attributes our own errors carry, e.g. ``required`` and ``available``."""
+    """Return the attributes our own errors carry, e.g. ``required`` and ``available``."""
     if not isinstance(error, StagewrightError):
         return {}
     found = {name: value for name, value in vars(error).items() if not name.startswith("_")}

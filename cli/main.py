@@ -1,4 +1,4 @@
-"""The ``stagewright`` command: one file per command, one place where errors end."""
+"""The ``stagewright`` command: registers all commands and turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -40,32 +40,33 @@ COMMANDS = (
     "checkpoint",
     "demo",
 )
-"""Each names a module of `commands` whose function ``command`` is the command.
+"""Modules of `commands`, in the order of ``--help``; each has a function ``command``.
 
-Every command module is imported on every start, also for ``--help``: what costs time (torch,
-pydantic, rich) is imported inside the functions.
+All of them are imported on every start, also for ``--help``, so they import slow packages (torch,
+pydantic, rich) inside functions.
 """
 
 DEBUG_VARIABLE = "STAGEWRIGHT_DEBUG"
 INTERRUPTED = 130
-"""What typer returns after Ctrl-C."""
+"""Value that typer returns, instead of raising, after Ctrl-C."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; `exit_codes` lists them.
+    """Run one command and return its exit code; see `exit_codes`.
 
     Args:
-        arguments: What follows ``stagewright`` on the command line; the process's own if `None`.
+        arguments: The words after ``stagewright``; those of this process if `None`.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
+        # Not standalone: typer would print usage errors and exit with codes of its choice.
         code = get_command(build_app()).main(
             words, prog_name="stagewright", standalone_mode=False, obj=tuple(words)
         )
         if code == INTERRUPTED:
             raise KeyboardInterrupt
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - every error ends here
-        if _debug(words):
+        if _wants_traceback(words):
             traceback.print_exception(error)
         report(error, as_json="--json" in words)
         return exit_code(error)
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_app() -> typer.Typer:
-    """The commands of `COMMANDS` as one application."""
+    """Build the application with all `COMMANDS`."""
     app = typer.Typer(
         name="stagewright",
         no_args_is_help=True,
@@ -82,20 +83,20 @@ def build_app() -> typer.Typer:
         rich_markup_mode=None,  # importing rich would triple the time of --help
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_options)
+    app.callback()(_show_overview)
     for name in COMMANDS:
         module = importlib.import_module(f".commands.{name}", __package__)
         app.command(name, cls=GroupedCommand)(module.command)
     return app
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(is_given: bool) -> None:
+    if is_given:
         typer.echo(f"stagewright {__version__}")
         raise typer.Exit
 
 
-def _options(
+def _show_overview(
     version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
@@ -104,7 +105,7 @@ def _options(
         bool, typer.Option("--debug", help=f"Show tracebacks (also {DEBUG_VARIABLE}=1).")
     ] = False,
 ) -> None:
-    """Where to cut a PyTorch model into pipeline stages, and how to run it so.
+    """Plan and run pipeline parallelism for PyTorch models.
 
     Results go to stdout, everything else to stderr. With --json, stdout holds one JSON document
     and an error is one line of JSON on stderr. Exit codes: 0 ok, 1 bug, 2 usage, 3 infeasible
@@ -112,8 +113,8 @@ def _options(
     """
 
 
-def _debug(words: Sequence[str]) -> bool:
-    """Whether tracebacks are wanted; ``--debug`` comes before the command."""
+def _wants_traceback(words: Sequence[str]) -> bool:
+    # Read by hand: the error may be that the words cannot be parsed.
     before_command = takewhile(lambda word: word.startswith("-"), words)
     return "--debug" in before_command or bool(os.environ.get(DEBUG_VARIABLE))
 
@@ -122,10 +123,10 @@ OTHER = "Options"
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help has a section for each group, in the order of the options."""
+    """Command whose help has one section per option group; typer needs rich for that."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the sections; options without a group come last."""
+        """Write the sections in the order of the options, those without a group last."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)

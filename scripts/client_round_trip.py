@@ -20,7 +20,7 @@ import stagewright
 from stagewright import AsyncClient, Client, Plan, PlanOptions
 from stagewright.capture.capture import capture
 from stagewright.cli.commands.demo import MODELS
-from stagewright.cli.support.local_service import Service, running_service
+from stagewright.cli.support.local_service import LocalService, running_service
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.graph.sample import Sample
 from stagewright.core.models.families import ModelSpec
@@ -35,7 +35,7 @@ OPTIONS = PlanOptions(num_microbatches=8, num_stages=4)
 ASKED: dict[str, Any] = {"cluster": DEVICES, "options": OPTIONS}
 
 
-def check(name: str, service: Service, folder: Path) -> bool:
+def check(name: str, service: LocalService, folder: Path) -> bool:
     """Compare the plans of one model; print a line for each way."""
     spec: ModelSpec = TypeAdapter(ModelSpec).validate_python(MODELS[name]["model"])
     sample = Sample.model_validate(
@@ -74,7 +74,7 @@ def check(name: str, service: Service, folder: Path) -> bool:
     return same
 
 
-def both(service: Service, model: Any, sample: Any) -> list[Plan]:
+def both(service: LocalService, model: Any, sample: Any) -> list[Plan]:
     """The plan by the blocking client, and by the asynchronous one with nothing reused."""
     with Client(service.url, service.token) as client:
         first = client.plan(model, sample, **ASKED).require()

@@ -1,4 +1,4 @@
-"""The commands, one file each.
+"""The commands of ``stagewright``, one file each; no command imports another.
 
-Each calls a function users could call themselves; flags shared by commands live in `options`.
+Each calls a function users could call themselves. Flags shared by commands live in `options`.
 """

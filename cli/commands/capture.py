@@ -1,4 +1,4 @@
-"""``stagewright capture``: how a model is taken apart into layers, and what stays as written."""
+"""``stagewright capture``: show how a model is split into layers, and what stays opaque."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typer import Context, Option
 
 from ...core.errors import InvalidInput
 from ..options import model as flags
-from ..options.model import own_model, request_named
-from ..support.next_steps import command_line, measuring, without
-from ..support.output import JsonFlag, check_writable, emit, say, say_next, write_file
+from ..options.model import read_named_request
+from ..options.output import JsonFlag
+from ..support.load_object import load_model
+from ..support.next_steps import command_line, drop_flags, suggest_measuring
+from ..support.output import check_writable, emit, say, say_next, write_file
 
 if TYPE_CHECKING:
     from ...capture.captured import Captured
@@ -26,50 +28,50 @@ def command(
     config: flags.Config = None,
     inputs: flags.Inputs = None,
     check: Annotated[
-        bool, Option(help="Take two steps with the model and with its layers, and compare.")
+        bool, Option(help="Run two steps with the model and with its layers, and compare them.")
     ] = True,
     output: Annotated[
         Path | None, Option("--output", "-o", help="Write the graph to this file.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show how a model is captured: its layers, where it may be cut, what stays as written.
+    """Show how a model is captured: its layers, its legal cuts and its opaque calls.
 
-    Give the model one of three ways: a function and --sample; --family, --config and --input; or
-    a JSON file with a request to measure.
+    Name the model in one of three ways: a function and --sample; --family, --config and --input;
+    or a JSON file with a request to measure.
     """
     if output is not None:
         check_writable(output)
-    request = request_named(model, family, config, inputs, sample=sample)
-    captured = _of_code(model, sample, check) if request is None else _of_request(request, check)
+    request = read_named_request(model, family, config, inputs, sample=sample)
+    captured = _trace_request(request, check) if request else _trace_code(model, sample, check)
     report = captured.report()
     emit(report.model_dump_json() if as_json else str(report))
-    follow = _profiling(context.find_root().obj or ())
+    follow = _suggest_profiling(context.find_root().obj or ())
     if output is not None:
         write_file(output, captured.graph.to_json(indent=2) + "\n")
         say(f"wrote {output}", quiet=as_json)
         if captured.graph.rebuildable:
-            follow = measuring(captured.graph, output)
+            follow = suggest_measuring(captured.graph, output)
     say_next(follow, quiet=as_json)
 
 
-def _profiling(words: tuple[str, ...]) -> str:
-    """Measure the same model."""
+def _suggest_profiling(words: tuple[str, ...]) -> str:
+    """Return the command that measures the model of these words."""
     unwanted = ["--debug", "capture", "--check", "--no-check", "--json"]
-    return command_line("profile", *without(words, unwanted, ["-o", "--output"]))
+    return command_line("profile", *drop_flags(words, unwanted, ["-o", "--output"]))
 
 
-def _of_code(model: str | None, sample: str | None, check: bool) -> Captured:
-    module, inputs = own_model(model, sample)
+def _trace_code(model: str | None, sample: str | None, check: bool) -> Captured:
+    module, inputs = load_model(model, sample)
     from ...capture.capture import trace
 
     return trace(module, inputs, check=check)
 
 
-def _of_request(request: MeasureRequest, check: bool) -> Captured:
+def _trace_request(request: MeasureRequest, check: bool) -> Captured:
     if request.model is None or request.sample is None:
         raise InvalidInput(
-            "the file holds a captured graph already; measure it with 'stagewright profile', or "
+            "the file already holds a captured graph; measure it with 'stagewright profile' or "
             "print it with 'stagewright show'"
         )
     from ...capture.capture import trace

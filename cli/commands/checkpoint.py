@@ -1,4 +1,4 @@
-"""``stagewright checkpoint``: what is in a training run's checkpoints, and as a plain file."""
+"""``stagewright checkpoint``: inspect a training run's checkpoints, or convert one."""
 
 from __future__ import annotations
 
@@ -13,46 +13,49 @@ from typer import Argument, Option
 from ...core.errors import InvalidInput
 from ...core.text_table import format_table
 from ...core.units import count, format_bytes
-from ..support.output import JsonFlag, check_writable, emit, say, say_next
+from ..options.output import JsonFlag
+from ..support.output import check_writable, emit, say, say_next
 
 if TYPE_CHECKING:
     from ...runtime.checkpoint_files.manifest import Checkpoint
 
 
-class Action(Enum):
-    """What to do with a checkpoint."""
+class CheckpointAction(Enum):
+    """Action of ``stagewright checkpoint``."""
 
     INSPECT = "inspect"
     CONVERT = "convert"
 
 
 def command(
-    action: Annotated[Action, Argument(help="Say what is in it, or write it as one file.")],
+    action: Annotated[
+        CheckpointAction, Argument(help="List the contents, or write a single file.")
+    ],
     folder: Annotated[
-        Path, Argument(metavar="FOLDER", help="Where save_checkpoint saved, or one step there.")
+        Path, Argument(metavar="FOLDER", help="Folder given to save_checkpoint, or one step in it.")
     ],
     output: Annotated[
         Path | None,
-        Argument(metavar="OUT", help="For convert: a file ending in .safetensors, .pt or .pth."),
+        Argument(metavar="OUT", help="For convert: output file (.safetensors, .pt or .pth)."),
     ] = None,
-    step: Annotated[int | None, Option(min=0, help="Which step; the latest if not given.")] = None,
+    step: Annotated[int | None, Option(min=0, help="Step to use. Default: the latest.")] = None,
     with_optimizer: Annotated[
-        bool, Option("--with-optimizer", help="For convert: write the optimizer's state too.")
+        bool, Option("--with-optimizer", help="For convert: include the optimizer's state.")
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Look into the checkpoints of a training run, or make a plain file of one.
+    """Inspect the checkpoints of a training run, or convert one to a single file.
 
-    inspect lists every tensor and the optimizer without reading them; it needs no torch.
-    convert writes a state dict or safetensors, from a checkpoint of any plan.
+    inspect lists all tensors and the optimizer's settings without loading them or torch.
+    convert writes a state dict or a safetensors file, whatever plan the checkpoint is from.
     """
-    if action is Action.INSPECT:
+    if action is CheckpointAction.INSPECT:
         if output is not None or with_optimizer:
-            raise InvalidInput("OUT and --with-optimizer are for convert")
+            raise InvalidInput("OUT and --with-optimizer require convert")
         _inspect(folder, step, as_json=as_json)
     else:
         if output is None:
-            raise InvalidInput("say where to: stagewright checkpoint convert FOLDER OUT")
+            raise InvalidInput("missing output file: stagewright checkpoint convert FOLDER OUT")
         _convert(folder, output, step, with_optimizer=with_optimizer, as_json=as_json)
 
 
@@ -85,21 +88,20 @@ def _convert(
         "tensors": len(tensors),
         "size_bytes": sum(tensor.size_bytes for tensor in tensors.values()),
     }
-    words = (
-        f"{count(len(tensors), 'tensor')} of step {record.step}, {_size(record, with_optimizer)}"
-    )
-    emit(json.dumps(data) if as_json else f"{output}: {words}")
+    text = f"{output}: {count(len(tensors), 'tensor')} of step {record.step}, "
+    text += _format_size(record, with_optimizer)
+    emit(json.dumps(data) if as_json else text)
     say(f"wrote {output}", quiet=as_json)
     chosen = "" if step is None else f" --step {step}"
     say_next(f"stagewright checkpoint inspect {shlex.quote(str(folder))}{chosen}", quiet=as_json)
 
 
 def _table(record: Checkpoint) -> str:
-    """A row a tensor of the model, and what the optimizer keeps for it."""
+    """Format one row per tensor of the model, with the state the optimizer keeps for it."""
     other_names: dict[str, list[str]] = {}
     for alias, name in record.aliases.items():
         other_names.setdefault(name, []).append(alias)
-    rows = [("tensor", "shape", "dtype", "size", "group", "optimizer keeps")]
+    rows = [("tensor", "shape", "dtype", "size", "group", "optimizer state")]
     for name, tensor in record.model.items():
         state = record.optimizer.parameters.get(name) if record.optimizer else None
         kept = [*state.slots, *state.values] if state else []
@@ -120,31 +122,33 @@ def _summary(path: Path, record: Checkpoint, steps: tuple[int, ...]) -> str:
     lines = [
         f"{path}: step {record.step}, saved by {count(record.ranks, 'rank')}"
         + (f" under {record.plan}" if record.plan else ""),
-        f"{count(len(record.model), 'tensor')} of the model, {_size(record, False)}; "
-        f"{format_bytes(sum(record.files.values()))} on disk with everything",
+        f"{count(len(record.model), 'tensor')} in the model, {_format_size(record, False)}; "
+        f"{format_bytes(sum(record.files.values()))} on disk in total",
     ]
     if record.optimizer is None:
-        lines.append("no optimizer")
+        lines.append("no optimizer state")
     else:
-        lines.append(f"{record.optimizer.kind} for {len(record.optimizer.parameters)} of them")
+        lines.append(
+            f"{record.optimizer.kind} state for {len(record.optimizer.parameters)} of them"
+        )
         for index, group in enumerate(record.optimizer.groups):
             values = ", ".join(f"{key} {value}" for key, value in group.items())
             lines.append(f"  group {index}: {values}")
     if record.random:
-        lines.append(f"random generators of {count(len(record.random), 'rank')}")
+        lines.append(f"random number generators of {count(len(record.random), 'rank')}")
     if record.extra:
         lines.append(f"extra: {', '.join(record.extra)}")
-    lines.append(f"steps that can be loaded: {', '.join(map(str, steps))}")
+    lines.append(f"available steps: {', '.join(map(str, steps))}")
     return "\n".join(lines)
 
 
-def _size(record: Checkpoint, with_optimizer: bool) -> str:
+def _format_size(record: Checkpoint, with_optimizer: bool) -> str:
     tensors = record.tensors(optimizer=with_optimizer).values()
     return format_bytes(sum(tensor.size_bytes for tensor in tensors))
 
 
 def _as_data(path: Path, record: Checkpoint, steps: tuple[int, ...]) -> dict[str, Any]:
-    """The record, with where it is, the sizes and what else there is."""
+    """Return the checkpoint's record with its path, the other steps and all sizes."""
     tensors = record.tensors()
     return {
         "path": str(path),

@@ -1,4 +1,4 @@
-"""``stagewright db``: look after a service's database."""
+"""``stagewright db``: maintain a service's database."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from typer import Argument, Option
 
 from ...core.errors import InvalidInput, StagewrightError
 from ...core.units import count
-from ..options.database import ConfigFlag, DatabaseFlag, check_exists, database_of
+from ..options.database import ConfigFlag, DatabaseFlag, require_database, resolve_database
+from ..options.output import JsonFlag
 from ..support.next_steps import command_line
-from ..support.output import JsonFlag, check_writable, emit, say_next
+from ..support.output import check_writable, emit, say_next
 
 if TYPE_CHECKING:
     from ...api.store.database import Database
 
 
-class Action(Enum):
-    """What to do with a database."""
+class DbAction(Enum):
+    """Action of ``stagewright db``."""
 
     CHECK = "check"
     UPGRADE = "upgrade"
@@ -35,9 +36,9 @@ DaysOption = Annotated[float | None, Option(min=0, rich_help_panel="For prune")]
 
 
 def command(
-    action: Annotated[Action, Argument(help="What to do; see below.")],
+    action: Annotated[DbAction, Argument(help="Action; see below.")],
     file: Annotated[
-        Path | None, Argument(metavar="FILE", help="For backup and restore: the backup.")
+        Path | None, Argument(metavar="FILE", help="For backup and restore: the backup file.")
     ] = None,
     database: DatabaseFlag = None,
     config: ConfigFlag = None,
@@ -46,47 +47,47 @@ def command(
     plans_days: DaysOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Look after the database of a service; all but restore may be done while it serves.
+    """Maintain the database of a service; all actions but restore work while it is running.
 
-    check reads everything and says what is wrong. upgrade makes the tables of this release, as
-    a server does when it starts. backup writes all of it to FILE; restore reads FILE into an
-    empty database, of SQLite or PostgreSQL whichever it came from. prune removes what is older
-    than so many days: finished jobs (--jobs-days), lines of the audit log (--audit-days), plans
-    with their profiles and graphs (--plans-days); what is not given is kept.
+    check reads all data and reports faults. upgrade migrates the tables to this release, as a
+    server does at startup. backup writes everything to FILE; restore loads FILE into an empty
+    SQLite or PostgreSQL database, whichever kind it came from. prune deletes data older than the
+    given number of days: finished jobs (--jobs-days), audit log entries (--audit-days), and plans
+    with their profiles and graphs (--plans-days); the rest is kept.
     """
-    _check_words(action, file, (jobs_days, audit_days, plans_days))
-    address = database_of(database, config)
-    if action not in (Action.UPGRADE, Action.RESTORE):
-        check_exists(address)
-    with _opened(address) as opened:
-        if action is Action.CHECK:
+    _check_arguments(action, file, (jobs_days, audit_days, plans_days))
+    address = resolve_database(database, config)
+    if action not in (DbAction.UPGRADE, DbAction.RESTORE):
+        require_database(address)
+    with _open(address) as opened:
+        if action is DbAction.CHECK:
             _check(opened, as_json=as_json)
-        elif action is Action.UPGRADE:
+        elif action is DbAction.UPGRADE:
             _upgrade(opened, as_json=as_json)
-        elif action is Action.PRUNE:
+        elif action is DbAction.PRUNE:
             _prune(opened, jobs_days, audit_days, plans_days, as_json=as_json)
-        elif action is Action.BACKUP:
+        elif action is DbAction.BACKUP:
             _backup(opened, file or Path(), as_json=as_json)
         else:
             _restore(opened, file or Path(), as_json=as_json)
 
 
-def _check_words(action: Action, file: Path | None, days: tuple[float | None, ...]) -> None:
-    """Refuse words that do not belong together."""
-    if action in (Action.BACKUP, Action.RESTORE):
+def _check_arguments(action: DbAction, file: Path | None, days: tuple[float | None, ...]) -> None:
+    """Raise `InvalidInput` for arguments that exclude each other."""
+    if action in (DbAction.BACKUP, DbAction.RESTORE):
         if file is None:
-            raise InvalidInput(f"say which file: stagewright db {action.value} FILE")
+            raise InvalidInput(f"missing file: stagewright db {action.value} FILE")
     elif file is not None:
         raise InvalidInput(f"{action.value} takes no FILE; name the database with --database")
-    if (action is Action.PRUNE) != any(value is not None for value in days):
+    if (action is DbAction.PRUNE) != any(value is not None for value in days):
         raise InvalidInput(
-            "prune removes what is older than --jobs-days, --audit-days or --plans-days; "
-            "give one of them, to prune only"
+            "prune requires at least one of --jobs-days, --audit-days and --plans-days; no other "
+            "action accepts them"
         )
 
 
 @contextmanager
-def _opened(address: str) -> Iterator[Database]:
+def _open(address: str) -> Iterator[Database]:
     from ...api.store.database import Database
     from ...api.store.store import utc_now
 
@@ -102,7 +103,9 @@ def _check(database: Database, *, as_json: bool) -> None:
 
     faults = find_faults(database)
     data = {"database": database.name, "faults": faults}
-    emit(json.dumps(data) if as_json else "\n".join(faults or [f"{database.name} is sound"]))
+    emit(
+        json.dumps(data) if as_json else "\n".join(faults or [f"{database.name}: no faults found"])
+    )
     if faults:
         raise StagewrightError(
             f"{count(len(faults), 'fault')} in {database.name}; stop the server and restore a "
@@ -115,12 +118,8 @@ def _upgrade(database: Database, *, as_json: bool) -> None:
 
     before, after = upgrade(database)
     data = {"database": database.name, "revision_before": before, "revision": after}
-    words = (
-        "has this release's tables already"
-        if before == after
-        else f"went from {'nothing' if before is None else 'revision ' + before} to {after}"
-    )
-    emit(json.dumps(data) if as_json else f"{database.name} {words}")
+    change = f"{before or 'empty'} -> {after}" if before != after else f"{after}, up to date"
+    emit(json.dumps(data) if as_json else f"{database.name}: revision {change}")
 
 
 def _backup(database: Database, file: Path, *, as_json: bool) -> None:
@@ -129,7 +128,7 @@ def _backup(database: Database, file: Path, *, as_json: bool) -> None:
     check_writable(file)
     rows = backup(database, file)
     data = {"file": str(file), "size_bytes": file.stat().st_size, "rows": rows}
-    emit(json.dumps(data) if as_json else f"{file}: {_in_words(rows)} of {database.name}")
+    emit(json.dumps(data) if as_json else f"{file}: {_format_counts(rows)} from {database.name}")
     again = command_line("db", "restore", file, "--database", "restored.db")
     say_next(again, quiet=as_json)
 
@@ -139,7 +138,7 @@ def _restore(database: Database, file: Path, *, as_json: bool) -> None:
 
     rows = restore(database, file)
     data = {"database": database.name, "rows": rows}
-    emit(json.dumps(data) if as_json else f"{database.name}: {_in_words(rows)} of {file}")
+    emit(json.dumps(data) if as_json else f"{database.name}: {_format_counts(rows)} from {file}")
     where = () if database.is_postgresql else ("--database", database.name)
     say_next(command_line("db", "check", *where), quiet=as_json)
 
@@ -160,9 +159,9 @@ def _prune(
     retention = Retention(jobs_days=jobs_days, audit_days=audit_days, plans_days=plans_days)
     removed = expire(database, retention)
     data = {"database": database.name, "removed": removed}
-    emit(json.dumps(data) if as_json else f"{database.name}: removed {_in_words(removed)}")
+    emit(json.dumps(data) if as_json else f"{database.name}: removed {_format_counts(removed)}")
 
 
-def _in_words(rows: dict[str, int]) -> str:
-    """Numbers of rows by table."""
+def _format_counts(rows: dict[str, int]) -> str:
+    """List the numbers of rows by table."""
     return ", ".join(f"{number} {table}" for table, number in rows.items() if number) or "nothing"

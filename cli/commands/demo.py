@@ -1,4 +1,4 @@
-"""``stagewright demo``: two real models measured, planned, served and trained in pieces."""
+"""``stagewright demo``: measure, plan, serve and train two real models on two processes."""
 
 from __future__ import annotations
 
@@ -10,30 +10,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from ..support.output import JsonFlag, check_folder, emit, say, say_next, write_file
+from ..options.output import JsonFlag
+from ..support.output import check_folder, emit, say, say_next, write_file
 
 if TYPE_CHECKING:
     from ...core.cluster.cluster import Cluster
     from ...core.plan.plan import Plan
-    from ..support.local_service import Service
-    from ..support.run_report import Comparison
+    from ..support.local_service import LocalService
+    from ..support.run_report import RunReport
 
 ANSWER_TIMEOUT_S = 300.0
+"""Longest wait for a plan: the service measures the model first, which takes some minutes."""
 
 
 def command(
     models: Annotated[
-        str, Option(help="Which of gpt2 and resnet50, separated by commas.")
+        str, Option(help="Models to run: gpt2, resnet50, or both, separated by commas.")
     ] = "gpt2,resnet50",
-    steps: Annotated[int, Option(min=1, help="Training steps of each model.")] = 3,
-    output: Annotated[Path, Option("--output", "-o", help="Folder for plans and pictures.")] = Path(
+    steps: Annotated[int, Option(min=1, help="Training steps per model.")] = 3,
+    output: Annotated[Path, Option("--output", "-o", help="Folder for plans and drawings.")] = Path(
         "demo-output"
     ),
     as_json: JsonFlag = False,
 ) -> None:
     """Measure, plan, serve and train GPT-2 small and ResNet-50 on two processes.
 
-    Starts the service, posts each model as data, prints its plan, trains it on two processes
+    Starts the service, submits each model as data, prints its plan, trains it on two processes
     and once unsplit, and compares step times and losses.
     """
     from ...core.errors import InvalidInput
@@ -42,53 +44,50 @@ def command(
     from ..support.local_service import running_service
     from ..support.run_report import HEADINGS
 
-    pass  # SELFIMPORT
-
     chosen = [name.strip() for name in models.split(",")]
     if unknown := [name for name in chosen if name not in MODELS]:
         raise InvalidInput(f"unknown demo model {unknown[0]!r}; choose from {', '.join(MODELS)}")
     check_folder(output)
     started = time.monotonic()
-    say(f"measuring the link between {RANKS} processes of this machine", quiet=as_json)
+    say(f"measuring the link between {RANKS} processes on this machine", quiet=as_json)
     cluster = measure_local_links(RANKS)
     with (
         tempfile.TemporaryDirectory() as folder,
         running_service(Path(folder) / "demo.db") as service,
     ):
-        say(f"the service listens on {service.url}", quiet=as_json)
+        say(f"the service is listening on {service.url}", quiet=as_json)
         plans = [_plan(name, service, cluster, output, quiet=as_json) for name in chosen]
-    found = [_train(plan, steps, quiet=as_json) for plan in plans]
+    # After the service has stopped, which would take a core from the ranks.
+    reports = [_train(plan, steps, quiet=as_json) for plan in plans]
     if as_json:
-        emit(json.dumps([entry.to_dict() for entry in found]))
+        emit(json.dumps([entry.to_dict() for entry in reports]))
     else:
-        emit(format_table([HEADINGS, *(entry.row() for entry in found)]))
-    for entry in found:
+        emit(format_table([HEADINGS, *(entry.row() for entry in reports)]))
+    for entry in reports:
         entry.check()
         for line in entry.remarks():
             say(line, quiet=as_json)
     say(
-        f"losses agree to 1e-5; {time.monotonic() - started:.0f} s in all; "
-        f"plans and pictures are in {output}/",
+        f"losses agree to 1e-5; {time.monotonic() - started:.0f} s in total; "
+        f"plans and drawings are in {output}/",
         quiet=as_json,
     )
     say_next("stagewright profile --help", quiet=as_json)
 
 
-def _plan(name: str, service: Service, cluster: Cluster, output: Path, *, quiet: bool) -> Plan:
-    """Post one model, show its plan, and keep plan and picture."""
+def _plan(name: str, service: LocalService, cluster: Cluster, output: Path, *, quiet: bool) -> Plan:
+    """Have the service plan one model; print and save the plan and its drawing."""
     from ...client.sync_client import Client
     from ...formats.svg import timeline_svg
     from ...planner.simulator.plan_timeline import plan_timeline
 
-    pass  # SELFIMPORT
-
-    say(f"\n{name}: posting model and sample; the service measures and plans", quiet=quiet)
+    say(f"\n{name}: submitting model and sample; the service measures and plans", quiet=quiet)
     with Client(service.url, service.token, timeout_s=ANSWER_TIMEOUT_S) as client:
         answer = client.plan(
             MODELS[name]["model"],
             MODELS[name]["sample"],
             cluster=cluster,
-            profiling=MEASURING,
+            profiling=PROFILING,
             options=OPTIONS,
             progress=not quiet,
         )
@@ -99,22 +98,22 @@ def _plan(name: str, service: Service, cluster: Cluster, output: Path, *, quiet:
     return plan
 
 
-def _train(plan: Plan, steps: int, *, quiet: bool) -> Comparison:
+def _train(plan: Plan, steps: int, *, quiet: bool) -> RunReport:
     from ...core.units import count
     from ..support.launch_ranks import train
-    from ..support.run_report import Comparison
+    from ..support.run_report import RunReport
 
     say(f"{plan.model}: {count(steps, 'step')} on {count(plan.num_stages, 'process')}", quiet=quiet)
     split = train(plan, steps=steps)
     say(f"{plan.model}: {count(steps, 'step')} unsplit, for comparison", quiet=quiet)
-    return Comparison.of(plan, split, train(plan, steps=steps, whole=True))
+    return RunReport.of(plan, split, train(plan, steps=steps, whole=True))
 
 
 NUM_MICROBATCHES = 4
 RANKS = 2
 
-MEASURING = {"num_threads": 1, "busy_neighbours": RANKS - 1, "budget_s": 15.0}
-"""One thread a rank, beside a neighbour as busy as the other rank will be."""
+PROFILING = {"num_threads": 1, "busy_neighbours": RANKS - 1, "budget_s": 15.0}
+"""One thread, as each rank has, next to a neighbour as busy as the other rank will be."""
 
 GPT2_SMALL: dict[str, Any] = {
     "model": {"family": "gpt2", "config": {"dropout": 0.0}},
@@ -125,7 +124,7 @@ GPT2_SMALL: dict[str, Any] = {
         "target": {"shape": [1, 128], "dtype": "int64", "fill": "randint", "high": 50257},
     },
 }
-"""GPT-2 small (124 million parameters); dropout 0, so that split and unsplit can be compared."""
+"""GPT-2 small (124 million parameters), without dropout so that losses can be compared."""
 
 RESNET50: dict[str, Any] = {
     "model": {"family": "resnet", "config": {"depth": 50}},

@@ -1,4 +1,4 @@
-"""``stagewright diff``: what differs between two profiles."""
+"""``stagewright diff``: compare two profiles."""
 
 from __future__ import annotations
 
@@ -10,25 +10,23 @@ from typer import Argument
 from ...core.profile.diff import LayerChange, ProfileDiff, SizeChange, TimeChange
 from ...core.text_table import format_table, sanitize
 from ...core.units import count, format_bytes, format_time
+from ..options.output import JsonFlag
 from ..support.next_steps import command_line
-from ..support.output import JsonFlag, emit, say_next
+from ..support.output import emit, say_next
 from ..support.read_documents import read_document
 
 
 def command(
     before: Annotated[Path, Argument(metavar="BEFORE", help="A profile.")],
-    after: Annotated[Path, Argument(metavar="AFTER", help="Another, to compare with it.")],
+    after: Annotated[Path, Argument(metavar="AFTER", help="The profile to compare with it.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Compare two profiles layer by layer: of two devices, two commits, two settings.
+    """Compare two profiles layer by layer, e.g. of two devices, commits or settings.
 
-    A time that differs by more than the larger spread of both (the distance between the
-    quartiles) is marked with an asterisk.
+    An asterisk marks times that differ by more than the larger interquartile range of the two.
     """
     from ...core.profile.diff import diff
     from ...core.profile.profile import Profile
-
-    pass  # SELFIMPORT
 
     found = diff(read_document(before, Profile), read_document(after, Profile))
     emit(found.model_dump_json(indent=2) if as_json else diff_table(found))
@@ -37,27 +35,27 @@ def command(
 
 HEADINGS = ("layer", "forward", "", "backward", "", "both", "", "activations", "")
 
-BAR = 10
-"""Characters for a change by the whole, each way."""
+BAR_LENGTH = 10
+"""Characters of a bar for twice the time, or half of it."""
 
-MOST_NAMED = 10
-"""Layers of one profile alone that are listed by name."""
+MAX_NAMES = 10
+"""Layers found in one profile only that are listed by name, at most."""
 
 
 def diff_table(found: ProfileDiff) -> str:
-    """What ``stagewright diff`` prints."""
+    """Format the differences as a table with a row per layer and one for the total."""
     rows = [HEADINGS, *map(_row, found.layers), _row(found.total)]
     lines = [
         format_table(rows),
         "",
-        "* beyond the larger spread of both; ? neither says how far its times spread",
+        "* difference beyond the larger interquartile range; ? no ranges recorded",
         f"{found.before_id} -> {found.after_id}",
         *(
             f"{what}: {sanitize(before)} -> {sanitize(after)}"
             for what, before, after in found.settings
         ),
-        *_alone("the first", found.only_before),
-        *_alone("the second", found.only_after),
+        *_list_unmatched("the first", found.only_before),
+        *_list_unmatched("the second", found.only_after),
     ]
     return "\n".join(lines)
 
@@ -94,20 +92,21 @@ def _relative(relative: float | None) -> str:
 
 
 def bar(relative: float | None) -> str:
-    """A bar to the left for less, to the right for more; full for half as much, or twice."""
+    """Draw a bar to the left for less, to the right for more; full for a factor of two."""
     if relative is None:
-        return " " * BAR + "|" + "+" * BAR
+        return " " * BAR_LENGTH + "|" + "+" * BAR_LENGTH
     ratio = 1 + relative
+    # By ratio in both directions: half the time is as long a bar as twice the time.
     share = relative if relative >= 0 else 1 / ratio - 1 if ratio > 0 else 1.0
-    length = min(round(share * BAR), BAR)
+    length = min(round(share * BAR_LENGTH), BAR_LENGTH)
     left = "-" * length if relative < 0 else ""
     right = "+" * length if relative > 0 else ""
-    return f"{left:>{BAR}}|{right:<{BAR}}"
+    return f"{left:>{BAR_LENGTH}}|{right:<{BAR_LENGTH}}"
 
 
-def _alone(which: str, names: tuple[str, ...]) -> list[str]:
+def _list_unmatched(which: str, names: tuple[str, ...]) -> list[str]:
     if not names:
         return []
-    shown = ", ".join(map(sanitize, names[:MOST_NAMED]))
-    rest = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    shown = ", ".join(map(sanitize, names[:MAX_NAMES]))
+    rest = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     return [f"only in {which}: {count(len(names), 'layer')}: {shown}{rest}"]

@@ -1,4 +1,4 @@
-"""``stagewright doctor``: what this machine and this installation can do."""
+"""``stagewright doctor``: report the capabilities of this machine and installation."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ from ... import __version__
 from ...core.errors import StagewrightError
 from ...core.units import format_bytes
 from ...profiler.machine.host_memory import free_memory_bytes, host_memory_bytes
+from ..options.output import JsonFlag
 from ..support.gpu_report import TorchReport, describe_torch, examine_torch
 from ..support.optional_dependencies import EXTRAS, MissingExtra, missing_packages
-from ..support.output import JsonFlag, emit, say, say_next
+from ..support.output import emit, say, say_next
 
 if TYPE_CHECKING:
     from ...profiler.links.records import LinkReport
 
 LINKS_BUDGET_S = 2.0
 LINKS_LARGEST_BYTES = 16 * 2**20
+"""Small messages and a short budget: doctor shows that links work, not how fast they are."""
 
 
 @dataclass(frozen=True)
-class Report:
-    """Everything `doctor` looks at.
+class MachineReport:
+    """Software, processor, memory and devices found here.
 
     Attributes:
         cores: Processors this process may run on.
-        memory_bytes: Physical memory, or the container's limit where that is lower.
-        torch: `None` where torch is not installed.
-        missing: For each extra, the packages of it that are not installed.
-        processor: Its own name.
-        free_memory_bytes: What new work may take; `None` if not known.
+        memory_bytes: Physical memory, or the container's limit if that is lower.
+        torch: `None` if torch is not installed.
+        missing: Packages that are not installed, by extra.
+        processor: Model name of the processor.
+        free_memory_bytes: Memory available to new processes; `None` if unknown.
     """
 
     stagewright: str
@@ -51,8 +53,8 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Links:
-    """What was measured between devices; ``error`` says why nothing was, if so."""
+class LinkCheck:
+    """Quick measurement of links; ``error`` is the reason if there is none."""
 
     report: LinkReport | None = None
     error: str = ""
@@ -61,11 +63,11 @@ class Links:
 def command(
     with_links: Annotated[
         bool,
-        Option("--links", help="Also measure the links between devices here, for some seconds."),
+        Option("--links", help="Also measure the links between devices for a few seconds."),
     ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show what this machine and this installation can do: devices, memory, links, extras."""
+    """Report the devices, memory, links and installed extras of this machine."""
     report = examine()
     links = _measure_links(report, quiet=as_json) if with_links else None
     emit(_as_json(report, links) if as_json else "\n".join(_lines(report, links)))
@@ -75,10 +77,10 @@ def command(
         say_next("stagewright doctor --links", quiet=as_json)
 
 
-def _measure_links(report: Report, *, quiet: bool) -> Links:
-    """Between all CUDA devices, or between two CPU ranks where there are not two."""
+def _measure_links(report: MachineReport, *, quiet: bool) -> LinkCheck:
+    """Measure links between all CUDA devices, or two CPU ranks with fewer than two devices."""
     if report.torch is None or report.torch.error:
-        return Links(error="without torch no links are measured")
+        return LinkCheck(error="not measured: torch is not available")
     from ...profiler.links.launch_local import measure_links_here
     from ...profiler.links.records import LinkOptions
     from ..support.progress import progress_bar
@@ -89,12 +91,12 @@ def _measure_links(report: Report, *, quiet: bool) -> Links:
     options = LinkOptions(device=device, budget_s=LINKS_BUDGET_S, largest_bytes=LINKS_LARGEST_BYTES)
     try:
         with progress_bar(quiet=quiet) as progress:
-            return Links(measure_links_here(count, options, progress))
+            return LinkCheck(measure_links_here(count, options, progress))
     except StagewrightError as error:  # the rest of the report is still worth having
-        return Links(error=str(error))
+        return LinkCheck(error=str(error))
 
 
-def _as_json(report: Report, links: Links | None) -> str:
+def _as_json(report: MachineReport, links: LinkCheck | None) -> str:
     body = asdict(report)
     if links is not None:
         found = links.report
@@ -105,24 +107,24 @@ def _as_json(report: Report, links: Links | None) -> str:
     return json.dumps(body, indent=2)
 
 
-def _lines(report: Report, links: Links | None) -> list[str]:
+def _lines(report: MachineReport, links: LinkCheck | None) -> list[str]:
     from ..support.links import links_table
 
     lines = [describe(report)]
     if links is not None:
         lines.append(
             "links        "
-            + (links.error or "measured quickly; for plans: stagewright profile --links")
+            + (links.error or "quick measurement; for planning run: stagewright profile --links")
         )
         if links.report is not None:
             lines += ["", links_table(links.report)]
     return lines
 
 
-def examine() -> Report:
-    """Look at Python, the machine, torch (imported only if installed) and the extras."""
+def examine() -> MachineReport:
+    """Examine Python, the machine, torch (imported only if installed) and the extras."""
     missing = {extra: missing_packages(extra) for extra in EXTRAS}
-    return Report(
+    return MachineReport(
         stagewright=__version__,
         python=platform.python_version(),
         system=platform.platform(),
@@ -135,8 +137,8 @@ def examine() -> Report:
     )
 
 
-def describe(report: Report) -> str:
-    """The report as lines for a person."""
+def describe(report: MachineReport) -> str:
+    """Format the report as text."""
     available = report.free_memory_bytes
     free = "" if available is None else f", {format_bytes(available)} free"
     lines = [
@@ -151,19 +153,19 @@ def describe(report: Report) -> str:
         state = "installed"
         if packages:
             install = MissingExtra(extra, packages[0]).install
-            state = f"without {', '.join(packages)}; run: {install}"
+            state = f"missing {', '.join(packages)}; run: {install}"
         lines.append(f"[{extra}]".ljust(13) + state)
     return "\n".join(lines)
 
 
 def _cores() -> int:
+    # A container or taskset may allow fewer processors than the machine has.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _processor() -> str:
-    """The processor's own name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

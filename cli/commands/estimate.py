@@ -1,4 +1,4 @@
-"""``stagewright estimate``: what each layer of a model would cost on a device that is not here."""
+"""``stagewright estimate``: estimate a model's layer costs on a device that is not here."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from ..options.model import named_model, read_precision
-from ..support.next_steps import command_line
-from ..support.output import JsonFlag, check_writable, emit, profile_text, say, say_next, write_file
+from ..options.model import FAMILIES, Config
+from ..options.output import JsonFlag
+from ..support.named_models import read_model, read_precision
+from ..support.output import check_writable, finish_profile
 from ..support.read_documents import read_document
 
 
@@ -18,34 +19,34 @@ def command(
         str,
         Argument(
             metavar="MODEL",
-            help="A published model, such as gpt2-xl or llama-70b; with --config a family: mlp, "
-            "resnet, unet, gpt2, llama, qwen2, mixtral, bert, t5 or vit.",
+            help="A published model, such as gpt2-xl or llama-70b; with --config, a family: "
+            f"{FAMILIES}.",
         ),
     ],
     device: Annotated[
-        str, Option("--device", "-d", help="A device of the catalogue, such as H100 or RTX4090.")
+        str,
+        Option("--device", "-d", help="Accelerator from the catalogue, such as H100 or RTX4090."),
     ],
-    config: Annotated[str | None, Option(help="A family's configuration, as JSON.")] = None,
+    config: Config = None,
     microbatch: Annotated[int, Option(help="Samples in a micro-batch.")] = 1,
     sequence: Annotated[
-        int | None,
-        Option(help="Tokens of a sample; those of the model's publication if not given."),
+        int | None, Option(help="Tokens per sample. Default: the model's published length.")
     ] = None,
     precision: Annotated[
         str | None,
         Option(
-            help="fp32, tf32, bf16 or fp16, of weights too. If not given bf16, on a GPU without "
-            "it fp16, on a CPU fp32."
+            help="Precision of weights, gradients and activations: fp32, tf32, bf16 or fp16. "
+            "Default: bf16, or fp16 on GPUs without it, or fp32 on CPUs."
         ),
     ] = None,
     threads: Annotated[
-        int | None, Option(help="CPU cores at work, with --device CPU; all if not given.")
+        int | None, Option(help="CPU cores to use, with --device CPU. Default: all.")
     ] = None,
     calibrate: Annotated[
         list[Path] | None,
         Option(
             metavar="PROFILE",
-            help="Calibrate by this measured profile of the same kind of device. May be repeated.",
+            help="Calibrate with this measured profile of the same kind of device. Repeatable.",
         ),
     ] = None,
     output: Annotated[
@@ -53,27 +54,22 @@ def command(
     ] = Path("profile.json"),
     as_json: JsonFlag = False,
 ) -> None:
-    """Estimate what each layer of a model costs on a device, without the device.
+    """Estimate what each layer of a model costs on a device that is not available here.
 
-    The model is captured without its weights, so it need not fit here. The profile is labelled
-    ESTIMATED and says how far such estimates were off where that was measured.
+    The model is captured without weights, so it need not fit into this machine's memory. The
+    profile is labelled ESTIMATED and reports the error of such estimates where it was measured.
     """
     from ...core.cluster.accelerators import get_accelerator
     from ...core.profile.profile import Profile
 
     check_writable(output)
-    wanted = read_precision(precision)
-    spec, sample = named_model(model, config, microbatch, sequence)
-    found = get_accelerator(device)
+    dtype = read_precision(precision)
+    spec, sample = read_model(model, config, microbatch, sequence)
+    target = get_accelerator(device)
     measured = [read_document(path, Profile) for path in calibrate or ()]
     from ...profiler.estimates.estimate import estimate_spec
 
     profile = estimate_spec(
-        spec, sample, device=found, precision=wanted, num_threads=threads, calibrate_by=measured
+        spec, sample, device=target, precision=dtype, num_threads=threads, calibrate_by=measured
     )
-    document = profile.to_json(indent=2)
-    write_file(output, document + "\n")
-    emit(document if as_json else profile_text(profile))
-    say(f"wrote {output}", quiet=as_json)
-    follow = command_line("plan", output, "--devices", f"4x{found.name}", "-o", "plan.json")
-    say_next(follow, quiet=as_json)
+    finish_profile(profile, output, as_json=as_json)

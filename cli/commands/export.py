@@ -1,4 +1,4 @@
-"""``stagewright export``: a profile in a form other programs read."""
+"""``stagewright export``: write a profile as CSV or JSON rows for other programs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from ..options.output import JsonFlag
 from ..support.next_steps import command_line
-from ..support.output import JsonFlag, check_writable, emit, say, say_next, write_file
+from ..support.output import check_writable, emit, say, say_next, write_file
 from ..support.read_documents import read_document
 
 
@@ -20,9 +21,9 @@ def command(
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write a profile as CSV: a row a layer, the unit in every column's name.
+    """Write a profile as CSV with one row per layer and units in the column names.
 
-    With --json the rows are a list of objects.
+    With --json, write the rows as a list of objects.
     """
     from ...core.profile.profile import Profile
     from ...formats.profile_csv import profile_csv, profile_rows

@@ -1,4 +1,4 @@
-"""``stagewright jobs``: what a service is measuring, has measured and will measure."""
+"""``stagewright jobs``: list, show, watch and cancel a service's jobs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from ...core.errors import InvalidInput
-from ..options.server import Token, client_of
+from ..options.output import JsonFlag
+from ..options.server import Token
 from ..support.next_steps import command_line
-from ..support.output import JsonFlag, emit, say, say_next
+from ..support.output import emit, say, say_next
+from ..support.service import open_client
 
 if TYPE_CHECKING:
     from ...client.sync_client import Client
     from ...core.service.jobs import JobEvent, JobView
 
 
-class Action(Enum):
-    """What to do with jobs."""
+class JobsAction(Enum):
+    """Action of ``stagewright jobs``."""
 
     LIST = "list"
     SHOW = "show"
@@ -26,8 +28,8 @@ class Action(Enum):
     CANCEL = "cancel"
 
 
-class State(Enum):
-    """Which jobs to list."""
+class JobsState(Enum):
+    """State of the jobs to list."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -37,42 +39,44 @@ class State(Enum):
 
 
 def command(
-    action: Annotated[Action, Argument(help="What to do; see below.")],
-    which: Annotated[str | None, Argument(metavar="ID", help="The job, for all but list.")] = None,
+    action: Annotated[JobsAction, Argument(help="Action; see below.")],
+    job_id: Annotated[
+        str | None, Argument(metavar="ID", help="Id of the job, for all actions but list.")
+    ] = None,
     server: Annotated[
         str | None,
         Option(
             metavar="URL",
-            help="The service; STAGEWRIGHT_SERVER if not given.",
+            help="URL of the service (also STAGEWRIGHT_SERVER).",
             show_default="http://127.0.0.1:8000",
         ),
     ] = None,
     token: Token = None,
-    state: Annotated[State | None, Option(help="Only jobs in this state (list).")] = None,
-    limit: Annotated[int, Option(min=1, max=500, help="How many, at most (list).")] = 20,
+    state: Annotated[JobsState | None, Option(help="For list: only jobs in this state.")] = None,
+    limit: Annotated[int, Option(min=1, max=500, help="For list: maximum number of jobs.")] = 20,
     as_json: JsonFlag = False,
 ) -> None:
-    """List the jobs of a service, show one, follow it to its end, or cancel it.
+    """List a service's jobs, show one, watch it until it finishes, or cancel it.
 
-    watch ends as the job does: with its result, or with the error it failed with.
+    watch finishes as the job does: with its result, or with the error it failed with.
     """
-    if (action is Action.LIST) != (which is None):
-        raise InvalidInput(
-            "list takes no id, the others take a job's: stagewright jobs list, "
-            f"jobs {action.value if action is not Action.LIST else 'show'} ID"
-        )
-    with client_of(server, token, quiet=as_json) as client:
-        if action is Action.LIST:
+    if action is JobsAction.LIST:
+        if job_id is not None:
+            raise InvalidInput("list takes no id: stagewright jobs list, or jobs show ID")
+    elif job_id is None:
+        raise InvalidInput(f"missing job id: stagewright jobs {action.value} ID")
+    with open_client(server, token, quiet=as_json) as client:
+        if job_id is None:
             _list(client, state, limit, as_json=as_json)
-        elif action is Action.WATCH:
-            _show(client, _watched(client, which or "", quiet=as_json), as_json=as_json)
-        elif action is Action.SHOW:
-            _show(client, client.job(which or ""), as_json=as_json)
+        elif action is JobsAction.WATCH:
+            _show(client, _watch(client, job_id, quiet=as_json), as_json=as_json)
+        elif action is JobsAction.SHOW:
+            _show(client, client.job(job_id), as_json=as_json)
         else:
-            _show(client, client.cancel(which or ""), as_json=as_json)
+            _show(client, client.cancel(job_id), as_json=as_json)
 
 
-def _list(client: Client, state: State | None, limit: int, *, as_json: bool) -> None:
+def _list(client: Client, state: JobsState | None, limit: int, *, as_json: bool) -> None:
     from ...core.text_table import format_table
 
     found = client.jobs(state=None if state is None else state.value, limit=limit)
@@ -80,21 +84,21 @@ def _list(client: Client, state: State | None, limit: int, *, as_json: bool) -> 
         emit(found.model_dump_json())
         return
     if not found.jobs:
-        emit("there are no such jobs" if state else "there are no jobs")
+        emit(f"no {state.value} jobs" if state else "no jobs")
         return
-    headings = ("job", "kind", "state", "made", "what")
+    headings = ("job", "kind", "state", "created", "detail")
     emit(format_table([headings, *(_row(job) for job in found.jobs)]))
     if found.next_cursor is not None:
-        say(f"these are the newest {limit}; --limit shows more")
+        say(f"showing the newest {limit}; use --limit to show more")
     say_next(command_line("jobs", "show", found.jobs[0].id, "--server", client.settings.url))
 
 
 def _row(job: JobView) -> tuple[str, ...]:
-    return (job.id, job.kind, job.state, f"{job.created_at:%Y-%m-%d %H:%M:%S}", what(job))
+    return (job.id, job.kind, job.state, f"{job.created_at:%Y-%m-%d %H:%M:%S}", detail(job))
 
 
-def what(job: JobView) -> str:
-    """What there is to say of a job: its result, its problem, what it waits for or is at."""
+def detail(job: JobView) -> str:
+    """Return a job's result id, its problem, its message or its progress, whichever it has."""
     if job.result is not None:
         return job.result.id
     if job.problem is not None:
@@ -108,15 +112,16 @@ def what(job: JobView) -> str:
     return ""
 
 
-def _watched(client: Client, job_id: str, *, quiet: bool) -> JobView:
+def _watch(client: Client, job_id: str, *, quiet: bool) -> JobView:
     import sys
 
     from ...client.progress import describe_event
 
-    def tell(event: JobEvent) -> None:
+    def print_event(event: JobEvent) -> None:
         say(describe_event(event), quiet=quiet)
 
-    return client.wait(job_id, progress=not quiet if sys.stderr.isatty() else tell)
+    # On a terminal the client draws a bar; a log gets one line per event.
+    return client.wait(job_id, progress=not quiet if sys.stderr.isatty() else print_event)
 
 
 def _show(client: Client, job: JobView, *, as_json: bool) -> None:
@@ -130,7 +135,7 @@ def _show(client: Client, job: JobView, *, as_json: bool) -> None:
         lines.append(f"  attempt {job.attempt}")
     if job.needs:
         lines.append(f"  needs {', '.join(f'{n:g} {kind}' for kind, n in job.needs.items())}")
-    if text := what(job):
+    if text := detail(job):
         lines.append(f"  {sanitize(text)}")
     emit("\n".join(lines))
     server = ("--server", client.settings.url)

@@ -1,4 +1,4 @@
-"""``stagewright keys``: who may use a service."""
+"""``stagewright keys``: create, list and revoke a service's API keys."""
 
 from __future__ import annotations
 
@@ -13,116 +13,125 @@ from typer import Argument, Option
 from ...api.auth.scopes import MEANING, SCOPES, Scope
 from ...core.errors import InvalidInput
 from ...core.text_table import format_table
-from ..options.database import ConfigFlag, DatabaseFlag, check_exists, database_of, opened_store
+from ..options.database import (
+    ConfigFlag,
+    DatabaseFlag,
+    open_store,
+    require_database,
+    resolve_database,
+)
+from ..options.output import JsonFlag
 from ..support.next_steps import command_line
-from ..support.output import JsonFlag, emit, say, say_next
+from ..support.output import emit, say, say_next
 
 if TYPE_CHECKING:
     from ...api.store.records import ApiKey, NewApiKey, Project, Quotas
     from ...api.store.store import Store
 
-DEFAULT_SCOPES = "read,plan"
+CREATE = "For create"
+SCOPE_MEANINGS = "; ".join(f"{scope}: {MEANING[scope]}" for scope in SCOPES)
 
 
-class Action(Enum):
-    """What to do with keys."""
+class KeysAction(Enum):
+    """Action of ``stagewright keys``."""
 
     CREATE = "create"
     LIST = "list"
     REVOKE = "revoke"
 
 
-def _scopes_help() -> str:
-    return "; ".join(f"{scope}: {MEANING[scope]}" for scope in SCOPES)
-
-
 def command(
-    action: Annotated[Action, Argument(help="What to do; see below.")],
-    which: Annotated[
+    action: Annotated[KeysAction, Argument(help="Action; see below.")],
+    name_or_id: Annotated[
         str | None,
-        Argument(metavar="NAME|ID", help="For create: a name for people. For revoke: the id."),
+        Argument(metavar="NAME|ID", help="For create: a descriptive name. For revoke: the id."),
     ] = None,
     scopes: Annotated[
         str,
         Option(
-            help=f"What the key may do, with commas. {_scopes_help()}.",
-            rich_help_panel="For create",
+            help=f"Permissions of the key, comma-separated. {SCOPE_MEANINGS}.",
+            rich_help_panel=CREATE,
         ),
-    ] = DEFAULT_SCOPES,
+    ] = "read,plan",
     project: Annotated[
         str | None,
         Option(
-            help="The project's name or id; projects do not see each other. Without it keys are "
-            "made in the project 'default', and those of all projects are listed."
+            help="Name or id of the project; projects are isolated from each other. Default: "
+            "'default' for create, all projects for list and revoke."
         ),
     ] = None,
     new_project: Annotated[
-        bool,
-        Option("--new-project", help="Make the project.", rich_help_panel="For create"),
+        bool, Option("--new-project", help="Create the project.", rich_help_panel=CREATE)
     ] = False,
     expires_days: Annotated[
         float | None,
-        Option(min=0.001, max=36500, help="Days until it expires.", rich_help_panel="For create"),
+        Option(min=0.001, max=36500, help="Days until the key expires.", rich_help_panel=CREATE),
     ] = None,
     requests_per_minute: Annotated[
-        int | None, Option(min=1, help="Requests a minute.", rich_help_panel="For create")
+        int | None, Option(min=1, help="Maximum requests per minute.", rich_help_panel=CREATE)
     ] = None,
     unfinished_jobs: Annotated[
         int | None,
-        Option(min=0, help="Jobs queued or running at once.", rich_help_panel="For create"),
+        Option(min=0, help="Maximum jobs queued or running at once.", rich_help_panel=CREATE),
     ] = None,
     database: DatabaseFlag = None,
     config: ConfigFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Make, list and revoke the keys of a service; it may be running.
+    """Create, list and revoke the API keys of a service; the service may be running.
 
-    create prints the key's secret on stdout, this once: the database keeps a hash. Clients send
-    it as 'Authorization: Bearer SECRET'. revoke lets a key open nothing from the next request on.
+    create prints the key's secret to stdout, once: the database stores only a hash. Clients send
+    it as 'Authorization: Bearer SECRET'. revoke takes effect with the next request.
     """
-    if (action is Action.LIST) != (which is None):
+    _check_arguments(action, name_or_id)
+    address = resolve_database(database, config)
+    if action is not KeysAction.CREATE:
+        require_database(address)
+    with open_store(address) as store:
+        if name_or_id is None:
+            _list(store, _find_projects(store, project), as_json=as_json)
+        elif action is KeysAction.REVOKE:
+            _revoke(store, _find_projects(store, project), name_or_id, as_json=as_json)
+        else:
+            owner = _resolve_project(store, project or "default", create=new_project)
+            quotas = (requests_per_minute, unfinished_jobs)
+            made = _create(store, owner, name_or_id, _parse_scopes(scopes), quotas, expires_days)
+            _print_new_key(made, as_json=as_json)
+
+
+def _check_arguments(action: KeysAction, name_or_id: str | None) -> None:
+    if (action is KeysAction.LIST) != (name_or_id is None):
         raise InvalidInput(
-            "create takes the new key's name, revoke a key's id, and list neither: "
+            "create requires a name, revoke requires a key's id, and list takes neither: "
             "stagewright keys create NAME, keys revoke ID, keys list"
         )
-    address = database_of(database, config)
-    if action is not Action.CREATE:
-        check_exists(address)
-    with opened_store(address) as store:
-        if action is Action.CREATE:
-            quotas = (requests_per_minute, unfinished_jobs)
-            owner = _owner(store, project or "default", make=new_project)
-            made = _create(store, owner, which or "", _parsed(scopes), quotas, expires_days)
-            _show_made(made, as_json=as_json)
-            return
-        owners = store.projects.list() if project is None else [_owner(store, project)]
-        if action is Action.LIST:
-            _list(store, owners, as_json=as_json)
-        else:
-            _revoke(store, owners, which or "", as_json=as_json)
 
 
-def _parsed(text: str) -> tuple[Scope, ...]:
-    """Scopes out of a list with commas, in the usual order."""
+def _parse_scopes(text: str) -> tuple[Scope, ...]:
+    """Parse comma-separated scopes; return them in their usual order."""
     names = {name.strip() for name in text.split(",") if name.strip()}
     if not names or names - set(SCOPES):
-        raise InvalidInput(f"--scopes takes some of {','.join(SCOPES)}, not {text!r}")
+        raise InvalidInput(f"--scopes takes a subset of {','.join(SCOPES)}, not {text!r}")
     return tuple(scope for scope in SCOPES if scope in names)
 
 
-def _owner(store: Store, name: str, *, make: bool = False) -> Project:
-    """The project of that name or id, made if wanted.
+def _find_projects(store: Store, name: str | None) -> Sequence[Project]:
+    return store.projects.list() if name is None else [_resolve_project(store, name)]
+
+
+def _resolve_project(store: Store, name: str, *, create: bool = False) -> Project:
+    """Return the project with this name or id, created first if requested.
 
     Raises:
-        InvalidInput: There is none, or already one.
+        InvalidInput: It does not exist, or already exists and should be created.
     """
-    if make:
+    if create:
         return store.projects.create(name)
     for project in store.projects.list():
         if name in (project.name, project.id):
             return project
     raise InvalidInput(
-        f"there is no project {name!r}; 'stagewright keys create' makes it with --new-project"
+        f"unknown project {name!r}; to create it, use 'stagewright keys create' with --new-project"
     )
 
 
@@ -144,16 +153,16 @@ def _create(
         quotas=Quotas(max_requests_per_minute=quotas[0], max_unfinished_jobs=quotas[1]),
         expires_at=None if expires_days is None else utc_now() + timedelta(days=expires_days),
     )
-    _note(store, "api-keys.create", made.key)
+    _audit(store, "api-keys.create", made.key)
     return made
 
 
-def _show_made(made: NewApiKey, *, as_json: bool) -> None:
+def _print_new_key(made: NewApiKey, *, as_json: bool) -> None:
     emit(made.model_dump_json() if as_json else made.secret)
     key = made.key
     say(
-        f"key {key.id} ({key.name}) of {key.project_id} may {', '.join(key.scopes)}; "
-        "the line above is its secret, which is shown this once",
+        f"key {key.id} ({key.name}) in {key.project_id}, scopes {', '.join(key.scopes)}; "
+        "the line above is its secret, which is not shown again",
         quiet=as_json,
     )
     say_next(command_line("keys", "list"), quiet=as_json)
@@ -165,30 +174,31 @@ def _list(store: Store, owners: Sequence[Project], *, as_json: bool) -> None:
         keys = [{**key.model_dump(mode="json"), "project": owner.name} for owner, key in found]
         emit(json.dumps({"keys": keys}))
         return
-    headings = ("key", "project", "name", "scopes", "made", "quotas", "state")
+    headings = ("key", "project", "name", "scopes", "created", "quotas", "state")
     rows = [_row(owner, key) for owner, key in found]
-    emit(format_table([headings, *rows]) if rows else "there are no keys")
+    emit(format_table([headings, *rows]) if rows else "no keys")
     say_next(command_line("keys", "create", "NAME"), quiet=as_json)
 
 
-def _shown(name: str) -> str:
-    """A name somebody sent over HTTP, without what a terminal would obey."""
+def _printable(name: str) -> str:
+    """Replace the control characters of a name, which a client may have sent over HTTP."""
     return "".join(character if character.isprintable() else "?" for character in name)
 
 
 def _row(owner: Project, key: ApiKey) -> tuple[str, ...]:
-    scopes, made = ",".join(key.scopes), f"{key.created_at:%Y-%m-%d %H:%M:%S}"
+    created = f"{key.created_at:%Y-%m-%d %H:%M:%S}"
     return (
-        key.id, _shown(owner.name), _shown(key.name), scopes, made, _quotas(key.quotas), _state(key)
+        key.id, _printable(owner.name), _printable(key.name), ",".join(key.scopes),
+        created, _quotas(key.quotas), _state(key),
     )  # fmt: skip
 
 
 def _quotas(quotas: Quotas) -> str:
     limits = (
         (quotas.max_requests_per_minute, "requests/min"),
-        (quotas.max_unfinished_jobs, "jobs at once"),
+        (quotas.max_unfinished_jobs, "unfinished jobs"),
     )
-    return ", ".join(f"{most} {what}" for most, what in limits if most is not None) or "none"
+    return ", ".join(f"{limit} {what}" for limit, what in limits if limit is not None) or "none"
 
 
 def _state(key: ApiKey) -> str:
@@ -206,18 +216,15 @@ def _revoke(store: Store, owners: Sequence[Project], key_id: str, *, as_json: bo
     for owner in owners:
         if any(key.id == key_id for key in store.keys.list(owner.id)):
             key = store.keys.revoke(owner.id, key_id)
-            _note(store, "api-keys.delete", key)
-            emit(
-                key.model_dump_json()
-                if as_json
-                else f"{key.id} ({_shown(key.name)}) opens nothing now"
-            )
+            _audit(store, "api-keys.delete", key)
+            text = f"revoked {key.id} ({_printable(key.name)})"
+            emit(key.model_dump_json() if as_json else text)
             return
-    raise InvalidInput(f"there is no key {key_id!r}; 'stagewright keys list' shows them")
+    raise InvalidInput(f"unknown key {key_id!r}; see 'stagewright keys list'")
 
 
-def _note(store: Store, action: str, key: ApiKey) -> None:
-    """Write what was done into the audit log, as the service does."""
+def _audit(store: Store, action: str, key: ApiKey) -> None:
+    """Add an entry to the audit log, as the service does for requests."""
     from ...api.store.records import AuditEvent
 
     store.audit.add(

@@ -1,4 +1,4 @@
-"""``stagewright merge``: profiles of several micro-batch sizes, or repeated ones, as one."""
+"""``stagewright merge``: merge profiles of several micro-batch sizes or repeated runs."""
 
 from __future__ import annotations
 
@@ -7,30 +7,33 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from ..support.next_steps import planning
-from ..support.output import JsonFlag, check_writable, emit, profile_text, say, say_next, write_file
+from ..options.output import JsonFlag
+from ..support.output import check_writable, finish_profile
 from ..support.read_documents import read_document
 
 
 def command(
     files: Annotated[
         list[Path],
-        Argument(metavar="PROFILE...", help="Of one model, measured alike but for samples."),
+        Argument(
+            metavar="PROFILE...",
+            help="Profiles of one model with equal settings; micro-batch sizes may differ.",
+        ),
     ],
     microbatch: Annotated[
         int | None,
-        Option(min=1, help="Samples of the merged profile; needed if those given differ."),
+        Option(min=1, help="Micro-batch size of the merged profile; required if the sizes differ."),
     ] = None,
     output: Annotated[
         Path, Option("--output", "-o", help="Write the merged profile to this file.")
     ] = Path("merged.json"),
     as_json: JsonFlag = False,
 ) -> None:
-    """Make one profile out of several of a model, at any micro-batch size.
+    """Merge several profiles of one model into one, at any micro-batch size.
 
-    Profiles of the same size are pooled: medians of their medians. At a size between those
-    measured, times and bytes are interpolated; beyond them they are extrapolated, and say so.
-    Profiles of other models, devices or settings are refused.
+    Profiles of the same size are pooled by the median of their medians. Between measured sizes,
+    times and bytes are interpolated; beyond them they are extrapolated and marked as such.
+    Profiles of different models, devices or settings are refused.
     """
     from ...core.profile.merge import merge
     from ...core.profile.profile import Profile
@@ -38,8 +41,4 @@ def command(
     check_writable(output)
     profiles = [read_document(file, Profile) for file in files]
     profile = merge(profiles, samples=microbatch, names=[str(file) for file in files])
-    document = profile.to_json(indent=2)
-    write_file(output, document + "\n")
-    emit(document if as_json else profile_text(profile))
-    say(f"wrote {output}", quiet=as_json)
-    say_next(planning(profile, output), quiet=as_json)
+    finish_profile(profile, output, as_json=as_json)

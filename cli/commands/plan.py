@@ -1,23 +1,28 @@
-"""``stagewright plan``: cut a profiled model for a set of devices."""
+"""``stagewright plan``: split a profiled model into pipeline stages for a set of devices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from typer import Context
 
 from ..options import plan as flags
-from ..options.estimate import EstimateWords, what_was_taken, with_shorter_samples
-from ..options.model import is_stored_id, model_named
-from ..options.plan import number_or_any, pair, pins
-from ..options.server import Server, Token, token_needs_server
-from ..support.flag_names import plan_text
-from ..support.next_steps import after_plan, command_line, without
-from ..support.output import JsonFlag, check_writable, emit, say, say_next, write_file
+from ..options.output import JsonFlag
+from ..options.server import Server, Token, check_token
+from ..support.flag_names import FLAGS, plan_text
+from ..support.named_models import (
+    EstimateFlags,
+    describe_estimate,
+    find_model_name,
+    is_stored_id,
+    suggest_smaller_samples,
+)
+from ..support.next_steps import command_line, drop_flags, suggest_after_plan
+from ..support.output import check_writable, emit, say, say_next, write_file
 from ..support.progress import planning_progress
-from ..support.read_documents import read_devices, read_document
+from ..support.read_documents import build_record, read_devices, read_document
 
 if TYPE_CHECKING:
     from ...core.cluster.cluster import Cluster
@@ -59,119 +64,102 @@ def command(
     token: Token = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Cut a profiled model into pipeline stages for a set of devices.
+    """Split a profiled model into pipeline stages for a set of devices.
 
-    A published model can be named instead of its profile: it is captured without weights and its
-    costs are estimated for the devices; the plan is then labelled ESTIMATED. With --server a
-    service does all that, and takes a captured graph or an exported program (.pt2), too.
+    Instead of a profile, a published model can be named: it is captured without weights and its
+    costs are estimated for the devices; the plan is then labelled ESTIMATED. With --server, a
+    service does all of this; it also accepts a captured graph or an exported program (.pt2).
     """
-    from ...core.plan.plan import PlanOptions
-    from ..support.validation import checked
-
     if output is not None:
         check_writable(output)
-    token_needs_server(server, token)
-    name, cluster = model_named(profiles), read_devices(devices)
+    check_token(server, token)
+    name, cluster = find_model_name(profiles), read_devices(devices)
     is_model = name is not None and not is_stored_id(name)
-    if is_model and microbatches is None:
-        microbatches = max(8, len(cluster.devices))
-    options = checked(
-        PlanOptions,
-        **({} if microbatches is None else {"num_microbatches": microbatches}),
-        batch_size=batch_size,
-        schedule=schedule,
-        chunks=chunks,
-        max_extra_in_flight=extra_in_flight,
-        objective=objective,
-        num_stages=stages,
-        max_stages=max_stages,
-        max_replicas=number_or_any(max_replicas),
-        recompute=recompute or ("auto" if is_model else "never"),
-        layer_order=order,
-        skips=skips,
-        together=tuple(map(pair, together or ())),
-        no_cut_after=tuple(no_cut_after or ()),
-        pins=pins(pin or ()),
-        tied=tied,
-        optimizer=optimizer,
-        memory_fraction=memory_fraction,
-        gap=gap,
-    )
-    explained: str | None
-    words = EstimateWords(microbatch, sequence, precision, estimate_for, tuple(calibrate or ()))
+    options = build_options(context.params, num_devices=len(cluster.devices), is_model=is_model)
+    estimate = EstimateFlags(microbatch, sequence, precision, estimate_for, tuple(calibrate or ()))
+    explain: str | None = None
     if server is not None:
-        from ..support.service_plan import plan_on_service
+        from ..support.service import plan_on_service
 
-        made = plan_on_service(
-            server, token, profiles, name, words, cluster, options, deadline, quiet=as_json
+        plan = plan_on_service(
+            server, token, profiles, name, estimate, cluster, options, deadline, quiet=as_json
         )
-        explained = None
     elif name is None:
-        made, follow = _from_files(profiles, words, cluster, options, deadline, quiet=as_json)
-        explained = command_line("explain", output, follow, "-d", devices)
+        plan, source = _plan_files(profiles, estimate, cluster, options, deadline, quiet=as_json)
+        explain = command_line("explain", output, source, "-d", devices)
     else:
-        made, follow = _from_name(name, words, cluster, options, deadline, quiet=as_json)
-        explained = follow
-    document = made.to_json(indent=2)
-    if output is not None:
-        write_file(output, document + "\n")
-        say(f"wrote {output}", quiet=as_json)
-    emit(document if as_json else plan_text(made))
-    if output is None:
-        again = without(context.find_root().obj or (), ["--json"], ["--token"])
-        say_next(command_line(*again, "-o", "plan.json"), quiet=as_json)
-    else:
-        if explained is not None:
-            say_next(explained, quiet=as_json)
-        say_next(after_plan(made, output), quiet=as_json)
+        plan, explain = _plan_name(name, estimate, cluster, options, deadline, quiet=as_json)
+    _finish(context, plan, output, explain, as_json=as_json)
 
 
-def _from_files(
-    paths: Sequence[str],
-    words: EstimateWords,
-    cluster: Cluster,
-    options: PlanOptions,
-    deadline_s: float | None,
-    *,
-    quiet: bool,
-) -> tuple[Plan, str]:
-    """A plan of profiles in files, and the file that it rests on."""
-    from ...core.profile.profile import Profile
+def build_options(given: Mapping[str, Any], *, num_devices: int, is_model: bool) -> PlanOptions:
+    """Build planning options from the parameters of `command`.
 
-    words.refuse_for_files()
-    costs = [read_document(Path(path), Profile) for path in paths]
-    made = _plan(costs, cluster, options, deadline_s, quiet=quiet)
-    of_id = {entry.content_id(): path for path, entry in zip(paths, costs, strict=True)}
-    return made, of_id[made.profile_id]
-
-
-def _from_name(
-    name: str,
-    words: EstimateWords,
-    cluster: Cluster,
-    options: PlanOptions,
-    deadline_s: float | None,
-    *,
-    quiet: bool,
-) -> tuple[Plan, str]:
-    """A plan of a published model, and the command that writes the profile it rests on.
+    Args:
+        given: Values by name of the parameter.
+        num_devices: Devices to plan for.
+        is_model: True for a model's name, whose defaults suit models too large to profile here.
 
     Raises:
-        Infeasible: It does not fit; the message also tells what shorter samples would be.
+        InvalidInput: A value is not accepted; the message names its flag.
     """
+    from ...core.plan.plan import PlanOptions
+
+    # A parameter is named like its flag, and FLAGS knows the flag of every field.
+    values = {name: given[FLAGS[name][2:].replace("-", "_")] for name in PlanOptions.model_fields}
+    values["max_replicas"] = flags.parse_max_replicas(values["max_replicas"])
+    values["together"] = tuple(map(flags.parse_together, values["together"] or ()))
+    values["no_cut_after"] = tuple(values["no_cut_after"] or ())
+    values["pins"] = tuple(map(flags.parse_pin, values["pins"] or ()))
+    if values["recompute"] is None:
+        values["recompute"] = "auto" if is_model else "never"
+    if values["num_microbatches"] is None:
+        values["num_microbatches"] = max(8, num_devices) if is_model else 8
+    return build_record(PlanOptions, **values)
+
+
+def _plan_files(
+    paths: Sequence[str],
+    estimate: EstimateFlags,
+    cluster: Cluster,
+    options: PlanOptions,
+    deadline_s: float | None,
+    *,
+    quiet: bool,
+) -> tuple[Plan, str]:
+    """Plan from profiles in files; return the plan and the file whose profile it uses."""
+    from ...core.profile.profile import Profile
+
+    estimate.refuse_for_profiles()
+    profiles = [read_document(Path(path), Profile) for path in paths]
+    plan = _plan(profiles, cluster, options, deadline_s, quiet=quiet)
+    path_of = {entry.content_id(): path for path, entry in zip(paths, profiles, strict=True)}
+    return plan, path_of[plan.profile_id]
+
+
+def _plan_name(
+    name: str,
+    estimate: EstimateFlags,
+    cluster: Cluster,
+    options: PlanOptions,
+    deadline_s: float | None,
+    *,
+    quiet: bool,
+) -> tuple[Plan, str]:
+    """Plan a published model; return the plan and the command that writes its profile."""
     from ...core.errors import Infeasible
 
-    estimated = words.estimate(name, cluster)
-    say(what_was_taken(name, estimated), quiet=quiet)
+    estimated = estimate.estimate(name, cluster)
+    say(describe_estimate(name, estimated), quiet=quiet)
     try:
-        made = _plan([estimated.profile], estimated.cluster, options, deadline_s, quiet=quiet)
+        plan = _plan([estimated.profile], estimated.cluster, options, deadline_s, quiet=quiet)
     except Infeasible as error:
-        raise with_shorter_samples(error, estimated.profile) from None
-    return made, words.command_line(name, estimated)
+        raise suggest_smaller_samples(error, estimated.profile) from None
+    return plan, estimate.estimate_command(name, estimated)
 
 
 def _plan(
-    costs: Sequence[Profile],
+    profiles: Sequence[Profile],
     cluster: Cluster,
     options: PlanOptions,
     deadline_s: float | None,
@@ -181,4 +169,23 @@ def _plan(
     from ...planner.plan import plan as make_plan
 
     with planning_progress(options.objective, quiet=quiet) as progress:
-        return make_plan(costs, cluster, options, deadline_s=deadline_s, progress=progress)
+        return make_plan(profiles, cluster, options, deadline_s=deadline_s, progress=progress)
+
+
+def _finish(
+    context: Context, plan: Plan, output: Path | None, explain: str | None, *, as_json: bool
+) -> None:
+    """Write and print the plan, and suggest the next commands."""
+    document = plan.to_json(indent=2)
+    if output is not None:
+        write_file(output, document + "\n")
+        say(f"wrote {output}", quiet=as_json)
+    emit(document if as_json else plan_text(plan))
+    if output is None:
+        # The same command with -o; a token must not end up in a shell's history.
+        again = drop_flags(context.find_root().obj or (), ["--json"], ["--token"])
+        say_next(command_line(*again, "-o", "plan.json"), quiet=as_json)
+        return
+    if explain is not None:
+        say_next(explain, quiet=as_json)
+    say_next(suggest_after_plan(plan, output), quiet=as_json)

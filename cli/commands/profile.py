@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ...core.errors import InvalidInput
+from typer import Context
+
+from ...core.errors import InvalidInput, RankFailed
+from ..exit_codes import exit_code, report
 from ..options import model as of_model
 from ..options import profile as flags
-from ..options.model import long_name, own_model, refuse, request_named
-from ..options.server import Server, Token, token_needs_server
-from ..support.next_steps import planning
-from ..support.output import JsonFlag, check_writable, emit, profile_text, say, say_next, write_file
-from ..support.service_documents import profile_on_service
+from ..options.model import read_named_request
+from ..options.output import JsonFlag
+from ..options.server import Server, Token, check_token
+from ..support.load_object import call_object, load_model, load_object, refuse_options
+from ..support.named_models import lengthen_dtype
+from ..support.output import check_writable, finish_profile
+from ..support.progress import progress_bar
+from ..support.service import profile_on_service
 
 if TYPE_CHECKING:
     from ...core.profile.profile import Profile
-    from ...core.progress import Progress
-    from ...core.requests.requests import ProfilingOptions
+    from ...core.progress import Progress as ProgressCallback
+    from ...core.requests.requests import MeasureRequest, ProfilingOptions
 
 DEFAULT_OUTPUT = Path("profile.json")
 
+OF_MODELS = {
+    "MODEL": "model", "--sample": "sample", "--loss": "loss", "--target": "target",
+    "--family": "family", "--config": "config", "--input": "inputs", "--threads": "threads",
+    "--neighbours": "neighbours", "--autocast": "autocast", "--compile": "compiled",
+    "--deduplicate": "deduplicate", "--server": "server",
+}  # fmt: skip
+"""Flags that cannot be combined with ``--links``, and their parameters of `command`."""
+
 
 def command(
+    context: Context,
     model: of_model.Model = None,
     sample: of_model.SampleObject = None,
     loss: flags.Loss = None,
@@ -45,62 +63,57 @@ def command(
     token: Token = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Measure what each layer of a model costs, for one micro-batch; or links between devices.
+    """Measure what each layer of a model costs per micro-batch, or the links between devices.
 
-    Give the model one of three ways: a function and --sample, with --loss and --target if the
-    backward is to start from a loss; --family, --config and --input; or a JSON file.
-    With --server a service measures it; a model of one's own is captured here and its graph sent.
-    With --links: between the devices of this machine, or, started by torchrun, between all ranks.
+    Name the model in one of three ways: a function and --sample, with --loss and --target to
+    start backward from a loss; --family, --config and --input; or a JSON file. With --server, a
+    service measures it; a model built by your own code is captured here and sent as a graph.
+    With --links, measure between the devices of this machine or, under torchrun, all ranks.
     """
     if links:
-        of_models: dict[str, object] = {
-            "MODEL": model, "--sample": sample, "--loss": loss, "--target": target,
-            "--family": family, "--config": config, "--input": inputs, "--threads": threads,
-            "--neighbours": neighbours, "--autocast": autocast, "--compile": compiled,
-            "--deduplicate": deduplicate, "--server": server,
-        }  # fmt: skip
-        refuse("--links", of_models)
-        _links(ranks, device, budget, timeout, output, as_json=as_json)
+        refuse_options("--links", {name: context.params[key] for name, key in OF_MODELS.items()})
+        _profile_links(ranks, device, budget, timeout, output, as_json=as_json)
         return
-    refuse("a model; it is for --links", {"--ranks": ranks})
-    token_needs_server(server, token)
+    refuse_options("a model; it requires --links", {"--ranks": ranks})
+    check_token(server, token)
     output = output or DEFAULT_OUTPUT
     check_writable(output)
-    from ...core.requests.requests import ProfilingOptions
-    from ...profiler.measure_worker import measure
-    from ..options.measure import with_options
-    from ..support.progress import progress_bar
-
-    given = {
-        "device": device,
-        "num_threads": threads,
-        "busy_neighbours": neighbours,
-        "budget_s": budget,
-        "autocast": long_name(autocast),
-        "compile": compiled,
-        "deduplicate": deduplicate,
-    }
-    request = request_named(model, family, config, inputs, target, sample=sample, loss=loss)
-    options = with_options(request.profiling if request else ProfilingOptions(), **given)
+    request = read_named_request(model, family, config, inputs, target, sample=sample, loss=loss)
+    options = _build_options(context.params, request)
     if server is not None:
         profile = profile_on_service(
             server, token, request, options, model, sample,
             quiet=as_json, loss=loss, target=target,
         )  # fmt: skip
     else:
+        from ...profiler.measure_worker import measure
+
         with progress_bar(quiet=as_json) as progress:
             if request is not None:
                 profile = measure(request.model_copy(update={"profiling": options}), progress)
             else:
                 profile = _measure_objects(model, sample, loss, target, options, progress)
-    document = profile.to_json(indent=2)
-    write_file(output, document + "\n")
-    emit(document if as_json else profile_text(profile))
-    say(f"wrote {output}", quiet=as_json)
-    say_next(planning(profile, output), quiet=as_json)
+    finish_profile(profile, output, as_json=as_json)
 
 
-def _links(
+def _build_options(given: Mapping[str, Any], request: MeasureRequest | None) -> ProfilingOptions:
+    """Build the profiling options from a request's own and the flags that override them."""
+    from ...core.requests.requests import ProfilingOptions
+    from ..options.measure import override_options
+
+    return override_options(
+        request.profiling if request else ProfilingOptions(),
+        device=given["device"],
+        num_threads=given["threads"],
+        busy_neighbours=given["neighbours"],
+        budget_s=given["budget"],
+        autocast=lengthen_dtype(given["autocast"]),
+        compile=given["compiled"],
+        deduplicate=given["deduplicate"],
+    )
+
+
+def _profile_links(
     ranks: int | None,
     device: str | None,
     budget_s: float | None,
@@ -112,6 +125,12 @@ def _links(
     from ..support.links import DEFAULT_OUTPUT as CLUSTER
     from ..support.links import profile_links
 
+    def give_up(error: RankFailed) -> None:
+        # The rank's main thread is stuck in a collective, so that raising would end nothing.
+        report(error, as_json=as_json)
+        sys.stderr.flush()
+        os._exit(exit_code(error))
+
     profile_links(
         ranks=ranks,
         device=device,
@@ -119,6 +138,7 @@ def _links(
         timeout_s=timeout_s,
         output=output or CLUSTER,
         as_json=as_json,
+        give_up=give_up,
     )
 
 
@@ -128,24 +148,24 @@ def _measure_objects(
     loss: str | None,
     target: str | None,
     options: ProfilingOptions,
-    progress: Progress | None,
+    progress: ProgressCallback | None,
 ) -> Profile:
-    """Measure in this process, where the objects are."""
+    """Measure a model built by the user's code, in this process."""
     if (loss is None) != (target is None):
-        raise InvalidInput("--loss and --target go together")
+        raise InvalidInput("--loss and --target must be given together")
     from ...profiler.machine.allocator import keep_freed_memory
     from ...profiler.machine.device_check import check_device
     from ...profiler.measure.profile import profile
-    from ..support.load_object import call_target, load_target
 
+    # Before the user's code allocates anything, for the allocator's settings to apply.
     keep_freed_memory()
     device = check_device(options.device) if options.device else None
-    module, inputs = own_model(model, sample)
+    module, inputs = load_model(model, sample)
     return profile(
         module.to(device) if device else module,
         inputs,
         options=options,
-        loss_fn=None if loss is None else load_target(loss),
-        target=None if target is None else call_target(target),
+        loss_fn=None if loss is None else load_object(loss),
+        target=None if target is None else call_object(target),
         progress=progress,
     )

@@ -1,4 +1,4 @@
-"""``stagewright run``: train a plan's model on this machine, a process a device."""
+"""``stagewright run``: train a plan's model on this machine, one process per device."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from ..options.output import JsonFlag
 from ..support.next_steps import command_line
-from ..support.output import JsonFlag, emit, say, say_next, write_file
+from ..support.output import emit, say, say_next, write_file
 from ..support.read_documents import read_document
 
 if TYPE_CHECKING:
@@ -20,25 +21,25 @@ def command(
     plan: Annotated[Path, Argument(metavar="PLAN", help="A file written by 'stagewright plan'.")],
     steps: Annotated[int, Option(min=1, help="Training steps.")] = 3,
     compare: Annotated[
-        bool, Option("--compare", help="Train the unsplit model too and compare the losses.")
+        bool, Option("--compare", help="Also train the unsplit model, and compare the losses.")
     ] = False,
-    seed: Annotated[int, Option(min=0, help="Of the weights and the data.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of the weights and the data.")] = 0,
     trace: Annotated[
         Path | None,
-        Option(help="Record a step: write it and the planned one as a trace for Perfetto."),
+        Option(help="Record a step; write it and the planned one as a trace for Perfetto."),
     ] = None,
     svg: Annotated[
-        Path | None, Option(help="Record a step: draw it below the planned one.")
+        Path | None, Option(help="Record a step; draw it below the planned one.")
     ] = None,
     timeout: Annotated[float, Option(min=1, help="Seconds a rank waits for another.")] = 120.0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Train a plan's model on made-up data under torchrun, and compare with the prediction."""
+    """Train a plan's model on synthetic data under torchrun, and compare with the prediction."""
     from ...core.plan.plan import Plan
     from ...core.text_table import format_table
     from ...core.units import count
     from ..support.launch_ranks import check_trainable, train
-    from ..support.run_report import Comparison
+    from ..support.run_report import HEADINGS, RunReport
 
     document = read_document(plan, Plan)
     check_trainable(document)
@@ -49,14 +50,14 @@ def command(
     if compare:
         say("training the unsplit model for comparison", quiet=as_json)
         whole = train(document, steps=steps, seed=seed, whole=True)
-    comparison = Comparison.of(document, split, whole)
-    emit(comparison.to_json() if as_json else format_table(comparison.rows()))
+    report = RunReport.of(document, split, whole)
+    emit(report.to_json() if as_json else format_table([HEADINGS, report.row()]))
     if split.timeline is not None:
         _draw(document, split.timeline, trace, svg, quiet=as_json)
-    comparison.check()
-    for line in comparison.remarks():
+    report.check()
+    for line in report.remarks():
         say(line, quiet=as_json)
-    say("examples/train.py shows the same in a script of your own", quiet=as_json)
+    say("see examples/train.py for doing this in your own script", quiet=as_json)
     follow = (
         command_line("show", plan) if records else command_line("run", plan, "--svg", "run.svg")
     )
@@ -66,7 +67,7 @@ def command(
 def _draw(
     plan: Plan, measured: Timeline, trace: Path | None, svg: Path | None, *, quiet: bool
 ) -> None:
-    """The recorded step beside the planned one, and what was furthest off."""
+    """Write the recorded step next to the planned one, and print where they differ most."""
     from ...formats.chrome_trace import chrome_trace
     from ...formats.svg import timeline_svg
     from ...planner.simulator.plan_timeline import plan_timeline

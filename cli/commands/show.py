@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from ...core.errors import InvalidInput
-from ..options.server import Server, Token, token_needs_server
+from ..options.output import JsonFlag
+from ..options.server import Server, Token, check_token
 from ..support.flag_names import plan_text
-from ..support.next_steps import after_plan, command_line, measuring, planning
-from ..support.output import JsonFlag, check_writable, emit, profile_text, say, say_next, write_file
+from ..support.next_steps import (
+    command_line,
+    suggest_after_plan,
+    suggest_measuring,
+    suggest_planning,
+)
+from ..support.output import check_writable, emit, profile_text, say, say_next, write_file
 from ..support.read_documents import read_document
-from ..support.service_documents import after_showing, stored_document
+from ..support.service import fetch_document, suggest_after_show
 
 if TYPE_CHECKING:
     from ...core.document import Document
@@ -21,11 +28,32 @@ if TYPE_CHECKING:
     from ...core.profile.profile import Profile
 
 
+@dataclass(frozen=True)
+class PlanDrawings:
+    """Drawings of a plan to make, by the file each goes to.
+
+    Attributes:
+        svg: Timeline as an SVG picture.
+        trace: Timeline as a Chrome trace.
+        html: Page with everything known of the plan.
+        gantt: Timeline in the terminal.
+    """
+
+    svg: Path | None = None
+    trace: Path | None = None
+    html: Path | None = None
+    gantt: bool = False
+
+    def __bool__(self) -> bool:
+        return any((self.svg, self.trace, self.html, self.gantt))
+
+
 def command(
     file: Annotated[
         Path,
         Argument(
-            metavar="FILE", help="A profile, plan, cluster or graph; with --server its id there."
+            metavar="FILE",
+            help="A profile, plan, cluster or graph; with --server, the id of a stored document.",
         ),
     ],
     svg: Annotated[
@@ -37,93 +65,104 @@ def command(
     ] = None,
     html: Annotated[
         Path | None,
-        Option(help="Write one page that shows the plan, offline, to this file (plans only)."),
+        Option(help="Write a self-contained page that shows the plan (plans only)."),
     ] = None,
     profile: Annotated[
         Path | None,
-        Option(help="The profile a plan was made from: then --html shows what layers cost."),
+        Option(help="The profile the plan was made from, to show layer costs with --html."),
     ] = None,
     gantt: Annotated[
-        bool, Option("--gantt", help="Draw the plan's step in the terminal, too (plans only).")
+        bool, Option("--gantt", help="Also draw the plan's step in the terminal (plans only).")
     ] = False,
     tree: Annotated[
-        bool, Option("--tree/--flat", help="Fold a profile's layers by module, or not.")
+        bool, Option("--tree/--flat", help="Group a profile's layers by module, or list them all.")
     ] = True,
     depth: Annotated[
-        int | None, Option(min=1, help="Levels of modules to show (profiles, with --tree).")
+        int | None, Option(min=1, help="Module levels to show (profiles, with --tree).")
     ] = None,
     server: Server = None,
     token: Token = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Print a profile, a plan, a cluster or a captured graph; draw a plan."""
+    drawings = PlanDrawings(svg, trace, html, gantt)
+    for path in (svg, trace, html):
+        if path is not None:
+            check_writable(path)
+    if depth is not None and not tree:
+        raise InvalidInput("--depth cannot be combined with --flat")
+    check_token(server, token)
+    if server is None:
+        document = read_local(file)
+    else:
+        document = fetch_document(server, token, str(file), quiet=as_json)
+    _check_flags(document, file, drawings, profile, tree=tree, depth=depth)
+    text, follow = _format(document, file, drawings, tree=tree, depth=depth)
+    from ...core.plan.plan import Plan
+
+    if isinstance(document, Plan) and drawings:
+        costs = _read_costs(document, profile, server, token) if html is not None else None
+        write_drawings(document, drawings, costs, quiet=as_json)
+    if server is not None:
+        follow = suggest_after_show(server, document, str(file))
+    emit(document.to_json(indent=2) if as_json else text)
+    say_next(follow, quiet=as_json)
+
+
+def read_local(file: Path) -> Document:
+    """Read any document that ``show`` prints from a file."""
     from ...core.cluster.cluster import Cluster
     from ...core.graph.graph import Graph
     from ...core.plan.plan import Plan
     from ...core.profile.profile import Profile
 
-    for path in (svg, trace, html):
-        if path is not None:
-            check_writable(path)
-    if depth is not None and not tree:
-        raise InvalidInput("--depth folds modules, and --flat does not; give one of them")
-    token_needs_server(server, token)
-    document: Document
-    if server is None:
-        document = read_document(file, Profile, Plan, Cluster, Graph)
-    else:
-        document = stored_document(server, token, str(file), quiet=as_json)
+    return read_document(file, Profile, Plan, Cluster, Graph)
+
+
+def _check_flags(
+    document: Document,
+    file: Path,
+    drawings: PlanDrawings,
+    profile: Path | None,
+    *,
+    tree: bool,
+    depth: int | None,
+) -> None:
+    """Raise `InvalidInput` if a flag is for another kind of document."""
+    from ...core.plan.plan import Plan
+    from ...core.profile.profile import Profile
+
     if not isinstance(document, Profile) and (depth is not None or not tree):
         raise InvalidInput(f"--depth and --flat are for profiles; {file} is {document.SCHEMA}")
-    drawn = gantt or any(path is not None for path in (svg, trace, html))
-    if not isinstance(document, Plan) and drawn:
+    if not isinstance(document, Plan) and drawings:
         raise InvalidInput(
-            f"--svg, --trace, --html and --gantt draw plans; {file} is {document.SCHEMA}"
+            f"--svg, --trace, --html and --gantt are for plans; {file} is {document.SCHEMA}"
         )
-    if profile is not None and html is None:
-        raise InvalidInput("--profile goes with --html; give the file to write by --html")
+    if profile is not None and drawings.html is None:
+        raise InvalidInput("--profile requires --html")
+
+
+def _format(
+    document: Document, file: Path, drawings: PlanDrawings, *, tree: bool, depth: int | None
+) -> tuple[str, str]:
+    """Return the text to print and the next command."""
+    from ...core.graph.graph import Graph
+    from ...core.plan.plan import Plan
+    from ...core.profile.profile import Profile
+
     if isinstance(document, Plan):
-        _draw(document, svg, trace, quiet=as_json)
-        if html is not None:
-            costs = _costs(document, profile, server, token)
-            _write_page(document, costs, html, quiet=as_json)
-        text = plan_text(document)
-        if gantt:
-            text += "\n\n" + _gantt(document)
-        follow = after_plan(document, file, drawn=drawn)
-    elif isinstance(document, Profile):
-        text = profile_text(document, tree=tree, depth=depth)
-        follow = planning(document, file)
-    elif isinstance(document, Graph):
-        text, follow = str(document), measuring(document, file)
-    else:
-        text = str(document)
-        follow = command_line("plan", "profile.json", "--devices", file, "-o", "plan.json")
-    if server is not None:
-        follow = after_showing(server, document, str(file))
-    emit(document.to_json(indent=2) if as_json else text)
-    say_next(follow, quiet=as_json)
-
-
-def _draw(plan: Plan, svg: Path | None, trace: Path | None, *, quiet: bool) -> None:
-    """Write the plan's simulated timeline as a picture, as a trace, or both."""
-    if svg is None and trace is None:
-        return
-    from ...formats.chrome_trace import chrome_trace
-    from ...formats.svg import timeline_svg
-    from ...planner.simulator.plan_timeline import plan_timeline
-
-    timeline = plan_timeline(plan)
-    if svg is not None:
-        write_file(svg, timeline_svg(plan, timeline))
-        say(f"wrote {svg}", quiet=quiet)
-    if trace is not None:
-        write_file(trace, chrome_trace(timeline))
-        say(f"wrote {trace}; open it at ui.perfetto.dev", quiet=quiet)
+        text = plan_text(document) + ("\n\n" + _gantt(document) if drawings.gantt else "")
+        return text, suggest_after_plan(document, file, drawn=bool(drawings))
+    if isinstance(document, Profile):
+        return profile_text(document, tree=tree, depth=depth), suggest_planning(document, file)
+    if isinstance(document, Graph):
+        return str(document), suggest_measuring(document, file)
+    follow = command_line("plan", "profile.json", "--devices", file, "-o", "plan.json")
+    return str(document), follow
 
 
 def _gantt(plan: Plan) -> str:
-    """The plan's step as wide as the terminal, in colours if that shows any."""
+    """Draw the plan's step as wide as the terminal, in colour if the terminal supports it."""
     from rich.console import Console
 
     from ...view.build_plan_view import build_plan_view
@@ -135,32 +174,52 @@ def _gantt(plan: Plan) -> str:
     return captured.get().rstrip("\n")
 
 
-def _costs(
+def _read_costs(
     plan: Plan, profile_file: Path | None, server: str | None, token: str | None
 ) -> Profile | None:
-    """The profile a plan was made from: the file given, or the service's that has the plan."""
+    """Read the profile a plan was made from: from the file given, or from the plan's service."""
     from ...core.profile.profile import Profile
 
     if profile_file is not None:
         profile = read_document(profile_file, Profile)
         if profile.content_id() != plan.profile_id:
             raise InvalidInput(
-                f"{profile_file} is {profile.content_id()}, and the plan was made from "
-                f"{plan.profile_id or 'a profile it does not name'}; give that one"
+                f"{profile_file} is {profile.content_id()}, but the plan was made from "
+                f"{plan.profile_id or 'an unnamed profile'}"
             )
         return profile
     if server is None or not plan.profile_id:
         return None
-    found = stored_document(server, token, plan.profile_id, quiet=True)
-    assert isinstance(found, Profile), "the id of a profile is a profile's"
+    found = fetch_document(server, token, plan.profile_id, quiet=True)
+    assert isinstance(found, Profile), "a profile's id names a profile"
     return found
 
 
-def _write_page(plan: Plan, profile: Profile | None, html: Path, *, quiet: bool) -> None:
-    """Write the plan, and what its layers cost if that is known, as one page."""
-    from ...view.build_plan_view import build_plan_view
-    from ...view.html import plan_page
+def write_drawings(
+    plan: Plan, drawings: PlanDrawings, profile: Profile | None, *, quiet: bool
+) -> None:
+    """Write a plan's drawings to their files.
 
-    write_file(html, plan_page(build_plan_view(plan, profile)))
-    said = f"wrote {html}; open it in a browser"
-    say(said if profile else f"{said}, or add what layers cost with --profile", quiet=quiet)
+    Args:
+        plan: The plan to draw.
+        drawings: The drawings to write.
+        profile: Costs of the layers, for the page.
+        quiet: Do not report the files written.
+    """
+    from ...formats.chrome_trace import chrome_trace
+    from ...formats.svg import timeline_svg
+    from ...planner.simulator.plan_timeline import plan_timeline
+
+    if drawings.svg is not None:
+        write_file(drawings.svg, timeline_svg(plan, plan_timeline(plan)))
+        say(f"wrote {drawings.svg}", quiet=quiet)
+    if drawings.trace is not None:
+        write_file(drawings.trace, chrome_trace(plan_timeline(plan)))
+        say(f"wrote {drawings.trace}; open it at ui.perfetto.dev", quiet=quiet)
+    if drawings.html is not None:
+        from ...view.build_plan_view import build_plan_view
+        from ...view.html import plan_page
+
+        write_file(drawings.html, plan_page(build_plan_view(plan, profile)))
+        hint = "" if profile else "; add layer costs with --profile"
+        say(f"wrote {drawings.html}; open it in a browser{hint}", quiet=quiet)

@@ -1,4 +1,4 @@
-"""``stagewright verify``: does a plan compute what the model computes?"""
+"""``stagewright verify``: check that a plan's stages compute what the model computes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typer import Argument, Option
 from ...core.errors import InvalidInput, PlanMismatch
 from ..options import model as of_model
 from ..options import profile as flags
-from ..options.model import own_model
-from ..support.load_object import call_target, load_target
+from ..options.output import JsonFlag
+from ..support.load_object import call_object, load_model, load_object
 from ..support.next_steps import command_line
-from ..support.output import JsonFlag, emit, say, say_next
+from ..support.output import emit, say, say_next
 from ..support.read_documents import read_document
 
 if TYPE_CHECKING:
     from ...core.plan.plan import Plan
 
 DOUBLE_TOLERANCE, SINGLE_TOLERANCE = 1e-9, 1e-4
-"""Relative, in norm: what another order of sums may change, in double and in single precision."""
+"""Largest relative difference, in norm, that another order of summation explains."""
 
 
 def command(
@@ -33,16 +33,16 @@ def command(
     loss: flags.Loss = None,
     target: flags.Target = None,
     single: Annotated[
-        bool, Option("--single", help="Keep the model's precision instead of double.")
+        bool, Option("--single", help="Use the model's own precision instead of double precision.")
     ] = False,
-    seed: Annotated[int, Option(min=0, help="Of the weights and the data.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Seed of the weights and the data.")] = 0,
     as_json: JsonFlag = False,
 ) -> None:
-    """Take one step in the plan's stages and one unsplit, and compare all they compute.
+    """Run one step in the plan's stages and one unsplit, and compare the results.
 
-    Loss, every gradient, every buffer and every name. A plan of a family needs nothing else; for
-    a model of your own name it and its sample as for profile. Without --loss it is the mean of
-    the squares of all outputs. Exits 1 where something differs.
+    Compares the loss and all gradients, buffers and names. For a plan of your own model, name
+    the model and its sample as for 'profile'; a plan of a model family needs neither. Without
+    --loss, the loss is the mean square of all outputs. Exits with code 2 if anything differs.
     """
     from ...core.plan.plan import Plan
     from ...runtime.supported_plans import check_runnable
@@ -50,14 +50,15 @@ def command(
 
     document = read_document(plan, Plan)
     check_runnable(document, "one device")
+    # Seeded before the model is built, so that its initial weights are reproducible.
     seed_generators(seed)
     if model is None and sample is None:
-        module, batch, wanted, loss_fn = _of_family(document, seed)
+        module, batch, expected, loss_fn = _build_family(document, seed)
     else:
-        module, batch, wanted, loss_fn = _of_own(document, model, sample, loss, target)
-    say("one step unsplit, one in stages", quiet=as_json)
+        module, batch, expected, loss_fn = _load_own(document, model, sample, loss, target)
+    say("running one step unsplit and one in stages", quiet=as_json)
     dtype = None if single else DOUBLE
-    found = verify(module, document, batch, wanted, loss_fn, dtype=dtype)
+    found = verify(module, document, batch, expected, loss_fn, dtype=dtype)
     tolerance = SINGLE_TOLERANCE if single else DOUBLE_TOLERANCE
     is_equal = found.equal(tolerance)
     if as_json:
@@ -66,20 +67,20 @@ def command(
         emit(f"{'equal' if is_equal else 'NOT EQUAL'}: {found}")
     if not is_equal:
         raise PlanMismatch(
-            f"the stages do not compute what the model computes: {found}; beyond {tolerance:g} it "
-            "is no rounding. Please report it with the plan"
+            f"the stages do not compute what the model computes: {found}; a difference beyond "
+            f"{tolerance:g} is not due to rounding. Please report it with the plan"
         )
     if document.spec is not None:
         say_next(command_line("run", plan, "--compare"), quiet=as_json)
 
 
-def _of_family(plan: Plan, seed: int) -> tuple[Any, Any, Any, Any]:
+def _build_family(plan: Plan, seed: int) -> tuple[Any, Any, Any, Any]:
     from ...profiler.models.families import build_loss, build_model, training_batch
 
     if plan.spec is None:
         raise InvalidInput(
-            "this plan was not made from a model family, so the model cannot be built here; name "
-            "it: stagewright verify PLAN package.module:function --sample package.module:function"
+            "the plan's model is not from a model family; name the model: "
+            "stagewright verify PLAN package.module:function --sample package.module:function"
         )
     inputs, target = training_batch(plan.spec, plan.inputs, plan.num_microbatches, seed=seed)
     model = build_model(plan.spec)
@@ -88,40 +89,36 @@ def _of_family(plan: Plan, seed: int) -> tuple[Any, Any, Any, Any]:
     return model, batch, target, build_loss(plan.spec)
 
 
-def _of_own(
+def _load_own(
     plan: Plan, model: str | None, sample: str | None, loss: str | None, target: str | None
 ) -> tuple[Any, Any, Any, Any]:
-    """The user's model, a batch of as many samples as there are micro-batches, target, loss."""
+    """Load the user's model, one sample per micro-batch, the target and the loss."""
     from ...runtime.verify import join_samples, make_dummy_target, mean_of_squares
 
-    module, first = own_model(model, sample)
+    module, first = load_model(model, sample)
     if (loss is None) != (target is None):
-        raise InvalidInput("give --loss and --target together, or neither")
+        raise InvalidInput("--loss and --target must be given together")
     assert sample is not None
-    rest = [call_target(sample) for _ in range(plan.num_microbatches - 1)]
+    rest = [call_object(sample) for _ in range(plan.num_microbatches - 1)]
     batch = join_samples([first, *rest])
     if loss is None or target is None:
         size = plan.inputs[0].shape[0] * plan.num_microbatches
         return module, batch, make_dummy_target(size), mean_of_squares
-    wanted = join_samples([call_target(target) for _ in range(plan.num_microbatches)])
-    return module, batch, wanted, _own_loss(loss)
+    expected = join_samples([call_object(target) for _ in range(plan.num_microbatches)])
+    return module, batch, expected, _load_loss(loss)
 
 
-def _own_loss(name: str) -> Callable[[Any, Any], Any]:
-    """The user's loss, whose errors are the user's.
-
-    Raises:
-        InvalidInput: It is no function; when called: it failed.
-    """
+def _load_loss(name: str) -> Callable[[Any, Any], Any]:
+    """Load the user's loss function; an error inside it is reported as `InvalidInput`."""
     from ...runtime.engine.microbatch import describe_shapes
 
-    loss_fn = load_target(name)
+    loss_fn = load_object(name)
     if not callable(loss_fn):
         raise InvalidInput(
-            f"{name} is a {type(loss_fn).__name__}, not a function of output, target"
+            f"{name} is a {type(loss_fn).__name__}, not a function of (output, target)"
         )
 
-    def called(output: Any, target: Any) -> Any:
+    def call_loss(output: Any, target: Any) -> Any:
         try:
             return loss_fn(output, target)
         except Exception as error:
@@ -130,4 +127,4 @@ def _own_loss(name: str) -> Callable[[Any, Any], Any]:
                 f"and target {describe_shapes(target)}: {type(error).__name__}: {error}"
             ) from error
 
-    return called
+    return call_loss

@@ -1,4 +1,4 @@
-"""Command-line flags that several commands share, and what they parse into.
+"""Command-line flags shared by several commands, and the functions that parse their values.
 
-Nothing here runs a command.
+Nothing here runs a command or writes output.
 """

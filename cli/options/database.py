@@ -1,4 +1,4 @@
-"""Which database the commands work on that look after a service."""
+"""Flags that select a service's database, and the database they select."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 DatabaseFlag = Annotated[
     str | None,
     Option(
-        help="The service's: an SQLite file, or postgresql://user@host/name. Without it, what "
-        "STAGEWRIGHT_DATABASE or the settings file says, as for the server. "
-        "A URL with a password is better not given here, where others on the machine see it.",
+        help="The service's database: an SQLite file, or postgresql://user@host/name. By default, "
+        "as for the server, taken from STAGEWRIGHT_DATABASE or the settings file. Do not pass a "
+        "URL with a password here: other users of the machine could see it.",
         show_default="stagewright.db",
     ),
 ]
@@ -30,33 +30,31 @@ ConfigFlag = Annotated[
 ]
 
 
-def database_of(given: str | None, config: Path | None = None) -> str:
-    """The address of the database: what was given, else what a server here would take.
+def resolve_database(given: str | None, config: Path | None = None) -> str:
+    """Return the database given, or else the one a server started here would use.
 
     Raises:
-        InvalidInput: The settings do not fit, or its password cannot be had.
+        InvalidInput: The settings are invalid, or the password file cannot be read.
     """
     from ...api.settings.load import configure
 
+    # Not strict: trouble with settings that have nothing to do with the database is no
+    # reason to keep an operator from backing it up.
     found = configure({"database": given}, file=config, strict=False)
     if trouble := found.troubles.get("database_password_file"):
         raise InvalidInput(trouble)
     return found.settings.database
 
 
-def check_exists(database: str) -> None:
-    """Refuse an SQLite file that is missing: opening it would make one.
-
-    Raises:
-        InvalidInput: It is.
-    """
+def require_database(database: str) -> None:
+    """Raise `InvalidInput` if an SQLite file does not exist: opening it would create one."""
     if "://" not in database and not Path(database).is_file():
-        raise InvalidInput(f"there is no database {database}; name one with --database")
+        raise InvalidInput(f"database {database} does not exist; name one with --database")
 
 
 @contextmanager
-def opened_store(database: str) -> Iterator[Store]:
-    """The store of a database, closed at the end of the block."""
+def open_store(database: str) -> Iterator[Store]:
+    """Open a database's store and close it at the end of the block."""
     from ...api.store.store import Store
 
     store = Store(database)

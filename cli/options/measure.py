@@ -1,64 +1,51 @@
-"""A request to measure, put together from a file or from command-line options; no torch."""
+"""Measurement requests built from a file or from command-line options; imports no torch."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from ...core.errors import InvalidInput
 from ...core.graph.graph import Graph
 from ...core.graph.sample import Sample, SampleTensor
-from ...core.models.families import ModelSpec
 from ...core.requests.requests import MeasureRequest, ProfilingOptions
-from ..support.validation import checked, checked_json
+from ..support.named_models import read_family
+from ..support.read_documents import build_record, read_json, read_json_file, schema_version
 
 
 def read_request(path: Path) -> MeasureRequest:
-    """Read a request, or a graph to be measured, from a JSON file.
+    """Read a request, or a captured graph to be measured, from a JSON file.
 
     Raises:
-        InvalidInput: The file is missing, or neither.
+        InvalidInput: The file is missing or holds neither.
     """
+    text = read_json_file(path)
     try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
-    if _is_graph(text):
+        is_graph = (schema_version(text) or "").startswith("stagewright.graph/")
+    except (ValueError, RecursionError):
+        is_graph = False  # the reader of requests says what is wrong with the JSON
+    if is_graph:
         return MeasureRequest(graph=Graph.from_json(text))
-    request: MeasureRequest = checked_json(MeasureRequest, text, f"request to measure ({path})")
+    request: MeasureRequest = read_json(MeasureRequest, text, f"request to measure ({path})")
     return request
 
 
-def _is_graph(text: bytes) -> bool:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    schema = document.get("schema_version", "") if isinstance(document, dict) else ""
-    return str(schema).startswith("stagewright.graph/")
-
-
-def family_request(
+def build_family_request(
     family: str, config: str, inputs: list[str], target: str | None
 ) -> MeasureRequest:
-    """A request for a model of a family.
+    """Build a request for a model of a family.
 
     Args:
-        family: Its name, e.g. ``gpt2``.
-        config: Its configuration as JSON.
+        family: Name of the family, e.g. ``gpt2``.
+        config: The family's configuration as JSON.
         inputs: ``NAME=TENSOR`` each, see `parse_tensor`.
-        target: A tensor the loss is taken against.
+        target: Tensor the loss is taken against.
 
     Raises:
-        InvalidInput: One of them cannot be read.
+        InvalidInput: An argument cannot be read.
     """
-    try:
-        model = json.dumps({"family": family, "config": json.loads(config)})
-    except ValueError as error:
-        raise InvalidInput(f"--config is not JSON: {error}") from None
-    spec: ModelSpec = checked_json(ModelSpec, model, "model")
+    spec = read_family(family, config)
     if not inputs:
-        raise InvalidInput("a family needs its inputs: --input NAME=SHAPE:DTYPE:FILL")
+        raise InvalidInput("--family requires its inputs: --input NAME=SHAPE:DTYPE:FILL")
     tensors = {}
     for text in inputs:
         name, equals, tensor = text.partition("=")
@@ -70,12 +57,12 @@ def family_request(
 
 
 def parse_tensor(text: str) -> SampleTensor:
-    """A tensor to make up, from ``SHAPE[:DTYPE[:FILL[:LOW:HIGH]]]``.
+    """Parse a synthetic tensor from ``SHAPE[:DTYPE[:FILL[:LOW:HIGH]]]``.
 
     For example ``8x3x224x224``, or ``1x128:int64:randint:0:50257``.
 
     Raises:
-        InvalidInput: The text has another form, or its parts do not fit together.
+        InvalidInput: The text has another form, or its parts contradict each other.
     """
     shape, *rest = text.split(":")
     fields = dict(zip(("dtype", "fill", "low", "high"), rest, strict=False))
@@ -85,14 +72,14 @@ def parse_tensor(text: str) -> SampleTensor:
             f"cannot read tensor {text!r}; write SHAPE:DTYPE:FILL:LOW:HIGH, "
             "e.g. 8x3x224x224 or 1x128:int64:randint:0:50257"
         )
-    return checked(SampleTensor, shape=tuple(map(int, sizes)), **fields)
+    return build_record(SampleTensor, shape=tuple(map(int, sizes)), **fields)
 
 
-def with_options(base: ProfilingOptions, **given: object) -> ProfilingOptions:
-    """The options with those replaced that were given, i.e. are not `None`.
+def override_options(base: ProfilingOptions, **given: object) -> ProfilingOptions:
+    """Return the options with every value replaced that is not `None`.
 
     Raises:
         InvalidInput: A value is not accepted.
     """
     replaced = {name: value for name, value in given.items() if value is not None}
-    return checked(ProfilingOptions, **{**base.model_dump(), **replaced})
+    return build_record(ProfilingOptions, **{**base.model_dump(), **replaced})

@@ -1,10 +1,9 @@
-"""What ``stagewright plan`` takes on the command line: the type, flag and help of each option."""
+"""Flags of ``stagewright plan``, with their types and help, and parsers of their values."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -14,223 +13,202 @@ if TYPE_CHECKING:
     from ...core.plan.plan import Pin
 
 
-MODEL = "For a model's name instead of a profile"
-STEP = "What a step is"
-GOAL = "What to look for"
-RULES = "What to keep to"
+MODEL = "With a model name instead of a profile"
+STEP = "Training step"
+GOAL = "Objective and options"
+RULES = "Constraints"
 MEMORY = "Memory"
-SEARCH = "How long to search"
-RESULT = "Result"
+SEARCH = "Search"
+RESULT = "Output"
+
+
+def _option(group: str, help: str, *names: str, **settings: Any) -> Any:
+    """Return a typer option in a group of the help."""
+    return Option(*names, help=help, rich_help_panel=group, **settings)
+
 
 Profiles = Annotated[
     list[str],
     Argument(
         metavar="PROFILE|MODEL",
-        help="A file written by 'stagewright profile' or 'estimate'; with --batch-size "
-        "several, of one model at several sizes of micro-batches. Or a published model's "
-        "name, such as gpt2-xl or llama-70b: its costs are estimated.",
+        help="A file written by 'stagewright profile' or 'estimate'; with --batch-size, "
+        "several files of one model at different micro-batch sizes. Or the name of a published "
+        "model, such as gpt2-xl or llama-70b, whose costs are then estimated.",
     ),
 ]
 Devices = Annotated[
     str,
-    Option(
+    _option(
+        STEP,
+        "4x24GB, 2xcpu, 4x8x80GB (4 nodes of 8), 2x80GB,4x24GB (two kinds), 8xH200 "
+        "(an accelerator from the catalogue), or a cluster file.",
         "--devices",
         "-d",
-        help="4x24GB, 2xcpu, 4x8x80GB (4 nodes of 8), 2x80GB,4x24GB (two kinds), 8xH200 "
-        "(a device of the catalogue), or a cluster file.",
-        rich_help_panel=STEP,
     ),
 ]
-Microbatch = Annotated[
-    int | None,
-    Option(help="Samples in a micro-batch; 1 if not given.", rich_help_panel=MODEL),
-]
+Microbatch = Annotated[int | None, _option(MODEL, "Samples in a micro-batch. Default: 1.")]
 SequenceLength = Annotated[
-    int | None,
-    Option(
-        help="Tokens of a sample; those of the model's publication if not given.",
-        rich_help_panel=MODEL,
-    ),
+    int | None, _option(MODEL, "Tokens per sample. Default: the model's published length.")
 ]
 Precision = Annotated[
     str | None,
-    Option(
-        help="fp32, tf32, bf16 or fp16, of weights, gradients and activations; bf16 if not "
-        "given, on CPUs fp32.",
-        rich_help_panel=MODEL,
+    _option(
+        MODEL,
+        "Precision of weights, gradients and activations: fp32, tf32, bf16 or fp16. Default: "
+        "bf16, or fp32 on CPUs.",
     ),
 ]
 EstimateFor = Annotated[
     str | None,
-    Option(
+    _option(
+        MODEL,
+        "Accelerator from the catalogue to estimate for, if --devices does not name one.",
         metavar="KIND",
-        help="The catalogue's device to estimate for, if --devices does not name it.",
-        rich_help_panel=MODEL,
     ),
 ]
 Calibrate = Annotated[
     list[Path] | None,
-    Option(
-        metavar="PROFILE",
-        help="Calibrate the estimate by this measured profile. May be repeated.",
-        rich_help_panel=MODEL,
+    _option(
+        MODEL, "Calibrate the estimate with this measured profile. Repeatable.", metavar="PROFILE"
     ),
 ]
 Microbatches = Annotated[
     int | None,
-    Option(
+    _option(
+        STEP,
+        "Micro-batches per training step. Default: 8; with a model name, at least the number of "
+        "devices. With --batch-size, it must divide the batch and fixes the micro-batch size.",
         "--microbatches",
         "-m",
-        help="Micro-batches per training step; 8 if not given, for a model's name at least as "
-        "many as devices. With --batch-size, which it has to divide, the size of micro-batches "
-        "follows.",
-        rich_help_panel=STEP,
     ),
 ]
 BatchSize = Annotated[
     int | None,
-    Option(
-        help="Samples per training step: the size of micro-batches is chosen too. For speed "
-        "none is chosen below the sizes profiled; others are estimated in proportion.",
-        rich_help_panel=STEP,
+    _option(
+        STEP,
+        "Samples per training step; the micro-batch size is then chosen, too. When optimizing "
+        "speed, no size below the smallest profiled is chosen; other sizes are estimated "
+        "proportionally.",
     ),
 ]
 Schedule = Annotated[
     str,
-    Option(
-        help="gpipe, 1f1b, interleaved_1f1b, looped_bfs, zero_bubble, "
-        "interleaved_zero_bubble, zbv or dualpipev.",
-        rich_help_panel=STEP,
+    _option(
+        STEP,
+        "gpipe, 1f1b, interleaved_1f1b, looped_bfs, zero_bubble, interleaved_zero_bubble, zbv or "
+        "dualpipev.",
     ),
 ]
 Chunks = Annotated[
-    int,
-    Option(help="Stages a device, for the schedules that take several.", rich_help_panel=STEP),
+    int, _option(STEP, "Stages per device, for schedules with several stages per device.")
 ]
 ExtraInFlight = Annotated[
     int,
-    Option(
-        help="Micro-batches a stage may run ahead beyond its warm-up (1f1b), where that is faster.",
-        rich_help_panel=STEP,
+    _option(
+        STEP,
+        "Additional micro-batches a stage may run ahead after its warm-up (1f1b), if that is "
+        "faster.",
     ),
 ]
 Objective = Annotated[
     str,
-    Option(
-        help="What to minimise: step_time, throughput, latency (forward only), memory, "
-        "devices, balance_time, balance_size or pipedream.",
-        rich_help_panel=GOAL,
+    _option(
+        GOAL,
+        "Quantity to optimize: step_time, throughput, latency (forward only), memory, devices, "
+        "balance_time, balance_size or pipedream.",
     ),
 ]
 Stages = Annotated[
-    int | None,
-    Option(
-        help="Exactly this many stages; otherwise the best number is found.",
-        rich_help_panel=GOAL,
-    ),
+    int | None, _option(GOAL, "Exact number of stages. Default: the best number is searched for.")
 ]
-MaxStages = Annotated[int | None, Option(help="At most this many stages.", rich_help_panel=GOAL)]
+MaxStages = Annotated[int | None, _option(GOAL, "Maximum number of stages.")]
 MaxReplicas = Annotated[
     str,
-    Option(
+    _option(
+        GOAL,
+        "Maximum number of devices per stage; its micro-batches are shared among them.",
         metavar="N|any",
-        help="At most this many devices a stage, which share its micro-batches.",
-        rich_help_panel=GOAL,
     ),
 ]
 Recompute = Annotated[
     str | None,
-    Option(
-        help="never, auto or always: keep a stage's inputs only and run its forward again. "
-        "never if not given, auto for a model's name.",
-        rich_help_panel=GOAL,
+    _option(
+        GOAL,
+        "Activation recomputation, which keeps only a stage's inputs: never, auto or always. "
+        "Default: never; auto with a model name.",
     ),
 ]
 Order = Annotated[
     str,
-    Option(
-        help="given, or any to reorder branches that do not depend on each other (in Python "
-        "and over HTTP: layer_order).",
-        rich_help_panel=GOAL,
+    _option(
+        GOAL,
+        "given, or any to reorder independent branches (layer_order in Python and over HTTP).",
     ),
 ]
 Skips = Annotated[
     str,
-    Option(
-        help="relay, or direct where values that a later stage reads may go past those between.",
-        rich_help_panel=GOAL,
+    _option(
+        GOAL,
+        "relay, or direct to let values for a later stage bypass the stages in between.",
     ),
 ]
 Together = Annotated[
     list[str] | None,
-    Option(
+    _option(
+        RULES, "Keep these layers, from FIRST to LAST, in one stage. Repeatable.",
         metavar="FIRST:LAST",
-        help="Layers from one to the other share a stage. May be repeated.",
-        rich_help_panel=RULES,
     ),
-]
+]  # fmt: skip
 NoCutAfter = Annotated[
     list[str] | None,
-    Option(
-        metavar="LAYER",
-        help="No stage ends with this layer. May be repeated.",
-        rich_help_panel=RULES,
-    ),
+    _option(RULES, "Do not end a stage with this layer. Repeatable.", metavar="LAYER"),
 ]
 Pins = Annotated[
     list[str] | None,
-    Option(
+    _option(
+        RULES,
+        "Pin a layer to a stage, counted from 0, or to a kind of device. Repeatable.",
         metavar="LAYER=STAGE|@KIND",
-        help="A layer's stage, counted from 0, or its kind of device. May be repeated.",
-        rich_help_panel=RULES,
     ),
 ]
 Tied = Annotated[
     str,
-    Option(
-        help="priced: layers that share a weight may be apart, at the price of summing its "
-        "gradients; together: they may not.",
-        rich_help_panel=RULES,
+    _option(
+        RULES,
+        "priced: layers that share a weight may be in different stages, at the cost of summing "
+        "its gradients; together: they may not.",
     ),
 ]
 Optimizer = Annotated[
-    str,
-    Option(
-        help="none, sgd, momentum or adam: the state it keeps takes memory.",
-        rich_help_panel=MEMORY,
-    ),
+    str, _option(MEMORY, "Optimizer whose state takes memory: none, sgd, momentum or adam.")
 ]
 MemoryFraction = Annotated[
-    float,
-    Option(help="Share of each device's memory that may be used.", rich_help_panel=MEMORY),
+    float, _option(MEMORY, "Fraction of each device's memory that may be used.")
 ]
 Gap = Annotated[
     float,
-    Option(
-        help="Good enough: 0.01 stops once no plan can be more than 1 % better.",
-        rich_help_panel=SEARCH,
+    _option(
+        SEARCH,
+        "Relative optimality gap: with 0.01, stop once no plan can be more than 1 % better.",
     ),
 ]
 Deadline = Annotated[
     float | None,
-    Option(
+    _option(
+        SEARCH,
+        "Time limit; the best plan found by then is returned, or exit code 6 if there is none.",
         metavar="SECONDS",
         min=0.0,
-        help="Take the best plan found until then; none is exit code 6.",
-        rich_help_panel=SEARCH,
     ),
 ]
-Output = Annotated[
-    Path | None,
-    Option("--output", "-o", help="Write the plan to this file.", rich_help_panel=RESULT),
-]
+Output = Annotated[Path | None, _option(RESULT, "Write the plan to this file.", "--output", "-o")]
 
 
-def number_or_any(text: str) -> int | None:
-    """A number of replicas; `None` for ``any``.
+def parse_max_replicas(text: str) -> int | None:
+    """Parse a number of replicas; return `None` for ``any``.
 
     Raises:
-        InvalidInput: Neither a number nor ``any``.
+        InvalidInput: The text is neither a number nor ``any``.
     """
     if text == "any":
         return None
@@ -242,8 +220,8 @@ def number_or_any(text: str) -> int | None:
         ) from None
 
 
-def pair(text: str) -> tuple[str, str]:
-    """Two layers that share a stage, from ``FIRST:LAST``.
+def parse_together(text: str) -> tuple[str, str]:
+    """Parse the first and last of layers that share a stage, from ``FIRST:LAST``.
 
     Raises:
         InvalidInput: The text is not two names.
@@ -256,24 +234,21 @@ def pair(text: str) -> tuple[str, str]:
     return first, last
 
 
-def pins(texts: Sequence[str]) -> tuple[Pin, ...]:
-    """Where layers have to be, from ``LAYER=STAGE`` or ``LAYER=@KIND``.
+def parse_pin(text: str) -> Pin:
+    """Parse the stage or kind of device a layer is pinned to.
 
     Raises:
-        InvalidInput: A text is neither.
+        InvalidInput: The text is neither ``LAYER=STAGE`` nor ``LAYER=@KIND``.
     """
-    return tuple(_pin(text) for text in texts)
-
-
-def _pin(text: str) -> Pin:
     from ...core.plan.plan import Pin
 
-    layer, _, place = text.rpartition("=")
-    if layer and place.startswith("@") and len(place) > 1:
-        return Pin(layer=layer, kind=place[1:])
-    if layer and place.isascii() and place.isdigit():
-        return Pin(layer=layer, stage=int(place))
+    # The last "=" separates: a layer's name may hold one, a stage and a kind cannot.
+    layer, _, target = text.rpartition("=")
+    if layer and target.startswith("@") and len(target) > 1:
+        return Pin(layer=layer, kind=target[1:])
+    if layer and target.isascii() and target.isdigit():
+        return Pin(layer=layer, stage=int(target))
     raise InvalidInput(
-        f"--pin takes LAYER=STAGE, stages counted from 0, or LAYER=@KIND, not {text!r}",
+        f"--pin takes LAYER=STAGE, with stages counted from 0, or LAYER=@KIND, not {text!r}",
         field="/pins",
     )

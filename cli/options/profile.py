@@ -1,4 +1,4 @@
-"""What ``stagewright profile`` takes beside a model: the type, flag and help of each option."""
+"""Flags of ``stagewright profile`` other than those that name the model."""
 
 from __future__ import annotations
 
@@ -9,17 +9,25 @@ from typer import Option
 
 LINKS = "Links between devices"
 
-Loss = Annotated[str | None, Option(help="package.module:function of output and target; the loss.")]
+Loss = Annotated[
+    str | None, Option(help="Loss function of (output, target), as package.module:function.")
+]
 Target = Annotated[
     str | None,
-    Option(help="package.module:function that returns the target; with --family a tensor."),
+    Option(
+        help="package.module:function that returns the target; with --family, a tensor as for "
+        "--input."
+    ),
 ]
-Device = Annotated[str | None, Option(help="cpu, cuda or cuda:N; the model is moved there.")]
-Threads = Annotated[int | None, Option(help="CPU threads of the measured model.")]
+Device = Annotated[
+    str | None, Option(help="cpu, cuda or cuda:N; the model is moved to this device.")
+]
+Threads = Annotated[int | None, Option(help="CPU threads for the measured model.")]
 Neighbours = Annotated[
-    int | None, Option(help="Processes kept busy alike on other cores meanwhile.")
+    int | None,
+    Option(help="Number of other processes that keep cores equally busy during measurement."),
 ]
-Budget = Annotated[float | None, Option(help="Seconds to spend on repeats.")]
+Budget = Annotated[float | None, Option(help="Time budget for repeats, in seconds.")]
 Autocast = Annotated[str | None, Option(help="Run under torch.autocast: bf16 or fp16.")]
 Compiled = Annotated[
     bool | None,
@@ -29,20 +37,24 @@ Deduplicate = Annotated[
     bool | None,
     Option(
         "--deduplicate/--no-deduplicate",
-        help="Measure one of the layers that do the same, or each.",
+        help="Measure identical layers only once, or measure every layer.",
     ),
 ]
 Links = Annotated[
     bool,
     Option(
         "--links",
-        help="Measure the links between devices instead; no model.",
+        help="Measure the links between devices instead of a model.",
         rich_help_panel=LINKS,
     ),
 ]
 Ranks = Annotated[
     int | None,
-    Option(min=2, help="CPU ranks to start, instead of a rank a device.", rich_help_panel=LINKS),
+    Option(
+        min=2,
+        help="Number of CPU ranks to start, instead of one rank per device.",
+        rich_help_panel=LINKS,
+    ),
 ]
 Timeout = Annotated[
     float,
@@ -53,6 +65,6 @@ Output = Annotated[
     Option(
         "--output",
         "-o",
-        help="Write the result to this file: profile.json, or cluster.json with --links.",
+        help="Output file. Default: profile.json, or cluster.json with --links.",
     ),
 ]

@@ -1,4 +1,4 @@
-"""Helpers that commands call: output, progress, processes and reports.
+"""Functions that commands call: documents, services, child processes, output and reports.
 
 Nothing here defines a flag or a command.
 """

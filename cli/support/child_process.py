@@ -1,9 +1,9 @@
-"""Processes that end when the one that started them does, however it ends.
+"""Child processes that end when their owner ends, even if the owner is killed.
 
-A process group is not enough: torchrun gives every rank a session of its own, and whoever is
-killed takes nobody along. So all of them inherit, as their standard input, a pipe that the owner
-holds open and never writes to. The system closes it when the owner ends, and the ranks end then;
-torchrun, without ranks, does as well.
+A process group does not achieve this: torchrun starts every rank in a separate session, and
+SIGKILL leaves the owner no time to clean up. Instead all descendants inherit, as standard input,
+a pipe that the owner holds open and never writes to. The kernel closes it when the owner ends;
+the ranks read end-of-file and exit, and torchrun exits once its ranks are gone.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-LEAVING_S = 10.0
-"""For a launcher that was told to stop, before it is killed."""
+TERMINATE_TIMEOUT_S = 10.0
+"""Time for a launcher to stop its ranks after SIGTERM, before the whole group is killed."""
 
 ABANDONED = 9
-"""Exit code of a rank whose owner is gone; nobody reads it."""
+"""Exit code of a rank whose owner is gone; no process is left to read it."""
 
 
 @contextlib.contextmanager
 def owned_process(
     command: list[str], environment: dict[str, str]
 ) -> Iterator[subprocess.Popen[str]]:
-    """A process and all it starts, none of which outlives the block or this process.
+    """Run a process that, with all its descendants, ends with the block or with this process.
 
-    Its standard output is dropped, its standard error is a pipe. Do not `communicate`, which
-    would close its standard input.
+    Its standard output is discarded, its standard error is a pipe. Do not call `communicate`,
+    which would close its standard input.
     """
     process = subprocess.Popen(
         command,
@@ -51,12 +51,14 @@ def owned_process(
 
 
 def end_with_owner(folder: Path) -> None:
-    """In a process started by `owned_process`: end when the owner is gone, and its folder too."""
+    """Exit, and delete the folder, when the owner that started this `owned_process` is gone."""
 
     def wait() -> None:
         while os.read(0, 1):
             pass
+        # The owner's temporary folder: a killed owner could not delete it.
         shutil.rmtree(folder, ignore_errors=True)
+        # Not sys.exit: the main thread may be blocked in a collective that never returns.
         os._exit(ABANDONED)
 
     threading.Thread(target=wait, name="owner", daemon=True).start()
@@ -64,18 +66,21 @@ def end_with_owner(folder: Path) -> None:
 
 def _stop(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
+    # SIGTERM lets torchrun stop its ranks; closing the pipe ends those that do not listen, and
+    # SIGKILL to the session, which torchrun itself leads, whatever is left there.
     if process.poll() is None:
         process.terminate()
     process.stdin.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(LEAVING_S)
+        process.wait(TERMINATE_TIMEOUT_S)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def _signals_end_this_process() -> Iterator[None]:
-    """Inside, what would kill this process at once is an exit that cleans up after itself."""
+    """Turn SIGTERM and SIGHUP into `SystemExit`, so that context managers clean up."""
+    # Python installs signal handlers from the main thread only.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,7 @@
-"""Options in the words of the command line, where the library says them in Python's.
+"""Translation of option fields in messages into command-line flags.
 
-The library's messages name the fields of `PlanOptions` (``recompute='auto'``), which is what one
-writes in Python and over HTTP. Here they become ``--recompute auto``.
+The library's messages name the fields of `PlanOptions` (``recompute='auto'``), as written in
+Python and over HTTP. On the command line they become ``--recompute auto``.
 """
 
 from __future__ import annotations
@@ -39,29 +39,30 @@ FLAGS = {
     "num_threads": "--threads",
     "busy_neighbours": "--neighbours",
 }
-"""Fields of options, and the flag for each (a test compares them with the commands)."""
+"""The flag of each option field (a test compares them with the commands)."""
 
-_GIVEN = re.compile(rf"(?<![\w/.\"'-])({'|'.join(FLAGS)})=('[^']*'|None|[\w.+-]*\w)")
+# In all three patterns the lookbehind spares paths, dotted names and quoted words.
+_WITH_VALUE = re.compile(rf"(?<![\w/.\"'-])({'|'.join(FLAGS)})=('[^']*'|None|[\w.+-]*\w)")
 """A field with its value."""
 
-_NAMED = re.compile(
+_ALONE = re.compile(
     rf"(?<![\w/.\"'-])({'|'.join(name for name in FLAGS if '_' in name)})(?![\w='\"(])"
 )
-"""A field alone, of those that are no words of English."""
+"""A field alone; not those that are English words, such as 'schedule'."""
 
-_POINTED = re.compile(rf"(?m)^(\s*)/({'|'.join(FLAGS)})(?=[:/])")
-"""A field that was found wrong, at the start of a line."""
+_POINTER = re.compile(rf"(?m)^(\s*)/({'|'.join(FLAGS)})(?=[:/])")
+"""A JSON pointer to an invalid field, at the start of a line."""
 
 
 def in_flags(text: str) -> str:
-    """The text with flags in the place of the fields it names."""
-    text = _GIVEN.sub(_flag, text)
-    return _NAMED.sub(lambda found: FLAGS[found[1]], text)
+    """Replace the fields that a message names by flags."""
+    text = _WITH_VALUE.sub(_flag, text)
+    return _ALONE.sub(lambda found: FLAGS[found[1]], text)
 
 
 def fields_in_flags(text: str) -> str:
-    """An error about a set of options, with flags for the pointers at its fields."""
-    return _POINTED.sub(lambda found: found[1] + FLAGS[found[2]], text)
+    """Replace the pointers to fields in an error about options by flags."""
+    return _POINTER.sub(lambda found: found[1] + FLAGS[found[2]], text)
 
 
 def _flag(found: re.Match[str]) -> str:
@@ -72,10 +73,7 @@ def _flag(found: re.Match[str]) -> str:
 
 
 def plan_text(plan: Plan) -> str:
-    """What ``print(plan)`` shows, with flags for fields in the lines below the table.
-
-    In a terminal it is no wider than that.
-    """
+    """Format a plan as ``print(plan)`` does, with flags for fields and fitted to the terminal."""
     width = output_width()
     if width is not None:
         from ...view.terminal_tables import fit_plan_table
@@ -86,7 +84,7 @@ def plan_text(plan: Plan) -> str:
 
 
 def flags_of(options: PlanOptions) -> list[str]:
-    """The words of a command line that ask for these options; none for defaults."""
+    """Return the command-line words for these options; defaults are left out."""
     from ...core.plan.plan import PlanOptions
 
     words: list[str] = []
@@ -94,21 +92,22 @@ def flags_of(options: PlanOptions) -> list[str]:
         value = getattr(options, name)
         if value == field.default:
             continue
-        for text in _texts(name, value):
+        for text in _format_value(name, value):
             words += [FLAGS[name], text]
     return words
 
 
-def _texts(name: str, value: object) -> list[str]:
-    """An option's value as the command line takes it; several where the flag is repeated."""
+def _format_value(name: str, value: object) -> list[str]:
+    """Format an option's value for the command line; several texts if the flag is repeated."""
     if name == "max_replicas" and value is None:
         return ["any"]
     if name == "pins" and isinstance(value, tuple):
+        # A pin may name a stage and a kind of device, which takes two flags.
         return [
-            f"{pin.layer}={place}"
+            f"{pin.layer}={target}"
             for pin in value
-            for place in (pin.stage, None if pin.kind is None else f"@{pin.kind}")
-            if place is not None
+            for target in (pin.stage, None if pin.kind is None else f"@{pin.kind}")
+            if target is not None
         ]
     if isinstance(value, tuple):
         return [entry if isinstance(entry, str) else ":".join(entry) for entry in value]

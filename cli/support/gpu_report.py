@@ -1,4 +1,4 @@
-"""What `doctor` finds out about torch and its CUDA devices."""
+"""Report on torch and its CUDA devices, for ``stagewright doctor``."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from typing import Any
 
 from ...core.units import format_bytes
 
-ASKED = ("uuid", "driver_version", "clocks.sm", "clocks.max.sm", "pcie.link.gen.current",
+QUERY = ("uuid", "driver_version", "clocks.sm", "clocks.max.sm", "pcie.link.gen.current",
          "pcie.link.width.current")  # fmt: skip
-"""Of ``nvidia-smi --query-gpu``, which comes with the driver."""
+"""Fields asked of ``nvidia-smi --query-gpu``; torch reports none of them but the UUID."""
 
-PATIENCE_S = 10.0
+QUERY_TIMEOUT_S = 10.0
+"""A driver that is resetting a device can block ``nvidia-smi`` indefinitely."""
 
 
 @dataclass(frozen=True)
 class CudaDevice:
-    """One CUDA device as torch sees it; what cannot be found out is `None` or empty.
+    """CUDA device as torch sees it; unknown values are `None` or empty.
 
     Attributes:
-        memory_bytes: All of it.
-        free_bytes: What no process holds now.
+        memory_bytes: Total memory.
+        free_bytes: Memory not held by any process now.
         capability: CUDA compute capability, such as ``9.0``.
         driver: Version of NVIDIA's driver.
-        clock_mhz: Of the multiprocessors, now; low while it idles.
-        max_clock_mhz: Highest it may reach.
-        pcie: Generation and lanes in use, such as ``gen 5 x16``; lower while it idles.
-        peers: Other devices whose memory it reaches directly, by NVLink or PCIe.
+        clock_mhz: Current clock of the multiprocessors; low while the device is idle.
+        max_clock_mhz: Highest clock of the multiprocessors.
+        pcie: PCIe generation and lanes in use, such as ``gen 5 x16``; lower while idle.
+        peers: Other devices whose memory it accesses directly, by NVLink or PCIe.
     """
 
     index: int
@@ -45,7 +46,7 @@ class CudaDevice:
 
 @dataclass(frozen=True)
 class TorchReport:
-    """The torch found here; ``error`` says why it cannot be imported, if it cannot."""
+    """The installed torch; ``error`` is the reason if it cannot be imported."""
 
     version: str = ""
     error: str = ""
@@ -56,7 +57,7 @@ class TorchReport:
 
 
 def examine_torch() -> TorchReport:
-    """Import torch and look."""
+    """Import torch and report its version, backends and devices."""
     try:
         torch: Any = importlib.import_module("torch")
     except (ImportError, OSError) as error:  # OSError: a shared library is missing
@@ -80,8 +81,8 @@ def _cuda_devices(torch: Any) -> tuple[CudaDevice, ...]:
     count = torch.cuda.device_count()
     if not count:
         return ()
-    asked = parse_query(_query())
-    found = []
+    queried = parse_query(_query())
+    devices = []
     for index in range(count):
         properties = torch.cuda.get_device_properties(index)
         device = CudaDevice(
@@ -96,24 +97,25 @@ def _cuda_devices(torch: Any) -> tuple[CudaDevice, ...]:
                 if other != index and torch.cuda.can_device_access_peer(index, other)
             ),
         )
-        found.append(replace(device, **asked.get(f"GPU-{properties.uuid}", {})))
-    return tuple(found)
+        # By UUID: CUDA_VISIBLE_DEVICES renumbers torch's devices but not those of nvidia-smi.
+        devices.append(replace(device, **queried.get(f"GPU-{properties.uuid}", {})))
+    return tuple(devices)
 
 
 def _free_bytes(torch: Any, index: int) -> int | None:
-    """Asking takes a context on the device, for which a full one has no room."""
     try:
+        # This creates a context on the device, which fails if its memory is full.
         return int(torch.cuda.mem_get_info(index)[0])
     except RuntimeError:
         return None
 
 
 def _query() -> str:
-    """What ``nvidia-smi`` says; empty without it."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(ASKED)}", "--format=csv,noheader,nounits"]
+    """Return the output of ``nvidia-smi``; empty if it fails or is missing."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            command, capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
@@ -121,13 +123,14 @@ def _query() -> str:
 
 
 def parse_query(text: str) -> dict[str, dict[str, Any]]:
-    """Fields of `CudaDevice` by a device's UUID; what the driver does not say is left out."""
+    """Parse the fields of each `CudaDevice` by UUID, without those the driver does not report."""
     found = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) != len(ASKED):
+        if len(cells) != len(QUERY):
             continue
         uuid, driver, clock, highest, generation, lanes = cells
+        # The driver writes "[N/A]" for what a device does not report.
         fields: dict[str, Any] = {"driver": driver}
         if clock.isdecimal():
             fields["clock_mhz"] = int(clock)
@@ -140,9 +143,9 @@ def parse_query(text: str) -> dict[str, dict[str, Any]]:
 
 
 def describe_torch(torch: TorchReport | None) -> list[str]:
-    """Lines for a person."""
+    """Format the report as lines of text."""
     if torch is None:
-        return ["torch        not installed: planning works, measuring and running do not"]
+        return ["torch        not installed: planning works; measuring and running do not"]
     if torch.error:
         return [f"torch        installed, but importing it fails: {torch.error}"]
     threads = f", {torch.num_threads} CPU threads" if torch.num_threads else ""
@@ -170,5 +173,5 @@ def _describe_device(device: CudaDevice) -> str:
     if device.driver:
         facts.append(f"driver {device.driver}")
     if device.peers:
-        facts.append(f"reaches {', '.join(f'cuda:{peer}' for peer in device.peers)} directly")
+        facts.append(f"peer access to {', '.join(f'cuda:{peer}' for peer in device.peers)}")
     return f"cuda:{device.index}".ljust(13) + ", ".join(facts)

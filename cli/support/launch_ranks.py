@@ -1,4 +1,4 @@
-"""Start training processes on this machine and collect what they report."""
+"""Training processes on this machine: starting them and collecting their results."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ...core.plan.timeline import Timeline
 from ...runtime.supported_plans import check_runnable
 from ...schedules.plan_schedule import schedule_of
 from .child_process import owned_process
-from .rank_error import Account
+from .rank_error import RankErrorRecord
 
 WORKER = "stagewright.cli.support.train_worker"
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Losses and times of each step.
+    """Losses and times of a training run.
 
     Attributes:
         losses: Mean loss of each step's batch.
-        step_times_s: Forward, backward and gradient synchronisation of each step.
-        timeline: Of one more step, where it was asked for.
+        step_times_s: Duration of each step's forward, backward and gradient synchronisation.
+        timeline: Timeline of an additional step, if requested.
     """
 
     losses: tuple[float, ...]
@@ -37,7 +37,8 @@ class TrainingResult:
 
     @property
     def step_time_s(self) -> float:
-        """The median step, the first apart: it takes its memory from the system."""
+        """Median step time."""
+        # Without the first step, which waits for the system to map the memory it allocates.
         return median(self.step_times_s[1:] or self.step_times_s)
 
 
@@ -50,22 +51,22 @@ def train(
     timeout_s: float = 120.0,
     records: bool = False,
 ) -> TrainingResult:
-    """Train a plan's model on made-up data: a process a device, or the whole model in one.
+    """Train a plan's model on synthetic data, with one process per device or unsplit in one.
 
     Args:
-        plan: Must name a model family.
-        steps: Training steps.
+        plan: A plan of a model family.
+        steps: Number of training steps.
         whole: Train the unsplit model instead.
-        seed: Of the weights and the data; equal seeds make the two comparable.
-        timeout_s: How long a rank waits for another.
-        records: Take one more step, and record it.
+        seed: Seed of weights and data; with equal seeds, split and unsplit losses are comparable.
+        timeout_s: Longest time a rank waits for another.
+        records: Take and record one additional step.
 
     Raises:
-        InvalidInput: The plan names no family.
-        PlanMismatch: The plan uses what processes do not run, or is for another model.
+        InvalidInput: The plan names no model family.
+        PlanMismatch: The plan has features that processes cannot run, or is for another model.
         RankFailed: A process died; the message names its rank.
-        MemoryError: A process had too little.
-        RuntimeError: A process raised what it should not; the message names its rank.
+        MemoryError: A process ran out of memory.
+        RuntimeError: A process raised an unexpected error; the message names its rank.
     """
     check_trainable(plan)
     with tempfile.TemporaryDirectory(prefix="stagewright-") as folder:
@@ -83,48 +84,49 @@ def train(
             sys.executable, *launcher, "-m", WORKER, str(path), folder, *options,
             *(["--whole"] if whole else []), *(["--record"] if records else []),
         ]  # fmt: skip
-        code, talk = _run(command)
+        code, stderr = _run(command)
         if code:
-            raise _failure(results, code, talk)
+            raise _build_error(results, code, stderr)
         found = json.loads((results / "result.json").read_text(encoding="utf-8"))
         timeline = Timeline.read(results / "timeline.json") if records and not whole else None
     return TrainingResult(tuple(found["losses"]), tuple(found["step_times_s"]), timeline)
 
 
 def check_trainable(plan: Plan) -> None:
-    """Refuse plans that processes do not run, or whose model only the user's code can build.
+    """Check that processes can run the plan and build its model without the user's code.
 
     Raises:
-        InvalidInput: The plan names no family.
-        PlanMismatch: The plan uses what processes do not run.
+        InvalidInput: The plan names no model family.
+        PlanMismatch: The plan has features that processes cannot run.
     """
     check_runnable(plan)
     if plan.spec is None:
         raise InvalidInput(
-            "this plan was not made from a model family, so the model cannot be built here; "
-            "run it from a script of yours, see examples/train.py"
+            "the plan's model is not from a model family and can only be built by your own code; "
+            "run it from a script (see examples/train.py)"
         )
 
 
 def _run(command: list[str]) -> tuple[int, str]:
+    # One thread per rank, as the profile was measured: more would compete for the same cores.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     with owned_process(command, environment) as process:
         assert process.stderr is not None
-        talk = process.stderr.read()
-    return process.returncode, talk
+        stderr = process.stderr.read()
+    return process.returncode, stderr
 
 
-def _failure(results: Path, code: int, talk: str) -> Exception:
-    """The error of the rank that had one of its own, what all say of a lost one, or last words."""
-    accounts = [
-        Account.model_validate_json(path.read_bytes())
+def _build_error(results: Path, code: int, stderr: str) -> Exception:
+    records = [
+        RankErrorRecord.model_validate_json(path.read_bytes())
         for path in sorted(results.glob("error.*.json"))
     ]
-    for account in accounts:
-        if account.error != RankFailed.__name__:
-            return account.as_error()
-    if accounts:
-        lines = "\n  ".join(f"rank {account.rank}: {account.message}" for account in accounts)
+    # A rank with an error other than RankFailed is the cause; the others merely lost contact.
+    for record in records:
+        if record.error != RankFailed.__name__:
+            return record.to_error()
+    if records:
+        lines = "\n  ".join(f"rank {record.rank}: {record.message}" for record in records)
         return RankFailed(f"training stopped:\n  {lines}")
-    last = "\n  ".join(talk.strip().splitlines()[-15:])
+    last = "\n  ".join(stderr.strip().splitlines()[-15:])
     return RankFailed(f"training stopped with exit code {code}:\n  {last}")

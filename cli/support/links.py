@@ -1,9 +1,9 @@
-"""What ``stagewright profile --links`` does: measure the links between devices, write a cluster."""
+"""Measurement of links between devices, for ``stagewright profile --links``."""
 
 from __future__ import annotations
 
 import os
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 DEFAULT_OUTPUT = Path("cluster.json")
-MOST_LOCAL_CPU_RANKS = 4
-"""Started without being told how many: enough for every pattern measured."""
+MAX_DEFAULT_CPU_RANKS = 4
+"""Default number of CPU ranks at most: enough for every communication pattern measured."""
 
 
 def profile_links(
@@ -32,48 +32,48 @@ def profile_links(
     timeout_s: float,
     output: Path,
     as_json: bool,
+    give_up: Callable[[RankFailed], None],
 ) -> None:
     """Measure the links and write the cluster; under ``torchrun`` as one of its ranks.
 
     Args:
-        ranks: CPU ranks to start here; `None` for one a device.
-        device: ``cpu`` or ``cuda``; `None` for CUDA where there is any.
-        budget_s: Seconds to measure, about.
-        timeout_s: How long a rank waits for another.
-        output: Where the cluster goes.
-        as_json: Print the report with all times instead of a table.
+        ranks: Number of CPU ranks to start; `None` for one rank per device.
+        device: ``cpu`` or ``cuda``; `None` for CUDA where available.
+        budget_s: Approximate measuring time.
+        timeout_s: Longest time a rank waits for another.
+        output: File for the cluster.
+        as_json: Print the report with all times as JSON instead of a table.
+        give_up: Ends a rank under torchrun that is stuck in a call that never returns.
 
     Raises:
-        InvalidInput: Options that do not go together.
+        InvalidInput: Options exclude each other.
         RankFailed: A rank stopped answering; the message says which waited for which.
     """
     from ...profiler.links.records import LinkOptions
 
     if device not in (None, "cpu", "cuda"):
         raise InvalidInput(
-            f"links are measured between all devices: --device cpu or cuda, not {device}"
+            f"--links measures all devices of a kind: --device takes cpu or cuda, not {device}"
         )
     options = LinkOptions(device=device, timeout_s=timeout_s)
     if budget_s is not None:
         options = LinkOptions(device=device, timeout_s=timeout_s, budget_s=budget_s)
-    if launched():
+    if is_launched():
         if ranks is not None:
-            raise InvalidInput(
-                "--ranks starts ranks on this machine; under torchrun they are there"
-            )
-        _as_rank(options, output, as_json=as_json)
+            raise InvalidInput("--ranks cannot be used under torchrun, which starts the ranks")
+        _measure_as_rank(options, output, give_up, as_json=as_json)
         return
     check_writable(output)
-    _finish(_here(ranks, options, quiet=as_json), output, as_json=as_json)
+    _finish(_measure_here(ranks, options, quiet=as_json), output, as_json=as_json)
 
 
-def launched() -> bool:
-    """Whether this process is one of several ranks that a launcher started."""
+def is_launched() -> bool:
+    """Return True if a launcher such as torchrun started this process as one of its ranks."""
     return all(os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
 
 
-def _here(ranks: int | None, options: LinkOptions, *, quiet: bool) -> LinkReport:
-    """Start a rank a device on this machine, and measure."""
+def _measure_here(ranks: int | None, options: LinkOptions, *, quiet: bool) -> LinkReport:
+    """Start one rank per device on this machine and measure the links between them."""
     from dataclasses import replace
 
     from ...profiler.links.launch_local import measure_links_here
@@ -85,12 +85,12 @@ def _here(ranks: int | None, options: LinkOptions, *, quiet: bool) -> LinkReport
         count = count or _cuda_devices()
         if count < 2:
             raise InvalidInput(
-                f"this machine has {_cuda_devices()} CUDA devices, and links join at least two; "
-                "measure between CPU ranks (--device cpu --ranks 2), or between machines with "
-                "torchrun"
+                f"measuring links requires at least two devices; this machine has "
+                f"{_cuda_devices()} CUDA devices. Measure between CPU ranks "
+                "(--device cpu --ranks 2), or between machines with torchrun"
             )
-    count = count or max(2, min(os.cpu_count() or 1, MOST_LOCAL_CPU_RANKS))
-    say(f"measuring links between {count} {device} ranks of this machine", quiet=quiet)
+    count = count or max(2, min(os.cpu_count() or 1, MAX_DEFAULT_CPU_RANKS))
+    say(f"measuring links between {count} {device} ranks on this machine", quiet=quiet)
     with progress_bar(quiet=quiet) as progress:
         return measure_links_here(count, replace(options, device=device), progress)
 
@@ -101,14 +101,18 @@ def _cuda_devices() -> int:
     return cuda_devices()
 
 
-def _as_rank(options: LinkOptions, output: Path, *, as_json: bool) -> None:
-    """One rank's part; rank 0 writes, and no rank ends well unless it has."""
+def _measure_as_rank(
+    options: LinkOptions, output: Path, give_up: Callable[[RankFailed], None], *, as_json: bool
+) -> None:
+    """Take part as one rank; rank 0 writes the cluster, and all ranks fail if it cannot."""
     from ...profiler.links.rank_main import join
     from ...profiler.links.session import LinkSession
 
     is_first = os.environ["RANK"] == "0"
-    with join(options, lambda message: _give_up(message, as_json=as_json)) as group:
-        _agree(group, _refusal(output) if is_first else "")
+    with join(options, lambda message: give_up(RankFailed(message))) as group:
+        # Agreed on before and after: a rank that raised alone would leave the others waiting in
+        # the next collective until their timeout.
+        _agree(group, _find_problem(output) if is_first else "")
         with progress_bar(quiet=as_json or not is_first) as progress:
             report = LinkSession(group, progress).report()
         problem = ""
@@ -121,17 +125,12 @@ def _as_rank(options: LinkOptions, output: Path, *, as_json: bool) -> None:
 
 
 def _agree(group: RankGroup, problem: str) -> None:
-    """Every rank fails if rank 0 could not write.
-
-    Raises:
-        InvalidInput: It could not.
-    """
+    """Raise `InvalidInput` on every rank if rank 0 reports a problem."""
     if problem := group.tell(problem, "to write the cluster"):
         raise InvalidInput(problem)
 
 
-def _refusal(output: Path) -> str:
-    """Why the file cannot be written, if it cannot."""
+def _find_problem(output: Path) -> str:
     try:
         check_writable(output)
     except InvalidInput as error:
@@ -147,50 +146,40 @@ def _finish(report: LinkReport, output: Path, *, as_json: bool) -> None:
     say_next(follow, quiet=as_json)
 
 
-def _give_up(message: str, *, as_json: bool) -> None:
-    """End a rank that waits in a call that does not return."""
-    from ..exit_codes import exit_code, report
-
-    error = RankFailed(message)
-    report(error, as_json=as_json)
-    sys.stderr.flush()
-    os._exit(exit_code(error))
-
-
 HEADINGS = (
     "link", "joins", "latency", "bandwidth", "fit error",
-    "all-reduce", "fit error", "sent at once",
+    "all-reduce", "fit error", "concurrent",
 )  # fmt: skip
 
 
 def links_table(report: LinkReport) -> str:
-    """What ``stagewright profile --links`` prints.
+    """Format a report as a table with one row per level of links.
 
-    A fit error is the median of abs(predicted - measured) / measured; for all-reduces over those
-    of 1 MiB and more.
+    A fit error is the median of abs(predicted - measured) / measured; for all-reduce over
+    messages of at least 1 MiB.
     """
-    kinds = sorted({device.kind for device in report.cluster.devices})
-    lines = [
-        f"{count(len(report.cluster.devices), 'rank')} on {', '.join(kinds)}, by {report.backend}"
-    ]
+    devices = report.cluster.devices
+    kinds = ", ".join(sorted({device.kind for device in devices}))
+    lines = [f"{count(len(devices), 'rank')} on {kinds}, backend {report.backend}"]
     if report.levels:
         columns = list(zip(HEADINGS, *map(_row, report.levels), strict=True))
-        told = [column for column in columns if any(column[1:])]  # two ranks are one pair alone
-        lines += ["", format_table(list(zip(*told, strict=True)))]
+        # With two ranks no pairs compete, and the last column would be empty.
+        filled = [column for column in columns if any(column[1:])]
+        lines += ["", format_table(list(zip(*filled, strict=True)))]
     return "\n".join([*lines, *(f"note: {note}" for note in report.notes)])
 
 
 def _row(fit: LevelFit) -> tuple[str, ...]:
     level, slowdown = fit.level, fit.measured.slowdown
     reduce_bandwidth = level.all_reduce_bandwidth_bytes_per_s
-    together = "" if slowdown is None else f"x {slowdown:.1f}"
+    concurrent = "" if slowdown is None else f"x {slowdown:.1f}"
     return (
         level.name,
         str(level.group_size),
         format_time(level.latency_s),
         f"{format_bytes(level.bandwidth_bytes_per_s)}/s",
         f"{fit.message_error:.1%}",
-        f"{format_bytes(reduce_bandwidth)}/s" if reduce_bandwidth else "the same",
+        f"{format_bytes(reduce_bandwidth)}/s" if reduce_bandwidth else "same",
         "" if fit.all_reduce_error is None else f"{fit.all_reduce_error:.1%}",
-        f"{together}, shared" if level.shared else together,
+        f"{concurrent}, shared" if level.shared else concurrent,
     )

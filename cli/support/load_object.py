@@ -1,4 +1,4 @@
-"""Python objects named on the command line, as ``package.module:name``."""
+"""Python objects named on the command line as ``package.module:name``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from ...core.errors import InvalidInput
 
 
-def load_target(target: str) -> Any:
-    """Import what ``package.module:name`` names; the current directory is searched first.
+def load_object(target: str) -> Any:
+    """Import the object named ``package.module:name``; the current directory is searched first.
 
     Raises:
         InvalidInput: The text has another form, or the import fails.
@@ -19,11 +19,12 @@ def load_target(target: str) -> Any:
     module_name, colon, attribute = target.partition(":")
     if not (module_name and colon and attribute):
         raise InvalidInput(f"cannot read {target!r}; write package.module:name")
+    # An installed command, unlike `python -m`, does not have the user's directory on its path.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         found: Any = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # a script without a main guard may call exit()
         raise InvalidInput(f"importing {module_name} failed: {_describe(error)}") from error
     for name in attribute.split("."):
         if not hasattr(found, name):
@@ -32,19 +33,46 @@ def load_target(target: str) -> Any:
     return found
 
 
-def call_target(target: str) -> Any:
-    """Call what ``package.module:name`` names, without arguments, and return its answer.
+def call_object(target: str) -> Any:
+    """Call the function named ``package.module:name`` without arguments and return its result.
 
     Raises:
         InvalidInput: It cannot be imported, is not callable, or raises.
     """
-    factory = load_target(target)
+    factory = load_object(target)
     if not callable(factory):
-        raise InvalidInput(f"{target} is a {type(factory).__name__}, not a function to call")
+        raise InvalidInput(f"{target} is a {type(factory).__name__}, not a function")
     try:
         return factory()
     except (Exception, SystemExit) as error:
         raise InvalidInput(f"calling {target} failed: {_describe(error)}") from error
+
+
+def load_model(model: str | None, sample: str | None) -> tuple[Any, Any]:
+    """Return the user's module and sample; ``model`` may name a module or its factory.
+
+    Raises:
+        InvalidInput: A name is missing, a call fails, or the result is not a module.
+    """
+    if model is None or sample is None:
+        raise InvalidInput(
+            "name a model and its sample (MODEL --sample package.module:function), "
+            "a --family, or a JSON file"
+        )
+    module = load_object(model)
+    # A module class has the methods of a module, too, but is a factory.
+    if isinstance(module, type) or not hasattr(module, "named_parameters"):
+        module = call_object(model)
+    if not hasattr(module, "named_parameters"):
+        raise InvalidInput(f"{model} returned a {type(module).__name__}, not a torch.nn.Module")
+    return module, call_object(sample)
+
+
+def refuse_options(what: str, options: dict[str, Any]) -> None:
+    """Raise `InvalidInput` if any of these options was given: it would be ignored."""
+    for name, value in options.items():
+        if value not in (None, [], ()):
+            raise InvalidInput(f"{name} cannot be combined with {what}")
 
 
 def _describe(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Start the planning service as a process of its own."""
+"""A planning service in a child process on this machine."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ STOP_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
-class Service:
-    """Where a running service is, and the token it wants."""
+class LocalService:
+    """Address and token of a running service."""
 
     url: str
     token: str
 
 
 @contextlib.contextmanager
-def running_service(database: Path) -> Iterator[Service]:
-    """A service on a free loopback port, stopped at the end of the block.
+def running_service(database: Path) -> Iterator[LocalService]:
+    """Start a service on a free loopback port and stop it at the end of the block.
 
     Raises:
-        StagewrightError: It did not start.
+        StagewrightError: The service did not start.
     """
+    # Through the environment: other users of the machine can read a command line.
     token = secrets.token_urlsafe(32)
     command = ["serve", "--port", "0", "--database", str(database)]
     with subprocess.Popen(
@@ -43,10 +44,13 @@ def running_service(database: Path) -> Iterator[Service]:
     ) as process:
         try:
             assert process.stdout is not None
+            # The server prints its address once it accepts connections; no line means it ended.
             first = process.stdout.readline()
             if not first:
-                raise StagewrightError("the service did not start; try 'stagewright serve'")
-            yield Service(json.loads(first)["url"], token)
+                raise StagewrightError(
+                    "the service did not start; run 'stagewright serve' to see why"
+                )
+            yield LocalService(json.loads(first)["url"], token)
         finally:
             process.terminate()
             try:

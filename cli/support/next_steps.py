@@ -1,4 +1,4 @@
-"""The command that follows naturally, as words to paste."""
+"""Commands suggested as the next step, ready to paste."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 def command_line(*words: object) -> str:
-    """``stagewright`` with these words, quoted for a shell."""
+    """Return a ``stagewright`` command with these words, quoted for a shell."""
     return shlex.join(["stagewright", *map(str, words)])
 
 
-def planning(profile: Profile, file: Path) -> str:
-    """Plan a profile, for devices like the one it is of."""
+def suggest_planning(profile: Profile, file: Path) -> str:
+    """Return the command that plans for several of the device that was profiled."""
     return command_line("plan", file, "--devices", devices_like(profile), "-o", "plan.json")
 
 
 def devices_like(profile: Profile) -> str:
-    """Some devices in shorthand whose times a profile holds."""
+    """Return shorthand for several of the device that was profiled."""
     from ...core.plan.assumptions import find_profiled_device
 
     found = find_profiled_device(profile)
@@ -33,13 +33,13 @@ def devices_like(profile: Profile) -> str:
     return "2xcpu" if found.backend == "cpu" else f"4x{found.name}"
 
 
-def measuring(graph: Graph, file: Path) -> str:
-    """Measure a graph, if it can be without the model's code."""
+def suggest_measuring(graph: Graph, file: Path) -> str:
+    """Return the command that measures a graph, if that is possible without its code."""
     return command_line("profile", *([file] if graph.rebuildable else ["--help"]))
 
 
-def after_plan(plan: Plan, file: Path, *, drawn: bool = False) -> str:
-    """Draw a plan; once it is drawn, train it where that takes no code, or see what it misses."""
+def suggest_after_plan(plan: Plan, file: Path, *, drawn: bool = False) -> str:
+    """Return the command that draws a plan or, once it is drawn, trains or explains it."""
     if not drawn:
         return command_line("show", file, "--svg", file.with_suffix(".svg"))
     if plan.spec is not None and not plan.estimated:
@@ -47,10 +47,10 @@ def after_plan(plan: Plan, file: Path, *, drawn: bool = False) -> str:
     return command_line("explain", "--help")
 
 
-def without(words: Sequence[str], flags: Sequence[str], options: Sequence[str]) -> list[str]:
-    """A command's words without some flags, and without some options and their values."""
+def drop_flags(words: Sequence[str], flags: Sequence[str], options: Sequence[str]) -> list[str]:
+    """Return a command's words without some flags and without some options and their values."""
     kept: list[str] = []
-    skip = False
+    skip = False  # the previous word was a dropped option, whose value this is
     for word in words:
         name, equals, _ = word.partition("=")
         if skip:

@@ -1,4 +1,4 @@
-"""The optional parts of the installation and what is missing from them."""
+"""The package's extras and their missing dependencies."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "oidc": (*SERVER, "jwt"),
     "postgres": (*SERVER, "psycopg"),
 }
-"""The packages of each extra in pyproject.toml, by import name (a test compares the two)."""
+"""Import names of each extra's packages in pyproject.toml (a test compares the two)."""
 
 
 @dataclass(frozen=True)
 class MissingExtra:
-    """An extra without which something does not work here."""
+    """Extra that is needed but not installed."""
 
     name: str
     missing: str
@@ -48,15 +48,16 @@ class MissingExtra:
 
 
 def missing_packages(extra: str) -> tuple[str, ...]:
-    """Packages of an extra that are not installed; imports none of them."""
+    """Return the packages of an extra that are not installed, without importing any."""
     return tuple(name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None)
 
 
-def missing_extra(error: BaseException) -> MissingExtra | None:
-    """The extra to install, if the error is a failed import of one of its packages."""
+def find_missing_extra(error: BaseException) -> MissingExtra | None:
+    """Return the extra to install if the error is a failed import of one of its packages."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None
     package = error.name.partition(".")[0]
+    # EXTRAS lists small extras before those that include them, so the smallest one is suggested.
     for extra, packages in EXTRAS.items():
         if package in packages:
             return MissingExtra(extra, package)

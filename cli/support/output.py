@@ -1,4 +1,4 @@
-"""Where a command's words go: results to stdout or a file, talk to stderr."""
+"""Output of commands: results to stdout or a file, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -6,28 +6,26 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from ...core.errors import InvalidInput
+from .next_steps import suggest_planning
 
 if TYPE_CHECKING:
     from ...core.profile.profile import Profile
 
 
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-
-
 MIN_WIDTH = 40
-"""What is printed is not made narrower."""
+"""Narrowest layout of tables, in characters; a narrower terminal wraps the lines."""
 
 
 def emit(text: str) -> None:
-    """Print a result; that its reader has gone (``| head``) is no error.
+    """Print a result to stdout; a reader that closed the pipe (``| head``) is not an error.
 
     Raises:
-        InvalidInput: It cannot be written, for example to a full disk.
+        InvalidInput: Writing failed, for example because the disk is full.
     """
     try:
         typer.echo(text)
@@ -35,13 +33,13 @@ def emit(text: str) -> None:
         # Python flushes stdout once more at exit, and that must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
-            raise InvalidInput(f"cannot print the result: {error.strerror or error}") from None
+            raise InvalidInput(f"cannot write to stdout: {error.strerror or error}") from None
 
 
 def output_width() -> int | None:
-    """Characters in a line of the terminal; `None` where a file or a program reads.
+    """Return the width of the terminal in characters; `None` if stdout is not a terminal.
 
-    ``COLUMNS`` decides where it is set.
+    ``COLUMNS`` takes precedence if it is set.
     """
     if not (os.environ.get("COLUMNS") or sys.stdout.isatty()):
         return None
@@ -49,43 +47,35 @@ def output_width() -> int | None:
 
 
 def say(text: str, *, quiet: bool = False) -> None:
-    """Tell the person at the terminal something that is not the result.
-
-    Args:
-        text: One or more lines.
-        quiet: Say nothing; commands pass their ``--json``.
-    """
+    """Print a message to stderr, unless ``quiet``; commands pass their ``--json`` for it."""
     if not quiet:
         typer.echo(text, err=True)
 
 
 def say_next(command: str, *, quiet: bool = False) -> None:
-    """Name the command that follows naturally: nothing but the command, so that it pastes."""
+    """Suggest the next command on a line of its own that can be copied and pasted."""
     say(f"next: {command}", quiet=quiet)
 
 
 def check_writable(path: Path) -> None:
-    """Refuse an output file before the work that would fill it.
+    """Check an output path before the work whose result goes there.
 
     Raises:
-        InvalidInput: The folder is missing or not writable, or the path is no regular file's.
+        InvalidInput: The folder is missing or read-only, or the path is not a regular file.
     """
     if not path.parent.is_dir():
-        raise InvalidInput(f"cannot write {path}: there is no folder {path.parent}")
+        raise InvalidInput(f"cannot write {path}: folder {path.parent} does not exist")
     if not os.access(path.parent, os.W_OK):
-        raise InvalidInput(f"cannot write {path}: the folder {path.parent} is not writable")
+        raise InvalidInput(f"cannot write {path}: folder {path.parent} is not writable")
     if path.exists() and not path.is_file():
         raise InvalidInput(f"cannot write {path}: it exists and is not a regular file")
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file, whole or not at all.
-
-    Raises:
-        InvalidInput: It cannot be written.
-    """
+    """Write a file atomically; raise `InvalidInput` if that fails."""
     check_writable(path)
     partial = path.with_name(path.name + ".partial")
+    # Renaming is atomic, so that readers and a failure halfway leave no truncated file.
     try:
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)
@@ -96,20 +86,16 @@ def write_file(path: Path, text: str) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Make a folder for results, before the work that would fill it.
-
-    Raises:
-        InvalidInput: It cannot be made or written to.
-    """
+    """Create a folder for results; raise `InvalidInput` if it cannot be created or written to."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidInput(f"cannot make the folder {path}: {error.strerror or error}") from None
+        raise InvalidInput(f"cannot create folder {path}: {error.strerror or error}") from None
     check_writable(path / "file")
 
 
 def profile_text(profile: Profile, *, tree: bool = True, depth: int | None = None) -> str:
-    """What ``print(profile)`` shows; see `core.profile_table.format_profile`."""
+    """Format a profile as `core.profile.table.format_profile` does, fitted to the terminal."""
     width = output_width()
     if width is not None:
         from ...view.terminal_tables import fit_profile_table
@@ -118,3 +104,12 @@ def profile_text(profile: Profile, *, tree: bool = True, depth: int | None = Non
     from ...core.profile.table import format_profile
 
     return format_profile(profile, tree=tree, depth=depth)
+
+
+def finish_profile(profile: Profile, output: Path, *, as_json: bool) -> None:
+    """Write a profile to a file, print it, and suggest the command that plans with it."""
+    document = profile.to_json(indent=2)
+    write_file(output, document + "\n")
+    emit(document if as_json else profile_text(profile))
+    say(f"wrote {output}", quiet=as_json)
+    say_next(suggest_planning(profile, output), quiet=as_json)

@@ -1,4 +1,4 @@
-"""Progress on stderr, for people only."""
+"""Progress display on stderr; nothing is drawn unless stderr is a terminal."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from ...core.progress import Progress as ProgressCallback
     from ...planner.problem.problem import Progress as PlanningProgress
 
-A_MOMENT_S = 0.7
-"""Planning that is over sooner shows nothing."""
+DISPLAY_DELAY_S = 0.7
+"""Planning that finishes sooner shows nothing: a display that flashes up helps no one."""
 
 
 @contextmanager
 def progress_bar(*, quiet: bool) -> Iterator[ProgressCallback | None]:
-    """A callback ``(done, total, what)`` that draws a bar, or `None` where no one would see it.
+    """Yield a callback ``(done, total, what)`` that draws a bar, or `None` without a terminal.
 
     Args:
         quiet: Draw nothing even on a terminal; commands pass their ``--json``.
@@ -44,10 +44,10 @@ def progress_bar(*, quiet: bool) -> Iterator[ProgressCallback | None]:
 def planning_progress(
     objective: Objective, *, quiet: bool
 ) -> Iterator[Callable[[PlanningProgress], None] | None]:
-    """A callback for `plan` that shows the best plan so far once planning takes a moment.
+    """Yield a callback for `plan` that shows the best plan so far, or `None` without a terminal.
 
     Args:
-        objective: Decides the unit of what is shown.
+        objective: Determines the unit of the value shown.
         quiet: Show nothing even on a terminal; commands pass their ``--json``.
     """
     if quiet or not sys.stderr.isatty():
@@ -61,21 +61,22 @@ def planning_progress(
     )  # fmt: skip
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task("planning")
-    timer = Timer(A_MOMENT_S, bar.start)
+    timer = Timer(DISPLAY_DELAY_S, bar.start)
     timer.start()
     try:
         yield lambda found: bar.update(task, description=best_so_far(objective, found))
     finally:
+        # The timer may be starting the bar right now; stopping the bar first would leave it on.
         timer.cancel()
         timer.join()
         bar.stop()
 
 
 def best_so_far(objective: Objective, found: PlanningProgress) -> str:
-    """What is known of the plan while it is searched."""
+    """Describe the best plan found so far and the bound on any plan."""
     from ...core.plan.table import format_objective
 
     text = f"planning: {format_objective(objective, found.value)} so far"
     if 0 < found.lower_bound <= found.value:
-        text += f", none below {format_objective(objective, found.lower_bound)}"
+        text += f", lower bound {format_objective(objective, found.lower_bound)}"
     return text

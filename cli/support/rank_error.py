@@ -1,4 +1,4 @@
-"""What a rank that failed writes down, and the error its launcher makes of that."""
+"""Record of a rank's error, written by the rank and raised again by its launcher."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ...profiler.machine.out_of_memory import is_out_of_memory
 OUT_OF_MEMORY = "out of memory"
 
 
-class Account(BaseModel):
-    """Of one rank.
+class RankErrorRecord(BaseModel):
+    """Error that ended a rank, as JSON.
 
     Attributes:
-        rank: Which one.
-        error: The error's class, or `OUT_OF_MEMORY`.
-        message: What it says.
-        trace: Where it happened, if it is none of ours.
+        rank: Number of the rank.
+        error: Name of the error's class, or `OUT_OF_MEMORY`.
+        message: Text of the error.
+        trace: Traceback; empty for a `StagewrightError`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -30,16 +30,15 @@ class Account(BaseModel):
     trace: str = ""
 
     @classmethod
-    def of(cls, rank: int, error: Exception) -> Account:
-        """Of an error that ended a rank."""
+    def of(cls, rank: int, error: Exception) -> RankErrorRecord:
         kind = OUT_OF_MEMORY if is_out_of_memory(error) else type(error).__name__
         if isinstance(error, errors.StagewrightError):
             return cls(rank=rank, error=kind, message=str(error))
         trace = "".join(traceback.format_exception(error))
         return cls(rank=rank, error=kind, message=str(error), trace=trace)
 
-    def as_error(self) -> Exception:
-        """The same kind of error, so that it has the exit code it would have without ranks."""
+    def to_error(self) -> Exception:
+        """Return an error of the recorded class, so that the exit code is that of one process."""
         if self.error == OUT_OF_MEMORY:
             return MemoryError(f"rank {self.rank} ran out of memory: {self.message}")
         kind = _OURS.get(self.error)

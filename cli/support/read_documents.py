@@ -1,31 +1,35 @@
-"""Reading the documents that commands take as files."""
+"""Documents, records and device lists read from files and command-line text."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...core.errors import InvalidInput
+from .flag_names import fields_in_flags
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from ...core.cluster.cluster import Cluster
     from ...core.document import Document
 
 DocumentT = TypeVar("DocumentT", bound="Document")
+RecordT = TypeVar("RecordT", bound="BaseModel")
 
 
 def read_document(path: Path, *kinds: type[DocumentT]) -> DocumentT:
-    """Read a file that holds one of several kinds of document, told apart by its version.
+    """Read a file that holds one of several kinds of document, told apart by schema version.
 
     Raises:
-        InvalidInput: The file is missing, not JSON, of no such kind, or invalid.
+        InvalidInput: The file is missing, not JSON, of none of these kinds, or invalid.
     """
+    text = read_json_file(path)
     try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
-    found = _schema_version(path, text)
+        found = schema_version(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{path} is not JSON: {error}") from None
     for kind in kinds:
         if found == kind.SCHEMA:
             try:
@@ -36,19 +40,39 @@ def read_document(path: Path, *kinds: type[DocumentT]) -> DocumentT:
     raise InvalidInput(f"{path} is {found or 'JSON without a schema_version'}; expected {expected}")
 
 
-def read_devices(text: str) -> Cluster:
-    """A cluster from a file, or from shorthand such as ``4x24GB`` or ``8xH200``.
+def read_json_file(path: Path) -> bytes:
+    """Read a file; raise `InvalidInput` if that fails."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def schema_version(text: bytes) -> str | None:
+    """Return a JSON document's schema version; `None` if it names none.
 
     Raises:
-        InvalidInput: Neither a readable cluster file nor shorthand.
+        ValueError: The text is not JSON.
+        RecursionError: The JSON is nested too deeply.
+    """
+    data = json.loads(text)
+    found = data.get("schema_version") if isinstance(data, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def read_devices(text: str) -> Cluster:
+    """Read a cluster from a file, or from shorthand such as ``4x24GB`` or ``8xH200``.
+
+    Raises:
+        InvalidInput: The text is neither shorthand nor a readable cluster file.
     """
     from ...core.cluster.cluster import Cluster
     from ...core.cluster.shorthand import parse_devices
 
     if not text.strip():
         raise InvalidInput(
-            "the devices are empty; write '4x24GB', '8xH200', '2xcpu', '4x8x80GB' for 4 nodes of "
-            "8, or give a cluster file (docs/clusters.md)",
+            "no devices given; write '4x24GB', '8xH200', '2xcpu', '4x8x80GB' for 4 nodes of 8, "
+            "or name a cluster file (docs/clusters.md)",
             field="/devices",
         )
     path = Path(text)
@@ -57,10 +81,34 @@ def read_devices(text: str) -> Cluster:
     return read_document(path, Cluster)
 
 
-def _schema_version(path: Path, text: bytes) -> str | None:
+def build_record(kind: type[RecordT], **fields: object) -> RecordT:
+    """Build a record from command-line options.
+
+    Raises:
+        InvalidInput: A field is invalid; the message names its flag and the values accepted.
+    """
+    from pydantic import ValidationError
+
+    from ...core.document import to_invalid_input
+
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(f"{path} is not JSON: {error}") from None
-    found = data.get("schema_version") if isinstance(data, dict) else None
-    return found if isinstance(found, str) else None
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        found = to_invalid_input(error, f"set of options ({kind.__name__})")
+        raise InvalidInput(fields_in_flags(str(found)), field=found.field) from None
+
+
+def read_json(kind: Any, text: str | bytes, what: str) -> Any:
+    """Read a value of any type pydantic knows, unions such as `ModelSpec` included, from JSON.
+
+    Raises:
+        InvalidInput: The text is not JSON, or a field is invalid.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    from ...core.document import to_invalid_input
+
+    try:
+        return TypeAdapter(kind).validate_json(text)
+    except ValidationError as error:
+        raise to_invalid_input(error, what) from None

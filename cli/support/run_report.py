@@ -1,4 +1,4 @@
-"""What was predicted, what was measured, and whether the split model computes the whole one."""
+"""Report on a training run: predicted and measured step, split and unsplit losses."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ...core.units import format_time
 from .launch_ranks import TrainingResult
 
 LOSS_TOLERANCE = 1e-5
-"""Relative; single precision sums in another order."""
+"""Largest relative difference that another order of single-precision sums explains."""
 
 PREDICTION_TOLERANCE = 0.25
-"""Beyond this the prediction is remarked upon; it says nothing about correctness."""
+"""Relative error of the predicted step from which the report warns about it."""
 
 HEADINGS = (
     "model",
@@ -28,8 +28,8 @@ HEADINGS = (
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One training run against its plan and against the unsplit model."""
+class RunReport:
+    """Comparison of a training run with its plan and with the unsplit model."""
 
     model: str
     balance: tuple[int, ...]
@@ -41,7 +41,7 @@ class Comparison:
     whole_step_s: float | None
 
     @classmethod
-    def of(cls, plan: Plan, split: TrainingResult, whole: TrainingResult | None) -> Comparison:
+    def of(cls, plan: Plan, split: TrainingResult, whole: TrainingResult | None) -> RunReport:
         return cls(
             model=plan.model,
             balance=plan.balance,
@@ -55,42 +55,39 @@ class Comparison:
 
     @property
     def prediction_error(self) -> float:
-        """(predicted - measured) / measured."""
+        """Relative error (predicted - measured) / measured."""
         return (self.predicted_step_s - self.measured_step_s) / self.measured_step_s
 
     @property
     def loss_difference(self) -> float | None:
-        """Largest relative difference of a step's loss, `None` without an unsplit run."""
+        """Largest relative difference of a step's loss; `None` without an unsplit run."""
         if self.whole_losses is None:
             return None
         pairs = zip(self.split_losses, self.whole_losses, strict=True)
         return max(abs(split - whole) / abs(whole) for split, whole in pairs)
 
     def check(self) -> None:
-        """Insist that the split model computes the whole one.
-
-        Raises:
-            PlanMismatch: A loss differs by more than single precision explains.
-        """
+        """Raise `PlanMismatch` if a loss differs by more than single precision explains."""
         difference = self.loss_difference
+        # Not ">": a loss that is not a number compares false and must fail, too.
         if difference is not None and not difference <= LOSS_TOLERANCE:
             raise PlanMismatch(
-                f"{self.model}: the split model's loss differs by {difference:.2g} (relative) from "
-                f"the unsplit one's, more than {LOSS_TOLERANCE:g}"
+                f"{self.model}: split and unsplit losses differ by {difference:.2g} (relative), "
+                f"more than the tolerance of {LOSS_TOLERANCE:g}"
             )
 
     def remarks(self) -> list[str]:
-        """What a reader should be told about the prediction, if anything."""
+        """Return warnings about the prediction, if it is far off."""
         if abs(self.prediction_error) <= PREDICTION_TOLERANCE:
             return []
         return [
-            f"{self.model}: the predicted step is {self.prediction_error:+.0%} off. Other work on "
-            "this machine during either measurement, or layers too small to time (well under a "
-            "millisecond), are the usual reasons"
+            f"{self.model}: the predicted step is off by {self.prediction_error:+.0%}. Common "
+            "causes: other load on this machine during either measurement, or layers too short to "
+            "time (well under a millisecond)"
         ]
 
     def row(self) -> tuple[str, ...]:
-        """Cells under `HEADINGS`; losses are those of the last step."""
+        """Return the cells under `HEADINGS`; losses are those of the last step."""
         return (
             self.model,
             "+".join(map(str, self.balance)),
@@ -100,10 +97,6 @@ class Comparison:
             f"{self.split_losses[-1]:.7f}",
             "" if self.whole_losses is None else f"{self.whole_losses[-1]:.7f}",
         )
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """Headings and the one row."""
-        return [HEADINGS, self.row()]
 
     def to_dict(self) -> dict[str, object]:
         derived = {

@@ -1,7 +1,7 @@
-"""One process of a demo training run: a rank of the split model, or the whole model alone.
+"""Training process started by `launch_ranks`: one rank of the split model, or the unsplit model.
 
-Started by `cli.launch`, never by hand. Rank 0 (or the single process) writes its result, and a
-rank that fails writes its error, as JSON files in the result folder.
+Rank 0 (or the single process) writes its result, and a failing rank its error, as JSON files in
+the result folder.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from ...runtime.ranks.failure_detection import ConnectionEnded
 from ...runtime.ranks.process_groups import end_process, init_process_group
 from ...runtime.trace import record
 from .child_process import end_with_owner
-from .rank_error import Account
+from .rank_error import RankErrorRecord
 
 LEARNING_RATE = 1e-3
 
 Step = tuple[float, float]
-"""Mean loss of the batch, and seconds of forward, backward and gradient synchronisation."""
+"""Mean loss of the batch, and its time in seconds for forward, backward and gradient sync."""
 
 
 def main() -> int:
-    """Exit code 0 when every step ran."""
+    """Train as the command line says and return the exit code."""
     parser = argparse.ArgumentParser()
     parser.add_argument("plan", type=Path)
     parser.add_argument("results", type=Path)
@@ -54,26 +54,22 @@ def main() -> int:
     rank = 0 if given.whole else int(os.environ["RANK"])
     try:
         plan = Plan.read(given.plan)
+        if given.whole:
+            training = train_whole(plan, given.steps, given.seed)
+        else:
+            recorded = given.results / "timeline.json" if given.record else None
+            training = train_split(plan, given.steps, given.seed, given.timeout, recorded)
         steps = []
-        for step in (
-            train_whole(plan, given.steps, given.seed)
-            if given.whole
-            else train_split(
-                plan,
-                given.steps,
-                given.seed,
-                given.timeout,
-                given.results / "timeline.json" if given.record else None,
-            )
-        ):
+        for step in training:
             steps.append(step)
+            # A sign of progress in the folder; the failure tests wait for it.
             (given.results / f"training.{rank}").touch()
     except Exception as error:  # noqa: BLE001 (the launcher raises it)
-        account = Account.of(rank, error)
+        failure = RankErrorRecord.of(rank, error)
         (given.results / f"error.{rank}.json").write_text(
-            account.model_dump_json(), encoding="utf-8"
+            failure.model_dump_json(), encoding="utf-8"
         )
-        sys.stderr.write(f"rank {rank}: {account.trace or account.message}\n")
+        sys.stderr.write(f"rank {rank}: {failure.trace or failure.message}\n")
         end_process(1)
     if rank == 0:
         losses, times_s = [step[0] for step in steps], [step[1] for step in steps]
@@ -85,22 +81,23 @@ def main() -> int:
 def train_split(
     plan: Plan, num_steps: int, seed: int, timeout_s: float, recorded: Path | None
 ) -> Iterator[Step]:
-    """Train this rank's stages; every rank yields the batch's loss and the slowest rank's time.
+    """Train this rank's stages; yield each batch's loss and the slowest rank's time.
 
-    With ``recorded`` one more step is taken, and rank 0 writes its timeline there.
+    With ``recorded``, an additional step is taken and rank 0 writes its timeline to that file.
     """
     init_process_group(backend="gloo", timeout_s=timeout_s)
     model, loss_fn = _seeded_model(plan, seed)
     pipeline = DistributedPipeline(model, plan, loss_fn=loss_fn)
-    _stop_when_told(pipeline)
+    _stop_on_sigterm(pipeline)
     optimizer = torch.optim.SGD(pipeline.module.parameters(), lr=LEARNING_RATE)
     for step in range(num_steps):
         inputs, target = _batch(plan, seed, step)
-        pipeline.barrier()
+        pipeline.barrier()  # so that no rank's time includes waiting for another's start
         start = time.perf_counter()
         loss = pipeline.step(*inputs, target=target)
         elapsed_s = time.perf_counter() - start
         optimizer.step()
+        # Gradients stay allocated, so that every step after the first does the same work.
         optimizer.zero_grad(set_to_none=False)
         yield pipeline.share_results(loss, elapsed_s)
     if recorded is not None:
@@ -136,28 +133,30 @@ def train_whole(plan: Plan, num_steps: int, seed: int) -> Iterator[Step]:
 
 def _seeded_model(plan: Plan, seed: int) -> tuple[nn.Module, Callable[[Any, Tensor], Tensor]]:
     if plan.spec is None:
-        raise InvalidInput("this plan names no model family; see examples/train.py")
+        raise InvalidInput("the plan's model is not from a model family; see examples/train.py")
     torch.manual_seed(seed)
     return build_model(plan.spec), build_loss(plan.spec)
 
 
 def _batch(plan: Plan, seed: int, step: int) -> tuple[list[Tensor], Tensor]:
-    """Inputs by position and the target of one step."""
+    """Return the inputs by position and the target of one step."""
     assert plan.spec is not None
+    # A prime multiple keeps the steps of different seeds apart.
     inputs, target = training_batch(
         plan.spec, plan.inputs, plan.num_microbatches, seed=seed * 1_000_003 + step
     )
     return list(inputs.values()), target
 
 
-def _stop_when_told(pipeline: DistributedPipeline) -> None:
-    """When one rank ends, the launcher stops the others; let them first say who that was."""
+def _stop_on_sigterm(pipeline: DistributedPipeline) -> None:
+    """Let a rank that torchrun terminates report first which rank it lost."""
 
-    def told(*_: object) -> None:
+    def stop(*_: object) -> None:
+        # While the pipeline finds the lost rank, a second error would hide its answer.
         if not pipeline.diagnosing:
-            raise ConnectionEnded("told to stop, because another rank ended")
+            raise ConnectionEnded("terminated by the launcher because another rank ended")
 
-    signal.signal(signal.SIGTERM, told)
+    signal.signal(signal.SIGTERM, stop)
 
 
 if __name__ == "__main__":

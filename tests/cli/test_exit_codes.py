@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from stagewright.cli import main as cli_main
-from stagewright.cli.exit_codes import ExitCode, exit_code, message
+from stagewright.cli.exit_codes import ExitCode, exit_code, format_error
 from stagewright.core import errors
 from stagewright.core.errors import (
     Cancelled,
@@ -87,7 +87,9 @@ def test_torch_running_out_of_memory_counts():
 
 def test_a_missing_extra_says_what_to_install():
     error = ModuleNotFoundError("No module named 'transformers'", name="transformers")
-    assert message(error) == ("this command needs transformers; run: pip install 'stagewright[hf]'")
+    assert format_error(error) == (
+        "this command requires transformers; run: pip install 'stagewright[hf]'"
+    )
 
 
 @pytest.fixture
@@ -98,7 +100,7 @@ def broken(monkeypatch):
         raise ZeroDivisionError("division by zero")
 
     app = typer.Typer(rich_markup_mode=None)
-    app.callback()(cli_main._options)
+    app.callback()(cli_main._show_overview)
     app.command("broken")(command)
     monkeypatch.setattr(cli_main, "build_app", lambda: app)
 
@@ -147,7 +149,7 @@ def test_a_full_disk_is_no_bug():
             stdout=full, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert ran.returncode == ExitCode.USAGE
-    assert "cannot print the result: No space left on device" in ran.stderr
+    assert "cannot write to stdout: No space left on device" in ran.stderr
 
 
 def hear_interrupts() -> None:

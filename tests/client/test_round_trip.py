@@ -12,7 +12,7 @@ import torch
 import stagewright
 from stagewright import AsyncClient, Client, Graph, Plan, PlanOptions, Profile
 from stagewright.capture.capture import capture
-from stagewright.cli.options.model import named_model
+from stagewright.cli.support.named_models import read_model
 from stagewright.client.model_sources import describe_model, read_pt2_without_weights
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.graph.sample import Sample, SampleTensor
@@ -136,7 +136,7 @@ def test_an_exported_program_goes_without_its_weights(client: Client, tmp_path: 
 
 
 def test_a_published_model_by_name_is_the_command_lines():
-    spec, sample = named_model("resnet50", None, 1, None)
+    spec, sample = read_model("resnet50", None, 1, None)
     assert describe_model("resnet50") == {
         "model": spec.model_dump(mode="json"),
         "sample": sample.model_dump(mode="json"),

@@ -12,7 +12,7 @@ from urllib.request import Request
 import pytest
 
 from stagewright.cli.main import main
-from stagewright.cli.support.local_service import Service, running_service
+from stagewright.cli.support.local_service import LocalService, running_service
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.plan.plan import Plan
 from stagewright.core.profile.profile import Profile
@@ -53,7 +53,7 @@ def test_python_runs(readme, tmp_path):
         assert done.returncode == 0, f"{block}\n{done.stderr}"
 
 
-def ask(service: Service, path: str, body: bytes | None = None) -> tuple[int, dict[str, Any]]:
+def ask(service: LocalService, path: str, body: bytes | None = None) -> tuple[int, dict[str, Any]]:
     """Status and JSON of an answer, past every proxy."""
     headers = {"Authorization": f"Bearer {service.token}", "Content-Type": "application/json"}
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))

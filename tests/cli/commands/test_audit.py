@@ -40,7 +40,7 @@ def test_one_projects_lines_can_be_had_alone(run, opened):
     assert run("audit").stdout.count("\n") == 3
     ran = run("audit", "--project", "nobody")
     assert ran.code == 2
-    assert "there are default, vision" in ran.stderr
+    assert "existing projects: default, vision" in ran.stderr
 
 
 def test_what_strangers_sent_is_no_command_for_a_terminal(run, opened):
@@ -53,5 +53,5 @@ def test_what_strangers_sent_is_no_command_for_a_terminal(run, opened):
 def test_without_a_database_none_is_made(run, tmp_path):
     ran = run("audit")
     assert ran.code == 2
-    assert "there is no database" in ran.stderr
+    assert "does not exist" in ran.stderr
     assert not (tmp_path / "stagewright.db").exists()

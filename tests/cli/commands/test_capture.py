@@ -80,7 +80,7 @@ def test_a_graph_that_is_data_is_next(theirs, capsys):
     following = capsys.readouterr().err
     assert following == "next: stagewright profile --family mlp --input input=2x64\n"
     assert main(["capture", "graph.json"]) == 2
-    assert "holds a captured graph already" in capsys.readouterr().err
+    assert "already holds a captured graph" in capsys.readouterr().err
 
 
 def test_json_is_one_document(theirs, capsys):

@@ -33,10 +33,10 @@ def test_inspect_is_a_row_a_tensor(run, folder):
         "0.bias 4 float32 16 B 0 momentum_buffer",
     ]
     assert lines[5] == f"{folder}/step-000004: step 4, saved by 1 rank"
-    assert lines[6].startswith("2 tensors of the model, 80 B; ")
-    assert lines[7] == "SGD for 2 of them"
+    assert lines[6].startswith("2 tensors in the model, 80 B; ")
+    assert lines[7] == "SGD state for 2 of them"
     assert "lr 0.1, momentum 0.9" in lines[8]
-    assert lines[-2:] == ["extra: epoch, best", "steps that can be loaded: 3, 4"]
+    assert lines[-2:] == ["extra: epoch, best", "available steps: 3, 4"]
     assert ran.stderr == f"next: stagewright checkpoint convert {folder} model.safetensors\n"
     assert "no optimizer" in run("checkpoint", "inspect", folder, "--step", "3").stdout
     assert "no optimizer" in run("checkpoint", "inspect", folder / "step-000003").stdout
@@ -77,9 +77,9 @@ def test_convert_writes_a_file(run, folder, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["convert"], "say where to: stagewright checkpoint convert FOLDER OUT"),
-        (["inspect", "out.pt"], "OUT and --with-optimizer are for convert"),
-        (["convert", "none/out.pt"], "there is no folder none"),
+        (["convert"], "missing output file: stagewright checkpoint convert FOLDER OUT"),
+        (["inspect", "out.pt"], "OUT and --with-optimizer require convert"),
+        (["convert", "none/out.pt"], "folder none does not exist"),
         (["convert", "out.txt"], "ends in none of .safetensors, .pt, .pth"),
         (["inspect", "--step", "9"], "has no step 9; it has 3, 4"),
     ],

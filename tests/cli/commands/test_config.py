@@ -76,14 +76,14 @@ def test_commands_find_the_database_of_the_server(run, monkeypatch, tmp_path):
     assert run("keys", "create", "ci").code == 0
     assert (tmp_path / "elsewhere.db").exists()
     assert not (tmp_path / "stagewright.db").exists()
-    assert "elsewhere.db is sound" in run("db", "check").stdout
+    assert "elsewhere.db: no faults found" in run("db", "check").stdout
 
 
 def test_commands_take_the_settings_file_as_the_server_does(run, tmp_path):
     """Also where a secret of it, which they have no use for, is not to be had here."""
     (tmp_path / "s.toml").write_text('database = "elsewhere.db"\ntoken_file = "/nowhere/token"')
     assert run("keys", "create", "ci", "--config", "s.toml").code == 0
-    assert "elsewhere.db is sound" in run("db", "check", "--config", "s.toml").stdout
+    assert "elsewhere.db: no faults found" in run("db", "check", "--config", "s.toml").stdout
     assert "api-keys.create" in run("audit", "--config", "s.toml").stdout
     (tmp_path / "p.toml").write_text(
         'database = "postgresql://me@db/plans"\ndatabase_password_file = "/nowhere/password"'
@@ -104,7 +104,7 @@ def test_what_cannot_be_had_is_told_beside_its_setting(run, monkeypatch, tmp_pat
     assert ran.code == 0, ran.stderr
     (line,) = [line for line in ran.stdout.splitlines() if line.startswith("token_file")]
     assert "(cannot read the secret in /nowhere/token: No such file" in line
-    assert "a server would not start: cannot read the secret" in ran.stderr
+    assert "a server would not start with these settings: cannot read the secret" in ran.stderr
     assert "next: stagewright serve" not in ran.stderr
     with pytest.raises(InvalidInput, match="/nowhere/token"):
         configure(file=tmp_path / "s.toml")

@@ -23,7 +23,7 @@ def database(tmp_path, profile):
 def test_a_backup_becomes_another_database(run, database, tmp_path, profile):
     ran = run("db", "backup", "b.gz")
     assert ran.code == 0, ran.stderr
-    assert ran.stdout.startswith("b.gz: 1 projects, 1 jobs, 1 profiles, 2 job_events of")
+    assert ran.stdout.startswith("b.gz: 1 projects, 1 jobs, 1 profiles, 2 job_events from")
     assert "next: stagewright db restore b.gz --database restored.db" in ran.stderr
     ran = run("db", "restore", "b.gz", "--database", "restored.db", "--json")
     assert json.loads(ran.stdout)["rows"]["profiles"] == 1
@@ -34,7 +34,7 @@ def test_a_backup_becomes_another_database(run, database, tmp_path, profile):
 
 
 def test_check_says_what_is_wrong(run, database):
-    assert run("db", "check").stdout == "stagewright.db is sound\n"
+    assert run("db", "check").stdout == "stagewright.db: no faults found\n"
     with sqlite3.connect(database) as file:
         file.execute("UPDATE profiles SET document = '{}'")
     file.close()
@@ -49,7 +49,7 @@ def test_upgrade_says_where_it_came_from(run, tmp_path):
     first = json.loads(ran.stdout)
     assert (first["revision_before"], first["database"]) == (None, "stagewright.db")
     ran = run("db", "upgrade")
-    assert ran.stdout == "stagewright.db has this release's tables already\n"
+    assert ran.stdout == f"stagewright.db: revision {first['revision']}, up to date\n"
     assert first["revision"] is not None
 
 
@@ -63,11 +63,11 @@ def test_prune_removes_what_is_asked_for(run, database):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["check"], "there is no database stagewright.db"),
-        (["backup"], "say which file: stagewright db backup FILE"),
+        (["check"], "database stagewright.db does not exist"),
+        (["backup"], "missing file: stagewright db backup FILE"),
         (["check", "b.gz"], "check takes no FILE"),
-        (["prune"], "give one of them, to prune only"),
-        (["check", "--jobs-days", "3"], "give one of them, to prune only"),
+        (["prune"], "prune requires at least one of --jobs-days"),
+        (["check", "--jobs-days", "3"], "prune requires at least one of --jobs-days"),
         (["check", "--database", "mysql://host/name"], "postgresql://"),
         (["restore", "nowhere.gz"], "cannot read nowhere.gz"),
         (["upgrade", "--database", "no/folder.db"], "no/folder.db"),
@@ -83,7 +83,7 @@ def test_what_makes_no_sense_is_refused_and_makes_no_file(run, tmp_path, words, 
 def test_a_backup_into_a_missing_folder_is_refused(run, database):
     ran = run("db", "backup", "nowhere/b.gz")
     assert (ran.code, ran.stdout) == (2, "")
-    assert "there is no folder nowhere" in ran.stderr
+    assert "folder nowhere does not exist" in ran.stderr
 
 
 def test_a_database_that_does_not_answer_is_told_without_its_password(run, tmp_path):

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from stagewright.cli.commands.doctor import Report, describe, examine
+from stagewright.cli.commands.doctor import MachineReport, describe, examine
 from stagewright.cli.support.gpu_report import CudaDevice, TorchReport, parse_query
 from stagewright.cli.support.optional_dependencies import EXTRAS
 from stagewright.core.errors import RankFailed
 
-BARE = Report(
+BARE = MachineReport(
     stagewright="0.1.0",
     python="3.12.1",
     system="Linux",
@@ -42,8 +42,8 @@ def test_without_torch_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr("stagewright.cli.commands.doctor.missing_packages", lambda _: ("torch",))
     assert examine().torch is None
     text = describe(BARE)
-    assert "planning works, measuring and running do not" in text
-    assert "[torch]      without torch; run: pip install 'stagewright[torch]'" in text
+    assert "planning works; measuring and running do not" in text
+    assert "[torch]      missing torch; run: pip install 'stagewright[torch]'" in text
     assert "[server]     installed" in text
 
 
@@ -54,7 +54,7 @@ def test_devices_are_listed_with_their_memory():
         cuda_devices=(CudaDevice(0, "H200", 139 * 2**30),),
         distributed_backends=("gloo", "nccl"),
     )
-    text = describe(Report(**{**vars(BARE), "torch": torch}))
+    text = describe(MachineReport(**{**vars(BARE), "torch": torch}))
     assert "cuda:0       H200, 139.0 GiB\n" in text
     assert "gloo, nccl" in text
 
@@ -75,10 +75,10 @@ def test_a_devices_state_is_on_its_line():
         max_clock_mhz=1980, pcie="gen 5 x16", peers=(0, 2),
     )  # fmt: skip
     torch = TorchReport(version="2.13.0", cuda_version="13.0", cuda_devices=(device,))
-    text = describe(Report(**{**vars(BARE), "torch": torch, "free_memory_bytes": 2**30}))
+    text = describe(MachineReport(**{**vars(BARE), "torch": torch, "free_memory_bytes": 2**30}))
     assert (
         "cuda:1       H200, 139.0 GiB, 100.0 GiB free, 345 of 1980 MHz, PCIe gen 5 x16, "
-        "driver 580.1, reaches cuda:0, cuda:2 directly"
+        "driver 580.1, peer access to cuda:0, cuda:2"
     ) in text
     assert "memory       8.0 GiB, 1.0 GiB free" in text
     assert "torch        2.13.0, CUDA 13.0" in text

@@ -38,7 +38,7 @@ def test_a_family_with_its_configuration(run):
         (("resnet18", "-d", "H1000"), "the catalogue has no device 'H1000'"),
         (("resnet18", "-d", "H100", "--precision", "int8"), "--precision takes fp32, tf32"),
         (("resnet18", "-d", "H100", "--sequence", "9"), "has no sequence length"),
-        (("resnet18", "-d", "H100", "--microbatch", "0"), "at least one sample"),
+        (("resnet18", "-d", "H100", "--microbatch", "0"), "it must be at least 1"),
         (("mlp", "-d", "H100", "--config", "{"), "--config is not JSON"),
         (("resnet18", "-d", "H100", "--calibrate", "none.json"), "cannot read none.json"),
     ],
@@ -56,8 +56,11 @@ def test_plan_of_a_name_says_what_was_taken_and_how_to_choose(run):
     assert made.estimated
     assert made.error_band is not None
     assert f"ESTIMATED profile, expect an error of {made.error_band:.0%}" in ran.stdout
-    assert "24GB was taken for RTX4090; it may also be L4: choose with --estimate-for" in ran.stderr
-    assert "estimated resnet18 for NVIDIA GeForce RTX 4090" in ran.stderr
+    assert (
+        "assuming that 24GB means RTX4090 (other candidates: L4); choose with --estimate-for"
+        in ran.stderr
+    )
+    assert "estimated resnet18 on NVIDIA GeForce RTX 4090" in ran.stderr
 
 
 def test_the_profile_planned_from_can_be_written_and_explained(run):
@@ -92,8 +95,8 @@ def test_shorter_samples_are_offered_where_memory_is_short(run):
     """Cause: --sequence was offered nowhere, and is what most often helps."""
     ran = run("plan", "gpt2", "-d", "2x24MiB", "--estimate-for", "L4", "--sequence", "64")
     assert ran.code == 3
-    assert "too: --sequence below 64" in ran.stderr
-    assert "1x64 int64 (--microbatch and --sequence change it)" in ran.stderr
+    assert "need less memory: --sequence below 64" in ran.stderr
+    assert "1x64 int64 (set by --microbatch and --sequence)" in ran.stderr
 
 
 def test_too_little_memory_is_infeasible_with_ways_out(run):
@@ -113,7 +116,7 @@ def test_too_little_memory_is_infeasible_with_ways_out(run):
         ),
         (("plan", "resnet-18", "-d", "2x24GB"), "did you mean 'resnet18'"),
         (("plan", "missing.json", "-d", "2x24GB"), "cannot read missing.json"),
-        (("plan", "resnet18", "resnet34", "-d", "2x24GB"), "one model's name or profile files"),
+        (("plan", "resnet18", "resnet34", "-d", "2x24GB"), "one model name or profiles"),
     ],
 )
 def test_requests_that_do_not_fit_say_what_would(run, words, said):
@@ -125,7 +128,7 @@ def test_requests_that_do_not_fit_say_what_would(run, words, said):
 def test_options_of_an_estimate_are_refused_with_a_profile(run, profile_file):
     ran = run("plan", profile_file, "-d", "2x1GiB", "--precision", "bf16")
     assert ran.code == 2
-    assert "--precision is for a model's name" in ran.stderr
+    assert "--precision requires a model name" in ran.stderr
 
 
 @pytest.mark.parametrize("command", [estimate.command, capture.command])

@@ -31,7 +31,7 @@ def test_a_key_made_opens_what_it_says_until_it_is_revoked(run, opened):
     assert key.id in listed
     assert "read,plan" in listed
     assert secret not in listed
-    assert "opens nothing now" in run("keys", "revoke", key.id).stdout
+    assert "revoked" in run("keys", "revoke", key.id).stdout
     assert opened.keys.by_secret(secret) is None
     assert "revoked" in run("keys", "list").stdout
     actions = [entry.action for entry in opened.audit.entries(limit=10).items]
@@ -57,8 +57,8 @@ def test_everything_about_a_key_can_be_said(run, opened):
         ("gpu", "team"), ("other", "default")
     }  # fmt: skip
     heading, _, *rows = run("keys", "list").stdout.splitlines()
-    assert heading.split() == ["key", "project", "name", "scopes", "made", "quotas", "state"]
-    assert "30 requests/min, 0 jobs at once" in next(row for row in rows if " gpu " in row)
+    assert heading.split() == ["key", "project", "name", "scopes", "created", "quotas", "state"]
+    assert "30 requests/min, 0 unfinished jobs" in next(row for row in rows if " gpu " in row)
     assert f"{key.created_at:%Y-%m-%d %H:%M:%S}" in "".join(rows), "two of one name differ by it"
     teams = json.loads(run("keys", "list", "--project", "team", "--json").stdout)["keys"]
     assert [key["name"] for key in teams] == ["gpu"]
@@ -73,10 +73,10 @@ def test_a_name_does_nothing_to_the_terminal(run, opened):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["create"], "create takes the new key's name"),
-        (["list", "x"], "list neither"),
-        (["list"], "there is no database stagewright.db"),
-        (["revoke", "key_1"], "there is no database stagewright.db"),
+        (["create"], "create requires a name"),
+        (["list", "x"], "list takes neither"),
+        (["list"], "database stagewright.db does not exist"),
+        (["revoke", "key_1"], "database stagewright.db does not exist"),
         (["create", "x", "--database", "no/folder.db"], "no/folder.db"),
     ],
 )
@@ -95,7 +95,7 @@ def test_what_makes_no_sense_is_refused_and_makes_no_file(run, tmp_path, words, 
         (["create", "x", "--project", "nowhere"], "--new-project"),
         (["create", "x", "--project", "default", "--new-project"], "already"),
         (["create", " "], "1 to 200 characters"),
-        (["list", "--project", "nowhere"], "no project 'nowhere'"),
+        (["list", "--project", "nowhere"], "unknown project 'nowhere'"),
         (["revoke", "key_1"], "stagewright keys list"),
     ],
 )

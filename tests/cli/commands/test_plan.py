@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from stagewright.cli.commands.plan import command
-from stagewright.cli.options.plan import number_or_any
+from stagewright.cli.options.plan import parse_max_replicas
 from stagewright.core.errors import DeadlineExceeded
 from stagewright.core.plan.plan import Objective, Pin, Plan, PlanOptions
 from stagewright.core.plan.schedule import TrainingSchedule
@@ -110,7 +110,7 @@ def test_every_option_has_a_flag_with_its_default():
     found = {NAMES.get(name, name): parameter.default for name, parameter in parameters.items()}
     defaults = {name: field.default for name, field in PlanOptions.model_fields.items()}
     assert found.keys() == defaults.keys()
-    assert number_or_any(found.pop("max_replicas")) == defaults.pop("max_replicas")
+    assert parse_max_replicas(found.pop("max_replicas")) == defaults.pop("max_replicas")
     assert {name: value or defaults[name] for name, value in found.items()} == defaults
 
 
@@ -127,7 +127,7 @@ def test_help_is_in_groups(run):
     titles = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
     assert titles[0] == "Arguments:"
     assert titles[-1] == "Options:"
-    assert "What to look for:" in titles
+    assert "Objective and options:" in titles
 
 
 def test_replicas_of_a_node_are_planned_from_shorthand(run, profile_file):
@@ -188,7 +188,7 @@ def test_ways_out_are_told_with_their_step(run, profile_file):
     [
         (["absent.json", "-d", "2xcpu"], "cannot read absent.json"),
         (["ladder.json", "-d", "many"], "cannot read devices 'many'"),
-        (["ladder.json", "-d", ""], "the devices are empty; write '4x24GB'"),
+        (["ladder.json", "-d", ""], "no devices given; write '4x24GB'"),
         (["ladder.json", "-d", "unjoined.json"], "give the links as 'levels', innermost first"),
         (["ladder.json", "-d", "2xcpu", "--deadline", "nan"], "--deadline"),
         (["ladder.json", "-d", "2xcpu", "--batch-size", "16", "-m", "3"], "numbers that divide"),
@@ -208,7 +208,7 @@ def test_ways_out_are_told_with_their_step(run, profile_file):
         (["ladder.json", "-d", "2xcpu", "--pin", "rung.0=-1"], "LAYER=STAGE"),
         (["ladder.json", "-d", "2xcpu", "--pin", "rung.0=@"], "LAYER=@KIND"),
         (["ladder.json", "-d", "2xcpu", "--deadline", "-1"], "--deadline"),
-        (["ladder.json", "-d", "2xcpu", "-o", "absent/plan.json"], "no folder absent"),
+        (["ladder.json", "-d", "2xcpu", "-o", "absent/plan.json"], "folder absent does not exist"),
         (["ladder.json", "-d", "2xcpu", "-o", "."], "not a regular file"),
         (["text.json", "-d", "2xcpu"], "text.json is not JSON"),
         (["other.json", "-d", "2xcpu"], "other.json is JSON without a schema_version"),

@@ -121,18 +121,27 @@ def test_a_model_that_was_made_already_needs_no_function(run, theirs):
         (["theirs:fails", "--sample", "theirs:sample"], "calling theirs:fails failed: KeyError"),
         (["theirs:no_model", "--sample", "theirs:sample"], "returned a int, not a torch.nn.Module"),
         (["theirs:model", "--sample", "theirs:wrong_sample"], "3x5 and 4x8"),
-        (["theirs:model", "--sample", "theirs:sample", "--loss", "theirs:loss"], "go together"),
-        (["theirs:model", "--family", "mlp"], "does not go together with --family"),
-        (["--family", "mlp", "--loss", "theirs:loss"], "does not go together with --family"),
+        (
+            ["theirs:model", "--sample", "theirs:sample", "--loss", "theirs:loss"],
+            "must be given together",
+        ),
+        (["theirs:model", "--family", "mlp"], "cannot be combined with --family"),
+        (["--family", "mlp", "--loss", "theirs:loss"], "cannot be combined with --family"),
         (["request.json"], "cannot read request.json"),
-        (["request.json", "--sample", "theirs:sample"], "does not go together with a request"),
+        (["request.json", "--sample", "theirs:sample"], "cannot be combined with a request"),
         (["--family", "mlp", "--input", "input=2x64", "--device", "tpu"], "/device"),
         (["--family", "mlp", "--input", "wrong=2x64"], "forward takes input, not 'wrong'"),
         (["--family", "mlp", "--input", "input=2x63"], "(micro-batch, 64)"),
-        ([*OWN, "--input", "x=2"], "--input does not go together with a model of your own"),
-        ([*OWN, "--config", "{}"], "--config does not go together with a model of your own"),
-        (["--input", "input=2x64"], "--input does not go together with"),
-        (["request.json", "--config", "{}"], "--config does not go together with a request"),
+        (
+            [*OWN, "--input", "x=2"],
+            "--input cannot be combined with a model built by your own code",
+        ),
+        (
+            [*OWN, "--config", "{}"],
+            "--config cannot be combined with a model built by your own code",
+        ),
+        (["--input", "input=2x64"], "--input cannot be combined with"),
+        (["request.json", "--config", "{}"], "--config cannot be combined with a request"),
         ([*OWN, "--device", "cuda:999"], "cuda:999"),
         ([*OWN, "--autocast", "int8"], "autocast"),
         (["--family", "mlp", "--input", "input=2x64", "--device", "cuda:999"], "cuda:999"),
@@ -149,4 +158,4 @@ def test_wrong_requests_are_usage_errors(run, tmp_path, words, said):
 def test_output_is_checked_before_anything_is_measured(run):
     ran = run("profile", "--family", "mlp", "--input", "input=2x64", "-o", "absent/p.json")
     assert ran.code == 2
-    assert "there is no folder absent" in ran.stderr
+    assert "folder absent does not exist" in ran.stderr

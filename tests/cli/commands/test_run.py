@@ -8,7 +8,7 @@ import pytest
 from stagewright.cli.commands import demo as demo_requests
 from stagewright.cli.main import main
 from stagewright.cli.support import launch_ranks as launch
-from stagewright.cli.support.run_report import Comparison
+from stagewright.cli.support.run_report import RunReport
 from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import PlanMismatch
 from stagewright.core.plan.plan import Plan, PlanOptions
@@ -75,12 +75,12 @@ def test_run_refuses_what_processes_do_not_run(tmp_path, capsys, monkeypatch):
 
 
 def comparison(split_losses):
-    return Comparison("Net", (1, 1), 1.0, 1.0, (1.0,), split_losses, (2.0, 1.0), 1.0)
+    return RunReport("Net", (1, 1), 1.0, 1.0, (1.0,), split_losses, (2.0, 1.0), 1.0)
 
 
 def test_a_loss_that_differs_is_an_error():
     comparison((2.0, 1.0 + 9e-6)).check()
-    with pytest.raises(PlanMismatch, match="differs"):
+    with pytest.raises(PlanMismatch, match="losses differ"):
         comparison((2.0, 1.0 + 2e-5)).check()
     with pytest.raises(PlanMismatch):
         comparison((float("nan"), 1.0)).check()
@@ -108,7 +108,7 @@ def test_demo_goes_the_whole_way(tmp_path, monkeypatch, capsys):
     """
     monkeypatch.setattr(local, "measure_local_links", lambda ranks: Cluster.uniform(ranks))
     monkeypatch.setattr(demo_requests, "MODELS", {"small": SMALL})
-    monkeypatch.setattr(demo_requests, "MEASURING", {**demo_requests.MEASURING, "budget_s": 0.1})
+    monkeypatch.setattr(demo_requests, "PROFILING", {**demo_requests.PROFILING, "budget_s": 0.1})
     assert main(["demo", "--models", "small", "-o", str(tmp_path / "out")]) == 0
     found = capsys.readouterr()
     heading, _, row = found.out.splitlines()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.cli.commands.jobs import what
+from stagewright.cli.commands.jobs import detail
 from stagewright.core.plan.plan import Plan
 from stagewright.core.service.jobs import JobView
 from tests.live_service import TOKEN, live_service
@@ -34,7 +34,7 @@ def test_plan_is_the_plan_made_here(ask, run, profile_file):
     assert here.stdout == there.stdout
     assert "plan_" in there.stderr
     assert json.loads(ask(*words, "--json").stdout) == json.loads(run(*words, "--json").stdout)
-    assert "which had it already" in ask(*words).stderr
+    assert "existing plan" in ask(*words).stderr
 
 
 def test_what_does_not_fit_is_told_in_flags_with_the_same_code(ask, run, profile_file):
@@ -66,9 +66,9 @@ def test_show_prints_what_is_stored(ask, run, profile_file, profile):
     ("words", "code", "said"),
     [
         (("show", "plan_x"), 2, "there is no plan"),
-        (("show", "plan.json"), 2, "no id of a service's document"),
+        (("show", "plan.json"), 2, "is not a document id"),
         (("plan", "gpt2", "-d", "2xH100", "--calibrate", "x.json"), 2, "--calibrate"),
-        (("profile", "a:b", "--sample", "a:c", "--loss", "a:d"), 2, "--loss does not go together"),
+        (("profile", "a:b", "--sample", "a:c", "--loss", "a:d"), 2, "--loss cannot be combined"),
         (("jobs", "list", "job_1"), 2, "list takes no id"),
         (("jobs", "show"), 2, "jobs show ID"),
     ],
@@ -98,9 +98,9 @@ def job(**fields: object) -> JobView:
 
 
 def test_a_job_in_a_line():
-    assert what(job(progress={"step": "measuring", "done": 3, "total": 12})) == "measuring 3/12"
-    assert what(job(message="no worker offers H200")) == "no worker offers H200"
+    assert detail(job(progress={"step": "measuring", "done": 3, "total": 12})) == "measuring 3/12"
+    assert detail(job(message="no worker offers H200")) == "no worker offers H200"
     assert (
-        what(job(result={"kind": "plan", "id": "plan_1", "href": "/v1/plans/plan_1"})) == "plan_1"
+        detail(job(result={"kind": "plan", "id": "plan_1", "href": "/v1/plans/plan_1"})) == "plan_1"
     )
-    assert what(job()) == ""
+    assert detail(job()) == ""

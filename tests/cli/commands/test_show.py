@@ -33,7 +33,7 @@ def test_profile_is_a_row_per_layer(run, profile_file):
 
 
 def test_folding_is_for_profiles_and_not_both_ways(run, profile_file, cluster_file):
-    assert "give one of them" in run("show", profile_file, "--flat", "--depth", "1").stderr
+    assert "cannot be combined" in run("show", profile_file, "--flat", "--depth", "1").stderr
     for words in (["--flat"], ["--depth", "2"]):
         ran = run("show", cluster_file, *words)
         assert (ran.code, ran.stdout) == (2, "")
@@ -93,7 +93,7 @@ def test_plan_is_drawn_and_traced(run, plan_file):
 def test_only_plans_are_drawn(run, profile_file, tmp_path):
     ran = run("show", profile_file, "--svg", "plan.svg")
     assert ran.code == 2
-    assert "--svg, --trace, --html and --gantt draw plans" in ran.stderr
+    assert "--svg, --trace, --html and --gantt are for plans" in ran.stderr
     assert not (tmp_path / "plan.svg").exists()
 
 

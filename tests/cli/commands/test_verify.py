@@ -1,4 +1,4 @@
-"""``verify``: equal is said, and what differs ends with exit code 1 and in words."""
+"""``verify``: equal is said, and what differs ends with exit code 2 and in words."""
 
 import json
 
@@ -57,4 +57,4 @@ def test_a_difference_is_an_error(tmp_path, capsys, monkeypatch):
     assert main(["verify", str(path)]) != 0
     found = capsys.readouterr()
     assert "NOT EQUAL" in found.out
-    assert "is no rounding" in found.err
+    assert "is not due to rounding" in found.err

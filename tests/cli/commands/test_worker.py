@@ -56,4 +56,4 @@ def test_it_joins_says_what_it_offers_and_leaves_in_peace():
                 watchdog.cancel()
                 process.kill()
         assert process.returncode == 0, talk
-        assert "offers H200=1" in talk
+        assert "offering H200=1" in talk

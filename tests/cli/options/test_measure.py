@@ -4,7 +4,12 @@ import json
 
 import pytest
 
-from stagewright.cli.options.measure import family_request, parse_tensor, read_request, with_options
+from stagewright.cli.options.measure import (
+    build_family_request,
+    override_options,
+    parse_tensor,
+    read_request,
+)
 from stagewright.core.errors import InvalidInput
 from stagewright.core.graph.sample import Sample, SampleTensor
 from stagewright.core.models.families import GPT2Config, GPT2Spec
@@ -36,7 +41,7 @@ def test_tensor_that_cannot_be_read(text):
 
 
 def test_family():
-    request = family_request(
+    request = build_family_request(
         "gpt2", '{"n_layer": 4}', ["input_ids=1x8:int64:randint:0:9"], "1x8:int64:zeros"
     )
     ids = SampleTensor(shape=(1, 8), dtype="int64", fill="randint", high=9)
@@ -60,11 +65,11 @@ def test_family():
 )
 def test_family_that_cannot_be_read(family, config, inputs, said):
     with pytest.raises(InvalidInput, match=said):
-        family_request(family, config, inputs, None)
+        build_family_request(family, config, inputs, None)
 
 
 def test_file(tmp_path):
-    request = family_request("mlp", "{}", ["input=8x64"], None)
+    request = build_family_request("mlp", "{}", ["input=8x64"], None)
     path = tmp_path / "request.json"
     path.write_text(request.model_dump_json())
     assert read_request(path) == request
@@ -75,8 +80,8 @@ def test_file(tmp_path):
 
 def test_only_options_that_were_given_replace():
     base = ProfilingOptions(device="cuda", budget_s=3)
-    assert with_options(base, device=None, num_threads=2) == ProfilingOptions(
+    assert override_options(base, device=None, num_threads=2) == ProfilingOptions(
         device="cuda", budget_s=3, num_threads=2
     )
     with pytest.raises(InvalidInput, match="/device"):
-        with_options(base, device="tpu")
+        override_options(base, device="tpu")

@@ -32,7 +32,7 @@ def test_alone_it_starts_the_ranks_and_writes_a_cluster(run):
     assert len(memory) == 1
     assert min(memory) > 2**20
     lines = [" ".join(line.split()) for line in ran.stdout.splitlines()]
-    assert lines[0] == "2 ranks on cpu, by gloo"
+    assert lines[0] == "2 ranks on cpu, backend gloo"
     assert lines[2] == "link joins latency bandwidth fit error all-reduce fit error"
     assert lines[4].startswith("node 2 ")
     assert "next: stagewright plan profile.json --devices cluster.json" in ran.stderr
@@ -41,12 +41,12 @@ def test_alone_it_starts_the_ranks_and_writes_a_cluster(run):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["theirs:model"], "MODEL does not go together with --links"),
-        (["--family", "mlp"], "--family does not go together with --links"),
-        (["--threads", "2"], "--threads does not go together with --links"),
-        (["--device", "cuda:1"], "--device cpu or cuda, not cuda:1"),
+        (["theirs:model"], "MODEL cannot be combined with --links"),
+        (["--family", "mlp"], "--family cannot be combined with --links"),
+        (["--threads", "2"], "--threads cannot be combined with --links"),
+        (["--device", "cuda:1"], "--device takes cpu or cuda, not cuda:1"),
         (["--ranks", "1"], "--ranks"),
-        (["-o", "absent/c.json"], "there is no folder absent"),
+        (["-o", "absent/c.json"], "folder absent does not exist"),
     ],
 )
 def test_what_does_not_go_together_is_refused(run, words, said):
@@ -58,7 +58,7 @@ def test_what_does_not_go_together_is_refused(run, words, said):
 def test_ranks_are_for_links(run):
     ran = run("profile", "--family", "mlp", "--input", "input=2x64", "--ranks", "2")
     assert ran.code == 2
-    assert "--ranks does not go together with a model" in ran.stderr
+    assert "--ranks cannot be combined with a model" in ran.stderr
 
 
 def test_ranks_under_a_launcher_are_refused(run, monkeypatch):
@@ -66,7 +66,7 @@ def test_ranks_under_a_launcher_are_refused(run, monkeypatch):
         monkeypatch.setenv(name, "1")
     ran = run("profile", "--links", "--ranks", "2")
     assert ran.code == 2
-    assert "under torchrun they are there" in ran.stderr
+    assert "under torchrun, which starts the ranks" in ran.stderr
 
 
 def launch(folder, ranks, output, *words):
@@ -109,7 +109,7 @@ def test_ranks_of_a_launcher_write_one_cluster(tmp_path):
 def test_every_rank_fails_where_the_first_cannot_write(tmp_path):
     ended = launch(tmp_path, 2, "absent/c.json")
     assert [code for *_, code in ended] == [2, 2]
-    assert all("there is no folder absent" in stderr for _, stderr, _ in ended)
+    assert all("folder absent does not exist" in stderr for _, stderr, _ in ended)
 
 
 @pytest.mark.distributed
@@ -122,5 +122,5 @@ def test_torchrun_starts_it(tmp_path):
         command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("2 ranks on cpu, by gloo")
+    assert done.stdout.startswith("2 ranks on cpu, backend gloo")
     assert len(Cluster.read(tmp_path / "cluster.json").devices) == 2

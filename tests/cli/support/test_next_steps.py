@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from stagewright.cli.support.next_steps import command_line, devices_like, planning, without
+from stagewright.cli.support.next_steps import (
+    command_line,
+    devices_like,
+    drop_flags,
+    suggest_planning,
+)
 from tests.builders import chain_profile
 from tests.core.affine import affine_profile
 
@@ -24,11 +29,11 @@ def test_devices_proposed_are_those_a_profile_is_of(device, name, devices):
 
 
 def test_names_are_quoted():
-    found = planning(affine_profile(2), Path("my profile.json"))
+    found = suggest_planning(affine_profile(2), Path("my profile.json"))
     assert found == "stagewright plan 'my profile.json' --devices 2xcpu -o plan.json"
     assert command_line("show", "a;b") == "stagewright show 'a;b'"
 
 
 def test_options_are_left_out_with_their_values():
     words = ["a", "-o", "x.json", "--output=y.json", "--json", "--input", "x=2", "--output", "z"]
-    assert without(words, ["--json"], ["-o", "--output"]) == ["a", "--input", "x=2"]
+    assert drop_flags(words, ["--json"], ["-o", "--output"]) == ["a", "--input", "x=2"]

@@ -25,7 +25,7 @@ def test_nothing_is_shown_where_no_one_looks(monkeypatch):
 def test_a_plan_that_is_quick_shows_nothing(monkeypatch):
     stderr = Terminal()
     monkeypatch.setattr(sys, "stderr", stderr)
-    monkeypatch.setattr(progress, "A_MOMENT_S", 1000)
+    monkeypatch.setattr(progress, "DISPLAY_DELAY_S", 1000)
     with progress.planning_progress("step_time", quiet=False) as callback:
         callback(Progress(0.1, 0.5))
     assert "planning" not in stderr.getvalue()
@@ -34,13 +34,13 @@ def test_a_plan_that_is_quick_shows_nothing(monkeypatch):
 def test_after_a_moment_the_best_so_far_is_shown(monkeypatch):
     stderr = Terminal()
     monkeypatch.setattr(sys, "stderr", stderr)
-    monkeypatch.setattr(progress, "A_MOMENT_S", 0)
+    monkeypatch.setattr(progress, "DISPLAY_DELAY_S", 0)
     with progress.planning_progress("step_time", quiet=False) as callback:
         callback(Progress(0.1, 0.5, 0.4))
         until = time.monotonic() + 20
         while "500 ms so far" not in stderr.getvalue() and time.monotonic() < until:
             time.sleep(0.01)
-    assert "planning: 500 ms so far, none below 400 ms" in stderr.getvalue()
+    assert "planning: 500 ms so far, lower bound 400 ms" in stderr.getvalue()
 
 
 def test_values_have_the_unit_of_the_objective():

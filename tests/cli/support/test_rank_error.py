@@ -8,7 +8,7 @@ import torch
 from stagewright.cli.exit_codes import ExitCode, exit_code
 from stagewright.cli.support import launch_ranks as launch
 from stagewright.cli.support import train_worker
-from stagewright.cli.support.rank_error import Account
+from stagewright.cli.support.rank_error import RankErrorRecord
 from stagewright.core.errors import CaptureError, PlanMismatch, RankFailed
 from tests.torch_models import make_case, make_plan
 
@@ -25,10 +25,10 @@ from tests.torch_models import make_case, make_plan
     ids=lambda value: type(value).__name__,
 )
 def test_the_first_cause_is_raised_and_not_what_it_led_to(tmp_path, error, code):
-    lost = Account.of(0, RankFailed("rank 1 stopped answering"))
-    for account in (lost, Account.of(1, error)):
+    lost = RankErrorRecord.of(0, RankFailed("rank 1 stopped answering"))
+    for account in (lost, RankErrorRecord.of(1, error)):
         (tmp_path / f"error.{account.rank}.json").write_text(account.model_dump_json())
-    raised = launch._failure(tmp_path, 1, "torchrun's table")
+    raised = launch._build_error(tmp_path, 1, "torchrun's table")
     assert exit_code(raised) is code
     assert "rank 1" in str(raised)
     assert str(error) in str(raised)
@@ -36,9 +36,9 @@ def test_the_first_cause_is_raised_and_not_what_it_led_to(tmp_path, error, code)
 
 def test_ranks_that_lost_another_tell_together(tmp_path):
     for rank in (0, 2):
-        account = Account.of(rank, RankFailed(f"rank 1 is gone; rank {rank} waited"))
+        account = RankErrorRecord.of(rank, RankFailed(f"rank 1 is gone; rank {rank} waited"))
         (tmp_path / f"error.{rank}.json").write_text(account.model_dump_json())
-    raised = launch._failure(tmp_path, 1, "")
+    raised = launch._build_error(tmp_path, 1, "")
     assert isinstance(raised, RankFailed)
     assert "rank 0: rank 1 is gone" in str(raised)
     assert "rank 2: rank 1 is gone" in str(raised)
@@ -65,6 +65,6 @@ def test_an_error_that_is_none_of_ours_is_written_down_too(tmp_path, monkeypatch
     monkeypatch.setattr(sys, "argv", ["worker", str(path), str(tmp_path), "--steps=1", "--whole"])
     with pytest.raises(Ended):
         train_worker.main()
-    raised = launch._failure(tmp_path, 1, "")
+    raised = launch._build_error(tmp_path, 1, "")
     assert str(raised) == "rank 0 raised KeyError: 'layer'"
     assert "in broken" in raised.__notes__[0]

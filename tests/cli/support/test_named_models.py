@@ -2,7 +2,7 @@
 
 import pytest
 
-from stagewright.cli.options.model import long_name, read_precision
+from stagewright.cli.support.named_models import lengthen_dtype, read_precision
 from stagewright.core.errors import InvalidInput
 
 
@@ -17,10 +17,10 @@ from stagewright.core.errors import InvalidInput
 def test_both_spellings_are_read(text, precision):
     """Cause: --autocast took bfloat16, and --precision did not."""
     assert read_precision(text) == precision
-    assert long_name(text) == precision
+    assert lengthen_dtype(text) == precision
 
 
 def test_others_are_refused_or_left_to_who_checks_them():
     with pytest.raises(InvalidInput, match="fp32, tf32, bf16, fp16, not 'int8'"):
         read_precision("int8")
-    assert long_name("int8") == "int8"
+    assert lengthen_dtype("int8") == "int8"

@@ -1,0 +1,230 @@
+"""Published models named on the command line, and estimates of their costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...core.errors import Infeasible, InvalidInput
+from .next_steps import command_line
+from .read_documents import read_document, read_json
+
+if TYPE_CHECKING:
+    from ...core.cluster.accelerators import Precision
+    from ...core.cluster.cluster import Cluster
+    from ...core.graph.sample import Sample
+    from ...core.models.families import ModelSpec
+    from ...core.profile.profile import Profile
+    from ...profiler.estimates.for_cluster import ClusterEstimate
+
+
+def find_model_name(arguments: Sequence[str]) -> str | None:
+    """Return the model's name if one was given; `None` if all arguments are files.
+
+    Raises:
+        InvalidInput: Several arguments, one of which is not a file.
+    """
+    names = [text for text in arguments if not _is_file(text)]
+    if not names:
+        return None
+    if len(arguments) > 1:
+        raise InvalidInput(f"{names[0]!r} is not a file; give either one model name or profiles")
+    return names[0]
+
+
+def _is_file(text: str) -> bool:
+    return Path(text).suffix in (".json", ".pt2") or "/" in text or Path(text).exists()
+
+
+def is_stored_id(name: str) -> bool:
+    """Return True if this is a service's id of a profile or graph, not a model's name."""
+    return name.startswith(("profile_", "graph_"))
+
+
+def read_family(family: str, config: str) -> ModelSpec:
+    """Return the model of a family with this configuration, in JSON.
+
+    Raises:
+        InvalidInput: There is no such family, or the configuration does not fit it.
+    """
+    from ...core.models.families import ModelSpec
+
+    try:
+        text = json.dumps({"family": family, "config": json.loads(config)})
+    except ValueError as error:
+        raise InvalidInput(f"--config is not JSON: {error}") from None
+    spec: ModelSpec = read_json(ModelSpec, text, "model")
+    return spec
+
+
+def read_model(
+    name: str, config: str | None, microbatch: int, sequence: int | None
+) -> tuple[ModelSpec, Sample]:
+    """Return a model and a sample of one micro-batch for it.
+
+    Args:
+        name: Name of a published model; with ``config``, of a family.
+        config: The family's configuration as JSON.
+        microbatch: Samples in a micro-batch.
+        sequence: Tokens per sample; the published length if `None`.
+
+    Raises:
+        InvalidInput: There is no such model, or a number is too small.
+    """
+    from ...core.requests.default_samples import default_sample
+    from ...core.requests.presets import find_preset
+
+    if microbatch < 1:
+        raise InvalidInput(f"--microbatch is {microbatch}; it must be at least 1")
+    if sequence is not None and sequence < 1:
+        raise InvalidInput(f"--sequence is {sequence}; it must be at least 1")
+    if config is None:
+        found = find_preset(name)
+        return found.spec, default_sample(found.spec, microbatch, sequence or found.sequence_length)
+    spec = read_family(name, config)
+    return spec, default_sample(spec, microbatch, sequence)
+
+
+PRECISIONS: dict[str, Precision] = {
+    "fp32": "float32",
+    "tf32": "tf32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+}
+
+
+def read_precision(text: str | None) -> Precision | None:
+    """Return the precision with this short or long name, such as ``bf16`` or ``bfloat16``.
+
+    Raises:
+        InvalidInput: There is no such precision.
+    """
+    if text is None:
+        return None
+    for short, precision in PRECISIONS.items():
+        if text.lower() in (short, precision):
+            return precision
+    raise InvalidInput(
+        f"--precision takes {', '.join(PRECISIONS)}, not {text!r}", field="/precision"
+    )
+
+
+def lengthen_dtype(text: str | None) -> str | None:
+    """Return torch's name for a dtype's short name; anything else is returned unchanged."""
+    return text if text is None else PRECISIONS.get(text.lower(), text)
+
+
+@dataclass(frozen=True)
+class EstimateFlags:
+    """Flags of ``plan`` that say how to estimate a named model; `None` where not given.
+
+    Attributes:
+        microbatch: Samples in a micro-batch.
+        sequence: Tokens per sample.
+        precision: A precision's short or long name.
+        kind: The accelerator to estimate for, by its name in the catalogue.
+        calibrate: Files of measured profiles.
+    """
+
+    microbatch: int | None = None
+    sequence: int | None = None
+    precision: str | None = None
+    kind: str | None = None
+    calibrate: tuple[Path, ...] = ()
+
+    def refuse_for_profiles(self) -> None:
+        """Raise `InvalidInput` if a flag was given: a profile has all of this settled."""
+        for option, value in (
+            ("--microbatch", self.microbatch),
+            ("--sequence", self.sequence),
+            ("--precision", self.precision),
+            ("--estimate-for", self.kind),
+            ("--calibrate", self.calibrate),
+        ):
+            if value:
+                raise InvalidInput(f"{option} requires a model name; a profile already fixes it")
+
+    def estimate(self, name: str, cluster: Cluster) -> ClusterEstimate:
+        """Estimate a published model's costs on a cluster's devices.
+
+        Raises:
+            InvalidInput: A name, a number or a file is invalid.
+        """
+        from ...core.cluster.accelerators import get_accelerator
+        from ...core.profile.profile import Profile
+
+        # Everything cheap is checked before the import below, which takes torch seconds.
+        precision = read_precision(self.precision)
+        if self.kind is not None:
+            get_accelerator(self.kind)
+        samples = 1 if self.microbatch is None else self.microbatch
+        spec, sample = read_model(name, None, samples, self.sequence)
+        measured = [read_document(path, Profile) for path in self.calibrate]
+        from ...profiler.estimates.for_cluster import estimate_for_cluster
+
+        return estimate_for_cluster(
+            spec, sample, cluster, kind=self.kind, precision=precision, calibrate_by=measured
+        )
+
+    def estimate_command(self, name: str, estimated: ClusterEstimate) -> str:
+        """Return the command that writes the profile this estimate amounts to."""
+        words: list[object] = ["--device", next(iter(estimated.taken.values())).name]
+        for option, value in (
+            ("--microbatch", self.microbatch),
+            ("--sequence", self.sequence),
+            ("--precision", self.precision),
+            ("--threads", estimated.profile.provenance.num_threads),
+            *(("--calibrate", path) for path in self.calibrate),
+        ):
+            if value is not None:
+                words += [option, value]
+        return command_line("estimate", name, *words, "-o", "profile.json")
+
+
+def describe_estimate(name: str, estimated: ClusterEstimate) -> str:
+    """Describe the model and device estimated, and the flags that change them."""
+    first = next(iter(estimated.taken.values()))
+    shapes = ", ".join(
+        f"{entry.name} {'x'.join(map(str, entry.shape))} {entry.dtype}"
+        for entry in estimated.profile.inputs
+    )
+    sizes = "--microbatch and --sequence" if _tokens(estimated.profile) else "--microbatch"
+    lines = [f"estimated {name} on {first.full_name}; micro-batch: {shapes} (set by {sizes})"]
+    for kind, candidates in estimated.guessed.items():
+        others = ", ".join(entry.name for entry in candidates[1:])
+        lines.append(
+            f"assuming that {kind} means {candidates[0].name}"
+            + (f" (other candidates: {others})" if others else "")
+            + "; choose with --estimate-for, or name the device in --devices"
+        )
+    return "\n".join(lines)
+
+
+def suggest_smaller_samples(error: Infeasible, profile: Profile) -> Infeasible:
+    """Return the error with the flags added that shrink a named model's samples, if any do."""
+    shape = profile.inputs[0].shape if profile.inputs else ()
+    smaller = []
+    if shape and shape[0] > 1:
+        smaller.append(f"--microbatch below {shape[0]}")
+    tokens = _tokens(profile)
+    if tokens > 1:
+        smaller.append(f"--sequence below {tokens}")
+    if error.constraint != "memory" or not smaller:
+        return error
+    return Infeasible(
+        f"{error}; smaller micro-batches need less memory: {' or '.join(smaller)}",
+        constraint=error.constraint,
+        required=error.required,
+        available=error.available,
+        ways_out=error.ways_out,
+    )
+
+
+def _tokens(profile: Profile) -> int:
+    """Return the tokens per sample; 0 if samples are not token ids."""
+    first = profile.inputs[0] if profile.inputs else None
+    has_tokens = first is not None and first.dtype == "int64" and len(first.shape) == 2
+    return first.shape[1] if first is not None and has_tokens else 0
