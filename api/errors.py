@@ -1,8 +1,86 @@
-"""Errors that the service's own parts raise; `http.problems` gives each its HTTP status."""
+"""Errors of the service's own parts; `http.problems` gives each its HTTP status and headers.
+
+::
+
+    StagewrightError
+    ├── AccessDenied
+    │   ├── Unauthorized
+    │   ├── Forbidden
+    │   │   └── CodeNotAllowed
+    │   ├── MissingOrigin
+    │   ├── TooManyWrongTokens
+    │   └── IdentityProviderUnreachable
+    ├── MeasuringUnavailable
+    ├── SolverEnded
+    └── WorkersUnavailable
+"""
 
 from __future__ import annotations
 
 from ..core.errors import StagewrightError
+
+
+class AccessDenied(StagewrightError):
+    """A request was refused because of its sender."""
+
+
+class Unauthorized(AccessDenied):
+    """A request carries no valid credentials.
+
+    Args:
+        message: The reason and the way out.
+        is_invalid_token: Whether a token was sent at all; clients are told (RFC 6750, 3.1).
+    """
+
+    def __init__(self, message: str, *, is_invalid_token: bool = False) -> None:
+        super().__init__(message)
+        self.is_invalid_token = is_invalid_token
+
+
+class Forbidden(AccessDenied):
+    """A known principal lacks the right to do what it asks for.
+
+    Args:
+        message: The reason and the way out.
+        scope: The scope that is missing, if that is the reason.
+    """
+
+    def __init__(self, message: str, *, scope: str | None = None) -> None:
+        super().__init__(message)
+        self.scope = scope
+
+
+class CodeNotAllowed(Forbidden):
+    """This server runs no code that clients send."""
+
+
+class MissingOrigin(AccessDenied):
+    """A browser's request does not name the page that it comes from."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Requests with a session cookie need the Origin header to change anything. Programs "
+            "send 'Authorization: Bearer <token>' instead of a cookie."
+        )
+
+
+class TooManyWrongTokens(AccessDenied):
+    """An address has sent too many wrong tokens and has to wait."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__(
+            f"Too many wrong tokens from this address. Retry in {retry_after_s} s, or use an API "
+            "key, which is accepted meanwhile."
+        )
+        self.retry_after_s = retry_after_s
+
+
+class IdentityProviderUnreachable(AccessDenied):
+    """The identity provider's signing keys can neither be fetched nor taken from the cache."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__("The identity provider's keys cannot be fetched. Retry a little later.")
+        self.retry_after_s = retry_after_s
 
 
 class MeasuringUnavailable(StagewrightError):

@@ -1,1 +1,1 @@
-"""Who may do what: identity, scopes, quotas and the audit log, in front of every route."""
+"""Authentication, scopes, quotas and the audit log; of HTTP only the middleware knows anything."""

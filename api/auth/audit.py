@@ -1,4 +1,4 @@
-"""What the audit log is told: what was made, changed or removed, and what was refused to whom."""
+"""Audit log: everything created, changed or removed, and every refusal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .rate_limit import RateLimiter
 from .scopes import API, COMPUTED, SAFE_METHODS
 
 DENIALS_PER_MINUTE = 60
-"""Written down. Anybody can be refused as often as they like, and a line takes room for good."""
+"""Refusals written down. Anyone can provoke them without end, and the log is kept."""
 
 MAX_CHARACTERS = 200
 VERBS = {"POST": "create", "PUT": "replace", "PATCH": "change", "DELETE": "delete"}
@@ -29,43 +29,43 @@ _log = logging.getLogger(__name__)
 
 
 class AuditWriter:
-    """Writes to the audit log what passes the gate, and what does not.
+    """Writes admitted changes and refusals to the audit log.
 
-    A line that cannot be written goes to the server's log: what it tells of has happened.
+    An entry that cannot be stored goes to the server's log, since the change has happened.
 
     Args:
         store: Has the audit log.
-        now: A clock that never goes back, in seconds.
+        now: Monotonic clock, in seconds.
     """
 
     def __init__(self, store: Store, now: Callable[[], float] = time.monotonic) -> None:
         self._store = store
-        self._denials = RateLimiter(now)
+        self._denial_rate = RateLimiter(now)
         self._num_unwritten = 0
 
-    def watching(self, scope: Scope, principal: Principal, send: Send) -> Send:
-        """Sends on, once the line about it is written: whoever has an answer is in the log."""
+    def watch(self, scope: Scope, principal: Principal, send: Send) -> Send:
+        """Return a ``send`` that writes the entry first, so that no answer goes out unlogged."""
         if scope["method"] in SAFE_METHODS:
             return send
 
-        async def watched(message: Message) -> None:
+        async def write_then_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                if message["status"] == 403:  # what the body asks for needs another scope
-                    await self.denied(scope, principal, "forbidden")
+                if message["status"] == 403:  # the route found that the body needs a further scope
+                    await self.write_denied(scope, principal, "forbidden")
                 elif message["status"] < 300 and scope["path"] not in COMPUTED:
                     location = Headers(raw=message.get("headers", [])).get("location", "")
                     await self._write(_event(scope, "ok", principal, location))
             await send(message)
 
-        return watched
+        return write_then_send
 
-    async def signed_in(self, scope: Scope, principal: Principal) -> None:
-        """Note that somebody gave a right token for a session."""
+    async def write_sign_in(self, scope: Scope, principal: Principal) -> None:
+        """Write that a session was opened with a valid token."""
         await self._write(_event(scope, "ok", principal))
 
-    async def denied(self, scope: Scope, principal: Principal | None, kind: str) -> None:
-        """Note that a request was refused: as many a minute as `DENIALS_PER_MINUTE`."""
-        if self._denials.take("", DENIALS_PER_MINUTE).is_exceeded:
+    async def write_denied(self, scope: Scope, principal: Principal | None, kind: str) -> None:
+        """Write that a request was refused, at most `DENIALS_PER_MINUTE` times a minute."""
+        if self._denial_rate.take("", DENIALS_PER_MINUTE).is_exceeded:
             self._num_unwritten += 1
             return
         details = {"unwritten_before": self._num_unwritten} if self._num_unwritten else {}
@@ -84,7 +84,7 @@ def _event(
     scope: Scope, outcome: str, principal: Principal | None, location: str = ""
 ) -> AuditEvent:
     client = scope.get("client")
-    action, object_id = named(scope["method"], scope["path"])
+    action, object_id = audit_name(scope["method"], scope["path"])
     return AuditEvent(
         action=action,
         outcome=outcome,
@@ -96,14 +96,15 @@ def _event(
     )
 
 
-def named(method: str, path: str) -> tuple[str, str | None]:
-    """What a request does, and to what.
+def audit_name(method: str, path: str) -> tuple[str, str | None]:
+    """Return the action a request stands for, and the id of its object.
 
     ``POST /v1/plans`` is ``plans.create``, ``DELETE /v1/api-keys/key_1`` is ``api-keys.delete``
-    of ``key_1``, ``POST /v1/jobs/job_1/cancel`` is ``jobs.cancel`` of ``job_1``; what else there
-    is has its method and path for a name.
+    of ``key_1``, ``POST /v1/jobs/job_1/cancel`` is ``jobs.cancel`` of ``job_1``. Any other
+    request is named by its method and path.
     """
     parts = path.removeprefix(API).split("/") if path.startswith(API) else []
+    # Paths are the client's text: only plain words become names, or the log could be forged.
     if 1 <= len(parts) <= 3 and all(re.fullmatch(r"[\w.-]{1,80}", part) for part in parts):
         verb = parts[2] if len(parts) == 3 else VERBS.get(method, "read")
         return f"{parts[0]}.{verb}", parts[1] if len(parts) > 1 else None

@@ -1,125 +1,113 @@
-"""From the ``Authorization`` header to who is asking."""
+"""Authentication: from the ``Authorization`` header to a principal."""
 
 from __future__ import annotations
 
 import re
 from hmac import compare_digest
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from ..http.problems import Problem
+from ..errors import (
+    Forbidden,
+    IdentityProviderUnreachable,
+    MissingOrigin,
+    TooManyWrongTokens,
+    Unauthorized,
+)
 from ..store.projects import SECRET_PREFIX
 from ..store.records import ApiKey
 from ..store.store import Store
-from .login_throttle import LoginThrottle, too_many
+from .login_throttle import LoginThrottle
 from .principal import OPERATOR, Principal
 from .scopes import SAFE_METHODS, SCOPES
 from .sessions import Session, Sessions
+
+if TYPE_CHECKING:  # needs pyjwt, which only servers with an identity provider install
+    from .oidc import OidcTokens
 
 _SECRET = re.compile(SECRET_PREFIX + r"[A-Za-z0-9_-]{43}")
 _JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 
 
-class TokenReader(Protocol):
-    """Reads the tokens of an identity provider; see `oidc.OidcTokens`."""
-
-    def principal(self, token: str) -> Principal:
-        """Whose token it is. It may block.
-
-        Raises:
-            Problem: 401, 403 or 503, with what to do next.
-        """
-
-
 class Authenticator:
-    """Tells whose bearer token a request carries.
+    """Finds the principal that a request's bearer token belongs to.
 
     Args:
         token: The server's own, ASCII; `None` if it has none.
         store: Has the API keys.
-        tokens: Reads an identity provider's tokens; `None` if there is no provider.
+        oidc: Verifies an identity provider's tokens; `None` without a provider.
         login_throttle: Counts wrong tokens.
-        sessions: Reads the cookies of browsers.
+        sessions: Reads the session cookies of browsers.
     """
 
     def __init__(
         self,
         token: str | None,
         store: Store,
-        tokens: TokenReader | None,
+        oidc: OidcTokens | None,
         login_throttle: LoginThrottle | None = None,
         sessions: Sessions | None = None,
     ) -> None:
         self._own_token = token
         self._sessions = Sessions() if sessions is None else sessions
         self._token = None if token is None else token.encode("ascii")
-        self._looks_signed = token is not None and _JWT.fullmatch(token) is not None
+        self._token_looks_like_jwt = token is not None and _JWT.fullmatch(token) is not None
         self._store = store
-        self._tokens = tokens
-        self._login_throttle = LoginThrottle() if login_throttle is None else login_throttle
+        self._oidc = oidc
+        self._throttle = LoginThrottle() if login_throttle is None else login_throttle
 
     async def principal(self, headers: Headers, scope: Scope | None = None) -> Principal:
-        """Who sent these headers.
+        """Return the principal of a request.
 
-        The server's token is compared in constant time. A key is looked up by its hash, at most
-        once a second; one that this server revokes opens nothing from then on.
-
-        An address that sent too many wrong tokens has none compared with the server's for a
-        while, not even the right one: else it would be told. Keys and a provider's tokens, which
-        nobody can guess, open what they open all the same.
+        API keys are looked up by their hash and cached for a second; a key revoked through this
+        server is refused at once.
 
         Args:
-            headers: As they were sent.
-            scope: The request, if a wrong token in it is to be counted.
+            headers: Of the request.
+            scope: Of the request, if a wrong token is to be counted.
 
         Raises:
-            Problem: 401, 429, or whatever the identity provider's tokens lead to.
+            Unauthorized, Forbidden, MissingOrigin, TooManyWrongTokens: The request is refused.
+            IdentityProviderUnreachable: The token cannot be verified at present.
             StoreUnavailable: The keys cannot be read.
         """
         if scope is not None and "authorization" not in headers:
             session = self._sessions.read(headers)
             if session is not None:
                 # SameSite cookies keep other sites out, but not other ports of this host. Browsers
-                # name the page's origin with every change, and `OriginCheck` has compared it.
+                # name the page's origin with every change, and `RequestChecks` has compared it.
                 if scope["method"] not in SAFE_METHODS and "origin" not in headers:
-                    raise origin_missing()
+                    raise MissingOrigin
                 return await self._principal_of_session(session)
         sent = bearer_token(headers)
-        wait_s = self._login_throttle.wait_s(scope)
+        # A throttled address is not told whether it has found the server's token at last, so the
+        # comparison is skipped. Keys and a provider's tokens are too long to guess and stay valid.
+        wait_s = self._throttle.wait_s(scope)
         if self._token is not None and not wait_s and compare_digest(sent, self._token):
             return OPERATOR
         text = sent.decode("latin-1")
         if _SECRET.fullmatch(text):
             keys = self._store.keys
+            # The cache is read here, on the event loop: a thread costs more than the look-up.
             key = keys.known(text) or await run_in_threadpool(keys.by_secret, text)
             if key is not None:
                 return principal_of_key(key)
-        elif self._tokens is not None and _JWT.fullmatch(text):
-            try:
-                return await run_in_threadpool(self._tokens.principal, text)
-            except Problem as problem:
-                is_wrong = problem.document.status == 401  # else it is signed, or not looked at
-                if is_wrong or self._looks_signed:
-                    self._login_throttle.failed(scope)
-                raise
+        elif self._oidc is not None and _JWT.fullmatch(text):
+            return await self._principal_of_jwt(self._oidc, text, scope)
         if wait_s:
-            raise too_many(wait_s)
-        self._login_throttle.failed(scope)
-        raise unauthorized(
-            "this token opens nothing here: it is wrong, revoked or has expired; get a valid one, "
-            "e.g. from 'stagewright keys create'",
-            error="invalid_token",
+            raise TooManyWrongTokens(wait_s)
+        self._throttle.record_failure(scope)
+        raise Unauthorized(
+            "Invalid token: unknown, revoked or expired. Create a key with 'stagewright keys "
+            "create'.",
+            is_invalid_token=True,
         )
 
     async def _principal_of_session(self, session: Session) -> Principal:
-        """Return who signed in, if what they signed in with is still valid.
-
-        Raises:
-            Problem: 401: the key was revoked or has expired, or the server's token has changed.
-        """
+        """Return who signed in, if the credentials used then are still valid."""
         if session.principal is not None:
             return session.principal
         if session.key_id is not None:
@@ -128,45 +116,44 @@ class Authenticator:
                 return principal_of_key(key)
         elif self._sessions.is_of_token(session, self._own_token):
             return OPERATOR
-        # Nobody guesses a signed cookie, so this does not count as a wrong token.
-        raise unauthorized(
-            "session ended: its token was revoked, replaced or has expired; sign in again",
-            error="invalid_token",
+        # A signed cookie cannot be guessed, so this does not count as a wrong token.
+        raise Unauthorized(
+            "Session ended: its token was revoked, replaced or has expired. Sign in again.",
+            is_invalid_token=True,
         )
 
-
-def origin_missing() -> Problem:
-    """Return the problem of a browser's request that does not say which page it comes from."""
-    return Problem(
-        403,
-        "foreign-origin",
-        "requests with a session cookie need the Origin header to change anything; programs send "
-        "'Authorization: Bearer <token>' instead of a cookie",
-    )
+    async def _principal_of_jwt(
+        self, oidc: OidcTokens, token: str, scope: Scope | None
+    ) -> Principal:
+        try:
+            return await run_in_threadpool(oidc.principal, token)
+        except Unauthorized:
+            self._throttle.record_failure(scope)
+            raise
+        except (Forbidden, IdentityProviderUnreachable):
+            # Signed for another project, or not verified: no guess. But where the server's own
+            # token has the form of a JWT, this might be a guess at it.
+            if self._token_looks_like_jwt:
+                self._throttle.record_failure(scope)
+            raise
 
 
 def bearer_token(headers: Headers) -> bytes:
-    """The one bearer token of a request.
+    """Return the one bearer token of a request.
 
     Raises:
-        Problem: 401: there is none, or more than one header.
+        Unauthorized: There is none, or more than one ``Authorization`` header.
     """
     sent = headers.getlist("authorization")
     scheme, _, token = (sent[0] if len(sent) == 1 else "").partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
-        raise unauthorized(
-            "send the server's token or an API key, once: 'Authorization: Bearer <token>'"
+        raise Unauthorized(
+            "Send the server's token or an API key, once: 'Authorization: Bearer <token>'."
         )
     return token.strip().encode("latin-1")
 
 
 def principal_of_key(key: ApiKey) -> Principal:
-    """Who holds a key; scopes that this release does not know open nothing."""
+    """Return the principal of an API key, without scopes that this release does not know."""
     known = frozenset(scope for scope in SCOPES if scope in key.scopes)
     return Principal(id=key.id, project_id=key.project_id, scopes=known, quotas=key.quotas)
-
-
-def unauthorized(detail: str, *, error: str | None = None) -> Problem:
-    """That nobody proved who they are (RFC 6750, section 3)."""
-    challenge = "Bearer" if error is None else f'Bearer error="{error}"'
-    return Problem(401, "unauthorized", detail, headers={"WWW-Authenticate": challenge})

@@ -1,4 +1,4 @@
-"""The public keys of an identity provider, fetched when needed and kept."""
+"""JSON Web Key Set: an identity provider's public keys, fetched on demand and cached."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import IO, Any
 
-from ..http.problems import Problem
+from ..errors import IdentityProviderUnreachable
 
 FRESH_S = 3600.0
-"""How long keys are taken without a look at the provider."""
+"""Age up to which cached keys are used without asking the provider."""
 
 USABLE_S = 24 * 3600.0
-"""How long they are if the provider does not answer; a key it withdrew must not open for ever."""
+"""Age up to which they are used while the provider does not answer. Not forever, or a key that
+the provider has withdrawn would stay valid."""
 
 BETWEEN_FETCHES_S = 30.0
-"""Whoever makes up key ids must not make this server fetch without end."""
+"""Shortest time between fetches: tokens with made-up key ids must not cause one each.
+
+pyjwt's own ``PyJWKClient`` fetches for every unknown id and has no such limit."""
 
 TIMEOUT_S = 5.0
 MAX_BYTES = 2**20
@@ -30,12 +33,12 @@ Jwk = Mapping[str, Any]
 
 
 class SigningKeys:
-    """Finds a public key by its id. It may be called from several threads, and may block.
+    """Cache of public keys by id. Thread-safe; may block.
 
     Args:
-        url: Where the provider's JSON Web Key Set is.
-        fetch: Reads it: the bytes at an address.
-        now: A clock that never goes back, in seconds.
+        url: Address of the provider's JSON Web Key Set.
+        fetch: Returns the bytes at an address.
+        now: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -53,34 +56,30 @@ class SigningKeys:
         self._lock = Lock()
 
     def key(self, key_id: str) -> Jwk | None:
-        """The key with that id; `None` if the provider has none.
+        """Return the key with an id, or None if the provider has none.
 
         Raises:
-            Problem: 503: the provider does not answer, and its keys are not known.
+            IdentityProviderUnreachable: The provider does not answer, and no usable key is cached.
         """
         if key_id not in self._keys or self._age_s(self._fetched_at) > FRESH_S:
             self._refresh()
         if self._age_s(self._fetched_at) > USABLE_S:
-            raise Problem(
-                503,
-                "identity-provider-unreachable",
-                "the identity provider's keys cannot be fetched; ask again a little later",
-                headers={"Retry-After": f"{BETWEEN_FETCHES_S:.0f}"},
-            )
+            raise IdentityProviderUnreachable(round(BETWEEN_FETCHES_S))
         return self._keys.get(key_id)
 
     def _refresh(self) -> None:
-        """Fetch, unless somebody does or just did; those who have keys do not wait for it."""
+        """Fetch the keys, unless another thread is fetching or a fetch was tried just now."""
+        # With cached keys a thread goes on with those instead of waiting for the fetch.
         if not self._lock.acquire(blocking=not self._keys):
             return
         try:
             if self._age_s(self._tried_at) < BETWEEN_FETCHES_S:
                 return
             self._tried_at = self._now()
-            self._keys = parse(self._fetch(self._url))
+            self._keys = parse_jwks(self._fetch(self._url))
             self._fetched_at = self._tried_at
         except (OSError, ValueError, RecursionError) as error:
-            _log.error("keys of the identity provider at %s: %s", self._url, error)
+            _log.error("cannot fetch the identity provider's keys at %s: %s", self._url, error)
         finally:
             self._lock.release()
 
@@ -88,11 +87,11 @@ class SigningKeys:
         return float("inf") if since is None else self._now() - since
 
 
-def parse(document: bytes) -> dict[str, Jwk]:
-    """The keys for signatures of a JSON Web Key Set, by id (RFC 7517).
+def parse_jwks(document: bytes) -> dict[str, Jwk]:
+    """Return the signature keys of a JSON Web Key Set, by id (RFC 7517).
 
     Raises:
-        ValueError: It is none.
+        ValueError: The document is not a JSON Web Key Set.
     """
     found = json.loads(document)
     keys = found.get("keys") if isinstance(found, dict) else None
@@ -108,22 +107,22 @@ def parse(document: bytes) -> dict[str, Jwk]:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Another address, perhaps without TLS, is not the one configured."""
+    """Refuses redirects: they could lead away from TLS, or from the configured host."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, *_: Any
     ) -> None:
-        raise OSError(f"it answers with a redirect ({code}); configure the address it leads to")
+        raise OSError(f"it redirects ({code}); configure the address it redirects to")
 
 
 def fetch_directly(url: str) -> bytes:
-    """What is at an address, up to `MAX_BYTES`.
+    """Return the bytes at an address, at most `MAX_BYTES`.
 
     Raises:
-        OSError: It does not answer, or answers with something else.
+        OSError: It does not answer, redirects, or the document is longer.
     """
     with urllib.request.build_opener(_NoRedirects).open(url, timeout=TIMEOUT_S) as response:
         document: bytes = response.read(MAX_BYTES + 1)
     if len(document) > MAX_BYTES:
-        raise OSError(f"it is longer than {MAX_BYTES} bytes")
+        raise OSError(f"the document is longer than {MAX_BYTES} bytes")
     return document

@@ -1,4 +1,4 @@
-"""How fast somebody may guess: wrong tokens are counted by the address they come from."""
+"""Login throttle: wrong tokens are counted by the network address they come from."""
 
 from __future__ import annotations
 
@@ -10,41 +10,40 @@ from ipaddress import IPv6Address, IPv6Network, ip_address
 
 from starlette.types import Scope
 
-from ..http.problems import Problem
-
 WRONG_AT_ONCE = 10
 """Wrong tokens an address may send without waiting."""
 
 SECONDS_EACH = 6.0
-"""What each further one takes: 10 a minute, 14,400 a day."""
+"""Wait for each further wrong token: 10 a minute, 14,400 a day."""
 
 MAX_ADDRESSES = 10_000
-"""Remembered; beyond that the one that has been quiet longest is forgotten."""
+"""Addresses remembered; beyond that the one quiet for longest is forgotten."""
 
 NETWORK_BITS = 64
-"""Of an IPv6 address: whoever has one has all that begin alike."""
+"""Prefix of an IPv6 address that counts as one sender: its owner has all addresses below it."""
 
 
 class LoginThrottle:
-    """A bucket of wrong tokens for each address; it belongs to the event loop's thread.
+    """Leaky bucket of wrong tokens for each address; used on the event loop's thread only.
 
     Args:
-        now: A clock that never goes back, in seconds.
+        now: Monotonic clock, in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
+        # By address, when its bucket will have leaked dry. Ordered by the last failure, so that
+        # the first entry is the one to forget.
         self._empty_at: OrderedDict[str, float] = OrderedDict()
-        """When all an address sent will have been worked off."""
 
     def wait_s(self, scope: Scope | None) -> int:
-        """For how long the sender of a request should guess no more; 0 if it may."""
+        """Return how long the sender of a request has to wait before its next guess, or 0."""
         if not self._empty_at or scope is None:
             return 0
         over_s = self._empty_at.get(_sender(scope), 0.0) - self._now()
         return max(0, math.ceil(over_s - (WRONG_AT_ONCE - 1) * SECONDS_EACH))
 
-    def failed(self, scope: Scope | None) -> None:
+    def record_failure(self, scope: Scope | None) -> None:
         """Count a wrong token."""
         sender = "" if scope is None else _sender(scope)
         if not sender:
@@ -55,27 +54,16 @@ class LoginThrottle:
             self._empty_at.popitem(last=False)
 
 
-def too_many(wait_s: int) -> Problem:
-    """That no token of this address is looked at now."""
-    return Problem(
-        429,
-        "too-many-wrong-tokens",
-        f"too many wrong tokens came from this address; ask again in {wait_s} s, or use an API "
-        "key, which is answered meanwhile",
-        headers={"Retry-After": str(wait_s)},
-    )
-
-
 def _sender(scope: Scope) -> str:
-    """Whose guess a request's token is; empty if it is none, or nobody knows."""
+    """Return the address or IPv6 network to charge, or "" if there is none."""
     client = scope.get("client")
     if client is None:
         return ""
-    said = str(client[0])
+    name = str(client[0])
     try:
-        address = ip_address(said)
+        address = ip_address(name)
     except ValueError:
-        return said
+        return name
     if isinstance(address, IPv6Address) and address.ipv4_mapped is None:
         return str(IPv6Network((address, NETWORK_BITS), strict=False))
-    return said
+    return name

@@ -1,6 +1,6 @@
-"""What every request passes before any route sees it.
+"""Authentication middleware: every request passes it before any route sees it.
 
-This is ASGI middleware and not a dependency of routes: a route that is forgotten, or that a
+ASGI middleware and not a dependency of routes, so that a route nobody thought of, or one that the
 framework adds by itself, is closed.
 """
 
@@ -13,26 +13,26 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...core.errors import StagewrightError
-from ..http.problems import Problem, from_error
+from ..http.problems import Problem, problem_of_error
 from ..telemetry.log_context import add
 from .audit import AuditWriter
 from .authenticate import Authenticator
 from .principal import Principal
-from .rate_limit import RateLimiter, RateStatus
+from .rate_limit import PERIOD_S, RateLimiter, RateStatus
 from .scopes import is_open, needed_scope
 
 
 class AuthMiddleware:
-    """Lets a request through whose sender is known, within their quota, and has its scope.
+    """Admits requests of a known principal that is within its quota and has the scope needed.
 
-    Routes find who it is by `principal.principal_of`. What changes something, and what is refused,
-    goes into the audit log. There are no websockets here; all are closed.
+    Routes get the principal by `principal.CurrentPrincipal`. Changes and refusals go into the
+    audit log. The service has no websockets; all are closed.
 
     Args:
         app: The application behind.
-        authenticator: Who is who.
+        authenticator: Finds the principal.
         audit: Writes the audit log.
-        now: A clock that never goes back, in seconds.
+        now: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -43,67 +43,77 @@ class AuthMiddleware:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._app = app
-        self._identification = authenticator
-        self._rates = RateLimiter(now)
+        self._authenticator = authenticator
+        self._rate_limiter = RateLimiter(now)
         self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or _is_open(scope):
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and is_open(scope["path"])):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             try:
-                await self._answer(scope, receive, send)
+                principal, headers = await self._admit(scope)
             except Problem as problem:
                 await problem.response()(scope, receive, send)
+                return
+            scope.setdefault("state", {})["principal"] = principal
+            add(project_id=principal.project_id, key_id=principal.id)
+            send = self._audit.watch(scope, principal, _with_headers(send, headers))
+            await self._app(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008})
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand the request on.
+    async def _admit(self, scope: Scope) -> tuple[Principal, dict[str, str]]:
+        """Return the principal and the response headers about its quota.
 
         Raises:
-            Problem: It is refused. Whatever the application raises itself it answers itself.
+            Problem: The request is refused.
         """
-        principal, rate = await self._admit(scope)
-        scope.setdefault("state", {})["principal"] = principal
-        add(project_id=principal.project_id, key_id=principal.id)
-        told = send if rate is None else _with_headers(send, rate.headers())
-        await self._app(scope, receive, self._audit.watching(scope, principal, told))
-
-    async def _admit(self, scope: Scope) -> tuple[Principal, RateStatus | None]:
-        """Who sent it, and what is left of their quota."""
-        principal = None
+        principal, headers = None, dict[str, str]()
         try:
-            principal = await self._identification.principal(Headers(scope=scope), scope)
-            rate = self._count(principal)
+            principal = await self._authenticator.principal(Headers(scope=scope), scope)
+            # The quota before the scope: refused requests count, too.
+            quota = principal.quotas.max_requests_per_minute
+            if quota is not None and principal.id is not None:
+                rate = self._rate_limiter.take(principal.id, quota)
+                headers = rate_headers(rate)
+                if rate.is_exceeded:
+                    raise too_many_requests(rate)
             method, path = scope["method"], scope["path"]
             principal.require(needed_scope(method, path), f"{method} {path[:80]}")
-            return principal, rate
-        except Problem as problem:
-            if problem.document.status in (401, 403):
-                await self._audit.denied(scope, principal, problem.kind)
-            raise
         except StagewrightError as error:
-            raise from_error(error) from None
+            problem = problem_of_error(error)
+            if problem.document.status in (401, 403):
+                await self._audit.write_denied(scope, principal, problem.kind)
+            raise problem from None
+        return principal, headers
 
-    def _count(self, principal: Principal) -> RateStatus | None:
-        quota = principal.quotas.max_requests_per_minute
-        if quota is None or principal.id is None:
-            return None
-        rate = self._rates.take(principal.id, quota)
-        if rate.is_exceeded:
-            raise rate.problem()
-        return rate
+
+def rate_headers(rate: RateStatus) -> dict[str, str]:
+    """Return the RateLimit fields of the IETF's draft (httpapi-ratelimit-headers-10)."""
+    return {
+        "RateLimit-Policy": f'"minute";q={rate.quota};w={PERIOD_S:.0f}',
+        "RateLimit": f'"minute";r={rate.remaining};t={rate.wait_s}',
+    }
+
+
+def too_many_requests(rate: RateStatus) -> Problem:
+    """Return the refusal of a request beyond the quota."""
+    return Problem(
+        429,
+        "too-many-requests",
+        f"This key is limited to {rate.quota} requests a minute. Retry in {rate.wait_s} s.",
+        headers={"Retry-After": str(rate.wait_s), **rate_headers(rate)},
+    )
 
 
 def _with_headers(send: Send, headers: dict[str, str]) -> Send:
-    async def send_with(message: Message) -> None:
+    if not headers:
+        return send
+
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             MutableHeaders(scope=message).update(headers)
         await send(message)
 
-    return send_with
-
-
-def _is_open(scope: Scope) -> bool:
-    return scope["type"] == "http" and is_open(scope["path"])
+    return send_with_headers

@@ -1,4 +1,4 @@
-"""Tokens of an OpenID Connect provider: signed JSON (JWT, RFC 7519) that says who somebody is."""
+"""Tokens of an OpenID Connect provider: signed JSON (JWT, RFC 7519) that names a subject."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ from typing import Any
 
 import jwt
 
-from ..http.problems import Problem
+from ..errors import Forbidden, Unauthorized
 from ..settings.oidc import OidcSettings
 from ..store.errors import RecordNotFound
 from ..store.store import Store
-from .authenticate import unauthorized
 from .jwks import SigningKeys
 from .principal import Principal
 from .scopes import SCOPES
 
 LEEWAY_S = 30
-"""How far the provider's clock may be from ours."""
+"""Tolerated difference between the provider's clock and ours."""
 
 SCOPE_PREFIX = "stagewright:"
-"""A provider's scopes are for many services."""
+"""Marks our scopes among those the provider has for other services."""
 
 
 class OidcTokens:
-    """Reads tokens; `identify.TokenReader`.
+    """Verifies tokens and turns their claims into principals.
 
     Args:
-        settings: Whose tokens, for whom.
+        settings: Issuer, audience, algorithms and claims.
         store: Has the projects.
         keys: The provider's public keys.
     """
@@ -39,17 +38,17 @@ class OidcTokens:
         self._keys = keys
 
     def principal(self, token: str) -> Principal:
-        """Whose token it is. May block: keys are fetched, and the project is looked up.
+        """Return the principal of a token. May block: fetches keys and looks up the project.
 
         Raises:
-            Problem: 401: it is not signed by the provider, not for this service, or not valid
-                now. 403: its project is not one of this service. 503: the provider's keys are
-                not known.
+            Unauthorized: It is not signed by the provider, not for this service, or not valid now.
+            Forbidden: Its project does not exist in this service.
+            IdentityProviderUnreachable: The provider's keys are not known.
         """
         claims = self._verified(token)
         subject = claims["sub"]
         if not re.fullmatch(r"[\x20-\x7e]{1,255}", subject):
-            raise _refused("its subject is not 1 to 255 ASCII characters")
+            raise _invalid("its subject is not 1 to 255 printable ASCII characters")
         return Principal(
             id=f"oidc:{subject}",
             project_id=self._project(claims),
@@ -62,16 +61,18 @@ class OidcTokens:
         )
 
     def _verified(self, token: str) -> Mapping[str, Any]:
-        """The claims, with the signature and what every token must say checked."""
+        """Return the claims after checking signature, issuer, audience and expiry."""
         try:
             header = jwt.get_unverified_header(token)
             algorithm, key_id = header.get("alg"), header.get("kid")
+            # The header is the sender's text. Accepting its algorithm would let a public key serve
+            # as an HMAC secret, so only the configured asymmetric ones pass.
             if algorithm not in self._settings.algorithms:
                 allowed = ", ".join(self._settings.algorithms)
-                raise _refused(f"it is not signed by one of {allowed}")
+                raise _invalid(f"it is not signed with one of {allowed}")
             key = self._keys.key(key_id) if isinstance(key_id, str) else None
             if key is None or key.get("alg", algorithm) != algorithm:
-                raise _refused("the provider has no such key for such a signature")
+                raise _invalid("the provider has no such key for this algorithm")
             claims: Mapping[str, Any] = jwt.decode(
                 token,
                 jwt.PyJWK(dict(key), algorithm),
@@ -82,42 +83,36 @@ class OidcTokens:
                 options={"require": ["exp", "iss", "aud", "sub"]},
             )
             return claims
-        except Problem:
-            raise
         except jwt.InvalidTokenError as error:
-            raise _refused(str(error)) from None
+            raise _invalid(str(error)) from None
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
-            raise _refused("it cannot be read") from None
+            raise _invalid("it cannot be parsed") from None
 
     def _project(self, claims: Mapping[str, Any]) -> str:
-        named = claims.get(self._settings.project_claim, self._settings.project)
-        if not isinstance(named, str):
-            raise Problem(
-                403,
-                "forbidden",
-                f"this token names no project; its claim {self._settings.project_claim!r} "
-                "has to hold a project's id",
+        project_id = claims.get(self._settings.project_claim, self._settings.project)
+        if not isinstance(project_id, str):
+            raise Forbidden(
+                f"This token names no project: its claim {self._settings.project_claim!r} has to "
+                "hold a project's id."
             )
         try:
-            return self._store.projects.get(named).id
+            return self._store.projects.get(project_id).id
         except RecordNotFound:
-            raise Problem(
-                403,
-                "forbidden",
-                f"this token is for the project {named[:80]!r}, which is not one of this service",
+            raise Forbidden(
+                f"This token is for the project {project_id[:80]!r}, which does not exist here."
             ) from None
 
 
 def _words(claim: object) -> frozenset[str]:
-    """Words of a text, or the texts of a list."""
+    """Return the words of a string claim, or the strings of a list claim."""
     found = claim.split() if isinstance(claim, str) else claim
     return frozenset(
         word for word in (found if isinstance(found, list) else ()) if isinstance(word, str)
     )
 
 
-def _refused(why: str) -> Problem:
-    return unauthorized(
-        f"this token opens nothing here: {why[:200]}; get a new one from the identity provider",
-        error="invalid_token",
+def _invalid(reason: str) -> Unauthorized:
+    return Unauthorized(
+        f"Invalid token: {reason[:200]}. Get a new one from the identity provider.",
+        is_invalid_token=True,
     )

@@ -1,7 +1,7 @@
-"""What a key may do: six scopes, and which of them each request needs.
+"""Scopes: the six rights of a key, and which of them a request needs.
 
-A scope does not hold another. What no line below names needs ``admin``, so that a route somebody
-forgot here is closed to everyone who only reads and plans.
+No scope includes another. A path that is not listed here needs ``admin``, so that a forgotten
+route is closed to keys that only read and plan.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ MEANING: dict[Scope, str] = {
 }
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/sign-in", "/sign-out"})
-"""Answered to everyone."""
+"""Paths that need no token."""
 
 OPEN_FILES = "/static/"
-"""Below it are the page's style sheets and programs, the same for everyone."""
+"""Prefix of the page's style sheets and scripts, which need no token either."""
 
 PAGES = ("/plans", "/profiles", "/jobs", "/compare", "/new")
-"""Pages for browsers, with everything below them; they show what ``read`` may see."""
+"""Pages for browsers, with all paths below them; they show what ``read`` may see."""
 
 DOCUMENTATION = frozenset({"/openapi.json", "/docs"})
 API = "/v1/"
@@ -36,19 +36,19 @@ KEYS = "/v1/api-keys"
 AUDIT = "/v1/audit"
 METRICS = "/metrics"
 PLANNED = ("/v1/plans", "/v1/profiles", "/v1/graphs")
-"""Collections that ``plan`` adds to and changes, with everything below them."""
+"""Collections that ``plan`` adds to and changes, with all paths below them."""
 COMPUTED = frozenset({"/v1/simulations", "/v1/comparisons", "/v1/views"})
-"""Answered to a POST, with nothing stored."""
+"""POSTs that compute and store nothing."""
 MEASURED = ("/v1/profile-jobs", "/v1/jobs")
-"""What uses devices, and stops using them."""
+"""Collections whose changes start and stop work on devices."""
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def needed_scope(method: str, path: str) -> Scope:
-    """The scope a request needs whatever its body says; the body may need another as well.
+    """Return the scope a request needs; its body may need a further one, which routes check.
 
     Args:
-        method: In capitals.
+        method: In upper case.
         path: Decoded, without the query.
     """
     if is_below(path, KEYS) or is_below(path, AUDIT):
@@ -66,15 +66,15 @@ def needed_scope(method: str, path: str) -> Scope:
 
 
 def is_below(path: str, collection: str) -> bool:
-    """Whether a path is a collection's or that of something in it."""
+    """Return True for a collection's path and every path below it."""
     return path == collection or path.startswith(collection + "/")
 
 
 def is_page(path: str) -> bool:
-    """Whether a path is a page's for browsers."""
+    """Return True for the path of a page for browsers."""
     return path == "/" or any(is_below(path, page) for page in PAGES)
 
 
 def is_open(path: str) -> bool:
-    """Whether everyone is answered there."""
+    """Return True for a path that needs no token."""
     return path in OPEN_PATHS or path.startswith(OPEN_FILES)

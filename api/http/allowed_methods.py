@@ -1,6 +1,6 @@
-"""What there is instead of a path or method that is not: methods of the path, the nearest path.
+"""Answers to unknown paths and methods: the ``Allow`` header, and the nearest known path.
 
-The framework has a route for each method, and says of a path only what the first one takes.
+Starlette has one route for each method and would list only the methods of the first that matches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Paths = Mapping[str, frozenset[str]]
 
 
 def documented_paths(routers: Iterable[APIRouter]) -> Paths:
-    """What the OpenAPI document lists, without making that, which takes most of a second."""
+    """Return what the OpenAPI document lists, without building it, which takes most of a second."""
     found: dict[str, frozenset[str]] = {}
     for router in routers:
         for route in router.routes:
@@ -27,17 +27,17 @@ def documented_paths(routers: Iterable[APIRouter]) -> Paths:
 
 
 def allowed_methods(paths: Paths, path: str) -> str | None:
-    """What to put into ``Allow`` (RFC 9110, section 10.2.1); `None` for an undocumented path."""
+    """Return the ``Allow`` header (RFC 9110, 10.2.1), or None for an undocumented path."""
     fitting = [path] if path in paths else [known for known in paths if _fits(known, path)]
     found = {method for known in fitting for method in paths[known]}
     return ", ".join(sorted(found)) or None
 
 
-def missing_page(paths: Paths, path: str) -> str:
-    """That there is nothing at a path, and what somebody may have meant."""
+def unknown_path_message(paths: Paths, path: str) -> str:
+    """Return the message for an unknown path, with the nearest known one."""
     near = get_close_matches(path[:200], paths, n=1, cutoff=0.8)
-    meant = f"did you mean {near[0]}? " if near else ""
-    return f"there is no such page; {meant}GET /openapi.json describes all there are"
+    meant = f" Did you mean {near[0]}?" if near else ""
+    return f"No such page.{meant} See GET /openapi.json for all paths."
 
 
 def _fits(template: str, path: str) -> bool:

@@ -1,4 +1,4 @@
-"""Work for a client that may leave before it is done."""
+"""Cancellation of work whose client disconnects."""
 
 from __future__ import annotations
 
@@ -14,33 +14,32 @@ from .problems import Problem
 R = TypeVar("R")
 
 CLIENT_CLOSED_REQUEST = 499
-"""For the log, as nginx has it; nobody is there to read it."""
+"""nginx's status for the log; the client is no longer there to see it."""
 
 
 async def while_connected(receive: Receive, work: Awaitable[R]) -> R:
-    """What some work gives; it is cancelled once the client has closed the connection.
-
-    A thread that is waited for meanwhile is waited for to its end: what it began to store is
-    stored, and then the work is done.
+    """Return the result of some work, or cancel the work when its client disconnects.
 
     Args:
         receive: Of a request whose body has been read.
         work: A coroutine.
 
     Raises:
-        Problem: 499: the client has left.
-        Exception: Whatever the work raises.
+        Problem: 499: the client has disconnected.
+        Exception: Any error of the work.
     """
+    # anyio's scope and not task.cancel(): it lets threads that the work waits for finish, so that
+    # what they began to store is stored.
     with CancelScope() as scope:
-        leaving = asyncio.create_task(_cancelled_on_leaving(receive, scope))
+        watch = asyncio.create_task(_cancel_on_disconnect(receive, scope))
         try:
             return await work
         finally:
-            leaving.cancel()
-    raise Problem(CLIENT_CLOSED_REQUEST, "client-left", "the client did not wait for the answer")
+            watch.cancel()
+    raise Problem(CLIENT_CLOSED_REQUEST, "client-left", "The client disconnected.")
 
 
-async def _cancelled_on_leaving(receive: Receive, scope: CancelScope) -> None:
+async def _cancel_on_disconnect(receive: Receive, scope: CancelScope) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
     scope.cancel()

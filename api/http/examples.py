@@ -1,4 +1,4 @@
-"""A working example for every POST; the documentation shows them and a test sends them."""
+"""Example bodies for every POST, shown in the documentation and sent by a test."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _boundary(after: int) -> dict[str, Any]:
 
 
 def example_profile() -> dict[str, Any]:
-    """Four layers of one MiB of activations and four of parameters, the last the slowest."""
+    """Return four layers, each with 1 MiB of activations and 4 MiB of parameters."""
     times_s = (0.001, 0.001, 0.001, 0.003)
     return {
         "schema_version": "stagewright.profile/1",
@@ -51,7 +51,7 @@ def example_profile() -> dict[str, Any]:
 
 
 def plan_examples() -> dict[str, Any]:
-    """For ``POST /v1/plans``."""
+    """Return examples for ``POST /v1/plans``."""
     return {
         "profile": {
             "summary": "Plan a profile onto two devices of 24 GB",
@@ -103,7 +103,7 @@ def plan_examples() -> dict[str, Any]:
 
 
 def measure_example() -> dict[str, Any]:
-    """A request that has the server measure a small MLP, which takes seconds."""
+    """Return a request to measure a small MLP on the server, which takes seconds."""
     return {
         "model": {"family": "mlp", "config": {"hidden_size": 128, "num_layers": 4}},
         "sample": {"inputs": {"input": {"shape": [8, 64]}}, "seed": 0},
@@ -113,13 +113,13 @@ def measure_example() -> dict[str, Any]:
 
 
 def job_examples() -> dict[str, Any]:
-    """For ``POST /v1/profile-jobs``."""
+    """Return examples for ``POST /v1/profile-jobs``."""
     body = {name: value for name, value in measure_example().items() if name != "cluster"}
     return {"mlp": {"summary": "Measure a small MLP on the server's CPU", "value": body}}
 
 
 def estimate_example() -> dict[str, Any]:
-    """A request that has the server estimate a small GPT-2, which takes seconds."""
+    """Return a request to estimate a small GPT-2, which takes seconds."""
     return {
         "model": {"family": "gpt2", "config": {"n_layer": 4, "n_embd": 256, "n_head": 4}},
         "estimate": {"device": "H100", "precision": "bfloat16"},
@@ -132,7 +132,7 @@ def _tensor(name: str, size: int, *, requires_grad: bool = True) -> dict[str, An
 
 
 def example_graph() -> dict[str, Any]:
-    """Two linear layers, as ``stagewright capture`` writes them."""
+    """Return two linear layers in the form of ``stagewright capture``."""
     names = ("first", "second")
     x = _tensor("x", 64, requires_grad=False)
     tensors = {f"{name}.weight": [64, 64] for name in names} | {f"{n}.bias": [64] for n in names}
@@ -194,12 +194,12 @@ def example_graph() -> dict[str, Any]:
 
 
 def graph_examples() -> dict[str, Any]:
-    """For ``POST /v1/graphs``."""
+    """Return examples for ``POST /v1/graphs``."""
     return {"graph": {"summary": "Two linear layers", "value": example_graph()}}
 
 
 def simulation_examples() -> dict[str, Any]:
-    """For ``POST /v1/simulations``."""
+    """Return examples for ``POST /v1/simulations``."""
     return {
         "balance": {
             "summary": "What a split of one's own would cost",
@@ -214,18 +214,18 @@ def simulation_examples() -> dict[str, Any]:
 
 
 def comparison_examples() -> dict[str, Any]:
-    """For ``POST /v1/comparisons``."""
+    """Return examples for ``POST /v1/comparisons``."""
     ids = ["plan_000000000000000000000001", "plan_000000000000000000000002"]
     return {"two": {"summary": "Two stored plans", "value": {"plan_ids": ids}}}
 
 
 def profile_examples() -> dict[str, Any]:
-    """For ``POST /v1/profiles``."""
+    """Return examples for ``POST /v1/profiles``."""
     return {"profile": {"summary": "Four layers", "value": example_profile()}}
 
 
 def key_examples() -> dict[str, Any]:
-    """For ``POST /v1/api-keys``."""
+    """Return examples for ``POST /v1/api-keys``."""
     return {
         "plans": {
             "summary": "Reads and plans, a request a second",

@@ -1,4 +1,4 @@
-"""pydantic's list of errors as JSON pointers into the body and sentences for people."""
+"""Validation errors of pydantic as JSON pointers into the body, each with a sentence."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from ...core.errors import InvalidInput
 from ...core.service.problems import FieldError as FieldError
 
 DISCRIMINATORS = ("family", "kind")
-"""Fields that tell the members of tagged unions apart (`core.families`, `core.state_tensors`)."""
+"""Discriminators of the tagged unions of `core`."""
 
 MAX_ERRORS = 50
 MAX_CHARACTERS = 500
 
 
 def clip(text: str, limit: int = MAX_CHARACTERS) -> str:
-    """The text, cut where a request made it too long to repeat."""
+    """Return a text cut to ``limit`` characters: requests can make messages any length."""
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def field_errors(items: Sequence[Mapping[str, Any]], body: object) -> list[FieldError]:
-    """The first `MAX_ERRORS` errors of a validation.
+    """Return the first `MAX_ERRORS` errors of a validation.
 
     Args:
-        items: What ``ValidationError.errors()`` returns, each location opened by where the value
-            came from: ``body``, ``query``, ``path``.
-        body: The body as read.
+        items: From ``ValidationError.errors()``; each location begins with the part of the
+            request: ``body``, ``query``, ``path``.
+        body: The parsed body.
     """
     return [_field_error(item, body) for item in items[:MAX_ERRORS]]
 
@@ -47,10 +47,12 @@ def _field_error(item: Mapping[str, Any], body: object) -> FieldError:
 def _path_in(
     body: object, location: Sequence[int | str], *, is_missing: bool = False
 ) -> list[int | str]:
-    """The location without what pydantic adds to it: members of unions, and a mark for bad keys."""
+    """Return the location without the parts that pydantic adds: union members and key marks."""
     path: list[int | str] = []
     here, behind_tag = body, False
     for position, part in enumerate(location):
+        # pydantic puts a union's tag before the field's name. A field may be called like a tag,
+        # so only the first of two matching parts is dropped.
         is_tag = isinstance(here, dict) and part in [here.get(name) for name in DISCRIMINATORS]
         if is_tag and not behind_tag:
             behind_tag = True
@@ -81,13 +83,13 @@ def _sentence(item: Mapping[str, Any]) -> str:
             tag = clip(repr(context["tag"]))
             return f"unknown {_discriminator(item)} {tag}; known are {context['expected_tags']}"
         case "union_tag_not_found":
-            return f"this names its {_discriminator(item)}"
+            return f"required: {_discriminator(item)} selects the kind"
         case _:
             cause = _cause(item)
             return str(cause) if cause is not None else str(item["msg"])
 
 
 def _cause(item: Mapping[str, Any]) -> Exception | None:
-    """The error a validator of ours raised, if one did."""
+    """Return the error that one of our validators raised, if any."""
     cause = item.get("ctx", {}).get("error")
     return cause if isinstance(cause, Exception) else None

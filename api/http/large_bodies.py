@@ -1,7 +1,7 @@
-"""Bodies of megabytes: read in threads, and a little at a time.
+"""Validation of large bodies: in a thread, and a slice of each list at a time.
 
-A thread lets others on while it runs Python, but pydantic is one long call: a profile of 10,000
-layers stopped every other request for a second. Its lists are validated by a few hundred items.
+pydantic holds the interpreter's lock for the whole of a call: a profile of 10,000 layers blocked
+every other request for a second. Between slices of a few hundred items other threads run.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 LARGE_BYTES = 256 * 2**10
-"""What is shorter is validated in a few milliseconds, less than a thread costs under load."""
+"""Shorter bodies take a few milliseconds, less than a thread costs under load."""
 
 SLICE = 200
-"""Items at a time; a layer takes some 30 microseconds."""
+"""Items a slice; a layer takes some 30 microseconds."""
 
 
 class WrongItems(ValueError):
-    """Items of a list do not fit; what comes after them has not been read.
+    """Validation errors of a list's items; the rest of the body has not been validated.
 
     Args:
-        errors: As pydantic's, each with its whole place.
+        errors: In pydantic's form, located from the start of the body.
     """
 
     def __init__(self, errors: list[ErrorDetails]) -> None:
@@ -34,15 +34,15 @@ class WrongItems(ValueError):
 
 
 def in_slices(kind: Any, found: Any, place: tuple[str, ...] = ()) -> Any:
-    """What fits ``kind`` as well, the items of its long lists validated; anything else as it is.
+    """Return parsed JSON with the items of its long lists already validated.
 
     Args:
-        kind: A model, or what holds one.
-        found: JSON as read; not changed.
-        place: Of it in the body.
+        kind: The type to validate against: a model, or a union with one.
+        found: Parsed JSON; not changed.
+        place: Its location in the body.
 
     Raises:
-        WrongItems: A list has items that do not fit.
+        WrongItems: Items of a list are invalid.
     """
     model = _model_of(kind)
     if model is None or not isinstance(found, dict):
@@ -59,7 +59,7 @@ def in_slices(kind: Any, found: Any, place: tuple[str, ...] = ()) -> Any:
 
 
 def _items(kind: type[BaseModel] | None, found: list[Any], place: tuple[str, ...]) -> list[Any]:
-    """Items of a list, validated; as they are if they are no models."""
+    """Return a list's validated items, or the list itself if its items are not models."""
     if kind is None:
         return found
     validate = _reader(kind)
@@ -73,7 +73,7 @@ def _items(kind: type[BaseModel] | None, found: list[Any], place: tuple[str, ...
 
 
 def _placed(error: ValidationError, place: tuple[str, ...], start: int) -> list[ErrorDetails]:
-    """Errors of a slice with their places in the body."""
+    """Return the errors of a slice, located from the start of the body."""
     items = error.errors(include_input=False)
     for item in items:
         index, *inner = item["loc"]
@@ -87,7 +87,7 @@ def _reader(kind: type[BaseModel]) -> Callable[[Any], list[Any]]:
 
 
 def _model_of(kind: Any) -> type[BaseModel] | None:
-    """The one model that a type stands for, if it is one and nothing else but `None`."""
+    """Return the model of a type that is a model or an optional one."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return kind
     if get_origin(kind) is Annotated:
@@ -99,7 +99,7 @@ def _model_of(kind: Any) -> type[BaseModel] | None:
 
 
 def _item_of(kind: Any) -> type[BaseModel] | None:
-    """The model of a list's items."""
+    """Return the model of a list type's items."""
     if get_origin(kind) is Annotated:
         return _item_of(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):

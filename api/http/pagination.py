@@ -1,4 +1,4 @@
-"""Parameters of lists, the same for each."""
+"""Query parameters of paged lists."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Search = Annotated[
 
 @contextmanager
 def cursor_checked() -> Iterator[None]:
-    """A cursor no page gave is a parameter at fault, and not a field of a body."""
+    """Report an invalid cursor as a query parameter at fault, not as a field of the body."""
     try:
         yield
     except InvalidInput as error:

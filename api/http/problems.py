@@ -1,7 +1,7 @@
-"""Every error as an RFC 9457 problem: ``application/problem+json``.
+"""RFC 9457 problem documents: ``application/problem+json`` for every error.
 
-Routes and services raise the errors of `core.errors` and `store`; the table `STATUS` says which
-status each becomes. A layer that has no error class of its own raises `Problem` directly.
+Services raise the errors of `core.errors`, `api.errors` and `store.errors`; the table `STATUS`
+gives each its HTTP status. Routes and middleware raise `Problem` directly.
 """
 
 from __future__ import annotations
@@ -25,19 +25,36 @@ from ...core.errors import (
 from ...core.service.problems import MEDIA_TYPE as MEDIA_TYPE
 from ...core.service.problems import TYPE_PREFIX as TYPE_PREFIX
 from ...core.service.problems import ProblemDocument as ProblemDocument
-from ..errors import MeasuringUnavailable, SolverEnded, WorkersUnavailable
+from ..errors import (
+    CodeNotAllowed,
+    Forbidden,
+    IdentityProviderUnreachable,
+    MeasuringUnavailable,
+    MissingOrigin,
+    SolverEnded,
+    TooManyWrongTokens,
+    Unauthorized,
+    WorkersUnavailable,
+)
 from ..store.errors import AnswerPending, KeyReused, RecordNotFound, StoreUnavailable, TooManyJobs
 from ..telemetry.log_context import request_id
-from .allowed_methods import Paths, allowed_methods, missing_page
+from .allowed_methods import Paths, allowed_methods, unknown_path_message
 from .field_errors import FieldError, clip, field_errors
-from .unknown_fields import nearest_fields
+from .unknown_fields import suggest_field
 
 MAX_DETAIL_CHARACTERS = 2000
 
 UNKNOWN = "extra_forbidden"
-"""What pydantic calls the error of a field that its model does not have."""
+"""pydantic's type of error for a field that the model does not have."""
 
 STATUS: tuple[tuple[type[StagewrightError], int, str], ...] = (
+    (Unauthorized, 401, "unauthorized"),
+    (CodeNotAllowed, 403, "code-not-allowed"),
+    (Forbidden, 403, "forbidden"),
+    (MissingOrigin, 403, "foreign-origin"),
+    (TooManyWrongTokens, 429, "too-many-wrong-tokens"),
+    (IdentityProviderUnreachable, 503, "identity-provider-unreachable"),
+    (StoreUnavailable, 503, "database-unreachable"),
     (RecordNotFound, 404, "not-found"),
     (KeyReused, 422, "idempotency-key-reused"),
     (AnswerPending, 409, "answer-pending"),
@@ -51,20 +68,22 @@ STATUS: tuple[tuple[type[StagewrightError], int, str], ...] = (
     (WorkersUnavailable, 503, "workers-unavailable"),
     (DeadlineExceeded, 504, "deadline-exceeded"),
 )
-"""The first class that fits gives the status and the kind; anything else is our fault: 500."""
+"""HTTP status and problem type by error class, subclasses before their bases. An error that is
+not listed is our own fault: 500."""
 
 _log = logging.getLogger(__name__)
 
 
 class Problem(HTTPException):
-    """An error that already knows its HTTP status.
+    """Error with an HTTP status and a problem document.
 
-    FastAPI lets its own ``HTTPException`` through where it takes any other for a broken body.
+    Derived from FastAPI's ``HTTPException`` because FastAPI turns any other exception raised while
+    a body is read into a 400 of its own.
 
     Args:
         status: HTTP status code.
         kind: Last part of the problem type, e.g. ``body-too-large``.
-        detail: What happened and the way out.
+        detail: The error and the way out.
         errors: Fields at fault.
         headers: Further response headers.
     """
@@ -89,18 +108,18 @@ class Problem(HTTPException):
         )
 
     def response(self) -> Response:
-        """The problem as a response to the request that is being answered."""
+        """Return the response to the current request."""
         document = self.document.model_copy(update={"request_id": request_id()})
         content = document.model_dump_json(exclude_defaults=True, exclude_none=True)
         return Response(content, self.document.status, self.headers, MEDIA_TYPE)
 
 
 def install_problems(app: FastAPI, paths: Paths) -> None:
-    """Make every error of an application a problem.
+    """Turn every error of an application into a problem document.
 
     Args:
         app: The application.
-        paths: What its documentation lists.
+        paths: The paths its OpenAPI document lists.
     """
 
     async def on_problem(_: Request, error: Exception) -> Response:
@@ -111,18 +130,18 @@ def install_problems(app: FastAPI, paths: Paths) -> None:
         assert isinstance(error, FrameworkError)
         if error.status_code == 405 and (allowed := allowed_methods(paths, request.url.path)):
             error.headers = {**(error.headers or {}), "Allow": allowed}
-            error.detail = f"{request.method} is not for this path, which takes {allowed}"
+            error.detail = f"{request.method} is not allowed here. Allowed: {allowed}."
         if error.status_code == 404 and error.detail == HTTPStatus.NOT_FOUND.phrase:
-            error.detail = missing_page(paths, request.url.path)
-        return from_http(error).response()
+            error.detail = unknown_path_message(paths, request.url.path)
+        return problem_of_http_error(error).response()
 
     async def on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return from_validation(error, request).response()
+        return problem_of_validation(error, request).response()
 
-    async def on_ours(request: Request, error: Exception) -> Response:
+    async def on_domain_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, StagewrightError)
-        return from_error(error).response()
+        return problem_of_error(error).response()
 
     async def on_bug(_: Request, error: Exception) -> Response:
         return internal_problem().response()
@@ -130,12 +149,12 @@ def install_problems(app: FastAPI, paths: Paths) -> None:
     app.add_exception_handler(Problem, on_problem)
     app.add_exception_handler(FrameworkError, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
-    app.add_exception_handler(StagewrightError, on_ours)
+    app.add_exception_handler(StagewrightError, on_domain_error)
     app.add_exception_handler(Exception, on_bug)
 
 
-def from_http(error: FrameworkError) -> Problem:
-    """An error of the framework's own: an unknown path, a method that is not allowed."""
+def problem_of_http_error(error: FrameworkError) -> Problem:
+    """Return the problem for an error of the framework: unknown path, method not allowed."""
     phrase = HTTPStatus(error.status_code).phrase
     return Problem(
         error.status_code,
@@ -145,36 +164,55 @@ def from_http(error: FrameworkError) -> Problem:
     )
 
 
-def from_validation(error: RequestValidationError, request: Request | None = None) -> Problem:
-    """A request that does not fit its model, every field named; of unknown ones the nearest."""
+def problem_of_validation(error: RequestValidationError, request: Request | None = None) -> Problem:
+    """Return the problem for a request that does not fit its model, with every field at fault."""
     errors = field_errors(error.errors(), error.body)
     if request is not None:
         errors = [
             _with_nearest(found, request, error.body) if item["type"] == UNKNOWN else found
             for item, found in zip(error.errors(), errors, strict=False)
         ]
-    count = f"{len(error.errors())} fields do" if len(error.errors()) > 1 else "one field does"
-    detail = f"{count} not fit; {errors[0].pointer or errors[0].parameter or 'the body'}: "
+    count = f"{len(error.errors())} invalid fields" if len(error.errors()) > 1 else "Invalid field"
+    detail = f"{count}: {errors[0].pointer or errors[0].parameter or 'the body'}: "
     return Problem(422, "invalid-input", detail + errors[0].detail, errors=errors)
 
 
 def _with_nearest(found: FieldError, request: Request, body: object) -> FieldError:
-    meant = nearest_fields(request, found.pointer or "", body)
-    return found.model_copy(update={"detail": f"{found.detail}; {meant}"})
+    suggestion = suggest_field(request, found.pointer or "", body)
+    return found.model_copy(update={"detail": f"{found.detail}; {suggestion}"})
 
 
-def from_error(error: StagewrightError) -> Problem:
-    """One of our own errors, by the table `STATUS`."""
-    if isinstance(error, StoreUnavailable):
-        return unavailable_problem(error)
+def problem_of_error(error: StagewrightError) -> Problem:
+    """Return the problem for a domain error, by the table `STATUS`."""
     for error_class, status, kind in STATUS:
         if isinstance(error, error_class):
             field = error.field if isinstance(error, InvalidInput) else None
             errors = () if field is None else (FieldError(pointer=field, detail=clip(str(error))),)
-            problem = Problem(status, kind, str(error), errors=errors)
+            problem = Problem(status, kind, _detail(error), errors=errors, headers=_headers(error))
             return _with_memory(problem, error) if isinstance(error, OutOfMemory) else problem
     _log.error("%s: %s", type(error).__name__, error, exc_info=error)
     return internal_problem()
+
+
+def _detail(error: StagewrightError) -> str:
+    if isinstance(error, StoreUnavailable):
+        # The message may hold the database's address, which goes to the log alone.
+        _log.error("%s", error)
+        return "The database does not answer. Retry a little later."
+    return str(error)
+
+
+def _headers(error: StagewrightError) -> dict[str, str]:
+    if isinstance(error, TooManyWrongTokens | IdentityProviderUnreachable):
+        return {"Retry-After": str(error.retry_after_s)}
+    # Challenges as in RFC 6750, section 3: without credentials there is no error code.
+    if isinstance(error, Unauthorized):
+        challenge = 'Bearer error="invalid_token"' if error.is_invalid_token else "Bearer"
+    elif isinstance(error, Forbidden) and error.scope is not None:
+        challenge = f'Bearer error="insufficient_scope", scope="{error.scope}"'
+    else:
+        return {}
+    return {"WWW-Authenticate": challenge}
 
 
 def _with_memory(problem: Problem, error: OutOfMemory) -> Problem:
@@ -188,18 +226,8 @@ def _with_memory(problem: Problem, error: OutOfMemory) -> Problem:
     return problem
 
 
-def unavailable_problem(error: Exception) -> Problem:
-    """The database does not answer; where it is and what it said goes to the log alone."""
-    _log.error("%s", error)
-    return Problem(
-        503, "database-unreachable", "the database does not answer; ask again a little later"
-    )
-
-
 def internal_problem() -> Problem:
-    """Our fault; says nothing of what happened, the server's log does."""
+    """Return the problem for a fault of ours; details go to the server's log alone."""
     return Problem(
-        500,
-        "internal-error",
-        "the server failed to answer this request; its log has the details",
+        500, "internal-error", "The server failed to answer this request. See its log for details."
     )

@@ -1,4 +1,4 @@
-"""Query parameters that no route knows are refused: one misspelt would be passed over silently."""
+"""Refusal of unknown query parameters: a misspelt one would otherwise be ignored silently."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from fastapi.dependencies.models import Dependant
 
 from .field_errors import MAX_ERRORS, FieldError, clip
 from .problems import Problem
-from .unknown_fields import meant
+from .unknown_fields import suggest_name
 
 API = "/v1/"
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Refuse parameters that a route of the API does not document; pages have their own.
+    """Refuse query parameters that a route of the API does not document.
 
     Raises:
-        Problem: 422, with every such parameter.
+        Problem: 422, listing them.
     """
     if not request.scope["query_string"] or not request.url.path.startswith(API):
         return
@@ -26,7 +26,9 @@ async def refuse_unknown_parameters(request: Request) -> None:
     unknown = [name for name in request.query_params if name not in known]
     if unknown:
         errors = [
-            FieldError(parameter=clip(name), detail=f"unknown parameter; {meant(name, known)}")
+            FieldError(
+                parameter=clip(name), detail="unknown parameter; " + suggest_name(name, known)
+            )
             for name in unknown[:MAX_ERRORS]
         ]
         detail = f"{errors[0].parameter}: {errors[0].detail}"
@@ -34,7 +36,7 @@ async def refuse_unknown_parameters(request: Request) -> None:
 
 
 def _names(dependant: Dependant) -> Iterator[str]:
-    """Of the query parameters that a route, or what it depends on, takes."""
+    """Yield the query parameters of a route and of its dependencies."""
     yield from (parameter.alias for parameter in dependant.query_params)
     for inner in dependant.dependencies:
         yield from _names(inner)

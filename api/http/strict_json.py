@@ -1,8 +1,9 @@
-"""Reading a JSON body strictly: RFC 8259, nothing more, and never an exception of the parser.
+"""Strict JSON bodies: exactly RFC 8259, without pydantic's lax conversions.
 
-Python's own parser takes NaN, lone surrogates and any depth up to its recursion limit; each
-comes back later as an error where nobody expects one. And pydantic takes ``true`` and ``"1"`` for
-the number 1, which the documented schema does not.
+Python's own parser accepts NaN, lone surrogates and any depth up to its recursion limit, which
+fail later in unexpected places. And pydantic accepts ``true`` and ``"1"`` as the number 1, which
+the documented schema does not. Its strict mode is no alternative: the documents' validators return
+Python objects, which strict mode refuses.
 """
 
 from __future__ import annotations
@@ -18,100 +19,98 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from .large_bodies import LARGE_BYTES, WrongItems, in_slices
-from .problems import Problem, from_validation
+from .problems import Problem, problem_of_validation
 from .threads import in_busy_thread
 
 
 class StrictRequest(Request):
-    """A request whose ``json`` refuses what RFC 8259 does, and nesting beyond 200 levels.
+    """Request whose ``json`` is parsed strictly, with at most 200 levels, and validated.
 
     Attributes:
-        wanted: What the body has to fit; it is then given as that.
+        adapter: Validates the body, if the route has one.
     """
 
-    wanted: TypeAdapter[Any] | None = None
+    adapter: TypeAdapter[Any] | None = None
 
     async def json(self) -> Any:
         body = await self.body()
         if len(body) >= LARGE_BYTES:
             return await in_busy_thread(self._large, body)
-        found = _read(body)
-        if self.wanted is None:
+        found = _parse(body)
+        if self.adapter is None:
             return found
         try:
-            return _checked(self.wanted, found)
+            return _checked(self.adapter, found)
         except ValidationError:
-            return found  # FastAPI says why it does not fit
+            return found  # FastAPI validates it again and reports the errors
 
     def _large(self, body: bytes) -> Any:
-        """As `json`; what does not fit is refused here, where no other request has to wait."""
-        found = _read(body)
-        if self.wanted is None:
+        """Parse and validate in a thread, refusals included, which are slow for large bodies."""
+        found = _parse(body)
+        if self.adapter is None:
             return found
         try:
-            return _checked(self.wanted, found, in_slices(self.wanted._type, found))
+            return _checked(self.adapter, found, in_slices(self.adapter._type, found))
         except WrongItems as error:
             wrong = error.errors
         except ValidationError as error:
             wrong = error.errors(include_input=False)
         items = [{**item, "loc": ("body", *item["loc"])} for item in wrong]
-        raise from_validation(RequestValidationError(items, body=found), self)
+        raise problem_of_validation(RequestValidationError(items, body=found), self)
 
 
 class StrictRoute(APIRoute):
-    """A route that takes its body as strict JSON and as nothing else."""
+    """Route whose body has to be strict JSON."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         takes_body = self.body_field is not None
         kind = None if self.body_field is None else self.body_field.field_info.annotation
-        wanted: TypeAdapter[Any] | None = None if kind is None else TypeAdapter(kind)
+        adapter: TypeAdapter[Any] | None = None if kind is None else TypeAdapter(kind)
 
-        async def strict(request: Request) -> Response:
+        async def handle_strictly(request: Request) -> Response:
             if takes_body and not _is_json(request.headers.get("content-type", "")):
                 raise Problem(
                     415,
                     "unsupported-media-type",
-                    "send the body as JSON, with the header 'Content-Type: application/json'",
+                    "Send the body as JSON with the header 'Content-Type: application/json'.",
                     headers={"Accept": "application/json"},
                 )
             checked = StrictRequest(request.scope, request.receive)
-            checked.wanted = wanted
+            checked.adapter = adapter
             return await handle(checked)
 
-        return strict
+        return handle_strictly
 
 
-def _read(body: bytes) -> Any:
+def _parse(body: bytes) -> Any:
     try:
         return from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise Problem(400, "malformed-json", f"the body is not JSON: {error}") from None
+        raise Problem(400, "malformed-json", f"The body is not valid JSON: {error}") from None
 
 
-def _checked(wanted: TypeAdapter[Any], found: Any, half_read: Any = None) -> Any:
-    """The body as what it has to fit.
-
-    A whole number may be written 8.0, which JSON Schema takes for the same.
+def _checked(adapter: TypeAdapter[Any], found: Any, half_read: Any = None) -> Any:
+    """Validate a parsed body. An integer may be written 8.0, as JSON Schema allows.
 
     Args:
-        wanted: What it has to fit.
-        found: The body.
-        half_read: The same, with parts of it validated.
+        adapter: Validates it.
+        found: The parsed body.
+        half_read: The parsed body with the items of long lists already validated.
 
     Raises:
-        ValidationError: It does not fit.
-        Problem: 422: it fits only because pydantic took ``true`` or a text for a number.
+        ValidationError: It is invalid.
+        Problem: 422: it is valid only because pydantic took ``true`` or a string for a number.
     """
-    value = wanted.validate_python(found if half_read is None else half_read)
-    places = converted(value, found)
+    value = adapter.validate_python(found if half_read is None else half_read)
+    places = find_conversions(value, found)
     if not places:
         return value
     items = [
         {"type": "converted", "loc": ("body", *place), "msg": f"this wants a {kind}"}
         for place, kind in places
     ]
-    raise from_validation(RequestValidationError(items, body=found))
+    raise problem_of_validation(RequestValidationError(items, body=found))
 
 
 def _is_json(content_type: str) -> bool:
@@ -129,11 +128,11 @@ Place = tuple[str | int, ...]
 PLAIN = frozenset({int, float, str, bool, type(None)})
 
 
-def converted(value: Any, found: Any) -> list[tuple[Place, Kind]]:
-    """Where a number or a boolean was something else, and what it is now.
+def find_conversions(value: Any, found: Any) -> list[tuple[Place, Kind]]:
+    """Return the places where pydantic converted another type to a number or a boolean.
 
     Args:
-        value: As validated.
+        value: The validated value.
         found: The JSON it was made from.
     """
     if isinstance(value, bool):
@@ -144,12 +143,12 @@ def converted(value: Any, found: Any) -> list[tuple[Place, Kind]]:
     for key, inner, was in _pairs(value, found):
         if type(inner) is type(was) and type(was) in PLAIN:
             continue
-        places += [((key, *place), kind) for place, kind in converted(inner, was)]
+        places += [((key, *place), kind) for place, kind in find_conversions(inner, was)]
     return places
 
 
 def _pairs(value: Any, found: Any) -> list[tuple[str | int, Any, Any]]:
-    """What is inside, each with what it was made from."""
+    """Return the members of a value, each with the JSON it was made from."""
     if isinstance(value, BaseModel) and isinstance(found, dict):
         fields = type(value).model_fields.items()
         named = [(field.alias or name, name) for name, field in fields]

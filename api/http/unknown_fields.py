@@ -1,4 +1,4 @@
-"""What an unknown field of a body may have been meant to be, by the schema of the body."""
+"""Suggestions for unknown fields of a body, from the body's schema."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ REF = "#/$defs/"
 Schema = Mapping[str, Any]
 
 
-def nearest_fields(request: Request, pointer: str, body: object) -> str:
-    """What a field that is none may have been meant to be, as the end of a sentence.
+def suggest_field(request: Request, pointer: str, body: object) -> str:
+    """Return a suggestion for an unknown field, as the end of a sentence.
 
     Args:
-        request: Whose route says what its body is.
-        pointer: Of the field.
-        body: As read; tells which of several forms a part has.
+        request: Its route declares the body's type.
+        pointer: JSON pointer to the field.
+        body: The parsed body, which selects among the members of unions.
     """
     whole = _schema(request.scope["route"].body_field.field_info.annotation)
     schemas = whole.get("$defs", {})
@@ -31,11 +31,11 @@ def nearest_fields(request: Request, pointer: str, body: object) -> str:
     for parent in parents:
         body = _part(body, parent)
         found = [form for schema in found for form in _below(schema, parent, body, schemas)]
-    return meant(name, {field for schema in found for field in schema.get("properties", {})})
+    return suggest_name(name, {field for schema in found for field in schema.get("properties", {})})
 
 
-def meant(name: str, known: Iterable[str]) -> str:
-    """The nearest of the names known, or some of them, as the end of a sentence."""
+def suggest_name(name: str, known: Iterable[str]) -> str:
+    """Return the nearest known name, or some of the known, as the end of a sentence."""
     names = sorted(known)
     near = get_close_matches(name[:100], names, n=1, cutoff=0.6)
     if near:
@@ -51,7 +51,7 @@ def _schema(kind: Any) -> Schema:
 
 
 def _below(schema: Schema, name: str, part: object, schemas: Schema) -> Iterator[Schema]:
-    """The forms of a part of an object or a list."""
+    """Yield the schemas of a member of an object or a list."""
     inner = schema.get("properties", {}).get(name)
     if inner is None:
         inner = schema.get("items") or schema.get("additionalProperties")
@@ -60,7 +60,7 @@ def _below(schema: Schema, name: str, part: object, schemas: Schema) -> Iterator
 
 
 def _forms(schema: Schema, part: object, schemas: Schema) -> Iterator[Schema]:
-    """The schemas one stands for, references followed; of tagged ones those with the tag."""
+    """Yield the alternatives of a schema, references resolved, that a value's tags allow."""
     if (ref := schema.get("$ref")) is not None:
         yield from _forms(schemas[ref.removeprefix(REF)], part, schemas)
         return
@@ -72,7 +72,7 @@ def _forms(schema: Schema, part: object, schemas: Schema) -> Iterator[Schema]:
 
 
 def _is_of(schema: Schema, part: object) -> bool:
-    """Whether an object may be of a form, by the tags it has."""
+    """Return True unless an object's tags contradict the schema."""
     fields = schema.get("properties", {})
     return not isinstance(part, dict) or all(
         "const" not in fields.get(tag, {}) or part.get(tag) in (None, fields[tag]["const"])

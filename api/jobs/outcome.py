@@ -14,8 +14,8 @@ from ..http.problems import (
     TYPE_PREFIX,
     Problem,
     ProblemDocument,
-    from_error,
     internal_problem,
+    problem_of_error,
 )
 from .measurements import error_of
 from .messages import TaskFailed
@@ -28,7 +28,7 @@ def problem_of(error: Exception) -> ProblemDocument:
     if isinstance(error, Problem):
         return error.document
     if isinstance(error, StagewrightError):
-        return from_error(error).document
+        return problem_of_error(error).document
     _log.error("a job failed by a fault of ours", exc_info=error)
     return internal_problem().document
 

@@ -1,4 +1,1 @@
-"""ASGI middleware around every route, each with one duty.
-
-What depends on the caller's identity lives in `auth`.
-"""
+"""ASGI middleware around every route; what depends on the principal lives in `auth`."""

@@ -1,4 +1,8 @@
-"""Large answers are packed on their way, for who takes that."""
+"""Compression of large responses with gzip.
+
+Measured (docs/page.md): a timeline of 370 kB becomes 41 kB in a millisecond. Starlette's
+``GZipMiddleware`` compresses on the event loop and leaves entity tags strong.
+"""
 
 from __future__ import annotations
 
@@ -11,29 +15,29 @@ from ..auth.scopes import OPEN_FILES, is_page
 from ..http.threads import in_busy_thread
 
 MIN_BYTES = 4096
-"""Below that an answer fits into three packets anyway."""
+"""Smaller responses fit into three packets anyway."""
 
 LEVEL = 1
-"""Of zlib. The fastest packs a timeline to a ninth; the sixth level takes four times as long."""
+"""zlib's fastest level compresses a timeline to a ninth; level 6 takes four times as long."""
 
 IN_THREAD_BYTES = 64 * 2**10
-"""From there on it takes half a millisecond and more, in which others are answered."""
+"""Larger responses take over half a millisecond, in which the event loop serves others."""
 
-DRAWN = frozenset({"/v1/views"})
-DRAWINGS = ("/view", "/timeline", "/schedule", "/export")
-"""How paths of large answers end; other answers of the API are left alone."""
+VIEWS = frozenset({"/v1/views"})
+VIEW_SUFFIXES = ("/view", "/timeline", "/schedule", "/export")
+"""Ends of the paths of large responses; other responses of the API are left alone."""
 
-PACKED_TYPES = frozenset(
+COMPRESSED_TYPES = frozenset(
     {"text/html", "text/css", "text/csv", "text/javascript", "application/json", "image/svg+xml"}
 )
 GZIP = 16 + zlib.MAX_WBITS
 
 
 class Compression:
-    """Packs pages, their files, and drawings of plans, with gzip.
+    """Compresses pages, their files, and views of plans.
 
-    A packed answer's strong entity tag becomes weak (RFC 9110, section 8.8.1): the same in
-    meaning, not in bytes. So does that of a 304 for who holds a packed answer.
+    A compressed response's strong entity tag becomes weak (RFC 9110, section 8.8.1), since its
+    bytes differ, and so does that of a 304 to a client with a compressed copy.
 
     Args:
         app: The application behind.
@@ -46,18 +50,23 @@ class Compression:
         if scope["type"] == "http" and may_be_large(scope["path"]):
             headers = Headers(scope=scope)
             accepted = ",".join(headers.getlist("accept-encoding"))
-            is_taken = takes_gzip(accepted) and scope["method"] != "HEAD"
-            send = _Packing(send, is_taken, headers.get("if-none-match", "")).send
+            is_accepted = accepts_gzip(accepted) and scope["method"] != "HEAD"
+            send = _GzipSender(send, is_accepted, headers.get("if-none-match", "")).send
         await self._app(scope, receive, send)
 
 
 def may_be_large(path: str) -> bool:
-    """Whether answers to a path are worth packing."""
-    return is_page(path) or path.startswith(OPEN_FILES) or path in DRAWN or path.endswith(DRAWINGS)
+    """Return True for paths whose responses are worth compressing."""
+    return (
+        is_page(path)
+        or path.startswith(OPEN_FILES)
+        or path in VIEWS
+        or path.endswith(VIEW_SUFFIXES)
+    )
 
 
-def takes_gzip(accepted: str) -> bool:
-    """What an ``Accept-Encoding`` says of gzip, which has to be named in it."""
+def accepts_gzip(accepted: str) -> bool:
+    """Return True if an ``Accept-Encoding`` names gzip with a weight above zero."""
     for entry in accepted.lower().split(","):
         name, _, weight = entry.partition(";")
         if name.strip() == "gzip":
@@ -65,62 +74,55 @@ def takes_gzip(accepted: str) -> bool:
     return False
 
 
-class _Packing:
-    """Sends on, packed where that pays and its receiver takes it.
+class _GzipSender:
+    """Sends a response on, compressed if the client accepts it and it is large enough.
 
     Args:
-        send: Takes what is sent on.
-        is_taken: Whether the receiver does.
-        held: Tags of what the receiver holds.
+        send: Takes the messages.
+        is_accepted: True if the client accepts gzip.
+        known_tags: ``If-None-Match`` of the request.
     """
 
-    def __init__(self, send: Send, is_taken: bool, held: str) -> None:
+    def __init__(self, send: Send, is_accepted: bool, known_tags: str) -> None:
         self._send = send
-        self._is_taken = is_taken
-        self._held = held
+        self._is_accepted = is_accepted
+        self._known_tags = known_tags
         self._start: Message | None = None
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             headers.add_vary_header("Accept-Encoding")
-            if message["status"] == 304 and f"W/{headers.get('etag')}" in self._held:
-                _weaken(headers)
-            if self._is_taken and _can_be_packed(headers):
-                self._start = message  # its length is not known yet
+            if message["status"] == 304 and f"W/{headers.get('etag')}" in self._known_tags:
+                _weaken_tag(headers)
+            if self._is_accepted and _is_compressible(headers):
+                self._start = message  # held back until the compressed length is known
                 return
         elif self._start is not None:
             start, self._start = self._start, None
             body = message.get("body", b"")
             if len(body) >= MIN_BYTES and not message.get("more_body"):
-                message = {**message, "body": await _packed(body)}
-                _say_packed(MutableHeaders(scope=start), len(message["body"]))
+                message = {**message, "body": await _compress(body)}
+                headers = MutableHeaders(scope=start)
+                headers["Content-Encoding"] = "gzip"
+                headers["Content-Length"] = str(len(message["body"]))
+                _weaken_tag(headers)
             await self._send(start)
         await self._send(message)
 
 
-def _can_be_packed(headers: Headers) -> bool:
+def _is_compressible(headers: Headers) -> bool:
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    return kind in PACKED_TYPES and "content-encoding" not in headers
+    return kind in COMPRESSED_TYPES and "content-encoding" not in headers
 
 
-async def _packed(body: bytes) -> bytes:
+async def _compress(body: bytes) -> bytes:
     if len(body) < IN_THREAD_BYTES:
-        return _gzip(body)
-    return await in_busy_thread(_gzip, body)
+        return zlib.compress(body, LEVEL, GZIP)
+    return await in_busy_thread(zlib.compress, body, LEVEL, GZIP)
 
 
-def _gzip(body: bytes) -> bytes:
-    return zlib.compress(body, LEVEL, GZIP)
-
-
-def _say_packed(headers: MutableHeaders, length: int) -> None:
-    headers["Content-Encoding"] = "gzip"
-    headers["Content-Length"] = str(length)
-    _weaken(headers)
-
-
-def _weaken(headers: MutableHeaders) -> None:
+def _weaken_tag(headers: MutableHeaders) -> None:
     tag = headers.get("etag", "")
     if tag.startswith('"'):
         headers["ETag"] = f"W/{tag}"

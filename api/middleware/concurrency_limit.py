@@ -1,71 +1,52 @@
-"""How many requests are being answered at once; the others wait in the order they came."""
+"""Concurrency limit: the number of requests handled at once; the others wait in order of arrival.
+
+Without it, every step of a request queues behind the steps of all others, so that a new plan, which
+takes eight steps, waits eight times as long as a list, which takes one. With it each request waits
+once. The figures of docs/load.md (217 requests a second from 200 clients without pauses, 99 of 100
+within 1.3 s) were measured with it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from ..auth.scopes import is_open
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 AT_ONCE = 16
-"""Four times as many as there are threads for the database: some search, some write."""
+"""Four times the threads for the database: some requests search, some write."""
 
-TURN_S = 0.25
-"""Longest a request keeps others waiting: one that searches or measures goes on without a turn."""
+MAX_SLOT_S = 0.25
+"""Longest a request keeps its slot; one that searches or measures continues without."""
 
 
 class ConcurrencyLimit:
-    """Hands requests on in the order they came, a few at a time.
-
-    Under load every step of a request waits anew behind the steps of all others: what takes eight
-    of them, such as a new plan, waits eight times as long as what takes one. With turns each
-    request waits once, and all equally.
+    """First-in, first-out slots for requests.
 
     Args:
-        app: The application behind.
-        at_once: How many have a turn.
-        turn_s: Longest one has it.
+        at_once: Number of slots.
+        max_slot_s: Longest one is held.
     """
 
-    def __init__(self, app: ASGIApp, at_once: int = AT_ONCE, turn_s: float = TURN_S) -> None:
-        self._app = app
-        self._turn_s = turn_s
+    def __init__(self, at_once: int = AT_ONCE, max_slot_s: float = MAX_SLOT_S) -> None:
+        self._max_slot_s = max_slot_s
         self._free = asyncio.Semaphore(at_once)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or is_open(scope["path"]):
-            await self._app(scope, receive, send)
-            return
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[Callable[[], None]]:
+        """Wait for a slot; the function given releases it early, as do `max_slot_s` seconds."""
         await self._free.acquire()
-        turn = _Turn(self._free, self._turn_s)
+        is_held = True
 
-        async def watched(message: Message) -> None:
-            if message["type"] == "http.response.start" and _is_stream(message):
-                turn.end()  # it lasts as long as its reader wants
-            await send(message)
+        def release() -> None:
+            # Called up to three times: by the timer, by a stream's first byte, at the end.
+            nonlocal is_held
+            if is_held:
+                is_held = False
+                self._free.release()
 
+        timer = asyncio.get_running_loop().call_later(self._max_slot_s, release)
         try:
-            await self._app(scope, receive, watched)
+            yield release
         finally:
-            turn.end()
-
-
-class _Turn:
-    """Somebody's turn, until it is ended, or by itself."""
-
-    def __init__(self, free: asyncio.Semaphore, longest_s: float) -> None:
-        self._free: asyncio.Semaphore | None = free
-        self._overdue = asyncio.get_running_loop().call_later(longest_s, self.end)
-
-    def end(self) -> None:
-        if self._free is not None:
-            self._free.release()
-            self._free = None
-            self._overdue.cancel()
-
-
-def _is_stream(message: Message) -> bool:
-    kind = Headers(raw=message.get("headers", [])).get("content-type", "")
-    return kind.startswith("text/event-stream")
+            timer.cancel()
+            release()

@@ -1,8 +1,10 @@
-"""A server's end, in order: not ready, then nothing new, then nothing at all.
+"""Graceful shutdown: first not ready, then no new work, then the end.
 
 ::
 
-    serving ──begin──▶ leaving ──delay──▶ refusing ──all answered, or grace──▶ done
+    serving ──begin──▶ leaving ──delay──▶ refusing ──all answered, or grace over──▶ done
+
+`RequestChecks` refuses new work, `AccessLog` counts the requests in flight.
 """
 
 from __future__ import annotations
@@ -14,14 +16,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-from ..auth.scopes import SAFE_METHODS
-from ..http.problems import Problem
-
 RETRY_AFTER_S = 10
-"""When to ask again: another server answers by then, or this one is back."""
+"""Wait for clients: by then another server answers, or this one is back."""
 
 Phase = Literal["serving", "leaving", "refusing", "done"]
 
@@ -29,12 +25,12 @@ _log = logging.getLogger(__name__)
 
 
 class GracefulShutdown:
-    """How far a server is on its way out. It belongs to the event loop's thread.
+    """State of a server's shutdown; used on the event loop's thread only.
 
     Args:
-        delay_s: How long it only says that it is not ready.
-        grace_s: How long requests in flight may go on then.
-        now: A clock that never goes back, in seconds.
+        delay_s: Time in which the server only reports that it is not ready.
+        grace_s: Time that requests in flight have after that.
+        now: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -55,12 +51,12 @@ class GracefulShutdown:
 
     @property
     def is_draining(self) -> bool:
-        """Whether a load balancer should look elsewhere."""
+        """True once load balancers should use another server."""
         return self.phase != "serving"
 
     @property
     def is_refusing(self) -> bool:
-        """Whether nothing new is begun; streams of events should end."""
+        """True once no new work is begun, and streams of events should end."""
         return self.phase in ("refusing", "done")
 
     @property
@@ -68,20 +64,20 @@ class GracefulShutdown:
         return max(0.0, self._since + self._grace_s - self._now())
 
     def on_refusing(self, callback: Callable[[], Awaitable[None] | None]) -> None:
-        """Have something done once when nothing new is begun any more: hand unfinished work back.
+        """Register a callback for when new work is refused, e.g. to hand unfinished work back.
 
-        What it raises is logged, and keeps nobody alive.
+        Its errors are logged and do not stop the shutdown.
         """
         self._callbacks.append(callback)
 
     def begin(self) -> None:
-        """Say that this server is not ready; later calls change nothing."""
+        """Report from now on that this server is not ready; later calls change nothing."""
         if self.phase == "serving":
             self.phase, self._since = "leaving", self._now()
             _log.info("draining: not ready from now on")
 
     async def step(self) -> bool:
-        """Go on as far as it is time to; whether the server may end now."""
+        """Advance to the next phase if it is due; return True once the server may end."""
         if self.phase == "leaving" and self._now() >= self._since + self._delay_s:
             self.refuse()
         if self.phase == "refusing" and (self._is_idle or not self.grace_left_s):
@@ -94,11 +90,12 @@ class GracefulShutdown:
         return handed_back and not self.num_in_flight
 
     def refuse(self) -> None:
-        """Begin nothing new, whatever the delay."""
+        """Refuse new work from now on, whatever the delay."""
         if self.is_refusing:
             return
         self.phase, self._since = "refusing", self._now()
         _log.info("draining: nothing new is begun", extra={"in_flight": self.num_in_flight})
+        # The reference keeps the task alive: the event loop itself holds only a weak one.
         self._handing_back = asyncio.create_task(self._hand_back())
 
     async def _hand_back(self) -> None:
@@ -107,18 +104,18 @@ class GracefulShutdown:
                 done = callback()
                 if done is not None:
                     await done
-            except Exception:  # noqa: BLE001 - the others have work to hand back, too
+            except Exception:  # noqa: BLE001 - the other callbacks have work to hand back, too
                 _log.exception("could not hand unfinished work back")
 
     @contextmanager
     def request(self) -> Iterator[Callable[[], None]]:
-        """A request is in flight; what is given lets the server end before it has."""
-        counted = True
+        """Count a request in flight; the function given stops counting it before its end."""
+        is_counted = True
 
         def release() -> None:
-            nonlocal counted
-            if counted:
-                counted = False
+            nonlocal is_counted
+            if is_counted:
+                is_counted = False
                 self.num_in_flight -= 1
 
         self.num_in_flight += 1
@@ -126,54 +123,3 @@ class GracefulShutdown:
             yield release
         finally:
             release()
-
-
-class DrainGate:
-    """Counts requests in flight, and refuses new work at the end (503 with ``Retry-After``).
-
-    What only looks, removes or cancels is answered as long as the server listens.
-
-    Args:
-        app: The application behind.
-        shutdown: How far the server is.
-    """
-
-    def __init__(self, app: ASGIApp, shutdown: GracefulShutdown) -> None:
-        self._app = app
-        self._shutdown = shutdown
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        if self._shutdown.is_refusing and _begins_work(scope):
-            await refusal().response()(scope, receive, send)
-            return
-        with self._shutdown.request() as release:
-
-            async def watched(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    kind = Headers(raw=message.get("headers", [])).get("content-type", "")
-                    if kind.startswith("text/event-stream"):
-                        release()  # its reader takes it up again elsewhere
-                await send(message)
-
-            await self._app(scope, receive, watched)
-
-
-def refusal() -> Problem:
-    """That this server begins nothing new."""
-    return Problem(
-        503,
-        "service-stopping",
-        f"this server is stopping; ask again in {RETRY_AFTER_S} s",
-        headers={"Retry-After": str(RETRY_AFTER_S), "Connection": "close"},
-    )
-
-
-def _begins_work(scope: Scope) -> bool:
-    return (
-        scope["method"] not in SAFE_METHODS
-        and scope["method"] != "DELETE"
-        and not scope["path"].endswith("/cancel")
-    )

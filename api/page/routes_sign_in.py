@@ -10,10 +10,10 @@ from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, RedirectResponse
 
 from ..auth.audit import AuditWriter
-from ..auth.authenticate import origin_missing
 from ..auth.scopes import is_page
 from ..auth.sessions import LIFETIME_S, Sessions, cookie_name
-from ..http.problems import Problem
+from ..errors import AccessDenied, MissingOrigin
+from ..http.problems import Problem, problem_of_error
 from ..routes.dependencies import TheAuthenticator, from_state
 from .templates import render
 
@@ -23,7 +23,7 @@ MAX_NEXT_CHARACTERS = 2000
 """The form, which has it in it, is a short one."""
 
 REFUSED = (401, 403)
-"""What the audit log is told of, here as at the gate."""
+"""Statuses that go into the audit log, here as in `AuthMiddleware`."""
 
 
 TheSessions = Annotated[Sessions, from_state("sessions")]
@@ -42,23 +42,24 @@ async def sign_in(
     sessions: TheSessions, authenticator: TheAuthenticator, audit: TheAudit, request: Request
 ) -> Response:
     if "origin" not in request.headers:
-        raise origin_missing()
+        raise MissingOrigin
     sent = _form(await request.body())
     token = (sent.get("token") or [""])[0].strip()
     wanted = _own_path((sent.get("next") or ["/plans"])[0])
     try:
         raw = [(b"authorization", f"Bearer {token}".encode())]
         principal = await authenticator.principal(Headers(raw=raw), request.scope)
-    except Problem as problem:
+    except AccessDenied as error:
+        problem = problem_of_error(error)
         if problem.document.status in REFUSED:
-            await audit.denied(request.scope, None, problem.kind)
+            await audit.write_denied(request.scope, None, problem.kind)
         wrong = problem.document.detail if token else "Paste the token first."
         page = _page(sessions, request, wanted, wrong)
         response = HTMLResponse(page, problem.document.status)
         if wait := (problem.headers or {}).get("Retry-After"):
             response.headers["Retry-After"] = wait
         return response
-    await audit.signed_in(request.scope, principal)
+    await audit.write_sign_in(request.scope, principal)
     sessions.close(sessions.read(request.headers))
     signed_in = RedirectResponse(wanted, 303)
     _set(signed_in, request, sessions.open(principal, token), LIFETIME_S)
@@ -79,7 +80,7 @@ def _page(sessions: Sessions, request: Request, wanted: str, wrong: str = "") ->
 
 
 def _form(body: bytes) -> dict[str, list[str]]:
-    """What the form sends; `BodyLimit` has seen that it is short.
+    """What the form sends; `LoadLimits` has seen that it is short.
 
     Raises:
         Problem: 422: it has more fields than the form.

@@ -332,7 +332,7 @@ def test_the_printed_address_signs_in_where_the_form_is_open_already(chromium, s
     page.goto(f"{served.url}/profiles")
     page.get_by_label("Token").fill("wrong")
     page.get_by_role("button", name="Sign in").click()
-    expect(page.get_by_role("alert")).to_contain_text("opens nothing here")
+    expect(page.get_by_role("alert")).to_contain_text("Invalid token")
     page.goto(f"{served.url}/sign-in#token={TOKEN}")
     page.wait_for_url("**/profiles")  # where it was to lead
     assert TOKEN not in page.url

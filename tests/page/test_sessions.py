@@ -14,7 +14,7 @@ from stagewright.api.app import create_app
 from stagewright.api.auth.principal import Principal
 from stagewright.api.auth.sessions import LIFETIME_S, Sessions
 from stagewright.api.http.examples import example_profile
-from stagewright.api.middleware.body_limit import MAX_OPEN_BYTES
+from stagewright.api.middleware.load_limits import MAX_OPEN_BYTES
 from stagewright.api.page.templates import assets
 from stagewright.api.settings.oidc import OidcSettings
 from stagewright.api.settings.settings import ServerSettings

@@ -9,11 +9,11 @@ from starlette.testclient import TestClient
 from stagewright.api.app import create_app
 from stagewright.api.auth import login_throttle as guessing
 from stagewright.api.auth.audit import AuditWriter
-from stagewright.api.auth.authenticate import Authenticator, unauthorized
+from stagewright.api.auth.authenticate import Authenticator
 from stagewright.api.auth.login_throttle import SECONDS_EACH, WRONG_AT_ONCE, LoginThrottle
 from stagewright.api.auth.middleware import AuthMiddleware
 from stagewright.api.auth.principal import OPERATOR
-from stagewright.api.http.problems import Problem
+from stagewright.api.errors import Forbidden, IdentityProviderUnreachable, Unauthorized
 from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.records import DEFAULT_PROJECT
@@ -42,16 +42,20 @@ def store():
 
 
 AWAY = {"signed.but.away": 503, "signed.for.nothing": 403}
+ERRORS = {
+    "signed.but.away": IdentityProviderUnreachable(30),
+    "signed.for.nothing": Forbidden("another project"),
+}
 
 
 class Provider:
     """Signs one token, and two that open nothing for other reasons."""
 
     def principal(self, token):
-        if token in AWAY:
-            raise Problem(AWAY[token], "away", "not because of the token")
+        if token in ERRORS:
+            raise ERRORS[token]
         if token != "signed.by.provider":
-            raise unauthorized("not signed")
+            raise Unauthorized("not signed", is_invalid_token=True)
         return OPERATOR
 
 
@@ -155,7 +159,7 @@ def test_what_it_remembers_is_bounded(clock, monkeypatch):
 
     for number in range(200):
         for _ in range(WRONG_AT_ONCE):
-            login_throttle.failed(scope(number))
+            login_throttle.record_failure(scope(number))
     assert len(login_throttle._empty_at) == 50
     assert login_throttle.wait_s(scope(199)) == SECONDS_EACH
     assert login_throttle.wait_s(scope(0)) == 0
@@ -182,7 +186,7 @@ def test_signing_in_is_guessing_too_but_who_is_signed_in_stays(browsers, store):
     found = [sign_in(outside, f"wrong-{number}") for number in range(WRONG_AT_ONCE + 1)]
     assert [one.status_code for one in found] == [401] * WRONG_AT_ONCE + [429]
     assert int(found[-1].headers["Retry-After"]) in (5, 6)
-    assert "wrong tokens came from this address" in found[-1].text
+    assert "wrong tokens from this address" in found[-1].text
     assert "<form" in found[-1].text
     assert (sign_in(outside, TOKEN).status_code, status(outside)) == (429, 429)
     assert inside.get("/v1/plans").status_code == 200

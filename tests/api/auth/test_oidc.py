@@ -9,9 +9,10 @@ import jwt
 import pytest
 
 from stagewright.api.auth import jwks as signing_keys
-from stagewright.api.auth.jwks import SigningKeys, fetch_directly, parse
+from stagewright.api.auth.jwks import SigningKeys, fetch_directly, parse_jwks
 from stagewright.api.auth.oidc import OidcTokens
-from stagewright.api.http.problems import Problem
+from stagewright.api.errors import IdentityProviderUnreachable, Unauthorized
+from stagewright.api.http.problems import problem_of_error
 from stagewright.api.settings.oidc import OidcSettings
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.store import Store
@@ -46,11 +47,12 @@ def refused(provider):
         oidc = OidcSettings(
             **{"issuer": ISSUER, "audience": AUDIENCE, "jwks_url": provider.url, **settings}
         )
-        with pytest.raises(Problem) as caught:
+        with pytest.raises(Unauthorized) as caught:
             OidcTokens(oidc, store, keys).principal(token)
-        assert caught.value.headers["WWW-Authenticate"] == 'Bearer error="invalid_token"'
-        assert caught.value.document.status == 401
-        return caught.value.document.detail
+        problem = problem_of_error(caught.value)
+        assert problem.headers["WWW-Authenticate"] == 'Bearer error="invalid_token"'
+        assert problem.document.status == 401
+        return problem.document.detail
 
     keys = SigningKeys(provider.url)
     assert OidcTokens(
@@ -99,7 +101,7 @@ def test_keys_are_fetched_once(make, provider):
         ({"exp": 1_000_000_000}, "expired"),
         ({"exp": None}, "exp"),
         ({"exp": "soon"}, "exp"),
-        ({"exp": 1e400}, "opens nothing"),
+        ({"exp": 1e400}, "Invalid token"),
         ({"nbf": 4_000_000_000}, "not yet valid"),
         ({"sub": None}, "sub"),
         ({"sub": 7}, "ub"),
@@ -125,7 +127,7 @@ def test_a_token_nobody_signed_opens_nothing(refused, make, provider):
     _, claims, signature = provider.token().split(".")
     for header in ({"alg": "none", "kid": "rsa"}, {"alg": "None", "kid": "rsa"}, {"kid": "rsa"}):
         for end in (signature, "AA", ""):
-            assert "opens nothing" in refused(f"{encoded(header)}.{claims}.{end}")
+            assert "Invalid token" in refused(f"{encoded(header)}.{claims}.{end}")
     unsigned = f"{encoded({'alg': 'none', 'kid': 'rsa'})}.{claims}"
     client = make()
     for end in ("", ".", ".AA"):
@@ -145,7 +147,7 @@ def test_the_public_key_is_no_password(refused, provider):
     signed = f"{encoded({'alg': 'HS256', 'kid': 'rsa'})}.{claims}"
     digest = hmac.new(pem, signed.encode(), hashlib.sha256).digest()
     end = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-    assert "not signed by one of" in refused(f"{signed}.{end}")
+    assert "not signed with one of" in refused(f"{signed}.{end}")
     with pytest.raises(ValueError, match="takes some of"):
         refused("", algorithms=("HS256",))
 
@@ -158,16 +160,16 @@ def test_changed_claims_and_other_peoples_keys_open_nothing(refused, provider):
 
     assert "verification failed" in refused(Provider().token())
     mixed = jwt.encode({"iss": ISSUER}, provider.private["ec"][0], "ES256", headers={"kid": "rsa"})
-    assert "opens nothing" in refused(mixed)
+    assert "Invalid token" in refused(mixed)
 
 
 def test_an_algorithm_that_is_not_allowed_opens_nothing(refused, provider):
-    assert "not signed by one of ES256" in refused(provider.token("rsa"), algorithms=("ES256",))
+    assert "not signed with one of ES256" in refused(provider.token("rsa"), algorithms=("ES256",))
 
 
 @pytest.mark.parametrize("text", ["a.b.c", "e30.e30.e30", "bnVsbA.e30.AA", "W10.W10.W10"])
 def test_nonsense_is_refused(refused, text):
-    assert "opens nothing" in refused(text)
+    assert "Invalid token" in refused(text)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +179,7 @@ def test_nonsense_is_refused(refused, text):
 )  # fmt: skip
 def test_a_strange_header_is_refused(refused, provider, header):
     _, claims, signature = provider.token().split(".")
-    assert "opens nothing" in refused(f"{encoded(header)}.{claims}.{signature}")
+    assert "Invalid token" in refused(f"{encoded(header)}.{claims}.{signature}")
 
 
 def test_without_a_provider_its_tokens_open_nothing(make_client, provider):
@@ -194,8 +196,8 @@ def test_a_tokens_project_is_the_one_it_names(make, provider, profile, token):
     mine, other = provider.token(), provider.token(stagewright_project=theirs)
     assert ask(client, mine, path=f"/v1/profiles/{stored}").status_code == 200
     assert ask(client, other, path=f"/v1/profiles/{stored}").status_code == 404
-    for named in (None, "project_unknown", 7, ["project_default"]):
-        answer = ask(client, provider.token(stagewright_project=named))
+    for audit_name in (None, "project_unknown", 7, ["project_default"]):
+        answer = ask(client, provider.token(stagewright_project=audit_name))
         assert answer.status_code == 403
         assert "project" in answer.json()["detail"]
     fallback = make(store, project=theirs)
@@ -244,9 +246,8 @@ def test_keys_last_for_a_while_if_the_provider_is_gone(caplog):
     assert source.keys.key("a") is not None
     assert "gone" in caplog.text
     source.time += 1
-    with pytest.raises(Problem, match="cannot be fetched") as caught:
+    with pytest.raises(IdentityProviderUnreachable, match="cannot be fetched"):
         source.keys.key("a")
-    assert caught.value.document.status == 503
 
 
 def test_a_provider_that_does_not_answer_is_503(make, provider, monkeypatch):
@@ -270,9 +271,9 @@ def test_too_long_a_key_set_is_refused(provider, monkeypatch):
 @pytest.mark.parametrize("document", [b"", b"[]", b"{}", b'{"keys": 1}', b"\xff", b"[" * 10_000])
 def test_what_is_no_key_set_is_refused(document):
     with pytest.raises((ValueError, RecursionError)):
-        parse(document)
+        parse_jwks(document)
 
 
 def test_keys_for_other_uses_are_left_out():
     keys = [{"kid": "a", "use": "enc"}, {"kid": 7}, {}, 7, {"kid": "b"}, {"kid": "c", "use": "sig"}]
-    assert set(parse(json.dumps({"keys": keys}).encode())) == {"b", "c"}
+    assert set(parse_jwks(json.dumps({"keys": keys}).encode())) == {"b", "c"}

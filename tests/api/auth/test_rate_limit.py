@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stagewright.api.auth import rate_limit as rates
-from stagewright.api.auth.audit import named
+from stagewright.api.auth.audit import audit_name
+from stagewright.api.auth.middleware import rate_headers, too_many_requests
 from stagewright.api.auth.rate_limit import RateLimiter
 
 
@@ -72,12 +73,12 @@ def test_what_it_remembers_is_bounded_and_nobody_gains_by_it(clock, monkeypatch)
 
 def test_headers_say_what_is_left(clock):
     bucket = RateLimiter(clock)
-    assert bucket.take("key", 2).headers() == {
+    assert rate_headers(bucket.take("key", 2)) == {
         "RateLimit-Policy": '"minute";q=2;w=60',
         "RateLimit": '"minute";r=1;t=0',
     }
     bucket.take("key", 2)
-    problem = bucket.take("key", 2).problem()
+    problem = too_many_requests(bucket.take("key", 2))
     assert problem.headers["Retry-After"] == "30"
     assert problem.headers["RateLimit"] == '"minute";r=0;t=30'
 
@@ -97,4 +98,4 @@ def test_headers_say_what_is_left(clock):
     ],
 )
 def test_requests_have_names_in_the_audit_log(method, path, expected):
-    assert named(method, path) == expected
+    assert audit_name(method, path) == expected

@@ -101,11 +101,11 @@ class Counted(TypeAdapter):
 def refused(body):
     """The pointer of what is wrong in a body, and what was validated in one call."""
     request = StrictRequest({"type": "http", "headers": []})
-    request.wanted = Counted(Profile)
+    request.adapter = Counted(Profile)
     with pytest.raises(Problem) as caught:
         request._large(json.dumps(body).encode())
     (error,) = caught.value.document.errors
-    return error.pointer, request.wanted.given
+    return error.pointer, request.adapter.given
 
 
 def test_what_does_not_fit_is_not_read_again_in_one_call(large):

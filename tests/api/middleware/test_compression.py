@@ -8,7 +8,7 @@ import pytest
 from starlette.responses import Response, StreamingResponse
 from starlette.testclient import TestClient
 
-from stagewright.api.middleware.compression import MIN_BYTES, Compression, takes_gzip
+from stagewright.api.middleware.compression import MIN_BYTES, Compression, accepts_gzip
 
 LARGE = b'{"numbers": [1, 2, 3]}' * 1000
 
@@ -63,8 +63,8 @@ def test_who_does_not_take_it_gets_it_plain(client):
         assert "Content-Encoding" not in found.headers
         assert (found.headers["ETag"], found.headers["Vary"]) == ('"tag"', "Accept-Encoding")
         assert found.content == LARGE * 4
-    assert takes_gzip("br;q=1.0, GZIP;q=0.8")
-    assert not takes_gzip("x-gzip, *")
+    assert accepts_gzip("br;q=1.0, GZIP;q=0.8")
+    assert not accepts_gzip("x-gzip, *")
 
 
 def test_what_is_held_is_what_was_packed(client):

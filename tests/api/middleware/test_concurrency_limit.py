@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stagewright.api.middleware.concurrency_limit import ConcurrencyLimit
+from stagewright.api.middleware.load_limits import LoadLimits
 
 STEPS = 8
 
 
-async def ask(limit: ConcurrencyLimit, name: str, path: str = "/v1/plans") -> None:
-    async def receive() -> Message:
-        raise AssertionError("the body was read before")
+def limited(app: ASGIApp, at_once: int, max_slot_s: float = 60.0) -> LoadLimits:
+    return LoadLimits(app, 100, concurrency=ConcurrencyLimit(at_once, max_slot_s))
 
+
+async def receive() -> Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def ask(limit: LoadLimits, name: str, path: str = "/v1/plans") -> None:
     async def send(message: Message) -> None:
         raise AssertionError("nothing is sent here")
 
-    await limit({"type": "http", "path": path, "name": name}, receive, send)
+    await limit({"type": "http", "path": path, "name": name, "headers": []}, receive, send)
 
 
 def answering(steps: Callable[[str], Awaitable[None]]) -> Callable[..., Awaitable[None]]:
@@ -39,7 +45,7 @@ def test_many_steps_wait_once_as_one_does() -> None:
         ended.append(name)
 
     async def main() -> None:
-        limit = ConcurrencyLimit(answering(steps), at_once=1)
+        limit = limited(answering(steps), 1)
         names = ["short 1", "long", "short 2", "short 3"]
         await asyncio.gather(*(ask(limit, name) for name in names))
         assert ended == names
@@ -58,7 +64,7 @@ def test_so_many_are_answered_at_once() -> None:
         now -= 1
 
     async def main() -> None:
-        limit = ConcurrencyLimit(answering(steps), at_once=3)
+        limit = limited(answering(steps), 3)
         await asyncio.gather(*(ask(limit, str(number)) for number in range(20)))
 
     asyncio.run(main())
@@ -66,7 +72,7 @@ def test_so_many_are_answered_at_once() -> None:
 
 
 def test_what_takes_long_lets_others_pass_and_counts_once() -> None:
-    """Two wait for something else; a third is answered, and no turn is given back twice."""
+    """Two wait for something else; a third is answered, and no slot is released twice."""
 
     async def main() -> None:
         goes_on = asyncio.Event()
@@ -75,17 +81,17 @@ def test_what_takes_long_lets_others_pass_and_counts_once() -> None:
             if name == "waits":
                 await goes_on.wait()
 
-        limit = ConcurrencyLimit(answering(steps), at_once=1, turn_s=0.01)
+        limit = limited(answering(steps), 1, 0.01)
         long = [asyncio.create_task(ask(limit, "waits")) for _ in range(2)]
         await asyncio.wait_for(ask(limit, "short"), 10)
         goes_on.set()
         await asyncio.gather(*long)
-        assert limit._free._value == 1
+        assert limit._concurrency._free._value == 1
 
     asyncio.run(main())
 
 
-def test_a_stream_gives_its_turn_up_when_it_begins() -> None:
+def test_a_stream_releases_its_slot_when_it_begins() -> None:
     """Cause: two hundred idle streams opened at once kept a request waiting for four seconds."""
 
     async def main() -> None:
@@ -101,11 +107,8 @@ def test_a_stream_gives_its_turn_up_when_it_begins() -> None:
         async def send(message: Message) -> None:
             sent.append(message["type"])
 
-        async def receive() -> Message:
-            raise AssertionError("the body was read before")
-
-        limit = ConcurrencyLimit(app, at_once=1, turn_s=60)
-        scope = {"type": "http", "path": "/v1/jobs/job_1/events", "name": "stream"}
+        limit = limited(app, 1)
+        scope = {"type": "http", "path": "/v1/jobs/job_1/events", "name": "stream", "headers": []}
         stream = asyncio.create_task(limit(scope, receive, send))
         await asyncio.wait_for(opened.wait(), 10)
         await asyncio.wait_for(ask(limit, "short"), 10)
@@ -115,7 +118,7 @@ def test_a_stream_gives_its_turn_up_when_it_begins() -> None:
     asyncio.run(main())
 
 
-def test_a_failure_ends_its_turn_and_probes_need_none() -> None:
+def test_a_failure_releases_its_slot_and_probes_need_none() -> None:
     async def main() -> None:
         async def steps(name: str) -> None:
             if name == "fails":
@@ -123,7 +126,7 @@ def test_a_failure_ends_its_turn_and_probes_need_none() -> None:
             if name == "holds":
                 await asyncio.Event().wait()
 
-        limit = ConcurrencyLimit(answering(steps), at_once=1, turn_s=60)
+        limit = limited(answering(steps), 1)
         for _ in range(2):
             try:
                 await asyncio.wait_for(ask(limit, "fails"), 10)

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 import uvicorn
 
-from stagewright.api.middleware import header_timeout as prompt_heads
+from stagewright.api.middleware import header_timeout
 from stagewright.api.middleware.header_timeout import HeaderTimeoutProtocol
 
 GIVEN_S = 0.3
@@ -51,7 +51,7 @@ async def said(*pieces: bytes, pause_s: float = 0.0) -> bytes:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    monkeypatch.setattr(prompt_heads, "HEAD_WITHIN_S", GIVEN_S)
+    monkeypatch.setattr(header_timeout, "HEADERS_WITHIN_S", GIVEN_S)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from stagewright.api.middleware.body_limit import BodyLimit
+from stagewright.api.middleware.load_limits import LoadLimits
 from stagewright.api.settings.settings import ServerSettings
 
 JSON = {"Content-Type": "application/json"}
@@ -57,7 +57,7 @@ def test_a_long_stream_is_cut_off_whatever_its_header_says(headers):
         sent.append(message)
 
     scope = {"type": "http", "path": "/v1/plans", "headers": headers}
-    asyncio.run(BodyLimit(inner, 95, max_discarded_bytes=40)(scope, receive, send))
+    asyncio.run(LoadLimits(inner, 95, max_discarded_bytes=40)(scope, receive, send))
     assert len(taken) == 14, "95 bytes are accepted and 40 more are thrown away"
     assert sent[0]["status"] == 413
     assert inner.bodies == []
@@ -77,7 +77,7 @@ def test_a_body_that_is_too_long_is_read_to_its_end_before_the_refusal():
     for headers in ([], [(b"content-length", b"120")]):
         pieces[:] = [b"x" * 10] * 12
         scope = {"type": "http", "path": "/v1/plans", "headers": headers}
-        asyncio.run(BodyLimit(inner, 95, max_discarded_bytes=40)(scope, receive, send))
+        asyncio.run(LoadLimits(inner, 95, max_discarded_bytes=40)(scope, receive, send))
     assert [message["status"] for message in sent[::2]] == [413, 413]
     assert inner.bodies == []
 
@@ -96,7 +96,7 @@ def test_an_honest_header_is_refused_before_a_byte_is_read(headers):
     async def send(message):
         sent.append(message)
 
-    limit = BodyLimit(Inner(), 95, max_discarded_bytes=40)
+    limit = LoadLimits(Inner(), 95, max_discarded_bytes=40)
     asyncio.run(limit({"type": "http", "path": "/v1/plans", "headers": headers}, receive, send))
     assert sent[0]["status"] == 413
 
@@ -108,7 +108,7 @@ def test_pieces_arrive_as_one_body():
         return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
 
     asyncio.run(
-        BodyLimit(inner, 95)({"type": "http", "path": "/v1/plans", "headers": []}, receive, None)
+        LoadLimits(inner, 95)({"type": "http", "path": "/v1/plans", "headers": []}, receive, None)
     )
     assert inner.bodies == [b"one two three"]
 
@@ -120,6 +120,6 @@ def test_a_client_that_leaves_is_let_go():
         return {"type": "http.disconnect"}
 
     asyncio.run(
-        BodyLimit(inner, 95)({"type": "http", "path": "/v1/plans", "headers": []}, receive, None)
+        LoadLimits(inner, 95)({"type": "http", "path": "/v1/plans", "headers": []}, receive, None)
     )
     assert inner.bodies == []

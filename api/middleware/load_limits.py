@@ -1,0 +1,151 @@
+"""Limits on the load of a request: length of its body, time to send it, requests at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ...core.units import format_bytes
+from ..auth.scopes import is_open
+from ..http.problems import Problem
+from .concurrency_limit import ConcurrencyLimit
+
+MAX_DISCARDED_BYTES = 64 * 2**20
+"""Bytes beyond the limit that are still read, so that the client gets to see the answer."""
+
+MAX_OPEN_BYTES = 8 * 2**10
+"""Longest body on paths that need no token: a form with a token in it."""
+
+MAX_BODY_S = 120.0
+"""Longest a body may take to arrive: 16 MiB at a megabit a second."""
+
+
+class LoadLimits:
+    """Reads the body, up to a limit, and hands the request on when a slot is free.
+
+    Args:
+        app: The application behind.
+        max_bytes: Longest body accepted; at most `MAX_OPEN_BYTES` on paths without a token.
+        max_discarded_bytes: Bytes beyond that to read and discard before the refusal.
+        max_body_s: Longest a body may take to arrive.
+        concurrency: Limit on requests handled at once.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_bytes: int,
+        max_discarded_bytes: int = MAX_DISCARDED_BYTES,
+        max_body_s: float = MAX_BODY_S,
+        concurrency: ConcurrencyLimit | None = None,
+    ) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._max_read_bytes = max_bytes + max_discarded_bytes
+        self._max_body_s = max_body_s
+        self._concurrency = ConcurrencyLimit() if concurrency is None else concurrency
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await self._read_body(scope, receive)
+        except Problem as problem:
+            await problem.response()(scope, receive, send)
+            return
+        except ClientDisconnect:
+            return
+        replay = _replay(body, receive)
+        if is_open(scope["path"]):  # health checks do not wait behind requests
+            await self._app(scope, replay, send)
+            return
+        # Only now: a client that sends its body slowly must not hold a slot meanwhile.
+        async with self._concurrency.slot() as release:
+            await self._app(scope, replay, _release_on_stream(send, release))
+
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes:
+        """Return the whole body.
+
+        Raises:
+            Problem: 413: it is too long. 408: it takes too long.
+            ClientDisconnect: The client has disconnected.
+        """
+        headers = Headers(scope=scope)
+        open_path = is_open(scope["path"])
+        max_bytes = min(self._max_bytes, MAX_OPEN_BYTES) if open_path else self._max_bytes
+        announced = _announced_bytes(headers)
+        expects_continue = headers.get("expect", "").lower() == "100-continue"
+        if announced > max_bytes and (expects_continue or announced > self._max_read_bytes):
+            raise _too_large(max_bytes)
+        try:
+            async with asyncio.timeout(self._max_body_s):
+                return await self._receive_body(receive, max_bytes)
+        except TimeoutError:
+            raise Problem(
+                408,
+                "request-timeout",
+                f"The body did not arrive within {self._max_body_s:g} s. Send it in one go.",
+                headers={"Connection": "close"},
+            ) from None
+
+    async def _receive_body(self, receive: Receive, max_bytes: int) -> bytes:
+        # The bytes that arrive are counted, whatever Content-Length says. An overlong body is read
+        # on and discarded: clients send all of it before they read the answer, and closing the
+        # connection earlier resets it, so that they would never learn the reason.
+        body, num_read, more = bytearray(), 0, True
+        while more and num_read <= self._max_read_bytes:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise ClientDisconnect
+            chunk = message.get("body", b"")
+            num_read += len(chunk)
+            more = message.get("more_body", False)
+            if num_read > max_bytes:
+                body.clear()
+            else:
+                body += chunk
+        if num_read > max_bytes:
+            raise _too_large(max_bytes)
+        return bytes(body)
+
+
+def _too_large(max_bytes: int) -> Problem:
+    return Problem(
+        413,
+        "body-too-large",
+        f"A request body may have at most {format_bytes(max_bytes)} ({max_bytes} bytes).",
+        headers={"Connection": "close"},
+    )
+
+
+def _announced_bytes(headers: Headers) -> int:
+    announced = headers.get("content-length", "")
+    return int(announced) if announced.isdecimal() and len(announced) < 20 else 0
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a ``receive`` that gives the body in one message, and then what else arrives."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return replay
+
+
+def _release_on_stream(send: Send, release: Callable[[], None]) -> Send:
+    """Release the slot when a stream of events starts, which lasts as long as its reader wants."""
+
+    async def send_and_release(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            kind = Headers(raw=message.get("headers", [])).get("content-type", "")
+            if kind.startswith("text/event-stream"):
+                release()
+        await send(message)
+
+    return send_and_release

@@ -1,0 +1,170 @@
+"""The services behind the routes, built from the settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.errors import InvalidInput
+from .auth.audit import AuditWriter
+from .auth.authenticate import Authenticator
+from .auth.jwks import SigningKeys
+from .auth.sessions import Sessions
+from .jobs.attempt import RetryPolicy
+from .jobs.backends import build_workers, is_local, local_setup
+from .jobs.estimates import EstimatingWorkers
+from .jobs.notifications import JobNotifications
+from .jobs.runner import JobRunner
+from .jobs.service import JobOptions, JobService
+from .jobs.worker_resources import measuring_place
+from .jobs.workers import WorkerBackend
+from .middleware.graceful_shutdown import GracefulShutdown
+from .model_sources.custom_code import ForeignModels
+from .model_sources.estimator import Estimator
+from .model_sources.measure import prove
+from .model_sources.pt2_upload import ProgramReader
+from .page.plan_views import Views
+from .planning.service import Planning
+from .planning.solver_pool import Solver
+from .routes.health import ReadinessCheck
+from .routes.metrics import watch
+from .settings.settings import ServerSettings
+from .store.records import Retention
+from .store.store import Store
+from .telemetry.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class Services:
+    """Everything that routes and middleware use, by its name on ``app.state``."""
+
+    settings: ServerSettings
+    store: Store
+    metrics: Metrics
+    shutdown: GracefulShutdown
+    readiness: ReadinessCheck
+    solver: Solver
+    planning: Planning
+    runner: JobRunner
+    jobs: JobService
+    foreign: ForeignModels
+    program_reader: ProgramReader
+    authenticator: Authenticator
+    audit: AuditWriter
+    sessions: Sessions
+    views: Views
+
+    async def start(self) -> None:
+        """Begin to run jobs."""
+        await self.runner.start()
+
+    async def stop(self) -> None:
+        """Hand jobs back, end the solver's processes, and close the store last."""
+        await self.runner.stop()
+        self.solver.close()
+        self.store.close()
+
+
+def build_services(
+    settings: ServerSettings,
+    store: Store | None = None,
+    workers: WorkerBackend | None = None,
+    shutdown: GracefulShutdown | None = None,
+) -> Services:
+    """Build the services; see `app.create_app` for the arguments and errors."""
+    # First all that may refuse the settings, before the database is opened.
+    foreign = ForeignModels.from_settings(settings)
+    if is_local(settings.scheduler):
+        prove(settings)
+    store = Store(settings.database) if store is None else store
+    workers = build_workers(settings) if workers is None else workers
+    shutdown = GracefulShutdown() if shutdown is None else shutdown
+    metrics = Metrics()
+    solver = Solver(settings.plan_processes, metrics.worked)
+    watch(metrics, store, solver, shutdown)
+    planning = build_planning(settings, store, solver, workers, foreign)
+    notifications = JobNotifications()
+    shutdown.on_refusing(notifications.stop)
+    runner = build_runner(settings, store, workers, planning, notifications, metrics)
+    sessions = Sessions(settings.session_key, settings.oidc)
+    options = JobOptions(
+        measuring_place(settings.scheduler), is_local(settings.scheduler), settings.job_deadline_s
+    )
+    return Services(
+        settings=settings,
+        store=store,
+        metrics=metrics,
+        shutdown=shutdown,
+        readiness=ReadinessCheck(store, solver, shutdown),
+        solver=solver,
+        planning=planning,
+        runner=runner,
+        jobs=JobService(store, planning, runner, notifications, options),
+        foreign=foreign,
+        program_reader=ProgramReader(settings.sandbox),
+        authenticator=build_authenticator(settings, store, sessions),
+        audit=AuditWriter(store),
+        sessions=sessions,
+        views=Views(planning, store),
+    )
+
+
+def build_planning(
+    settings: ServerSettings,
+    store: Store,
+    solver: Solver,
+    workers: WorkerBackend,
+    foreign: ForeignModels,
+) -> Planning:
+    """Build the planning service; without local workers, estimates are theirs as well."""
+    local = is_local(settings.scheduler)
+    estimator = Estimator(
+        settings.estimate_command,
+        memory_bytes=settings.child_memory_bytes,
+        sandbox=settings.sandbox,
+        elsewhere=None if local else EstimatingWorkers(workers),
+    )
+    return Planning(
+        store,
+        estimator,
+        solver,
+        deadline_s=settings.plan_deadline_s,
+        foreign=foreign,
+        builds_here=local,
+    )
+
+
+def build_runner(
+    settings: ServerSettings,
+    store: Store,
+    workers: WorkerBackend,
+    planning: Planning,
+    notifications: JobNotifications,
+    metrics: Metrics,
+) -> JobRunner:
+    """Build the runner of jobs."""
+    return JobRunner(
+        store,
+        workers,
+        planning,
+        notifications,
+        setup=local_setup(settings),
+        retry_policy=RetryPolicy(settings.job_attempts, settings.job_silence_s),
+        retention=Retention(jobs_days=settings.keep_jobs_days, audit_days=settings.keep_audit_days),
+        metrics=metrics,
+    )
+
+
+def build_authenticator(
+    settings: ServerSettings, store: Store, sessions: Sessions
+) -> Authenticator:
+    """Build the authenticator, with the identity provider's tokens if there is a provider."""
+    if settings.oidc is None:
+        return Authenticator(settings.token, store, None, sessions=sessions)
+    try:
+        from .auth.oidc import OidcTokens  # needs pyjwt, an extra
+    except ModuleNotFoundError:
+        raise InvalidInput(
+            "Tokens of an identity provider need pyjwt. Run: pip install 'stagewright[oidc]'"
+        ) from None
+    tokens = OidcTokens(settings.oidc, store, SigningKeys(settings.oidc.jwks_url))
+    return Authenticator(settings.token, store, tokens, sessions=sessions)
