@@ -1,4 +1,4 @@
-"""One layer, ready to be run alone or in its turn, forwards and backwards."""
+"""Layer runs: one layer each, ready to run forwards and backwards, alone or in a pass."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Values = Mapping[fx.Node, Any]
 
 @dataclass
 class LayerRun:
-    """A callable piece of the model and the values it is given.
+    """Callable layer of the model with the values it reads and writes.
 
     Attributes:
         name: For progress and error messages.
@@ -48,7 +48,7 @@ class LayerRun:
     saved_bytes: int | None = None
 
     def leaves(self, values: Values) -> list[Any]:
-        """Its inputs, cut from what made them."""
+        """Return the layer's inputs, detached from what produced them."""
         return [
             detached(values[node], needed)
             for node, needed in zip(self.reads, self.needs_grad, strict=True)
@@ -74,6 +74,7 @@ def layer_runs(captured: Captured) -> list[LayerRun]:
             behind = [node for node in program.flat_outputs if isinstance(node, fx.Node)]
         else:
             behind = list(captured.cuts[index].nodes)
+        # Not all values that pass a cut: one that skips this layer must not be detached here.
         reads = [
             node
             for node in before
@@ -119,6 +120,7 @@ def _is_differentiable(tensor: Tensor) -> bool:
 def _changed(captured: Captured, index: int, reads: Sequence[fx.Node]) -> list[bool]:
     """Flag the inputs that share memory with something a layer changes in place."""
     program = captured.program
+    # By storage, not by value: a change through one view shows in every other view.
     touched = {
         storage_key(tensor)
         for node, layer in captured.layers.layer_of.items()

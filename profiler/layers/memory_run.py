@@ -1,4 +1,4 @@
-"""One layer run once, forwards and backwards, for what it keeps and what it needs in passing."""
+"""Memory run: one layer forwards and backwards, for what it saves and its workspace."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def memory_run(
     device: torch.device,
     context: Callable[[], AbstractContextManager[object]],
 ) -> MemoryRun:
-    """Run a layer on the values it really receives; its gradients have to be there already.
+    """Run a layer on the values it receives in the model; its gradients must exist already.
 
     Args:
         run: The layer.
@@ -57,6 +57,8 @@ def memory_run(
     with context(), peak:
         outputs = run.function(*given)
     highest = peak.peak_bytes
+    # From here on only `root` leads to the graph: outputs are detached, arguments dropped. What
+    # then dies together with the graph is what the graph saved (see `GraphWatch`).
     root = _root(outputs)
     produced = [detached(value) for value in outputs]
     del given, outputs
@@ -67,8 +69,9 @@ def memory_run(
         with peak:
             root.backward()
     backward = peak.peak_bytes - before
-    del root
+    del root  # the last reference to the graph
     kept = watch.kept()
+    # What the graph keeps is charged to the activations, not to the forward's workspace.
     forward = highest - sum(storage.size_bytes for storage in kept if storage.key in made_inside)
     return MemoryRun(produced, kept, max(forward, 0), backward)
 
@@ -92,7 +95,7 @@ def _given(
 
 
 def _root(outputs: Sequence[Any]) -> Tensor | None:
-    """Something to start the backward from that does not hold the outputs; `None` without one."""
+    """Return a tensor to start the backward from that does not keep the outputs alive."""
     roots = [value for value in tensors_of(list(outputs)) if value.requires_grad]
     if not roots:
         return None
@@ -101,10 +104,11 @@ def _root(outputs: Sequence[Any]) -> Tensor | None:
 
 
 class _Ones(torch.autograd.Function):
-    """Hands a gradient of ones to each of its inputs, made when the backward begins."""
+    """Autograd function that gives each input a gradient of ones, made in the backward."""
 
     @staticmethod
     def forward(ctx: Any, *values: Tensor) -> Tensor:
+        # On the meta device: shape, dtype and strides are kept, the memory is not.
         ctx.shapes = [(torch.empty_like(value, device="meta"), value.device) for value in values]
         return values[0].new_zeros((), dtype=torch.float32)
 

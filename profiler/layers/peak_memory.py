@@ -1,4 +1,4 @@
-"""The memory in use while something runs, and its peak."""
+"""Peak memory: bytes in use while something runs, and their maximum."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .saved_storages import Storage
 
 
 class PeakMemory(TorchDispatchMode):
-    """Follows the bytes of every tensor created inside, and their highest sum.
+    """Dispatch mode that sums the bytes of tensors created inside, and the peak of that sum.
 
     Counts what operators return, on any device, and remembers which storages those were. On CUDA
     the sums are the allocator's own, scratch memory inside kernels included; elsewhere that is
@@ -30,6 +30,7 @@ class PeakMemory(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        # A view or an in-place result shares an argument's storage: nothing was allocated.
         given = {storage_key(tensor) for tensor in tensors_of((*args, *(kwargs or {}).values()))}
         for tensor in tensors_of(result):
             key = storage_key(tensor)
@@ -47,7 +48,7 @@ class PeakMemory(TorchDispatchMode):
         return torch.cuda.max_memory_allocated(self._device) - self._start_bytes
 
     def live(self) -> dict[int, Storage]:
-        """Storages created inside and still alive, by identity."""
+        """Return the storages created inside that are still alive, by identity."""
         self._live = {key: storage for key, storage in self._live.items() if storage.is_alive}
         return self._live
 
@@ -58,7 +59,7 @@ class PeakMemory(TorchDispatchMode):
         return torch.cuda.memory_allocated(self._device) - self._start_bytes
 
     def restart_peak(self) -> int:
-        """Forget the peak so far; returns the bytes alive now."""
+        """Forget the peak so far and return the bytes alive now."""
         self._peak_bytes = self.live_bytes()
         self._reset()
         return self._peak_bytes

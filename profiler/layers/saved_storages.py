@@ -47,6 +47,8 @@ class StorageTable:
         self._aliases: dict[int, int] = {}
         self._layers: dict[int, set[int]] = {}
         resident = (*model.parameters(), *model.buffers(), *inputs)
+        # Entries of `_seen` hold weak references, which keep an address from being reused for
+        # another storage while its identity is still in the table.
         self._resident = {self._identify(Storage.of(tensor)) for tensor in resident}
 
     def same_storage(self, copy: Storage, original: Storage) -> None:
@@ -101,6 +103,8 @@ class GraphWatch:
 
     def __init__(self, outside: Iterable[Tensor], made: Mapping[int, Storage]) -> None:
         self._outside = {storage_key(tensor): tensor for tensor in outside}
+        # Inputs and outputs outlive the graph, so "is it gone?" says nothing about them; but a
+        # tensor the graph saved counts as one user of its storage until the graph is freed.
         self._users = {key: _users(tensor) for key, tensor in self._outside.items()}
         self._inside = [
             storage
@@ -121,5 +125,7 @@ class GraphWatch:
 
 def _users(tensor: Tensor) -> int:
     """Count the tensors that share a tensor's memory."""
+    # Private, but the only count that includes tensors held by C++ autograd nodes; Python's
+    # reference counts see one wrapper per tensor at most.
     count: Any = torch._C._storage_Use_Count
     return int(count(storage_key(tensor)))

@@ -55,8 +55,10 @@ class Clock:
         return Mark(time.perf_counter(), event)
 
     def seconds(self, start: Mark, end: Mark) -> float:
-        """Time between two marks, waiting for the device to have reached the second."""
+        """Return the time between two marks, waiting until the device has reached the second."""
         if start.event is None or end.event is None:
+            # The smaller of both: processor time leaves out what other programs took, and the
+            # wall clock is right where several threads add up more processor time than passed.
             wall_s = end.host_s - start.host_s
             if start.worked_s is None or end.worked_s is None:
                 return wall_s
@@ -70,7 +72,7 @@ class Clock:
             torch.cuda.synchronize()
 
     def head_start(self, seconds: float) -> None:
-        """Keep the device busy meanwhile, so that the host can issue what follows in advance.
+        """Keep the device busy for a while, so that the host can issue work in advance.
 
         Without it the time between two events is the host's wherever a kernel takes less time to
         run than to launch.
@@ -80,7 +82,7 @@ class Clock:
 
 
 def timing(samples_s: list[float]) -> Timing:
-    """Median and distance between the quartiles of repeated measurements."""
+    """Return the median and interquartile range of repeated measurements."""
     ordered = sorted(samples_s)
     if len(ordered) < 2:
         return Timing(median_s=ordered[0] if ordered else 0.0)

@@ -1,1 +1,4 @@
-"""A model with its code, timed layer by layer and as a whole."""
+"""Measure a model with its code, layer by layer and as a whole.
+
+Graphs without code are measured in `graphs`.
+"""

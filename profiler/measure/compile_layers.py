@@ -1,4 +1,4 @@
-"""Layers compiled one by one with ``torch.compile``, as stages are that hold them.
+"""Compile layers one by one with ``torch.compile``.
 
 A compiled backward computes all gradients in one piece, so it is not taken apart.
 """
@@ -45,6 +45,7 @@ def compile_layers(runs: Sequence[LayerRun], values: Values, context: Context) -
         with blamed(run), _compiler_needed():
             with context():
                 outputs = run.function(*run.arguments(run.leaves(values)))
+            # inductor compiles the backward on its first call, which must not be timed either
             roots, gradients = backward_pairs(outputs)
             if roots:
                 torch.autograd.backward(roots, gradients)
@@ -52,7 +53,7 @@ def compile_layers(runs: Sequence[LayerRun], values: Values, context: Context) -
 
 @contextmanager
 def _compiler_needed() -> Iterator[None]:
-    """Say what to install where that is what is missing."""
+    """Turn inductor's error for a missing compiler into one that says what to install."""
     try:
         yield
     except Exception as error:

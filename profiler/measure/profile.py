@@ -131,7 +131,7 @@ def _measure(
     context: Context,
     progress: Progress | None,
 ) -> tuple[Measured, float]:
-    """Run everything there is to run; the loss is one more layer behind the model's."""
+    """Run all measurements; the loss is one more layer behind the model's."""
     model, clock = captured.program.model, Clock(flat[0].device, shared=options.busy_neighbours > 0)
     runs = layer_runs(captured)
     classes = cost_classes(captured, runs)
@@ -139,6 +139,8 @@ def _measure(
     if loss is not None:
         runs.append(loss.run(captured))
         groups.append([len(runs) - 1])
+    # Before anything is timed: in training gradients exist from the second step on, and the
+    # backward adds to them instead of allocating.
     make_gradients(runs)
     inputs = dict(zip(captured.program.inputs, flat, strict=True))
     first = first_run(model, runs, inputs, len(classes), context)
@@ -146,6 +148,7 @@ def _measure(
     if options.compile:
         compile_layers(runs, first.values, context)
     samples = [Samples() for _ in runs]
+    # Layers of a class share one list of samples, whichever of them a pass measures.
     for group in groups:
         for index in group:
             samples[index] = samples[group[0]]

@@ -43,6 +43,8 @@ def worth_repeating(
     Returns:
         Indices, ascending.
     """
+    # Variances of independent layers add up; a layer that stands for `count` equal ones has one
+    # sample for all of them, so its errors are fully correlated and count squared.
     shares = [
         (count * standard_error(durations)) ** 2
         for durations, count in zip(samples, counts, strict=True)
@@ -54,6 +56,8 @@ def worth_repeating(
     allowed = (error * total) ** 2
     if sum(shares) <= allowed:
         return []
+    # Largest shares first, until the rest cannot use up more than half of what is allowed: the
+    # other half is left for the chosen layers, whose error shrinks with the next repeat.
     chosen: list[int] = []
     for index in sorted(range(len(shares)), key=lambda i: -shares[i]):
         rest = sum(share for i, share in enumerate(shares) if i not in chosen)

@@ -1,4 +1,4 @@
-"""The order of measuring: passes over the layers and runs of the whole model take turns."""
+"""Measuring session: passes over the layers alternate with runs of the whole model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ often as the least, repeats stop there: most of the saving is kept."""
 
 
 class Measuring:
-    """Fills the samples of every class of layers, and times the whole model in between.
+    """Session that fills the samples of every layer class and times the whole model between.
 
     Args:
         passes: Over the layers.
@@ -59,7 +59,9 @@ class Measuring:
         """Time the recorded passes took, with everything around them."""
 
     def run(self, budget_s: float, *, split: bool = True) -> None:
-        """Until the total is certain enough or the budget is spent, but the least in any case.
+        """Measure until the total is certain enough or the budget is spent.
+
+        The minimum of passes is made in any case.
 
         Args:
             budget_s: For passes over layers.
@@ -70,6 +72,8 @@ class Measuring:
         self._planned = len(every) * (1 + MIN_PASSES + split_passes)
         self._pass(every, split=split, keep=False)  # whole backwards are warm from the first run
         self.layers_s = 0.0
+        # In turns, so that a clock that slows down as the device warms up affects both alike and
+        # the difference of layers and whole model stays the profile's own error.
         for done in range(MIN_PASSES):
             self._whole.run()
             self._pass(every)
@@ -79,7 +83,7 @@ class Measuring:
         self._progress(self._planned, self._planned, "whole model")
 
     def _repeat(self, budget_s: float, *, split: bool) -> None:
-        """More passes, over the layers that make the total uncertain, in the budget."""
+        """Run further passes over the layers that make the total uncertain, in the budget."""
         counts = [len(members) for members in self._classes]
         for extra in range(1, MAX_PASSES - MIN_PASSES + 1):
             totals = [samples.total_s() for samples in self._samples]

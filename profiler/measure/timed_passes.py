@@ -29,15 +29,15 @@ class Samples:
     """Times of one layer in seconds by phase, one number per repeat.
 
     Attributes:
-        device_s: On the device.
-        dispatch_s: By the wall clock, until the host had issued it.
+        device_s: Time on the device.
+        dispatch_s: Wall-clock time until the host had issued the work.
     """
 
     device_s: dict[Phase, list[float]] = field(default_factory=lambda: defaultdict(list))
     dispatch_s: dict[Phase, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def total_s(self) -> list[float]:
-        """Forward and backward together, a number a repeat of both."""
+        """Return forward plus backward of each repeat that has both."""
         pairs = zip(self.device_s["forward"], self.device_s["backward"], strict=False)
         return [forward + backward for forward, backward in pairs]
 
@@ -83,6 +83,8 @@ class Passes:
     ) -> None:
         self._runs, self._values, self._samples = runs, values, samples
         self._clock, self._context = clock, context
+        # The last layer that reads a value: after it the pass lets go of the value, as a real
+        # step would, so that memory in use and caches are those of training.
         self._last_read = {node: index for index, run in enumerate(runs) for node in run.reads}
         self._issued_s: dict[tuple[int, Phase], float] = {}
         self._spans: list[_Span] = []
@@ -110,6 +112,8 @@ class Passes:
             self._split_backward(kept)
         else:
             self._backward(kept)
+        # Read the clock only now: reading an event waits for the device, which would drain the
+        # queue between layers in the middle of the pass.
         for span in self._spans:
             dispatch_s = span.end.host_s - span.start.host_s
             self._issued_s[span.index, span.phase] = dispatch_s
@@ -130,7 +134,7 @@ class Passes:
                 arguments = run.arguments(leaves)
                 with self._context(), self._timed(index, "forward"):
                     outputs = run.function(*arguments)
-                del arguments
+                del arguments  # copies made for this call; autograd keeps what backward needs
                 for node, value in zip(run.writes, outputs, strict=True):
                     if node is not None:
                         fresh[node] = detached(value)
@@ -147,6 +151,7 @@ class Passes:
 
     def _backward(self, kept: list[_Kept]) -> None:
         pending: Pending = {}
+        # Pop, so that each layer's graph and outputs are freed as soon as its backward is done.
         while kept:
             layer = kept.pop()
             with blamed(self._runs[layer.index]):
@@ -164,6 +169,7 @@ class Passes:
                 roots, gradients = _roots(layer, pending)
                 with self._timed(layer.index, "backward_input"):
                     _hand_back(layer, _input_gradients(layer, roots, gradients), pending)
+                # The graph is needed again for the parameters; only outputs and leaves may go.
                 weights_later.append((layer.index, roots, gradients))
         kept.clear()
         for index, roots, gradients in weights_later:
@@ -175,6 +181,8 @@ class Passes:
     @contextmanager
     def _timed(self, index: int, phase: Phase) -> Iterator[None]:
         """Time a phase from an idle device to the end of its work."""
+        # An idle device first, then a sleep as long as issuing took last time: the host runs
+        # ahead of the device, so launch latency does not show between the kernels.
         self._clock.settle()
         self._clock.head_start(self._issued_s.get((index, phase), 0.0))
         start = self._clock.mark()
@@ -229,7 +237,7 @@ def _hand_back(layer: _Kept, found: list[Tensor | None], pending: Pending) -> No
         new = [next(remaining) for _ in tensors]
         if node not in pending:
             pending[node] = new
-        else:
+        else:  # out of place: the earlier gradient may be a buffer that autograd owns
             pending[node] = [
                 theirs if ours is None else ours if theirs is None else theirs + ours
                 for theirs, ours in zip(pending[node], new, strict=True)

@@ -1,4 +1,4 @@
-"""The whole model, as its author calls it, timed between passes over its layers."""
+"""Whole model, called as its author wrote it and timed between passes over its layers."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ class WholeModel:
         self.backward_s: list[float] = []
 
     def run(self) -> None:
-        """Once, forwards and backwards."""
+        """Run the model once, forwards and backwards."""
         if self._call is None:
             return
         with blamed(*self._runs):
+            # Cloned before the clock starts: the model may change its inputs in place.
             inputs = [tensor.clone() for tensor in self._inputs]
             self._clock.settle()
             with self._context():
