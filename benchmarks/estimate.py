@@ -40,9 +40,13 @@ from stagewright.core.models.transformer_families import LlamaConfig, LlamaSpec,
 from stagewright.core.profile.profile import Profile
 from stagewright.core.requests.default_samples import default_sample
 from stagewright.core.requests.requests import ProfilingOptions
-from stagewright.profiler.estimates.calibration import Observation, calibrated, observation
+from stagewright.profiler.estimates.calibration import (
+    CalibrationPoint,
+    calibrate,
+    make_calibration_point,
+)
 from stagewright.profiler.estimates.estimate import profile_work, target
-from stagewright.profiler.estimates.roofline import CostTable, Rates, default_rates
+from stagewright.profiler.estimates.roofline import CostTable, DeviceRates, default_rates
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGE_S, LARGE_BYTES = 60.0, 2 * 2**30
@@ -94,7 +98,7 @@ class Case:
     """A model that was measured, and what its parts do."""
 
     name: str
-    observed: Observation
+    observed: CalibrationPoint
 
 
 @dataclass(frozen=True)
@@ -167,28 +171,28 @@ def cpu_profiles(folder: Path) -> dict[str, Profile]:
 def cpu_cases(folder: Path) -> list[Case]:
     wanted = target("CPU", "float32", 1)
     return [
-        Case(name, observation(profile_work(profile, wanted), profile))
+        Case(name, make_calibration_point(profile_work(profile, wanted), profile))
         for name, profile in cpu_profiles(folder).items()
     ]
 
 
-def cpu_rates(folder: Path) -> Rates:
+def cpu_rates(folder: Path) -> DeviceRates:
     threads = {profile.provenance.num_threads for profile in cpu_profiles(folder).values()}
     assert threads == {1}, "all models are measured with one thread"
     return _rates("CPU", "float32")
 
 
-def _rates(device: str, precision: Precision) -> Rates:
+def _rates(device: str, precision: Precision) -> DeviceRates:
     wanted = target(device, precision, 1)
     return default_rates(wanted.device, wanted.precision, 1)
 
 
-def leave_one_out(cases: list[Case], start: Rates) -> list[Row]:
+def leave_one_out(cases: list[Case], start: DeviceRates) -> list[Row]:
     rows = []
     for left in cases:
         others = [case.observed for case in cases if case is not left]
         usual = _errors(left.observed, start)
-        fitted = _errors(left.observed, calibrated(start, others))
+        fitted = _errors(left.observed, calibrate(start, others))
         rows.append(
             Row(
                 name=left.name,
@@ -200,7 +204,7 @@ def leave_one_out(cases: list[Case], start: Rates) -> list[Row]:
     return rows
 
 
-def _errors(observed: Observation, rates: Rates) -> tuple[float, float]:
+def _errors(observed: CalibrationPoint, rates: DeviceRates) -> tuple[float, float]:
     """Of the step, and of the layers' shares of it (forward and backward of a layer together)."""
     estimated = CostTable(observed.costs).seconds(rates).reshape(-1, 2).sum(axis=1)
     times = observed.measured_s

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from stagewright.profiler.estimates.calibration import Observation
+from stagewright.profiler.estimates.calibration import CalibrationPoint
 from stagewright.profiler.estimates.flops import Cost
 from stagewright.profiler.estimates.layer_costs import recorded
 
@@ -36,12 +36,12 @@ LAYERS = {
 }
 
 
-def pipedream_cases(folder: Path) -> list[tuple[str, Observation]]:
+def pipedream_cases(folder: Path) -> list[tuple[str, CalibrationPoint]]:
     """Every profile with its modules' operations and measured times."""
     return [(name, _case((folder / f"{name}.txt").read_text())) for name in NAMES]
 
 
-def _case(text: str) -> Observation:
+def _case(text: str) -> CalibrationPoint:
     nodes, sources = _read(text)
     outputs: dict[str, Tensor] = {}
     costs: list[tuple[Cost, ...]] = []
@@ -59,7 +59,7 @@ def _case(text: str) -> Observation:
         if forward_s + backward_s > 0:
             costs += [forward, backward]
             times += [forward_s, backward_s]
-    return Observation(costs, times)
+    return CalibrationPoint(costs, times)
 
 
 def _read(text: str) -> tuple[dict[str, tuple[str, float, float, float]], dict[str, list[str]]]:

@@ -126,7 +126,7 @@ def _measure_as_rank(
 
 def _agree(group: RankGroup, problem: str) -> None:
     """Raise `InvalidInput` on every rank if rank 0 reports a problem."""
-    if problem := group.tell(problem, "to write the cluster"):
+    if problem := group.broadcast(problem, "to write the cluster"):
         raise InvalidInput(problem)
 
 

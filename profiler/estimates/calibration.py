@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ...core.profile.profile import Profile
 from .flops import Cost
 from .layer_costs import ModelWork
-from .roofline import RATES, CostTable, Rates
+from .roofline import RATES, CostTable, DeviceRates
 
 PULL = 0.01
 """Weight of a factor e on an efficiency, against the same factor on a whole model's time."""
@@ -28,14 +28,14 @@ LARGEST_CHANGE = 100.0
 
 
 @dataclass(frozen=True)
-class Observation:
+class CalibrationPoint:
     """One model's parts: what they do and how long they took."""
 
     costs: Sequence[Iterable[Cost]]
     measured_s: Sequence[float]
 
 
-def observation(work: ModelWork, profile: Profile) -> Observation:
+def make_calibration_point(work: ModelWork, profile: Profile) -> CalibrationPoint:
     """Pair estimated work with measured times, of every layer and of the loss if both have one."""
     measured = [(entry.forward.median_s, entry.backward.median_s) for entry in profile.layers]
     parts = list(work.layers)
@@ -43,13 +43,13 @@ def observation(work: ModelWork, profile: Profile) -> Observation:
         measured.append((profile.loss.forward.median_s, profile.loss.backward.median_s))
         parts.append(work.loss)
     costs = [costs for part in parts for costs in (part.forward, part.backward)]
-    return Observation(costs, [time_s for pair in measured for time_s in pair])
+    return CalibrationPoint(costs, [time_s for pair in measured for time_s in pair])
 
 
 class _Errors:
-    """The sum to be minimised, of every observation together."""
+    """The sum to be minimised, of every make_calibration_point together."""
 
-    def __init__(self, observations: Sequence[Observation]) -> None:
+    def __init__(self, observations: Sequence[CalibrationPoint]) -> None:
         self._table = CostTable([costs for entry in observations for costs in entry.costs])
         self._models: list[tuple[slice, NDArray[np.float64]]] = []
         start = 0
@@ -58,7 +58,7 @@ class _Errors:
             self._models.append((slice(start, stop), np.array(entry.measured_s)))
             start = stop
 
-    def __call__(self, rates: Rates) -> float:
+    def __call__(self, rates: DeviceRates) -> float:
         estimated = self._table.seconds(rates)
         total = 0.0
         for span, measured in self._models:
@@ -70,12 +70,12 @@ class _Errors:
         return total
 
 
-def calibrated(start: Rates, observations: Sequence[Observation]) -> Rates:
+def calibrate(start: DeviceRates, observations: Sequence[CalibrationPoint]) -> DeviceRates:
     """Fit the rates that estimate the observations best."""
     errors = _Errors(observations)
     moved = dict.fromkeys(RATES, 0.0)  # logarithm of each one's change so far
 
-    def price(rates: Rates) -> float:
+    def price(rates: DeviceRates) -> float:
         return errors(rates) + PULL * sum(change**2 for change in moved.values())
 
     rates, step = start, 2.0

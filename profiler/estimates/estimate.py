@@ -29,11 +29,11 @@ from ...core.profile.profile import LayerProfile, LossProfile, Profile, Provenan
 from ...core.requests.default_samples import default_sample
 from ..layers.loss_layer import LossFunction
 from ..models.families import build_loss, build_model
-from .calibration import Observation, calibrated, observation
+from .calibration import CalibrationPoint, calibrate, make_calibration_point
 from .error_band import error_band, error_note
 from .layer_costs import LayerWork, ModelWork, model_work
 from .meta_copies import META, on_meta, without_values
-from .roofline import CostTable, Rates, default_rates
+from .roofline import CostTable, DeviceRates, default_rates
 from .settings_match import TENSORS, check_settings, floating_dtype
 
 DTYPES: dict[Precision, torch.dtype] = {
@@ -42,7 +42,7 @@ DTYPES: dict[Precision, torch.dtype] = {
 
 
 @dataclass(frozen=True)
-class Target:
+class EstimateTarget:
     """Target of an estimate: device, precision and threads.
 
     Attributes:
@@ -63,7 +63,7 @@ class Target:
 
 def target(
     device: str | Accelerator, precision: Precision | None = None, num_threads: int | None = None
-) -> Target:
+) -> EstimateTarget:
     """Build a target; defaults are 16 bits on GPUs, float32 and all cores on a CPU.
 
     Raises:
@@ -73,7 +73,7 @@ def target(
     is_cpu = found.backend == "cpu"
     if precision is not None:
         check_precision(found, precision)
-    return Target(
+    return EstimateTarget(
         found,
         precision or default_precision([found]),
         (num_threads or os.cpu_count() or 1) if is_cpu else 1,
@@ -155,7 +155,7 @@ def estimate_spec(
     return document(work, wanted, rates_for(wanted, calibrate_by), spec, calibrate_by)
 
 
-def spec_work(spec: ModelSpec, sample: Sample, wanted: Target) -> ModelWork:
+def spec_work(spec: ModelSpec, sample: Sample, wanted: EstimateTarget) -> ModelWork:
     """Count the work of the layers of a model of a named family."""
     dtype = DTYPES[wanted.precision]
     with META:
@@ -178,7 +178,7 @@ def spec_work(spec: ModelSpec, sample: Sample, wanted: Target) -> ModelWork:
     )
 
 
-def rates_for(wanted: Target, profiles: Sequence[Profile]) -> Rates:
+def rates_for(wanted: EstimateTarget, profiles: Sequence[Profile]) -> DeviceRates:
     """Return the device's usual rates, calibrated by measured profiles if any are given.
 
     Raises:
@@ -188,10 +188,10 @@ def rates_for(wanted: Target, profiles: Sequence[Profile]) -> Rates:
     start = default_rates(wanted.device, wanted.precision, wanted.num_threads)
     if not profiles:
         return start
-    return calibrated(start, [_observed(profile, wanted) for profile in profiles])
+    return calibrate(start, [_observed(profile, wanted) for profile in profiles])
 
 
-def _observed(profile: Profile, wanted: Target) -> Observation:
+def _observed(profile: Profile, wanted: EstimateTarget) -> CalibrationPoint:
     found = profile.provenance
     if found.source != "measured":
         raise InvalidInput(
@@ -215,7 +215,7 @@ def _observed(profile: Profile, wanted: Target) -> Observation:
         )
     is_cpu = wanted.device.backend == "cpu"
     check_settings(profile, wanted.precision, wanted.num_threads if is_cpu else None)
-    return observation(profile_work(profile, wanted), profile)
+    return make_calibration_point(profile_work(profile, wanted), profile)
 
 
 def _kind(device_name: str) -> str:
@@ -223,7 +223,7 @@ def _kind(device_name: str) -> str:
     return found.name if found else device_name
 
 
-def profile_work(profile: Profile, wanted: Target) -> ModelWork:
+def profile_work(profile: Profile, wanted: EstimateTarget) -> ModelWork:
     """Count the work of a profiled model of a named family, at the profile's shapes."""
     assert profile.spec is not None
     with META:
@@ -264,8 +264,8 @@ def profile_work(profile: Profile, wanted: Target) -> ModelWork:
 
 def document(
     work: ModelWork,
-    wanted: Target,
-    rates: Rates,
+    wanted: EstimateTarget,
+    rates: DeviceRates,
     spec: ModelSpec | None = None,
     calibrate_by: Sequence[Profile] = (),
     graph: Graph | None = None,

@@ -20,7 +20,7 @@ from ...core.graph.graph import Graph
 from ...core.graph.sample import Sample
 from ...core.models.families import ModelSpec
 from ...core.profile.profile import Profile
-from .estimate import Target, document, rates_for, spec_work, target
+from .estimate import EstimateTarget, document, rates_for, spec_work, target
 from .graph_costs import graph_precision, graph_work
 from .layer_costs import ModelWork
 
@@ -100,7 +100,7 @@ def estimate_graph_for_cluster(
 
 
 def _estimate(
-    work_on: Callable[[Target], ModelWork],
+    work_on: Callable[[EstimateTarget], ModelWork],
     cluster: Cluster,
     *,
     kind: str | None,
@@ -160,7 +160,7 @@ def _by_memory(device: Device) -> tuple[Accelerator, ...]:
     return near
 
 
-def _usual_s(work: ModelWork, wanted: Target, graph: Graph | None) -> float:
-    """Time of a step of all layers, not calibrated: profiles there are of one kind at most."""
+def _usual_s(work: ModelWork, wanted: EstimateTarget, graph: Graph | None) -> float:
+    """Time of a step of all layers, uncalibrated: there are profiles of one kind at most."""
     profile = document(work, wanted, rates_for(wanted, ()), graph=graph)
     return sum(entry.forward.median_s + entry.backward.median_s for entry in profile.layers)

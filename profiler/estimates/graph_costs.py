@@ -10,7 +10,7 @@ from ...core.cluster.accelerators import Precision
 from ...core.errors import InvalidInput, MeasurementError, first_line
 from ...core.graph.graph import Graph
 from ..graphs.rebuilt_capture import rebuild_captured
-from .estimate import Target
+from .estimate import EstimateTarget
 from .layer_costs import ModelWork, captured_work
 from .meta_copies import META
 from .settings_match import FLOATING, TENSORS
@@ -40,7 +40,7 @@ def graph_precision(graph: Graph, asked: Precision | None = None) -> Precision |
     return asked or fitting[0]
 
 
-def graph_work(graph: Graph, wanted: Target) -> ModelWork:
+def graph_work(graph: Graph, wanted: EstimateTarget) -> ModelWork:
     """Count the work of a graph's layers for one micro-batch, without the unknown loss.
 
     Raises:

@@ -32,7 +32,7 @@ RATES: tuple[Rate, ...] = (*OPERATION_CLASSES, "traffic", "overhead")
 
 
 @dataclass(frozen=True)
-class Rates:
+class DeviceRates:
     """Efficiencies: the share of a device's peak rates that operations reach.
 
     Attributes:
@@ -50,7 +50,7 @@ class Rates:
     traffic: float
     overhead_s: float
 
-    def scaled(self, name: Rate, factor: float) -> Rates:
+    def scaled(self, name: Rate, factor: float) -> DeviceRates:
         """With one of them multiplied."""
         if name == "overhead":
             return replace(self, overhead_s=self.overhead_s * factor)
@@ -83,11 +83,11 @@ GPU_OVERHEAD_S = 5e-6  # from one kernel's start to the next, issued by eager Py
 CPU_OVERHEAD_S = 5e-6  # PyTorch's dispatcher and autograd, per operation
 
 
-def default_rates(device: Accelerator, precision: Precision, num_threads: int = 1) -> Rates:
+def default_rates(device: Accelerator, precision: Precision, num_threads: int = 1) -> DeviceRates:
     """Data-sheet rates and usual efficiencies; of a CPU, of that many cores."""
     cores = num_threads if device.backend == "cpu" else 1
     is_cpu = device.backend == "cpu"
-    return Rates(
+    return DeviceRates(
         peak_flops_per_s=device.peak_flops_per_s(precision) * cores,
         bandwidth_bytes_per_s=device.bandwidth_bytes_per_s * cores,
         efficiency=dict(CPU_EFFICIENCY if is_cpu else GPU_EFFICIENCY),
@@ -118,7 +118,7 @@ class CostTable:
         self._kind = table[:, 0].astype(np.intp)
         self._flops, self._bytes, self._times = table[:, 1], table[:, 2], table[:, 3]
 
-    def seconds(self, rates: Rates) -> NDArray[np.float64]:
+    def seconds(self, rates: DeviceRates) -> NDArray[np.float64]:
         """Return the time of each list of operations."""
         arithmetic = self._flops / (rates.peak_flops_per_s * self._products(rates)[self._kind])
         traffic = self._bytes / (rates.bandwidth_bytes_per_s * self._traffic(rates)[self._kind])
@@ -128,11 +128,11 @@ class CostTable:
         return totals
 
     @staticmethod
-    def _products(rates: Rates) -> NDArray[np.float64]:
+    def _products(rates: DeviceRates) -> NDArray[np.float64]:
         return np.array([rates.efficiency[name] for name in OPERATION_CLASSES])
 
     @staticmethod
-    def _traffic(rates: Rates) -> NDArray[np.float64]:
+    def _traffic(rates: DeviceRates) -> NDArray[np.float64]:
         shares = rates.efficiency
         return np.array(
             [rates.traffic if name in PRODUCTS else shares[name] for name in OPERATION_CLASSES]

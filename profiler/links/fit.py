@@ -14,10 +14,10 @@ from ...core.errors import MeasurementError
 from .records import LevelFit, LevelTimes, LinkTime
 
 ROUNDS = 30
-"""Of weighting; the weights have long settled."""
+"""Rounds of reweighting; the weights settle much earlier."""
 
 HUBER = 1.345
-"""Residuals beyond so many deviations count less: 95 % efficient for normal errors (Huber)."""
+"""Residuals beyond this many deviations count less: 95 % efficient for normal errors (Huber)."""
 
 DEVIATION = 1.4826
 """Standard deviation of normal errors over their median absolute value."""
@@ -26,17 +26,17 @@ EXACT = 1e-9
 """Residuals below are rounding."""
 
 SHARED_FROM = 1.5
-"""A level is shared if messages sent at once take so many times longer than one alone."""
+"""A level is shared if messages sent at once take this many times longer than one alone."""
 
 LARGE_BYTES = 2**20
-"""All-reduces from here on say how well they are predicted."""
+"""All-reduces of at least this size count for the reported error."""
 
 NO_LIMIT = 1e30
 """A bandwidth at which bytes cost nothing."""
 
 
 def fit_line(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """Latency in seconds and bandwidth in bytes/s of one-way messages.
+    """Fit latency in seconds and bandwidth in bytes/s of one-way messages.
 
     Weighted least squares of ``latency + bytes / bandwidth`` in relative errors; no latency below
     zero.
@@ -182,9 +182,10 @@ def _fit(
 def _weighted_line(
     points: Sequence[tuple[int, float]], weights: Sequence[float]
 ) -> tuple[float, float]:
-    """Latency and seconds per byte of the least squares of relative errors."""
+    """Solve the weighted least squares of relative errors for latency and seconds per byte."""
     ones = sizes = squares = times = products = 0.0
     for (size, time_s), weight in zip(points, weights, strict=True):
+        # Dividing by the squared time turns squared absolute errors into relative ones.
         scale = weight / time_s**2
         ones += scale
         sizes += scale * size
@@ -193,12 +194,13 @@ def _weighted_line(
         products += scale * size * time_s
     determinant = ones * squares - sizes * sizes
     latency_s = (times * squares - sizes * products) / determinant
+    # The optimum under latency >= 0 lies on the border then: a line through the origin.
     if latency_s < 0:
         return 0.0, products / squares
     return latency_s, (ones * products - sizes * times) / determinant
 
 
 def _weights(residuals: Sequence[float]) -> list[float]:
-    """Huber's: 1 up to a limit, then falling with the residual."""
+    """Return Huber's weights: 1 up to a limit, then falling with the residual."""
     limit = max(HUBER * DEVIATION * median(map(abs, residuals)), EXACT)
     return [1.0 if abs(one) <= limit else limit / abs(one) for one in residuals]

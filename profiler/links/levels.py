@@ -10,24 +10,24 @@ from math import gcd
 from .records import RankDevice
 
 APART = 2.0
-"""Groups are told apart if every message between them takes so many times longer than every one
-inside: twice is far beyond what repeated measurements of equal links differ by."""
+"""Groups are distinct if every message between them takes this many times as long as every one
+inside: repeated measurements of equal links differ by far less."""
 
 MOST_PROBED = 12
-"""Ranks of a host, and hosts, between all pairs of which messages are timed: 66 pairs."""
+"""Most ranks of a host, and most hosts, between which all pairs are timed: 66 pairs."""
 
 Pair = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Level:
-    """So many consecutive ranks are joined."""
+class RankLevel:
+    """Link level: groups of this many consecutive ranks."""
 
     name: str
     group_size: int
 
 
-def hosts_of(ranks: Sequence[RankDevice]) -> list[int]:
+def number_hosts(ranks: Sequence[RankDevice]) -> list[int]:
     """Return the host number of each rank, counted from 0 in rank order.
 
     Ranks are on one host if their launcher, one a host, gave them its number. Where every launcher
@@ -43,9 +43,9 @@ def hosts_of(ranks: Sequence[RankDevice]) -> list[int]:
 
 
 def host_size(hosts: Sequence[int]) -> tuple[int, str]:
-    """Consecutive ranks that are on one host for certain, and a remark if that is not all.
+    """Return how many consecutive ranks share a host, and a remark if hosts are uneven.
 
-    Every host has so many; the last may have fewer. Where hosts hold different numbers it is the
+    Every host has that many; the last may have fewer. Where hosts hold different numbers it is the
     largest that divides all; 1 where the ranks of a host do not follow each other.
     """
     runs = [(host, len(list(run))) for host, run in groupby(hosts)]
@@ -64,14 +64,14 @@ def host_size(hosts: Sequence[int]) -> tuple[int, str]:
     )
 
 
-def probes(num_ranks: int, size: int) -> list[Pair]:
-    """Pairs to time so that groups can be told: inside the first host, and between hosts."""
+def list_probes(num_ranks: int, size: int) -> list[Pair]:
+    """List the pairs to time to find groups: inside the first host, and between hosts."""
     inside = combinations(range(min(size, num_ranks, MOST_PROBED)), 2)
     firsts = range(0, num_ranks, size)[:MOST_PROBED]
     return [*inside, *combinations(firsts, 2)]
 
 
-def find_levels(num_ranks: int, size: int, times_s: Mapping[Pair, float]) -> list[Level]:
+def find_levels(num_ranks: int, size: int, times_s: Mapping[Pair, float]) -> list[RankLevel]:
     """Find the levels of a cluster, innermost first.
 
     Hosts are a level of their own; inside a host, and among hosts, further levels are found where
@@ -80,7 +80,7 @@ def find_levels(num_ranks: int, size: int, times_s: Mapping[Pair, float]) -> lis
     Args:
         num_ranks: In all.
         size: Ranks of a host.
-        times_s: Of equal messages between the pairs of `probes`.
+        times_s: Of equal messages between the pairs of `list_probes`.
     """
     if num_ranks < 2:
         return []
@@ -88,8 +88,10 @@ def find_levels(num_ranks: int, size: int, times_s: Mapping[Pair, float]) -> lis
     levels = []
     if size > 1:
         inside = {pair: time_s for pair, time_s in times_s.items() if max(pair) < size}
-        levels += [Level(f"group of {joined}", joined) for joined in nested(size, inside)]
-        levels.append(Level("node", size))
+        levels += [
+            RankLevel(f"group of {joined}", joined) for joined in find_group_sizes(size, inside)
+        ]
+        levels.append(RankLevel("node", size))
     hosts = -(-num_ranks // size)
     if hosts > 1:
         between = {
@@ -97,19 +99,24 @@ def find_levels(num_ranks: int, size: int, times_s: Mapping[Pair, float]) -> lis
             for (one, other), time_s in times_s.items()
             if one % size == other % size == 0
         }
-        levels += [Level(f"{joined} nodes", joined * size) for joined in nested(hosts, between)]
-        levels.append(Level("network", hosts * size))
+        levels += [
+            RankLevel(f"{joined} nodes", joined * size)
+            for joined in find_group_sizes(hosts, between)
+        ]
+        levels.append(RankLevel("network", hosts * size))
     return levels
 
 
-def nested(count: int, times_s: Mapping[Pair, float]) -> list[int]:
-    """Sizes of groups of consecutive members that are clearly nearer to each other, ascending.
+def find_group_sizes(count: int, times_s: Mapping[Pair, float]) -> list[int]:
+    """Return ascending sizes of groups of consecutive members that are clearly nearer.
 
     From the outermost in: the largest divisor of the group so far for which every message across
     takes at least `APART` times every message inside.
     """
     found: list[int] = []
     outer = count
+    # Outermost first: once a size is found, pairs across it are left out of the next comparison,
+    # or the slowest links would hide the faster levels inside.
     for size in range(count // 2, 1, -1):
         if outer % size:
             continue

@@ -1,4 +1,4 @@
-"""The ranks of a link measurement: how one joins the others, waits for them and speaks to them."""
+"""Rank group of a link measurement: joining the other ranks, waiting for them, messages."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from ..machine.host_memory import host_memory_bytes
 from .records import LinkOptions, RankDevice
 
 GRACE_S = 5.0
-"""After the timeout, for torch to notice by itself, before a rank is ended that still waits."""
+"""Time torch has to notice a timeout itself before the rank that still waits is ended."""
 
 JOINING_S = 0.05
-"""Between looks at who has joined."""
+"""Interval between checks of which ranks have joined."""
 
 ADVICE = (
     "Are all ranks still running, measure with the same options, and can their machines reach "
@@ -35,18 +35,18 @@ Silent = Callable[[str], None]
 
 
 class RankGroup:
-    """This rank and its means to reach the others.
+    """This rank and its connections to the others.
 
-    Words between ranks travel by gloo on the CPU, so that they cost a GPU nothing; what is timed
-    travels by the backend of the device: nccl on CUDA, gloo on the CPU.
+    Control messages travel by gloo on the CPU, so that they cost a GPU nothing; timed messages
+    travel by the backend of the device: nccl on CUDA, gloo on the CPU.
 
     Args:
         options: Device and timeout.
-        on_silence: Called from a thread, with who waited for whom, once this rank has waited
-            beyond the timeout in a call that torch does not end; has to end the process.
+        on_silence: Called from a thread, with the ranks concerned, once this rank has waited
+            beyond the timeout in a call that torch does not end; it must end the process.
 
     Raises:
-        InvalidInput: This process was started as no rank, or there is no device for it.
+        InvalidInput: This process was not started as a rank, or there is no device for it.
         RankFailed: Other ranks did not join in time.
     """
 
@@ -58,7 +58,7 @@ class RankGroup:
         self._timeout = timedelta(seconds=options.timeout_s)
         self._on_silence = on_silence
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-        self._words: dist.ProcessGroup | None = None
+        self._control: dist.ProcessGroup | None = None
         self._beats: Heartbeats | None = None
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -81,7 +81,7 @@ class RankGroup:
                 device_id=self.device if is_gpu else None,
             )
             if is_gpu:
-                self._words = dist.new_group(backend="gloo", timeout=self._timeout)
+                self._control = dist.new_group(backend="gloo", timeout=self._timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -89,7 +89,7 @@ class RankGroup:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
-        """Leave the others; after an error only this rank's thread: they may be gone already."""
+        """Leave the group; after an error only stop the heartbeat: the others may be gone."""
         if self._beats is not None:
             self._beats.close()
         if kind is None:
@@ -112,7 +112,7 @@ class RankGroup:
 
     @contextlib.contextmanager
     def waiting_for(self, ranks: Sequence[int], what: str) -> Iterator[None]:
-        """Name the ranks waited for in whatever goes wrong inside.
+        """Name the ranks waited for in any error raised inside.
 
         Raises:
             RankFailed: A wait failed, or took too long.
@@ -120,6 +120,8 @@ class RankGroup:
         others = tuple(one for one in ranks if one != self.rank)
         who = f"rank {self.rank} waited for {_names(others)} {what}"
         too_long = f"{who}: no answer in {self.options.timeout_s:g} s. {ADVICE}"
+        # torch's own timeout does not end every wait (a TCPStore read during a rendezvous, an
+        # NCCL kernel that spins), so a thread of ours watches the clock as well.
         timer = threading.Timer(
             self.options.timeout_s + GRACE_S,
             lambda: self._on_silence(_blame(self._lost()) + too_long),
@@ -142,20 +144,20 @@ class RankGroup:
         """Gather one text from every rank on every rank."""
         found: list[str] = [""] * self.size
         with self.waiting_for(range(self.size), what):
-            dist.all_gather_object(found, mine, group=self._words)
+            dist.all_gather_object(found, mine, group=self._control)
         return found
 
-    def tell(self, words: str, what: str) -> str:
-        """Rank 0's words, on every rank."""
-        told = [words]
+    def broadcast(self, text: str, what: str) -> str:
+        """Return rank 0's text on every rank."""
+        texts = [text]
         with self.waiting_for([0] if self.rank else range(self.size), what):
-            dist.broadcast_object_list(told, src=0, group=self._words)
-        return told[0]
+            dist.broadcast_object_list(texts, src=0, group=self._control)
+        return texts[0]
 
-    def take_turns(self, active: Sequence[int], what: str) -> None:
-        """Wait until every rank is here: those at work, for themselves and the others."""
+    def wait_for_all(self, active: Sequence[int], what: str) -> None:
+        """Wait until every rank is here: the active ones work, the others only wait."""
         with self.waiting_for(active, what):
-            dist.barrier(group=self._words)
+            dist.barrier(group=self._control)
 
     def subgroup(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
         """Return a group of some ranks, `None` for all; every rank calls it in the same order."""
@@ -173,7 +175,7 @@ class RankGroup:
             torch.cuda.synchronize(self.device)
 
     def buffer(self, size_bytes: int) -> torch.Tensor:
-        """Room for a message; zeros, so that no number of sums makes them slow or infinite."""
+        """Return a message buffer of zeros, whose sums stay zero and never become denormal."""
         return torch.zeros(max(size_bytes // 4, 1), device=self.device)
 
     def number(self, value: int = 0) -> torch.Tensor:
@@ -263,6 +265,7 @@ def _required(name: str) -> int:
 
 def _number(name: str) -> int | None:
     text = os.environ.get(name, "")
+    # isdecimal: "+1", "1_0" and other texts that int() takes are no rank of a launcher
     return int(text) if text.isdecimal() else None
 
 

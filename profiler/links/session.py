@@ -1,4 +1,4 @@
-"""One measurement of all links, as every rank goes through it: the same steps in the same order."""
+"""Link measurement session: every rank goes through the same steps in the same order."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ...core.cluster.cluster import Cluster
 from ...core.errors import InvalidInput
 from ...core.progress import Progress
 from .fit import fit_levels
-from .levels import Level, Pair, find_levels, host_size, hosts_of, probes
+from .levels import Pair, RankLevel, find_levels, host_size, list_probes, number_hosts
 from .rank_group import RankGroup
 from .records import LevelTimes, LinkReport, LinkTime, RankDevice
 from .timing import Sized, sizes_up_to, time_all_reduces, time_messages
-from .to_cluster import devices_of, remarks, scatter
+from .to_cluster import describe_devices, remarks, scatter
 
 PROBE_BYTES = 2**20
-"""Of the messages that tell levels apart."""
+"""Size of the messages that tell levels apart."""
 
 PROBING_SHARE = 0.2
-"""Of the budget."""
+"""Share of the budget spent on probing."""
 
 CROWD_BYTES = 4 * 2**20
 MOST_CROWDED = 8
@@ -52,17 +52,17 @@ class LinkSession:
             RankFailed: A rank stopped answering; the message says which rank waited for which.
             MeasurementError: Times make no sense.
         """
-        ranks = self._everyone()
-        size, remark = host_size(hosts_of(ranks))
+        ranks = self._gather_devices()
+        size, remark = host_size(number_hosts(ranks))
         levels = self._levels(len(ranks), size)
-        steps = [steps_of(levels, index, len(ranks)) for index in range(len(levels))]
+        steps = [list_steps(levels, index, len(ranks)) for index in range(len(levels))]
         self._total += sum(map(len, steps))
         share_s = self._share_s(1 - PROBING_SHARE, sum(map(len, steps)))
         found = [
             self._level(level, of_level, share_s)
             for level, of_level in zip(levels, steps, strict=True)
         ]
-        devices = devices_of(ranks)
+        devices = describe_devices(ranks)
         bare = Cluster.uniform(len(ranks)).model_copy(update={"devices": devices})
         fits = fit_levels(found, bare)
         return LinkReport(
@@ -72,7 +72,7 @@ class LinkSession:
             notes=tuple(filter(None, (remark, *remarks(devices), scatter(found)))),
         )
 
-    def _everyone(self) -> list[RankDevice]:
+    def _gather_devices(self) -> list[RankDevice]:
         """Return all ranks, once they agree on the options."""
         mine = {
             "options": repr(self.group.options),
@@ -96,29 +96,29 @@ class LinkSession:
         return ranks
 
     def _share_s(self, share: float, steps: int) -> float:
-        """Time for one of some steps; the ranks that wait for it meanwhile do so patiently."""
+        """Return the time for one of some steps, at most half the timeout of waiting ranks."""
         options = self.group.options
         return min(options.budget_s * share / max(steps, 1), options.timeout_s / 2)
 
-    def _levels(self, num_ranks: int, size: int) -> list[Level]:
-        """Levels by hosts and by the times of one size of message."""
-        pairs = probes(num_ranks, size)
+    def _levels(self, num_ranks: int, size: int) -> list[RankLevel]:
+        """Find levels by hosts and by the times of messages of one size."""
+        pairs = list_probes(num_ranks, size)
         self._total += len(pairs)
         share_s = self._share_s(PROBING_SHARE, len(pairs))
         probe = min(PROBE_BYTES, self.group.options.largest_bytes)
         for pair in pairs:
             self._messages(pair, [probe], share_s)
-        times = {(one.ranks[0], one.ranks[1]): one.time_s for one in self._collected()}
+        times = {(one.ranks[0], one.ranks[1]): one.time_s for one in self._collect()}
         return find_levels(num_ranks, size, times)
 
-    def _level(self, level: Level, steps: Sequence[Step], share_s: float) -> LevelTimes:
+    def _level(self, level: RankLevel, steps: Sequence[LinkStep], share_s: float) -> LevelTimes:
         sizes = sizes_up_to(self.group.options.largest_bytes)
         for step in steps:
             if step.what == "message":
                 self._messages((step.ranks[0], step.ranks[1]), sizes, share_s)
             elif step.what == "all_reduce":
                 self._all_reduces(step.ranks, sizes, share_s)
-        times = self._collected()
+        times = self._collect()
         crowds = [step.ranks for step in steps if step.what == "crowd"]
         slowdown = self._slowdown(crowds[0], share_s) if crowds else None
         return LevelTimes(
@@ -130,14 +130,14 @@ class LinkSession:
         self._begin(f"messages from rank {source} to rank {target}")
         if self.group.rank in pair:
             self._keep("message", pair, time_messages(self.group, *pair, sizes, budget_s))
-        self.group.take_turns(pair, f"to time messages from rank {source} to rank {target}")
+        self.group.wait_for_all(pair, f"to time messages from rank {source} to rank {target}")
 
     def _all_reduces(self, ranks: tuple[int, ...], sizes: Sequence[int], budget_s: float) -> None:
         self._begin(f"sums over {len(ranks)} ranks")
-        self.group.subgroup(ranks)
+        self.group.subgroup(ranks)  # a collective call: also by ranks outside the group
         if self.group.rank in ranks:
             self._keep("all_reduce", ranks, time_all_reduces(self.group, ranks, sizes, budget_s))
-        self.group.take_turns(ranks, f"to time sums over {len(ranks)} ranks")
+        self.group.wait_for_all(ranks, f"to time sums over {len(ranks)} ranks")
 
     def _slowdown(self, crowd: tuple[int, ...], budget_s: float) -> float:
         """Measure how many times longer messages take when all ranks of a group send at once."""
@@ -145,23 +145,24 @@ class LinkSession:
         half = len(crowd) // 2
         pairs = list(zip(crowd[:half], crowd[half:], strict=True))
         size = [min(CROWD_BYTES, self.group.options.largest_bytes)]
+        # Alone and together back to back, so that a change of the network's load hits both.
         alone = self._at_once(pairs[:1], size, budget_s / 2)
         together = self._at_once(pairs, size, budget_s / 2)
         return mean(together) / mean(alone) if alone and together else 1.0
 
     def _at_once(self, pairs: Sequence[Pair], sizes: Sequence[int], budget_s: float) -> list[float]:
-        self.group.take_turns(range(self.group.size), "to send at once")
+        self.group.wait_for_all(range(self.group.size), "to send at once")
         for pair in pairs:
             if self.group.rank in pair:
                 self._keep("message", pair, time_messages(self.group, *pair, sizes, budget_s))
-        return [entry.time_s for entry in self._collected()]
+        return [entry.time_s for entry in self._collect()]
 
     def _keep(self, what: str, ranks: tuple[int, ...], found: Sequence[Sized]) -> None:
         self._mine += [
             LinkTime.model_validate({"what": what, "ranks": ranks, **asdict(one)}) for one in found
         ]
 
-    def _collected(self) -> tuple[LinkTime, ...]:
+    def _collect(self) -> tuple[LinkTime, ...]:
         """Collect all ranks' new measurements; of an all-reduce, the slowest rank's."""
         mine = json.dumps([entry.model_dump() for entry in self._mine])
         self._mine = []
@@ -181,24 +182,24 @@ class LinkSession:
 
 
 @dataclass(frozen=True)
-class Step:
-    """Something to time: a message, an all-reduce, or a crowd (sources, then their targets)."""
+class LinkStep:
+    """Item to time: a message, an all-reduce, or a crowd (sources, then their targets)."""
 
     what: Literal["message", "all_reduce", "crowd"]
     ranks: tuple[int, ...]
 
 
-def steps_of(levels: Sequence[Level], index: int, num_ranks: int) -> list[Step]:
+def list_steps(levels: Sequence[RankLevel], index: int, num_ranks: int) -> list[LinkStep]:
     """List what to time at a level: two pairs both ways, and all-reduces."""
     inner = levels[index - 1].group_size if index else 1
     outer = min(levels[index].group_size, num_ranks)
     firsts = tuple(range(0, outer, inner))
     pairs = {(firsts[0], firsts[1]), (firsts[-2], firsts[-1])}
-    steps = [Step("message", ends) for a, b in sorted(pairs) for ends in ((a, b), (b, a))]
-    steps.append(Step("all_reduce", firsts))
+    steps = [LinkStep("message", ends) for a, b in sorted(pairs) for ends in ((a, b), (b, a))]
+    steps.append(LinkStep("all_reduce", firsts))
     if inner > 1:
-        steps.append(Step("all_reduce", tuple(range(outer))))
+        steps.append(LinkStep("all_reduce", tuple(range(outer))))
         sources = range(min(inner, outer - inner, MOST_CROWDED))
         if len(sources) > 1:
-            steps.append(Step("crowd", (*sources, *(inner + rank for rank in sources))))
+            steps.append(LinkStep("crowd", (*sources, *(inner + rank for rank in sources))))
     return steps

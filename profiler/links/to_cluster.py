@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from statistics import median
 
 from ...core.cluster.cluster import Device
-from .levels import hosts_of
+from .levels import number_hosts
 from .records import LevelTimes, RankDevice
 
 SCATTERED = 1.5
 """Medians so many times above the fastest run are remarked upon."""
 
 
-def devices_of(ranks: Sequence[RankDevice]) -> tuple[Device, ...]:
+def describe_devices(ranks: Sequence[RankDevice]) -> tuple[Device, ...]:
     """Describe the ranks as devices; CPU ranks share their host's memory evenly."""
-    hosts = hosts_of(ranks)
+    hosts = number_hosts(ranks)
     held = {host: hosts.count(host) for host in hosts}
     machines = {number: rank.host for number, rank in zip(hosts, ranks, strict=True)}
     if len(set(machines.values())) < len(machines):

@@ -32,7 +32,7 @@ from ..machine.throttling import watched_clocks
 from .compile_layers import NOTE, compile_layers
 from .session import Measuring
 from .timed_passes import Passes, Samples
-from .to_profile import Measured, profile_document
+from .to_profile import Measurements, build_profile
 from .whole_model import WholeModel, eager_call
 
 
@@ -78,7 +78,7 @@ def profile(
             needed.
     """
     wanted = Wanted(options or ProfilingOptions(), loss_fn, target, spec, progress)
-    return timed_profile(model, sample, wanted).profile
+    return measure_profile(model, sample, wanted).profile
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class TimedProfile(NamedTuple):
     layers_s: float
 
 
-def timed_profile(model: nn.Module, sample: Any, wanted: Wanted) -> TimedProfile:
+def measure_profile(model: nn.Module, sample: Any, wanted: Wanted) -> TimedProfile:
     """Measure as `profile` does and return the profile with the time it took."""
     device = default_device(model)
     with as_in_training(device):
@@ -120,7 +120,7 @@ def _timed(model: nn.Module, sample: Any, wanted: Wanted, device: torch.device) 
         with busy_neighbours(options.busy_neighbours), watched_clocks(device) as clocks:
             found, layers_s = _measure(captured, flat, loss, options, context, wanted.progress)
     where = provenance(device, options, clocks.clocks())
-    return TimedProfile(profile_document(found, wanted.spec, where), layers_s)
+    return TimedProfile(build_profile(found, wanted.spec, where), layers_s)
 
 
 def _measure(
@@ -130,7 +130,7 @@ def _measure(
     options: ProfilingOptions,
     context: Context,
     progress: Progress | None,
-) -> tuple[Measured, float]:
+) -> tuple[Measurements, float]:
     """Run all measurements; the loss is one more layer behind the model's."""
     model, clock = captured.program.model, Clock(flat[0].device, shared=options.busy_neighbours > 0)
     runs = layer_runs(captured)
@@ -158,7 +158,9 @@ def _measure(
     measuring = Measuring(passes, whole, groups, samples, [run.name for run in runs], progress)
     measuring.run(options.budget_s, split=not options.compile)
     notes += (NOTE,) if options.compile else ()
-    found = Measured(captured, runs, first, samples, classes, whole, notes, on_its_own=clock.cuda)
+    found = Measurements(
+        captured, runs, first, samples, classes, whole, notes, on_its_own=clock.cuda
+    )
     return found, measuring.layers_s
 
 

@@ -24,7 +24,7 @@ from .whole_model import WholeModel
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurements:
     """Everything a profile is made of; sequences have an entry a layer, the loss last if any.
 
     Attributes:
@@ -43,7 +43,7 @@ class Measured:
     on_its_own: bool
 
 
-def profile_document(found: Measured, spec: ModelSpec | None, provenance: Provenance) -> Profile:
+def build_profile(found: Measurements, spec: ModelSpec | None, provenance: Provenance) -> Profile:
     """Assemble the profile; times are medians and none is rescaled."""
     graph = found.captured.graph
     layers = tuple(
@@ -78,7 +78,7 @@ def profile_document(found: Measured, spec: ModelSpec | None, provenance: Proven
     )
 
 
-def _layer_profile(found: Measured, index: int, layer: Layer) -> LayerProfile:
+def _layer_profile(found: Measurements, index: int, layer: Layer) -> LayerProfile:
     """``recompute`` stays out: it is the same forward, with gradients, that was measured."""
     samples, run = found.samples[index], found.runs[index]
     dispatch = found.on_its_own
@@ -100,7 +100,7 @@ def _if_measured(samples_s: list[float]) -> Timing | None:
     return timing(samples_s) if samples_s else None
 
 
-def reconciliation(found: Measured) -> Reconciliation | None:
+def reconciliation(found: Measurements) -> Reconciliation | None:
     """Compare the sum of the layers with the whole model, if that was run.
 
     Of a device that works on its own what takes longer counts, its work or the issuing of it.

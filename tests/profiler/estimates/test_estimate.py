@@ -22,7 +22,11 @@ from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.profile.profile import Profile
 from stagewright.core.requests.default_samples import default_sample
 from stagewright.planner.plan import plan
-from stagewright.profiler.estimates.calibration import Observation, calibrated, observation
+from stagewright.profiler.estimates.calibration import (
+    CalibrationPoint,
+    calibrate,
+    make_calibration_point,
+)
 from stagewright.profiler.estimates.estimate import (
     document,
     estimate,
@@ -114,8 +118,8 @@ def test_calibration_finds_what_a_device_really_reaches():
 
 def test_what_was_not_observed_stays_where_it_was():
     start = default_rates(get_accelerator("A100"), "bfloat16")
-    seen = Observation([[Cost("elementwise", 0, 10**9)]], [5e-3])
-    found = calibrated(start, [seen])
+    seen = CalibrationPoint([[Cost("elementwise", 0, 10**9)]], [5e-3])
+    found = calibrate(start, [seen])
     assert found.efficiency["attention"] == start.efficiency["attention"]
     assert CostTable(seen.costs).seconds(found)[0] == pytest.approx(5e-3, rel=0.05)
 
@@ -303,7 +307,7 @@ def test_calibration_by_recorded_profiles_of_a_real_cpu():
     held, *others = (
         Profile.read(recorded / f"{name}.json") for name in ("llama-like", "gpt2", "vit-like")
     )
-    seen = observation(profile_work(held, HERE), held)
+    seen = make_calibration_point(profile_work(held, HERE), held)
     table, goal_s = CostTable(seen.costs), sum(seen.measured_s)
     usual, fitted = (
         table.seconds(rates).sum() / goal_s - 1

@@ -18,9 +18,15 @@ from stagewright.profiler.links.launch_local import (
     measure_links_here,
     measure_local_links,
 )
-from stagewright.profiler.links.levels import find_levels, host_size, hosts_of, nested, probes
+from stagewright.profiler.links.levels import (
+    find_group_sizes,
+    find_levels,
+    host_size,
+    list_probes,
+    number_hosts,
+)
 from stagewright.profiler.links.records import LevelTimes, LinkOptions, LinkTime, RankDevice
-from stagewright.profiler.links.session import steps_of
+from stagewright.profiler.links.session import list_steps
 from stagewright.profiler.links.timing import sizes_up_to
 
 SIZES = sizes_up_to(64 * 2**20)
@@ -46,7 +52,7 @@ def made_up_times(levels, index, num_ranks, noise, draw):
     """What the steps of a measurement would find at a level if links were as described."""
     cluster = Cluster.uniform(num_ranks)
     times = []
-    for step in steps_of(find_all(levels), index, num_ranks):
+    for step in list_steps(find_all(levels), index, num_ranks):
         for size in SIZES:
             if step.what == "message":
                 exact_s = levels[index].transfer_time_s(size)
@@ -68,14 +74,14 @@ def made_up_times(levels, index, num_ranks, noise, draw):
 
 
 def find_all(levels):
-    """The made-up levels as the measurement finds them: from hosts and the times of probes."""
+    """The made-up levels as the measurement finds them: from hosts and the times of list_probes."""
     size = levels[0].group_size
     num_ranks = levels[-1].group_size
     cluster = Cluster.uniform(num_ranks).model_copy(update={"levels": levels})
     return find_levels(
         num_ranks,
         size,
-        {pair: cluster.link(*pair).transfer_time_s(2**20) for pair in probes(num_ranks, size)},
+        {pair: cluster.link(*pair).transfer_time_s(2**20) for pair in list_probes(num_ranks, size)},
     )
 
 
@@ -166,10 +172,10 @@ def ranks_of(*hosts, local_ranks=None, names=None):
 
 
 def test_ranks_of_one_host_are_told_by_group_or_by_name():
-    assert hosts_of(ranks_of(2, 2)) == [0, 0, 1, 1]
-    assert hosts_of(ranks_of(2, 2, names=["same", "same"])) == [0, 0, 1, 1]
-    assert hosts_of(ranks_of(2, 2, local_ranks=1)) == [0, 0, 1, 1]  # a launcher for each rank
-    assert hosts_of([RankDevice(host=name) for name in "aab"]) == [0, 0, 1]
+    assert number_hosts(ranks_of(2, 2)) == [0, 0, 1, 1]
+    assert number_hosts(ranks_of(2, 2, names=["same", "same"])) == [0, 0, 1, 1]
+    assert number_hosts(ranks_of(2, 2, local_ranks=1)) == [0, 0, 1, 1]  # a launcher for each rank
+    assert number_hosts([RankDevice(host=name) for name in "aab"]) == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +190,7 @@ def test_ranks_of_one_host_are_told_by_group_or_by_name():
     ],
 )
 def test_host_size(held, size, said):
-    found, remark = host_size(hosts_of(ranks_of(*held)))
+    found, remark = host_size(number_hosts(ranks_of(*held)))
     assert found == size
     assert said in remark
     assert bool(said) == bool(remark)
@@ -202,21 +208,21 @@ def test_groups_are_found_where_times_fall_clearly_apart():
             (a, b): near_s if a // 2 == b // 2 else far_s for a in range(8) for b in range(a + 1, 8)
         }
 
-    assert nested(8, times(1.0, 5.0)) == [2]
-    assert nested(8, times(1.0, 1.8)) == []
-    assert nested(8, {pair: 1.0 for pair in times(1, 1)}) == []
+    assert find_group_sizes(8, times(1.0, 5.0)) == [2]
+    assert find_group_sizes(8, times(1.0, 1.8)) == []
+    assert find_group_sizes(8, {pair: 1.0 for pair in times(1, 1)}) == []
     quads = {
         (a, b): 1.0 if a // 2 == b // 2 else 4.0 if a // 4 == b // 4 else 20.0
         for a, b in times(1, 1)
     }
-    assert nested(8, quads) == [2, 4]
+    assert find_group_sizes(8, quads) == [2, 4]
 
 
 def test_levels_between_hosts_too():
     """Two racks of two hosts of two."""
     times = {
         (a, b): 1.0 if a // 2 == b // 2 else 5.0 if a // 4 == b // 4 else 40.0
-        for a, b in probes(8, 2)
+        for a, b in list_probes(8, 2)
     }
     levels = [(level.name, level.group_size) for level in find_levels(8, 2, times)]
     assert levels == [("node", 2), ("2 nodes", 4), ("network", 8)]
@@ -224,9 +230,9 @@ def test_levels_between_hosts_too():
 
 
 def test_probes_grow_with_hosts_not_with_ranks_squared():
-    assert probes(4, 4) == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
-    assert probes(3, 1) == [(0, 1), (0, 2), (1, 2)]
-    assert len(probes(4096, 8)) == 28 + 66
+    assert list_probes(4, 4) == [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
+    assert list_probes(3, 1) == [(0, 1), (0, 2), (1, 2)]
+    assert len(list_probes(4096, 8)) == 28 + 66
 
 
 pytestmark = pytest.mark.timeout(240)
