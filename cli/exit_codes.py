@@ -120,6 +120,6 @@ def _details(error: BaseException) -> dict[str, Any]:
     found = {name: value for name, value in vars(error).items() if not name.startswith("_")}
     if isinstance(error, Infeasible):
         found["ways_out"] = [
-            {"text": way_out.text, "step_time_s": way_out.step_time_s} for way_out in error.ways_out
+            {"text": remedy.text, "step_time_s": remedy.step_time_s} for remedy in error.remedies
         ]
     return found

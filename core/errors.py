@@ -17,12 +17,7 @@ StagewrightError
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .cluster.cluster import Cluster
-    from .plan.plan import PlanOptions
+from typing import Any
 
 
 class StagewrightError(Exception):
@@ -42,25 +37,6 @@ class InvalidInput(StagewrightError, ValueError):
         self.field = field
 
 
-@dataclass(frozen=True)
-class WayOut:
-    """A change with which there would be a plan.
-
-    Attributes:
-        text: The change in words, e.g. ``recompute='auto'``.
-        cluster: What to ask for then.
-        options: Likewise.
-        step_time_s: Of the plan there would be; `None` if there was no time to find one.
-        is_settled: Whether there was time to finish that plan; the step may be shorter if not.
-    """
-
-    text: str
-    cluster: Cluster
-    options: PlanOptions
-    step_time_s: float | None = None
-    is_settled: bool = True
-
-
 class Infeasible(StagewrightError):
     """No plan satisfies the limits.
 
@@ -69,7 +45,7 @@ class Infeasible(StagewrightError):
         constraint: Short name of the binding constraint, e.g. ``"memory"``.
         required: What the best attempt needs, in the constraint's unit.
         available: What the limit allows, in the same unit.
-        ways_out: Changes that help, the least step time for as many samples first.
+        remedies: `core.plan.remedies.Remedy` objects, least step time per sample first.
     """
 
     def __init__(
@@ -79,13 +55,14 @@ class Infeasible(StagewrightError):
         constraint: str,
         required: float | None = None,
         available: float | None = None,
-        ways_out: tuple[WayOut, ...] = (),
+        remedies: tuple[Any, ...] = (),
     ) -> None:
         super().__init__(message)
         self.constraint = constraint
         self.required = required
         self.available = available
-        self.ways_out = ways_out
+        # Typed loosely: a remedy holds a cluster and options, and errors are below both.
+        self.remedies = remedies
 
 
 class CaptureError(StagewrightError):

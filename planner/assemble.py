@@ -1,4 +1,4 @@
-"""Write a decision down as a plan."""
+"""Assembly of the plan document from a solver's decision."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .search.branch_and_bound import ROUNDING
 from .solvers.solve import Decision
 
 MAX_NAMED = 4
-"""Idle devices told by name."""
+"""Idle devices that a note names."""
 
 OBJECTIVE_NAMES: dict[str, str] = {
     "1f1b": "1F1B model step time, sum + (n - 1) x slowest stage",
@@ -34,9 +34,9 @@ OBJECTIVE_NAMES: dict[str, str] = {
 
 
 def build_plan(request: PlanningRequest, decision: Decision, profile_id: str | None = None) -> Plan:
-    """The plan that was decided on, with its proof and what other cuts would cost.
+    """Return the plan of a decision, with its proof, baselines and notes.
 
-    The profile's id takes longer to find than a small plan to price: give it where it is known.
+    Computing the profile's id takes longer than evaluating a small plan: give it if it is known.
     """
     order, given = decision.priced.assignment.order, request.profile
     notes = [*_notes(request), *list_assumptions(request.profile, request.cluster)]
@@ -150,7 +150,7 @@ def _build_baseline(
 
 
 def _devices(request: PlanningRequest, chosen: Assignment) -> tuple[tuple[str, ...], ...]:
-    """Names of each stage's devices."""
+    """Return the names of each stage's devices."""
     devices = request.cluster.devices
     return tuple(
         tuple(devices[index].name for index in chosen.device_indices(request.devices, number))
@@ -159,7 +159,7 @@ def _devices(request: PlanningRequest, chosen: Assignment) -> tuple[tuple[str, .
 
 
 def _idle(request: PlanningRequest, chosen: Assignment) -> list[str]:
-    """Devices the plan does not use; those between used ones of their class are due to groups."""
+    """Return a note on devices that the plan does not use."""
     used = {index for index, _, _ in list_slots(request.devices, chosen)}
     devices = request.cluster.devices
     idle = [index for index in range(len(devices)) if index not in used]
@@ -183,7 +183,7 @@ def _idle(request: PlanningRequest, chosen: Assignment) -> list[str]:
 
 
 def _sent(request: PlanningRequest, priced: Priced, *, is_reordered: bool) -> list[str]:
-    """Which way values go to stages further on, where the options leave that open."""
+    """Return a note on relays or direct sends if the options allow both."""
     if request.options.skips == "relay":
         return []
     if is_reordered:
@@ -199,7 +199,7 @@ def _sent(request: PlanningRequest, priced: Priced, *, is_reordered: bool) -> li
 
 
 def _notes(request: PlanningRequest) -> list[str]:
-    """What the planner had to assume about the profile."""
+    """Return notes on what the planner assumed about the profile and searched."""
     profile, notes = request.profile, option_notes(request.options)
     if not profile.parameters and any(entry.layer.parameter_bytes for entry in profile.layers):
         notes.append(

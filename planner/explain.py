@@ -1,4 +1,4 @@
-"""Why a plan takes as long as it does, and what would help."""
+"""Explanation of a plan's step time: what bounds it, and what would shorten it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .simulator.simulate import StageTimes, step_time
 from .validation.validate import validate
 
 NOTICEABLE = 0.01
-"""Savings of memory below this share of the step do not make memory what binds."""
+"""Share of the step that unlimited memory must save for memory to count as the bound."""
 
 GIB = 2**30
 
@@ -38,23 +38,23 @@ GIB = 2**30
 def explain(
     plan: Plan, profile: Profile, cluster: Cluster | str, *, deadline_s: float | None = None
 ) -> Explanation:
-    """What bounds a plan's step, what each change of the request would buy, and what others do.
+    """Explain what bounds a plan's step and what each change of the request would gain.
 
-    Each change is planned by itself, for the step time, at the plan's micro-batch size and to the
-    gap of the plan's options; so this takes several times as long as planning. Changes that leave
-    the plan possible never make it slower. What the changes are measured against is the plan; if
-    planning again beats it, as for a plan somebody chose or one of another objective, the first
-    change says so; memory binds, and a device or a GiB saves, only what goes beyond that.
+    Each change is planned separately, for the step time, at the plan's micro-batch size and to the
+    gap of the plan's options, so this takes several times as long as planning. Changes under which
+    the plan stays possible never make it slower. Gains are relative to the plan. If planning again
+    beats it, as for a hand-chosen plan or another objective, the first change says so, and memory,
+    devices and GiB are credited only with what they save beyond that.
 
     Args:
-        plan: Of this profile and cluster; `validate` checks that.
-        profile: Costs of the layers; of several, the one the plan names.
+        plan: Plan of this profile and cluster; `validate` checks that.
+        profile: Costs of the layers; of several profiles, the one that the plan names.
         cluster: Devices and links, or shorthand.
-        deadline_s: For all plans together; later ones are quicker or missing then, and what a
-            search that was cut short found is marked: not `Alternative.proven`.
+        deadline_s: Time for all plans together. Results of searches that were cut short are not
+            `Alternative.proven`, and later ones may be missing.
 
     Raises:
-        InvalidInput: The plan is not of this profile and cluster, or the shorthand cannot be read.
+        InvalidInput: The plan is not of this profile and cluster, or the shorthand is malformed.
     """
     plan, profile, cluster = require_plan(plan), require_profile(profile), parse_cluster(cluster)
     deadline = compute_deadline(deadline_s)
@@ -67,7 +67,7 @@ def explain(
 
 
 def check_own(plan: Plan, profile: Profile, cluster: Cluster) -> None:
-    """Insist that a plan is of this profile and cluster.
+    """Check that a plan is of this profile and cluster.
 
     Raises:
         InvalidInput: It is not; the message names both.
@@ -76,34 +76,35 @@ def check_own(plan: Plan, profile: Profile, cluster: Cluster) -> None:
     if plan.profile_id != profile_id:
         raise InvalidInput(
             f"the plan was made from the profile {plan.profile_id or '(not named)'} of "
-            f"{plan.model!r}, not from {profile_id} of {profile.model!r}; give the profile it was "
-            "planned from",
+            f"{plan.model!r}, not from {profile_id} of {profile.model!r}; give the plan's own "
+            "profile",
             field="/profile",
         )
     found, expected = len(cluster.devices), plan.cluster_devices
     if expected not in (0, found):
         raise InvalidInput(
             f"the plan was made for {expected} devices ({plan.stages[0].devices[0]!r} and others), "
-            f"not for {found} ({cluster.devices[0].name!r} and others); give the cluster it was "
-            "planned for",
+            f"not for {found} ({cluster.devices[0].name!r} and others); give the plan's own "
+            "cluster",
             field="/cluster",
         )
     try:
         validate(plan, profile, cluster)
     except PlanMismatch as error:
         raise InvalidInput(
-            f"plan, profile and cluster do not belong together, or the plan was changed: {error}",
+            f"plan, profile and cluster do not match, or the plan was edited: {error}",
             field="/cluster",
         ) from None
 
 
 @dataclass
 class _Change:
-    """A request to plan and compare.
+    """Changed request to plan and compare.
 
     Attributes:
-        amount: How many units it buys.
-        keeps_plan: Whether the plan explained answers it too, in no more time.
+        unit: Resource that the change adds.
+        amount: Units of it that the change adds.
+        keeps_plan: True if the explained plan stays possible, with at most its step.
     """
 
     text: str
@@ -115,7 +116,7 @@ class _Change:
 
 
 class _Study:
-    """One plan and everything it is compared with."""
+    """A plan with everything it is compared with."""
 
     def __init__(
         self,
@@ -132,12 +133,13 @@ class _Study:
         shape = profile.inputs[0].shape if profile.inputs else ()
         self.microbatch_size = shape[0] if shape and shape[0] else None
         self.samples = self.microbatch_size or 1
-        self.least_s = plan.step_time_s  # of the request as it is, as far as is known
+        self.least_s = plan.step_time_s  # least known step of the unchanged request
 
     def explanation(self) -> Explanation:
         plan = self.plan
         changes = list(_changes(plan, self.cluster, self.options))
         free = _without_limits(self.cluster)
+        # Planning again comes first, as later gains are measured from its result.
         alternatives = [self._alternative(changes[0], 1 / (len(changes) + 1))]
         self.least_s = min(self.least_s, alternatives[0].step_time_s or self.least_s)
         unlimited_s, is_proven = None, False
@@ -181,7 +183,7 @@ class _Study:
         )
 
     def _step_s(self, change: _Change, share: float) -> tuple[float | None, bool]:
-        """The best step found with this share of the time left; whether the search ended."""
+        """Return the best step found in a share of the time left, and if the search finished."""
         own_s = self.least_s if change.keeps_plan else None
         left_s = max(0.0, self.deadline - time.monotonic()) * share
         try:
@@ -201,7 +203,7 @@ class _Study:
             return Alternative(text=change.text, num_microbatches=count)
         before_s = self.plan.step_time_s / (self.plan.num_microbatches * self.samples)
         after_s = step_s / (count * self.samples)
-        saved_s = self.least_s - step_s  # beyond what planning again saves
+        saved_s = self.least_s - step_s  # beyond the gain of planning again
         return Alternative(
             text=change.text,
             num_microbatches=count,
@@ -269,7 +271,7 @@ def _with_memory(cluster: Cluster, factor: float) -> Cluster:
 
 
 def _without_limits(cluster: Cluster) -> Cluster | None:
-    """The cluster with all the memory one could want; `None` if it has."""
+    """Return the cluster without memory limits; `None` if it has none."""
     if all(device.memory_bytes is None for device in cluster.devices):
         return None
     devices = tuple(device.model_copy(update={"memory_bytes": None}) for device in cluster.devices)
@@ -277,7 +279,8 @@ def _without_limits(cluster: Cluster) -> Cluster | None:
 
 
 def _shares(plan: Plan) -> tuple[Shares, int]:
-    """The parts of the step, and the stage that works longest."""
+    """Return the parts of the step, and the stage that computes longest."""
+    # Simulated with less and less communication; each difference is the share of what was removed.
     whole_s = plan.step_time_s
     busy_s, stage = _busiest(plan)
     if not whole_s:
@@ -297,7 +300,7 @@ def _shares(plan: Plan) -> tuple[Shares, int]:
 
 
 def _busiest(plan: Plan) -> tuple[float, int]:
-    """How long the busiest device computes, and the largest of its stages."""
+    """Return the computing time of the busiest device, and its longest stage."""
     work_s = [
         -(-plan.num_microbatches // stage.replicas) * (stage.forward_time_s + stage.backward_time_s)
         for stage in plan.stages
@@ -312,7 +315,7 @@ def _busiest(plan: Plan) -> tuple[float, int]:
 
 
 def _busiest_link(plan: Plan) -> tuple[int | None, float]:
-    """The stage in front of the cut that sends longest, and the share of the step it does."""
+    """Return the stage before the cut that sends longest, and that cut's share of the step."""
     sending_s = [
         -(-plan.num_microbatches // max(stage.replicas, behind.replicas))
         * (stage.send_forward_time_s + behind.send_backward_time_s)
@@ -325,7 +328,7 @@ def _busiest_link(plan: Plan) -> tuple[int | None, float]:
 
 
 def _simulated_s(plan: Plan, *, sums: bool = True, sends: bool = True) -> float:
-    """The step with some of its communication taking no time."""
+    """Return the simulated step with gradient sums or messages taking no time."""
     stages = plan.stages
     times = StageTimes(
         forward_s=[stage.forward_time_s for stage in stages],
@@ -367,7 +370,7 @@ def _reason(
     unlimited_s: float | None,
     is_proven: bool,
 ) -> str:
-    """What binds, with its numbers."""
+    """Describe the bound with its numbers."""
     if bound == "work":
         return f"stage {stage} computes {shares.work:.1%} of it"
     if bound == "fill":
@@ -377,7 +380,7 @@ def _reason(
         )
     if bound == "links":
         return (
-            f"messages lengthen it by {shares.links:.1%}; the cut behind stage {link} sends "
+            f"messages lengthen it by {shares.links:.1%}; the cut after stage {link} sends "
             f"{link_busy:.1%} of the time"
         )
     if bound == "gradients":

@@ -1,4 +1,4 @@
-"""The size of micro-batches, chosen together with the plan from the samples of a step."""
+"""Choice of the micro-batch size together with the plan, from the samples of a step."""
 
 from __future__ import annotations
 
@@ -21,33 +21,38 @@ from .solvers.feasibility import any_plan
 from .solvers.solve import solve
 
 MAX_SIZES = 12
-"""Micro-batch sizes tried; each is planned on its own."""
+"""Micro-batch sizes tried; each is planned separately."""
 
 MAX_MICROBATCHES = 2**20
-"""As many as `PlanOptions.num_microbatches` takes."""
+"""Largest value of `PlanOptions.num_microbatches`."""
 
 PER_MICROBATCH = ("throughput", "balance_time", "pipedream")
-"""Objectives that count one micro-batch of a step; sizes are compared by all of them."""
+"""Objectives of one micro-batch; sizes are compared by the value of a whole step."""
 
 OF_BYTES = ("memory", "devices", "balance_size")
-"""Objectives about bytes, which do grow in proportion to the samples; times do not quite."""
+"""Objectives about bytes, which are proportional to the samples; times are not quite."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One size of micro-batches.
+    """Request for one micro-batch size.
 
     Attributes:
-        profile: Scaled to it from ``measured``, or the same.
-        options: With its number of micro-batches.
+        measured: Measured profile of the nearest size.
+        profile: Profile at this size, scaled from ``measured`` if sizes differ.
+        options: Options with the number of micro-batches of this size.
     """
 
     measured: Profile
     profile: Profile
     options: PlanOptions
 
+    @property
+    def size(self) -> int:
+        return get_microbatch_size(self.profile)
+
     def least_step_s(self, cluster: Cluster) -> float:
-        """No plan's step is below: all work on all devices, one micro-batch on the fastest."""
+        """Return a lower bound on every step: all work shared, or one micro-batch's passage."""
         timings = [(entry.forward, entry.backward) for entry in self.profile.layers]
         if self.profile.loss:
             timings.append((self.profile.loss.forward, self.profile.loss.backward))
@@ -70,52 +75,45 @@ def plan_batch(
     deadline: float = math.inf,
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
-    """The best plan over the micro-batch sizes that divide ``options.batch_size``.
+    """Return the best plan over the micro-batch sizes that divide ``options.batch_size``.
 
-    Sizes are `sizes_to_try`; a profile measured at a size is used for it, others are scaled from
-    the nearest (`scale_profile`). Small micro-batches keep a device less busy, which no scaling
-    knows: sizes below all that were measured would look free. So they are not chosen for speed:
-    only if nothing larger can be planned, and then the largest that can. Sizes that cannot beat
-    the best step found are not planned. Plans of the same value are told apart by their step,
-    then by fewer micro-batches. The plan's proof is for the size chosen.
+    Sizes are those of `sizes_to_try`; each is planned with the profile measured at it, or scaled
+    from the nearest one. Small micro-batches keep a device less busy, which scaling does not know,
+    so sizes below all measured ones look better than they are: they are not chosen for speed, but
+    only if nothing larger can be planned, the largest first. Ties are broken by the step, then by
+    fewer micro-batches. The plan's proof is for the size chosen.
 
     Args:
-        profiles: Of one model, at different sizes.
+        profiles: Profiles of one model at different sizes.
         cluster: Devices and links.
-        options: With a ``batch_size``; its ``num_microbatches`` does not matter.
-        size: The only one to plan; `None` for all.
-        deadline: On the clock of `time.monotonic`; sizes not reached by then are left out.
+        options: Options with a ``batch_size``; ``num_microbatches`` is ignored.
+        size: The only size to plan; `None` for all.
+        deadline: On the clock of `time.monotonic`; sizes not reached by then are skipped.
         progress: Called with every better plan found at any size, its value for a whole step.
 
     Raises:
-        InvalidInput: A profile says nothing about its size, or no size can be planned.
-        Infeasible: No size fits; about the smallest one.
+        InvalidInput: A profile lacks its micro-batch size, or no size can be planned.
+        Infeasible: No size fits; the error is about the smallest one.
         DeadlineExceeded: No plan was found in time.
     """
     best: Plan | None = None
-    refused: InvalidInput | None = None
+    invalid: InvalidInput | None = None
     unfit: list[Candidate] = []
     started = time.monotonic()
-    entries = [
-        entry
-        for entry in candidates(profiles, options)
-        if size in (None, get_microbatch_size(entry.profile))
-    ]
     floor = 0 if options.objective in OF_BYTES else min(map(get_microbatch_size, profiles))
-    entries.sort(key=lambda entry: max(floor - get_microbatch_size(entry.profile), 0))
-    for entry in entries:
+    for entry in _sort_by_trust(list_candidates(profiles, options), size, floor):
         if best is not None:
-            if time.monotonic() > deadline or get_microbatch_size(entry.profile) < floor:
+            if time.monotonic() > deadline or entry.size < floor:
                 break
-            is_slower = entry.least_step_s(cluster) >= best.step_time_s
-            if options.objective == "step_time" and is_slower:
+            # Sizes whose bound is above the best step need no planning.
+            if options.objective == "step_time" and entry.least_step_s(cluster) >= best.step_time_s:
                 continue
         try:
-            told = progress and partial(_tell, progress, entry)
-            request = request_of(entry, cluster, started, deadline, told)
-            plan = _planned(entry, request) if may_fit(request) else None
-        except InvalidInput as error:  # of this size: numbers too large, more stages than work
-            refused = refused or error
+            report = progress and partial(_report, progress, entry)
+            request = request_of(entry, cluster, started, deadline, report)
+            plan = _plan_size(entry, request) if may_fit(request) else None
+        except InvalidInput as error:  # only this size is invalid, such as for too large numbers
+            invalid = invalid or error
             continue
         except (Infeasible, DeadlineExceeded):
             plan = None
@@ -124,19 +122,26 @@ def plan_batch(
         elif best is None or _rank(plan) < _rank(best):
             best = plan
     if best is not None:
-        return _with_note(best, profiles)
+        return _add_note(best, profiles)
     if not unfit:
-        assert refused is not None, "a batch has at least one size"
-        raise refused
-    smallest = min(unfit, key=lambda entry: get_microbatch_size(entry.profile))
-    return _planned(smallest, request_of(smallest, cluster, started, deadline, progress))
+        assert invalid is not None, "a batch has at least one size"
+        raise invalid
+    # Planning the smallest size again raises its error.
+    smallest = min(unfit, key=lambda entry: entry.size)
+    return _plan_size(smallest, request_of(smallest, cluster, started, deadline, progress))
 
 
-def candidates(profiles: Sequence[Profile], options: PlanOptions) -> Iterator[Candidate]:
-    """Every size to try, as a request of its own.
+def _sort_by_trust(entries: Iterator[Candidate], size: int | None, floor: int) -> list[Candidate]:
+    """Sort sizes below ``floor`` to the end, larger ones first; drop others than ``size``."""
+    chosen = [entry for entry in entries if size in (None, entry.size)]
+    return sorted(chosen, key=lambda entry: max(floor - entry.size, 0))
+
+
+def list_candidates(profiles: Sequence[Profile], options: PlanOptions) -> Iterator[Candidate]:
+    """Yield a request for every size to try.
 
     Raises:
-        InvalidInput: A profile says nothing about its size, two have the same, or they are of
+        InvalidInput: A profile lacks its micro-batch size, two have the same size, or they are of
             different models.
     """
     measured = {get_microbatch_size(profile): profile for profile in profiles}
@@ -153,11 +158,10 @@ def candidates(profiles: Sequence[Profile], options: PlanOptions) -> Iterator[Ca
 
 
 def sizes_to_try(batch_size: int, measured: tuple[int, ...]) -> list[int]:
-    """Micro-batch sizes that divide a batch, at most `MAX_SIZES`, those to try first in front.
+    """Return at most `MAX_SIZES` divisors of a batch, those to try first in front.
 
-    All divisors that leave at most `MAX_MICROBATCHES`, if they are few. Otherwise sizes that were
-    measured, then powers of two times a measured one, then others, each the nearer to a measured
-    size by their ratio the earlier.
+    Measured sizes and those that differ by a power of two come first, then the others; within each
+    group, the size with the least ratio to a measured one is first.
     """
     divisors = [size for size in _divisors(batch_size) if batch_size // size <= MAX_MICROBATCHES]
 
@@ -176,7 +180,7 @@ def request_of(
     deadline: float,
     progress: Callable[[Progress], None] | None = None,
 ) -> PlanningRequest:
-    """The planning request for one size."""
+    """Return the planning request for one size."""
     return PlanningRequest(
         entry.profile,
         cluster,
@@ -188,35 +192,35 @@ def request_of(
 
 
 def may_fit(request: PlanningRequest) -> bool:
-    """Whether some plan fits; also `True` where only planning can tell."""
+    """Return False if provably no plan fits."""
     if only_planning_tells(request.options):
         return True
     return any_plan(request, request.devices) is not None
 
 
 def only_planning_tells(options: PlanOptions) -> bool:
-    """Whether fitting cannot be told apart: no closed form, or cuts that know no memory."""
+    """Return True if only a full plan shows whether a request is feasible."""
     if options.objective.startswith(("balance", "pipedream")):
         return True
     return options.schedule not in CLOSED_FORM and options.objective != "latency"
 
 
-def _planned(entry: Candidate, request: PlanningRequest) -> Plan:
-    """The best plan of one size, known by the profile that was measured."""
+def _plan_size(entry: Candidate, request: PlanningRequest) -> Plan:
+    """Return the best plan of one size; it names the measured profile."""
     plan = build_plan(request, solve(request))
     return plan.model_copy(update={"profile_id": entry.measured.content_id()})
 
 
-def _tell(progress: Callable[[Progress], None], entry: Candidate, found: Progress) -> None:
-    """Values of different sizes compared; a bound of one size says nothing about the others."""
+def _report(progress: Callable[[Progress], None], entry: Candidate, found: Progress) -> None:
+    # Values are comparable per step; a bound of one size does not hold for the others.
     count = 1
     if entry.options.objective in PER_MICROBATCH:
         count = entry.options.num_microbatches
     progress(Progress(found.elapsed_s, found.value * count))
 
 
-def _with_note(plan: Plan, profiles: Sequence[Profile]) -> Plan:
-    """Which sizes the plan's could be compared with."""
+def _add_note(plan: Plan, profiles: Sequence[Profile]) -> Plan:
+    """Return the plan with a note on the sizes that were profiled."""
     measured = ", ".join(map(str, sorted(map(get_microbatch_size, profiles))))
     note = (
         f"micro-batches of {plan.inputs[0].shape[0]} were chosen from a profile of {measured} "
@@ -238,12 +242,12 @@ def _rank(plan: Plan) -> tuple[float, float, int]:
 
 def _check_alike(profiles: Sequence[Profile], measured: dict[int, Profile]) -> None:
     if len(measured) < len(profiles):
-        raise InvalidInput("two profiles are of the same micro-batch size; give one of each")
+        raise InvalidInput("two profiles have the same micro-batch size; give one per size")
     names = {tuple(entry.layer.name for entry in profile.layers) for profile in profiles}
     if len(names) > 1:
         raise InvalidInput(
-            "profiles of different micro-batch sizes have to be of one model, cut into the same "
-            "layers; these have different layers"
+            "profiles of several micro-batch sizes must be of one model with the same layers; "
+            "these have different layers"
         )
 
 
@@ -253,7 +257,6 @@ def _divisors(number: int) -> list[int]:
 
 
 def _apart(one: int, other: int) -> float:
-    """How far apart two sizes are, by their ratio."""
     return abs(math.log2(one / other))
 
 

@@ -1,8 +1,8 @@
-"""The planner's inner loops compiled ahead of their first use.
+"""Ahead-of-time compilation of the planner's inner loops into numba's cache.
 
-Compiled for the first time they take half a minute of a processor; numba keeps what it made beside
-the sources, and from then on loads it in a second. Who plans small things again and again, such as
-a server, has them compiled by a process of its own, and plans in plain Python meanwhile.
+The first compilation takes half a minute of a processor; numba caches the result beside the
+sources and then loads it in a second. A server compiles in a separate process and plans in plain
+Python meanwhile.
 """
 
 from __future__ import annotations
@@ -39,38 +39,35 @@ ASKED = (
     PlanOptions(schedule="zbv"),
     PlanOptions(schedule="dualpipev"),
 )
-"""Between them they use the compiled loops; on `example`, where memory is short."""
+"""Options that together run every compiled loop on `example`, where memory is short."""
 
 DEVICES, MEMORY_BYTES = 4, 24 * 10**6
 LAYERS = 24
 
 
 def is_done() -> bool:
-    """Whether there is nothing left to compile, as far as this installation knows.
-
-    It does not load numba, which takes longer than the answer is worth.
-    """
+    """Return True if nothing is left to compile, without the second that loading numba takes."""
     return not jit.is_available() or _mark().exists()
 
 
 def compile_all() -> None:
-    """Compile what is not kept yet; a second where all of it is.
+    """Compile what is not cached yet; takes a second if everything is.
 
     Raises:
-        ImportError: There is no numba.
+        ImportError: numba is not installed.
     """
     importlib.import_module("numba")
     profile, cluster = example(), Cluster.uniform(DEVICES, memory_bytes=MEMORY_BYTES)
     for options in ASKED:
         plan(profile, cluster, options)
-    with suppress(OSError):  # nowhere to keep it: the next one asks again
+    with suppress(OSError):  # no writable place for the mark: the next process compiles again
         mark = _mark()
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
 
 
 def example() -> Profile:
-    """A small model with uneven layers."""
+    """Return the profile of a small model with uneven layers."""
     layers = tuple(
         LayerProfile(
             layer=Layer(name=f"layer {index}", module_type="Layer", parameter_bytes=10**5),
@@ -86,7 +83,8 @@ def example() -> Profile:
 
 
 def _mark() -> Path:
-    """A file that is there once all loops of these sources are compiled, for this machine."""
+    """Return the file that exists once all loops of these sources are compiled on this machine."""
+    # numba keys its cache by processor and by each source's time and size; so does the mark.
     known = [sys.version, platform.machine(), platform.processor()]
     with suppress(PackageNotFoundError):
         known.append(version("numba"))

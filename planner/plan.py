@@ -19,7 +19,7 @@ from .cost.chain import Tables, tables
 from .microbatch_size import plan_batch
 from .problem.input_checks import compute_deadline, parse_cluster, require_options, require_profiles
 from .problem.problem import PlanningRequest, Progress
-from .remedies import with_ways_out
+from .remedies import add_remedies
 from .solvers.solve import solve
 
 
@@ -32,30 +32,30 @@ def plan(
     deadline_s: float | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Plan:
-    """The best plan of all the options allow, by the objective they name.
+    """Return the best plan that the options allow, by their objective.
 
     Number of stages, cuts, replicas, recomputation and placement are chosen together and
-    exactly: `Plan.proof` compares the plan's objective with a bound that holds for every plan
-    (see `docs/planner.md` for both). For ``step_time`` the plans of least objective compete in
-    the simulator with uniform grids, equal layer counts and even times, and the fastest wins; so
-    its own objective may be above the bound. The same inputs give the same plan, bit for bit,
-    unless a deadline cuts the search short.
+    exactly: `Plan.proof` compares the plan's objective with a lower bound on that of all plans
+    (`docs/planner.md` defines both). For ``step_time`` the plans of least objective compete in
+    the simulator with uniform grids, equal layer counts and even times, and the fastest wins, so
+    its own objective may be above the bound. Planning is deterministic, bit for bit, unless a
+    deadline cuts the search short.
 
     Args:
-        profile: Costs of L layers for one micro-batch; or several profiles of one model, measured
-            at different sizes, where the options name a ``batch_size``.
-        cluster: Devices and links; or its shorthand, such as ``4x24GB``.
-        options: What is asked for; the defaults of `PlanOptions` if not given.
-        num_microbatches: Replaces the options' number. Together with a ``batch_size`` it says the
-            size of micro-batches: then it has to divide the batch.
-        deadline_s: Stop then with the best plan so far and its gap; a note says so.
+        profile: Costs of L layers for one micro-batch; with a ``batch_size``, also several
+            profiles of one model, measured at different micro-batch sizes.
+        cluster: Devices and links, or shorthand such as ``4x24GB``.
+        options: Options of the request; the defaults of `PlanOptions` if not given.
+        num_microbatches: Replaces the number in the options. Together with a ``batch_size`` it
+            determines the micro-batch size and has to divide the batch.
+        deadline_s: Stop then with the best plan so far and its gap; a note in the plan says so.
         progress: Called with every better plan or bound found; neither ever gets worse. With a
-            ``batch_size`` values are for a whole step.
+            ``batch_size``, values are for a whole step.
 
     Raises:
-        InvalidInput: An option or the profile's numbers are out of range, or a constraint makes
-            no sense for this profile.
-        Infeasible: No plan fits; the message names the constraint and the ways out.
+        InvalidInput: An option or the profile's numbers are out of range, or a constraint does
+            not apply to this profile.
+        Infeasible: No plan fits; the message names the constraint and remedies.
         DeadlineExceeded: No plan was found in time, and none was proven impossible.
     """
     return Planner(profile).plan(
@@ -68,7 +68,7 @@ def plan(
 
 
 class Planner:
-    """Plans one profile again and again: what is computed from the profile alone is kept.
+    """Planner of one profile that caches its cost tables between calls.
 
     Args:
         profile: As for `plan`.
@@ -83,9 +83,10 @@ class Planner:
         self._tables: dict[tuple[int, ...], Tables] = {}
 
     def tables(self, positions: tuple[int, ...]) -> Tables:
-        """Cost tables between these positions; the ones used last are kept."""
+        """Return the cost tables between these positions, cached for the last eight."""
         found = self._tables.pop(positions, None) or tables(self.profile, positions)
         self._tables[positions] = found
+        # Remedies and refined searches ask for the same few sets of positions again and again.
         while len(self._tables) > 8:
             self._tables.pop(next(iter(self._tables)))
         return found
@@ -99,7 +100,7 @@ class Planner:
         deadline_s: float | None = None,
         progress: Callable[[Progress], None] | None = None,
     ) -> Plan:
-        """See `plan`."""
+        """Return the best plan; see `plan`."""
         cluster = parse_cluster(cluster)
         options = _options(options, num_microbatches)
         began, deadline = time.monotonic(), compute_deadline(deadline_s)
@@ -108,9 +109,9 @@ class Planner:
         attempt = partial(self._plan, size=_size_asked(options))
         try:
             found = attempt(cluster, options, deadline, progress and _Improving(progress))
-            return marked(found, options.gap, began, deadline)
+            return note_cut_short(found, options.gap, began, deadline)
         except Infeasible as error:
-            raise with_ways_out(error, self.profile, cluster, options, attempt, deadline) from None
+            raise add_remedies(error, self.profile, cluster, options, attempt, deadline) from None
 
     def _plan(
         self,
@@ -121,14 +122,14 @@ class Planner:
         *,
         size: int | None = None,
     ) -> Plan:
-        """The same, an `Infeasible` naming no ways out; the deadline is a moment."""
+        """Plan until a deadline on the clock of `time.monotonic`, without looking for remedies."""
         if options.batch_size is not None:
             return plan_batch(
                 self.profiles, cluster, options, size=size, deadline=deadline, progress=progress
             )
         if len(self.profiles) > 1:
             raise InvalidInput(
-                "several profiles are for choosing the size of micro-batches; name a batch_size",
+                "several profiles serve to choose the micro-batch size; give a batch_size as well",
                 field="/options/batch_size",
             )
         request = PlanningRequest(
@@ -138,7 +139,7 @@ class Planner:
 
 
 class _Improving:
-    """Passes on what is better than all before."""
+    """Progress callback that passes on improvements only."""
 
     def __init__(self, tell: Callable[[Progress], None]) -> None:
         self._tell, self._best, self._bound = tell, math.inf, 0.0
@@ -152,18 +153,18 @@ class _Improving:
 
 
 def _size_asked(options: PlanOptions) -> int | None:
-    """The size of micro-batches, where both their number and that of samples are given.
+    """Return the micro-batch size if the options fix both samples and micro-batches.
 
     Raises:
-        InvalidInput: The samples cannot be dealt to so many micro-batches evenly.
+        InvalidInput: The number of micro-batches does not divide the batch.
     """
     batch_size, count = options.batch_size, options.num_microbatches
     if batch_size is None or "num_microbatches" not in options.model_fields_set:
         return None
     if batch_size % count:
         raise InvalidInput(
-            f"a batch_size of {batch_size} samples is not num_microbatches={count} equal "
-            "micro-batches; leave one of the two out, or give numbers that divide",
+            f"a batch_size of {batch_size} samples cannot be split into num_microbatches={count} "
+            "equal micro-batches; omit one of the two, or choose a divisor of the batch_size",
             field="/options/num_microbatches",
         )
     return batch_size // count
@@ -183,17 +184,17 @@ def _options(options: PlanOptions | None, num_microbatches: int | None) -> PlanO
 NOTE = "the search was cut short by its deadline: with more time there may be a better plan"
 
 UNHURRIED = 0.5
-"""Of the time allowed: a search that took less was not steered by its deadline."""
+"""Share of the time allowed; a search that took less was not affected by its deadline."""
 
 
-def marked(plan: Plan, gap: float, began_s: float, deadline_s: float) -> Plan:
-    """The plan, with a note if its search could not go as far as it was asked to.
+def note_cut_short(plan: Plan, gap: float, began_s: float, deadline_s: float) -> Plan:
+    """Return the plan, with a note if the deadline kept its search from reaching the gap.
 
     Args:
-        plan: What was found.
-        gap: How close to the best it was to be proven.
-        began_s: When the search began, on the clock of `time.monotonic`.
-        deadline_s: When it had to end, on the same; infinite for never.
+        plan: Plan that was found.
+        gap: Relative gap that the search was to reach.
+        began_s: Start of the search on the clock of `time.monotonic`.
+        deadline_s: Deadline on the same clock, infinite for none.
     """
     if deadline_s == math.inf or plan.proof.search_gap <= gap:
         return plan
@@ -203,5 +204,5 @@ def marked(plan: Plan, gap: float, began_s: float, deadline_s: float) -> Plan:
 
 
 def was_cut_short(plan: Plan) -> bool:
-    """Whether more time may find a better one."""
+    """Return True if the deadline cut the plan's search short."""
     return NOTE in plan.notes

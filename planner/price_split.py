@@ -1,4 +1,4 @@
-"""Price a split somebody chose, with the same checks as a planned one."""
+"""Evaluation of a hand-chosen split, with the checks of a planned one."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ def plan_from_balance(
     replicas: Sequence[int] = (),
     profile_id: str | None = None,
 ) -> Plan:
-    """The plan with these layer counts.
+    """Return the plan with these layer counts.
 
-    Without replicas stage s runs on device s; with them, stages take devices of the first kind
-    in order. Where the schedule puts several stages on a device, it takes one of each round.
-    Stages are recomputed as the options say. The proof's bound is a quick one, so a split that is
-    best may still be called feasible.
+    Without replicas, stage s runs on device s; with them, stages take devices of the first kind
+    in order. If the schedule puts several stages on a device, it takes one of each round. Stages
+    are recomputed as the options say. The proof's bound is a quick one, so even the best split may
+    be reported as feasible only.
 
     Args:
         profile: Costs of the layers.
         cluster: Devices and links.
         options: As for `plan`; the split has to keep them.
         balance: Layers of each stage.
-        replicas: Devices of each stage; one each if empty. More than ``max_replicas`` raise it.
+        replicas: Devices of each stage; one each if empty. Larger numbers raise ``max_replicas``.
         profile_id: The profile's `content_id`, if it is known already.
 
     Raises:
-        InvalidInput: The counts do not cover the layers, a cut is not legal or forbidden by the
+        InvalidInput: The counts do not cover the layers, a cut is illegal or forbidden by the
             options, or stages and pins are not what the options ask for.
         Infeasible: A stage exceeds its device's memory, or there are more stages than devices.
     """
@@ -87,8 +87,8 @@ def _check_cuts(request: PlanningRequest, cuts: tuple[int, ...]) -> None:
     counts = [last - first for first, last in pairwise(cuts)]
     if cuts[-1] != len(layers) or min(counts, default=0) < 1:
         raise InvalidInput(
-            f"balance {counts} has {sum(counts)} layers; it must have at least one in each stage "
-            f"and {len(layers)} in all",
+            f"balance {counts} has {sum(counts)} layers; it must have {len(layers)} in all, "
+            "at least one in each stage",
             field="/balance",
         )
     for cut in cuts[1:-1]:
@@ -98,7 +98,7 @@ def _check_cuts(request: PlanningRequest, cuts: tuple[int, ...]) -> None:
             reason = "the options do (together, no_cut_after or tied)"
         if reason:
             raise InvalidInput(
-                f"no cut may be made between layers {layers[cut - 1].layer.name!r} and "
+                f"no cut is allowed between layers {layers[cut - 1].layer.name!r} and "
                 f"{layers[cut].layer.name!r}: {reason}",
                 field="/balance",
             )
@@ -133,11 +133,11 @@ def _placed(request: PlanningRequest, cuts: tuple[int, ...], replicas: Sequence[
         )
     if found is None:
         raise Infeasible(
-            f"{places} stages need {needed} devices, the cluster has {available}; use "
+            f"{places} stages need {needed} devices, but the cluster has {available}; use "
             "fewer stages or more devices"
             if needed > available
-            else f"replicas {list(replicas)} cannot be placed: a stage lies inside one group of "
-            "devices or is made of whole ones",
+            else f"replicas {list(replicas)} cannot be placed: a stage has to lie inside one group "
+            "of devices or fill whole groups",
             constraint="devices",
             required=needed,
             available=available,

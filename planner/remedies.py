@@ -1,7 +1,7 @@
-"""Changes under which a request that nothing satisfies would have a plan, and what it would take.
+"""Remedies for an infeasible request: changes under which a plan exists, with its step time.
 
-Each kind of change is tried from its smallest form up, first by whether anything fits at all,
-then by a quick plan.
+Each kind of change is tried from its smallest form up: first whether anything fits at all, then a
+quick plan.
 """
 
 from __future__ import annotations
@@ -14,42 +14,43 @@ from functools import partial
 from typing import get_args
 
 from ..core.cluster.cluster import Cluster, Device
-from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput, WayOut
+from ..core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ..core.plan.plan import Plan, PlanOptions
+from ..core.plan.remedies import Remedy
 from ..core.plan.schedule import TrainingSchedule
 from ..core.profile.profile import Profile
 from ..core.profile.scale import get_microbatch_size
 from ..core.units import format_time
 from ..schedules.traits import CLOSED_FORM
 from .cost.chain import Tables, tables
-from .microbatch_size import candidates, may_fit, only_planning_tells, request_of
+from .microbatch_size import list_candidates, may_fit, only_planning_tells, request_of
 from .problem.constraints import allowed_positions
 from .problem.problem import PlanningRequest
 
 BUDGET_S = 2.0
-"""For all ways out together, or what is left of the caller's deadline; then times stay unknown."""
+"""Time for all remedies together, within the caller's deadline; later step times stay unknown."""
 
 EACH_COUNT = 32
-"""Up to so many micro-batches every smaller number is tried, above that halves."""
+"""Micro-batches up to which every smaller number is tried; above, the number is halved."""
 
 MAX_DEVICES = 1024
-"""More are not suggested."""
+"""Most devices that are suggested."""
 
 SHARES = 4
-"""Of the time that is left, one for each plan without which a change cannot be judged."""
+"""Parts of the time left, one for each change that only a plan can judge."""
 
 Attempt = Callable[[Cluster, PlanOptions, float], Plan]
-"""Plans a cluster and options until a moment on the clock of `time.monotonic`."""
+"""Function that plans for a cluster and options until a deadline on `time.monotonic`."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Something else to ask for.
+    """Changed request that may be feasible.
 
     Attributes:
-        text: How it differs, in words.
-        plan: Of what is asked for then, once it was planned.
-        is_settled: Whether the plan was not cut short by the deadline.
+        text: The change in words.
+        plan: Plan of the changed request, once there is one.
+        is_settled: False if the deadline cut that plan's search short.
     """
 
     text: str
@@ -59,7 +60,7 @@ class Change:
     is_settled: bool = True
 
 
-def with_ways_out(
+def add_remedies(
     error: Infeasible,
     profile: Profile,
     cluster: Cluster,
@@ -67,37 +68,38 @@ def with_ways_out(
     attempt: Attempt,
     deadline: float = math.inf,
 ) -> Infeasible:
-    """The same error, naming the changes that help: least step for as many samples first.
+    """Return the error with the changes that help, least step time per sample first.
 
     Args:
-        error: Why nothing was found.
-        profile: What was asked for.
-        cluster: Likewise.
-        options: Likewise.
-        attempt: Plans, and knows nothing of ways out.
-        deadline: The caller's, on the clock of `time.monotonic`.
+        error: Error of the infeasible request.
+        profile: Profile of the request.
+        cluster: Cluster of the request.
+        options: Options of the request.
+        attempt: Plans a changed request, without looking for remedies in turn.
+        deadline: Deadline of the caller on the clock of `time.monotonic`.
     """
     search = _Search(profile, attempt, min(deadline, time.monotonic() + BUDGET_S))
     found = [search.more_devices(cluster, options)]
     found += [search.more_devices(cluster, options, like) for like in _pinned(cluster, options)]
     found += [search.first_fitting(changes) for changes in _kinds(profile, cluster, options)]
     fitting = [change for change in found if change is not None]
+    # No single change helps: more devices together with recomputation are the likeliest pair.
     if not fitting and options.recompute == "never":
         both = search.more_devices(cluster, _with(options, recompute="auto"))
         if both is not None:
             fitting = [replace(both, text=f"recompute='auto' and {both.text}")]
-    ways_out = sorted(search.timed(fitting), key=lambda way: _cost(way, options))
+    remedies = sorted(search.time_plans(fitting), key=lambda remedy: _cost(remedy, options))
     return Infeasible(
-        f"{error}; {_advice(ways_out, options, error.constraint, cut_short=search.is_over)}",
+        f"{error}; {_advice(remedies, options, error.constraint, cut_short=search.is_over)}",
         constraint=error.constraint,
         required=error.required,
         available=error.available,
-        ways_out=tuple(ways_out),
+        remedies=tuple(remedies),
     )
 
 
 def with_devices(cluster: Cluster, count: int, like: Device | None = None) -> Cluster:
-    """The cluster with copies of a device, its last if not told, behind it: so many in all.
+    """Return the cluster enlarged to ``count`` devices by copies of one, its last by default.
 
     The outermost link level joins them all; a cluster of one device gets the default link.
     """
@@ -119,7 +121,7 @@ def with_devices(cluster: Cluster, count: int, like: Device | None = None) -> Cl
 
 
 class _Search:
-    """Tries changes until a moment on the clock of `time.monotonic`."""
+    """Trial of changes until a deadline on the clock of `time.monotonic`."""
 
     def __init__(self, profile: Profile, attempt: Attempt, deadline: float) -> None:
         self.profile, self.attempt, self.deadline = profile, attempt, deadline
@@ -127,15 +129,14 @@ class _Search:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time for trying has passed."""
         return time.monotonic() > self.deadline
 
     def first_fitting(self, changes: Iterable[Change]) -> Change | None:
-        """The first change that helps, if time allows to see one."""
+        """Return the first change that helps, or `None` if there is none or time is up."""
         for change in changes:
             if self.is_over:
                 return None
-            fitting = self._fitting(change)
+            fitting = self._check(change)
             if fitting is not None:
                 return fitting
         return None
@@ -143,7 +144,7 @@ class _Search:
     def more_devices(
         self, cluster: Cluster, options: PlanOptions, like: Device | None = None
     ) -> Change | None:
-        """The fewest that help: doubled up to one a stage, then bisected."""
+        """Find the fewest devices that help: doubled up to one per stage, then bisected."""
         low = len(cluster.devices)
         most = len(allowed_positions(self.profile, options)) - 1
         if options.max_replicas != 1:
@@ -167,38 +168,38 @@ class _Search:
                 found, high = fitting, len(middle.cluster.devices)
         return found
 
-    def timed(self, changes: Sequence[Change]) -> Iterator[WayOut]:
-        """Changes that a plan confirms, with its step; they share the time that is left.
+    def time_plans(self, changes: Sequence[Change]) -> Iterator[Remedy]:
+        """Plan each change in its share of the time left; drop those that no plan confirms.
 
-        Of a plan that the deadline cut short, the step is the most that it would be.
+        If the deadline cut a plan's search short, its step is an upper bound.
         """
         for place, change in enumerate(changes):
             if change.plan is None and time.monotonic() < self.deadline:
                 try:
-                    change = self._planned(change, len(changes) - place)
+                    change = self._plan(change, len(changes) - place)
                 except DeadlineExceeded:
                     pass
                 except (Infeasible, InvalidInput):
                     continue
             made, options, text = change.plan, change.options, change.text
             if made is not None and options.batch_size is not None:
-                options = _chosen(options, made)
+                options = _with(options, num_microbatches=made.options.num_microbatches)
                 text += f" (micro-batches of {made.inputs[0].shape[0]})"
             step_time_s = None if made is None else made.step_time_s
-            yield WayOut(text, change.cluster, options, step_time_s, change.is_settled)
+            yield Remedy(text, change.cluster, options, step_time_s, change.is_settled)
 
-    def _planned(self, change: Change, shares: int) -> Change:
-        """With a plan made in one of so many shares of the time that is left."""
+    def _plan(self, change: Change, shares: int) -> Change:
+        """Return the change with a plan made in one of ``shares`` parts of the time left."""
         now = time.monotonic()
         until = now + (self.deadline - now) / shares
         made = self.attempt(change.cluster, change.options, until)
         return replace(change, plan=made, is_settled=time.monotonic() <= until)
 
-    def _fitting(self, change: Change) -> Change | None:
-        """The change if some plan fits, with that plan where only planning can tell."""
+    def _check(self, change: Change) -> Change | None:
+        """Return the change if some plan fits, with that plan if only planning can tell."""
         try:
             if only_planning_tells(change.options):
-                return self._planned(change, SHARES)
+                return self._plan(change, SHARES)
             return change if self._fits(change) else None
         except (InvalidInput, Infeasible, DeadlineExceeded):
             return None
@@ -209,7 +210,7 @@ class _Search:
             return may_fit(PlanningRequest(*asked, deadline=self.deadline))
         return any(
             may_fit(request_of(entry, change.cluster, time.monotonic(), self.deadline))
-            for entry in candidates([self.profile], change.options)
+            for entry in list_candidates([self.profile], change.options)
         )
 
     def _table_of(self, positions: tuple[int, ...]) -> Tables:
@@ -219,7 +220,7 @@ class _Search:
 
 
 def _kinds(profile: Profile, cluster: Cluster, options: PlanOptions) -> list[Iterator[Change]]:
-    """Kinds of changes, each from its smallest form up."""
+    """List kinds of changes, each from its smallest form up."""
     ask = partial(_change, cluster, options)
     kinds = [_fewer_microbatches(cluster, options)]
     kinds += [
@@ -265,13 +266,13 @@ def _change(cluster: Cluster, options: PlanOptions, **changes: object) -> Change
 
 
 def _on_schedule(cluster: Cluster, options: PlanOptions, name: TrainingSchedule) -> Change:
-    """Another schedule, without what only the one asked for takes."""
+    # Without the options that only the original schedule has.
     options = _with(options, schedule=name, chunks=PlanOptions().chunks, max_extra_in_flight=0)
     return Change(f"schedule={name!r}", cluster, options)
 
 
 def _fewer_microbatches(cluster: Cluster, options: PlanOptions) -> Iterator[Change]:
-    """A stage has no more replicas than micro-batches, so fewer of these are not always better."""
+    # A stage has no more replicas than micro-batches, so fewer micro-batches may not help.
     count = options.num_microbatches
     while count > 1 and options.batch_size is None and options.objective != "latency":
         count = count - 1 if count <= EACH_COUNT else count // 2
@@ -279,7 +280,7 @@ def _fewer_microbatches(cluster: Cluster, options: PlanOptions) -> Iterator[Chan
 
 
 def _pinned(cluster: Cluster, options: PlanOptions) -> list[Device]:
-    """A device of every kind that layers are pinned to, but the last device's."""
+    """Return a device of each kind that layers are pinned to, except the last device's kind."""
     wanted = {pin.kind for pin in options.pins} - {cluster.devices[-1].kind}
     return list({one.kind: one for one in cluster.devices if one.kind in wanted}.values())
 
@@ -294,48 +295,43 @@ def _on_devices(
 def _with(options: PlanOptions, **changes: object) -> PlanOptions:
     given = {name: getattr(options, name) for name in options.model_fields_set}
     if "batch_size" in changes:
-        given.pop("num_microbatches", None)  # with both there would be nothing to choose
+        given.pop("num_microbatches", None)  # with both there would be no size to choose
     return PlanOptions.model_validate({**given, **changes})
 
 
-def _chosen(options: PlanOptions, plan: Plan) -> PlanOptions:
-    """With the number of micro-batches that a plan chose."""
-    return _with(options, num_microbatches=plan.options.num_microbatches)
-
-
-def _cost(way_out: WayOut, asked: PlanOptions) -> float:
-    """Seconds for as many samples as a step was asked to have."""
-    if way_out.step_time_s is None:
+def _cost(remedy: Remedy, asked: PlanOptions) -> float:
+    """Return the seconds for as many samples as the request has in a step."""
+    if remedy.step_time_s is None:
         return math.inf
-    if way_out.options.batch_size is not None:
-        return way_out.step_time_s
-    return way_out.step_time_s * asked.num_microbatches / way_out.options.num_microbatches
+    if remedy.options.batch_size is not None:
+        return remedy.step_time_s
+    return remedy.step_time_s * asked.num_microbatches / remedy.options.num_microbatches
 
 
 def _advice(
-    ways_out: Sequence[WayOut], asked: PlanOptions, constraint: str, *, cut_short: bool
+    remedies: Sequence[Remedy], asked: PlanOptions, constraint: str, *, cut_short: bool
 ) -> str:
-    if not ways_out and cut_short:
+    if not remedies and cut_short:
         return (
-            "no change that there was time to try suffices; ask for one yourself, such as "
-            "recompute='auto', fewer or smaller micro-batches, or more devices"
+            "no remedy was found in the time allowed; try recompute='auto', fewer or smaller "
+            "micro-batches, or more devices"
         )
-    if not ways_out and constraint == "memory":
+    if not remedies and constraint == "memory":
         return (
-            "no change that was tried suffices (recomputation, more such devices, fewer or smaller "
-            "micro-batches, another schedule or optimizer); use devices with more memory"
+            "none of the changes tried helps (recomputation, more devices like these, fewer or "
+            "smaller micro-batches, another schedule or optimizer); use devices with more memory"
         )
-    if not ways_out:
-        return "no single change of the options that was tried suffices"
-    return f"it would fit with {', or '.join(_in_words(entry, asked) for entry in ways_out)}"
+    if not remedies:
+        return "none of the single changes tried helps"
+    return f"it would fit with {', or '.join(_in_words(entry, asked) for entry in remedies)}"
 
 
-def _in_words(way_out: WayOut, asked: PlanOptions) -> str:
-    if way_out.step_time_s is None:
-        return way_out.text
-    most = "" if way_out.is_settled else "at most "
-    words = f"{way_out.text}: {most}{format_time(way_out.step_time_s)} a step"
-    count, wanted = way_out.options.num_microbatches, asked.num_microbatches
-    if way_out.options.batch_size is None and count != wanted:
+def _in_words(remedy: Remedy, asked: PlanOptions) -> str:
+    if remedy.step_time_s is None:
+        return remedy.text
+    most = "" if remedy.is_settled else "at most "
+    words = f"{remedy.text}: {most}{format_time(remedy.step_time_s)} per step"
+    count, wanted = remedy.options.num_microbatches, asked.num_microbatches
+    if remedy.options.batch_size is None and count != wanted:
         words += f" of {count / wanted:.3g} times the samples"
     return words

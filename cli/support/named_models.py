@@ -219,7 +219,7 @@ def suggest_smaller_samples(error: Infeasible, profile: Profile) -> Infeasible:
         constraint=error.constraint,
         required=error.required,
         available=error.available,
-        ways_out=error.ways_out,
+        remedies=error.remedies,
     )
 
 

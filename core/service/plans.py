@@ -59,12 +59,12 @@ def to_infeasible_answer(error: Infeasible) -> InfeasibleAnswer:
         message=str(error),
         ways_out=tuple(
             WayOutAnswer(
-                text=way_out.text,
-                num_devices=len(way_out.cluster.devices),
-                options=way_out.options,
-                step_time_s=way_out.step_time_s,
+                text=remedy.text,
+                num_devices=len(remedy.cluster.devices),
+                options=remedy.options,
+                step_time_s=remedy.step_time_s,
             )
-            for way_out in error.ways_out
+            for remedy in error.remedies
         ),
     )
 

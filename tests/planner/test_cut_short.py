@@ -9,7 +9,7 @@ import pytest
 
 from stagewright import Cluster, PlanOptions, plan
 from stagewright.core.plan.plan import Plan
-from stagewright.planner.plan import NOTE, marked, was_cut_short
+from stagewright.planner.plan import NOTE, note_cut_short, was_cut_short
 from tests.builders import chain_profile
 
 NOW_S = 1000.0
@@ -29,7 +29,7 @@ def planned(lower_bound: float) -> Plan:
 
 @pytest.mark.usefixtures("clock")
 def test_late_and_not_proven_is_cut_short() -> None:
-    found = marked(planned(1.0), 0.0, NOW_S - 9, NOW_S + 1)
+    found = note_cut_short(planned(1.0), 0.0, NOW_S - 9, NOW_S + 1)
     assert was_cut_short(found)
     assert found.notes[-1] == NOTE
 
@@ -46,7 +46,7 @@ def test_late_and_not_proven_is_cut_short() -> None:
 )
 def test_else_it_is_not(lower_bound: float, gap: float, began_s: float, deadline_s: float) -> None:
     found = planned(lower_bound)
-    assert marked(found, gap, began_s, deadline_s) is found
+    assert note_cut_short(found, gap, began_s, deadline_s) is found
 
 
 def test_a_plan_with_time_enough_has_no_such_note() -> None:

@@ -133,7 +133,9 @@ def test_both_numbers_say_the_size():
 def test_numbers_that_do_not_agree_are_refused():
     """Cause: the number of micro-batches was dropped without a word."""
     options = PlanOptions(batch_size=16, num_microbatches=3)
-    with pytest.raises(InvalidInput, match="16 samples is not num_microbatches=3") as caught:
+    with pytest.raises(
+        InvalidInput, match="16 samples cannot be split into num_microbatches=3"
+    ) as caught:
         plan(batched(chain_profile([1, 1])), "2xcpu", options)
     assert caught.value.field == "/options/num_microbatches"
 
@@ -259,5 +261,5 @@ def test_profiles_that_cannot_be_used_are_refused(profiles, said):
 
 
 def test_several_profiles_need_a_batch():
-    with pytest.raises(InvalidInput, match="name a batch_size"):
+    with pytest.raises(InvalidInput, match="give a batch_size"):
         plan([batched(chain_profile([1]), 1), batched(chain_profile([1]))], "1xcpu")

@@ -10,7 +10,7 @@ from stagewright.core.cluster.cluster import Cluster
 from stagewright.core.errors import Infeasible, InvalidInput
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.core.units import format_time
-from stagewright.planner import remedies as ways_out
+from stagewright.planner import remedies
 from stagewright.planner.plan import plan
 from stagewright.planner.validation.validate import validate
 from tests.builders import chain_profile, random_profile
@@ -23,7 +23,7 @@ SEVERAL = ("interleaved_1f1b", "zbv", "dualpipev")
 @pytest.fixture
 def ample(monkeypatch):
     """Time to finish every plan, however busy the machine."""
-    monkeypatch.setattr(ways_out, "BUDGET_S", 50)
+    monkeypatch.setattr(remedies, "BUDGET_S", 50)
 
 
 def refusal(profile, cluster, options):
@@ -38,12 +38,12 @@ def refusal(profile, cluster, options):
 
 
 def check_offers(error, profile):
-    for offer in error.ways_out:
+    for offer in error.remedies:
         found = plan(profile, offer.cluster, offer.options)
         validate(found, profile, offer.cluster)
         assert offer.is_settled
         assert offer.step_time_s == found.step_time_s
-        assert f"{offer.text}: {format_time(offer.step_time_s)} a step" in str(error)
+        assert f"{offer.text}: {format_time(offer.step_time_s)} per step" in str(error)
 
 
 @pytest.mark.usefixtures("ample")
@@ -57,7 +57,7 @@ def test_every_way_out_works_and_takes_the_time_it_says(seed):
     error = refusal(given.profile, given.cluster, given.options)
     check_offers(error, given.profile)
     if all(device.memory_bytes for device in given.cluster.devices):
-        assert "memory_fraction=1.0" in [offer.text for offer in error.ways_out]
+        assert "memory_fraction=1.0" in [offer.text for offer in error.remedies]
 
 
 def small(seed):
@@ -121,12 +121,12 @@ def is_possible(profile, cluster, options, changes):
 
 def is_offered(error, name, options):
     if name == "devices":
-        return any(" devices" in offer.text for offer in error.ways_out)
+        return any(" devices" in offer.text for offer in error.remedies)
     if name.startswith("schedule"):
-        return any(offer.text == name for offer in error.ways_out)
+        return any(offer.text == name for offer in error.remedies)
     return any(
         getattr(offer.options, name) != getattr(options, name) and "devices" not in offer.text
-        for offer in error.ways_out
+        for offer in error.remedies
     )
 
 
@@ -142,8 +142,8 @@ def test_any_single_change_that_helps_is_offered(seed):
         if any(is_possible(profile, cluster, options, value) for value in values):
             assert is_offered(error, name, options), (name, str(error))
     for count in range(len(cluster.devices) + 1, len(profile.layers) + 1):
-        if is_possible(profile, ways_out.with_devices(cluster, count), options, {}):
-            (offer,) = [entry for entry in error.ways_out if " devices" in entry.text]
+        if is_possible(profile, remedies.with_devices(cluster, count), options, {}):
+            (offer,) = [entry for entry in error.remedies if " devices" in entry.text]
             assert len(offer.cluster.devices) <= count
             break
 
@@ -158,13 +158,13 @@ def test_what_was_cut_short_is_said_to_be(monkeypatch):
         assert deadline < now[0]
         return plan(profile, cluster, asked)
 
-    monkeypatch.setattr(ways_out, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(remedies, "time", SimpleNamespace(monotonic=lambda: now[0]))
     bare = Infeasible("no room", constraint="memory")
     cluster = Cluster.uniform(2, memory_bytes=3000)
-    error = ways_out.with_ways_out(bare, profile, cluster, options, attempt)
-    found = [(offer.text, offer.step_time_s, offer.is_settled) for offer in error.ways_out]
+    error = remedies.add_remedies(bare, profile, cluster, options, attempt)
+    found = [(offer.text, offer.step_time_s, offer.is_settled) for offer in error.remedies]
     assert found == [("4 devices", 21, False), ("optimizer='sgd'", None, True)]
-    assert str(error).endswith("with 4 devices: at most 21 s a step, or optimizer='sgd'")
+    assert str(error).endswith("with 4 devices: at most 21 s per step, or optimizer='sgd'")
 
 
 def test_another_schedule_is_offered_without_what_only_the_first_takes():
@@ -173,5 +173,5 @@ def test_another_schedule_is_offered_without_what_only_the_first_takes():
     cluster = Cluster.uniform(2, memory_bytes=7500)
     options = PlanOptions(schedule="interleaved_1f1b", num_microbatches=4, chunks=1)
     error = refusal(profile, cluster, options)
-    offers = {offer.text: offer for offer in error.ways_out}
+    offers = {offer.text: offer for offer in error.remedies}
     assert offers["schedule='1f1b'"].options.chunks == PlanOptions().chunks

@@ -177,8 +177,8 @@ def test_ways_out_are_told_with_their_step(run, profile_file):
     words = ["plan", profile_file, "-d", "1x12MiB", "--schedule", "gpipe", "--optimizer", "none"]
     ran = run(*words)
     assert ran.code == 3
-    assert "it would fit with 4 devices: 114 ms a step, or --microbatches 1: 30 ms a step of " \
-        "0.125 times the samples, or --schedule 1f1b: 240 ms a step" in ran.stderr  # fmt: skip
+    assert "it would fit with 4 devices: 114 ms per step, or --microbatches 1: 30 ms per step of " \
+        "0.125 times the samples, or --schedule 1f1b: 240 ms per step" in ran.stderr  # fmt: skip
     ways_out = json.loads(run(*words, "--json").stderr)["ways_out"]
     assert {"text": "schedule='1f1b'", "step_time_s": 0.24} in ways_out
 
@@ -191,8 +191,8 @@ def test_ways_out_are_told_with_their_step(run, profile_file):
         (["ladder.json", "-d", ""], "no devices given; write '4x24GB'"),
         (["ladder.json", "-d", "unjoined.json"], "give the links as 'levels', innermost first"),
         (["ladder.json", "-d", "2xcpu", "--deadline", "nan"], "--deadline"),
-        (["ladder.json", "-d", "2xcpu", "--batch-size", "16", "-m", "3"], "numbers that divide"),
-        (["ladder.json", "ladder.json", "-d", "2xcpu"], "name a --batch-size"),
+        (["ladder.json", "-d", "2xcpu", "--batch-size", "16", "-m", "3"], "choose a divisor"),
+        (["ladder.json", "ladder.json", "-d", "2xcpu"], "give a --batch-size"),
         (["ladder.json", "-d", "absent.json"], "cannot read absent.json"),
         (["cluster.json", "-d", "2xcpu"], "cluster.json is stagewright.cluster/1"),
         (["ladder.json", "-d", "ladder.json"], "expected stagewright.cluster/1"),

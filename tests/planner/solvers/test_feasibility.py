@@ -7,7 +7,7 @@ import pytest
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.errors import Infeasible
 from stagewright.core.plan.plan import PlanOptions
-from stagewright.planner import remedies as ways_out
+from stagewright.planner import remedies
 from stagewright.planner.plan import plan
 from stagewright.planner.remedies import with_devices
 from tests.builders import chain_profile, random_profile
@@ -19,7 +19,7 @@ from tests.planner.oracle import least
 def ample(request, monkeypatch):
     """Time to finish every plan, however busy the machine."""
     if "slow" not in request.keywords:
-        monkeypatch.setattr(ways_out, "BUDGET_S", 50)
+        monkeypatch.setattr(remedies, "BUDGET_S", 50)
 
 
 def refused(profile, cluster, options):
@@ -29,7 +29,7 @@ def refused(profile, cluster, options):
 
 
 def texts(error):
-    return [way_out.text for way_out in error.ways_out]
+    return [remedy.text for remedy in error.remedies]
 
 
 def test_names_stage_layers_device_and_both_numbers():
@@ -41,9 +41,9 @@ def test_names_stage_layers_device_and_both_numbers():
     assert "allows 2.9 KiB (3000 bytes)" in said
     assert texts(error) == ["4 devices", "optimizer='sgd'"]
     # Four stages: 4 x 3 + 3 x 3; with sgd two stages of two layers: 2 x 6 + 3 x 6.
-    assert [way_out.step_time_s for way_out in error.ways_out] == [21, 30]
+    assert [remedy.step_time_s for remedy in error.remedies] == [21, 30]
     assert said.endswith(
-        "it would fit with 4 devices: 21 s a step, or optimizer='sgd': 30 s a step"
+        "it would fit with 4 devices: 21 s per step, or optimizer='sgd': 30 s per step"
     )
 
 
@@ -76,7 +76,7 @@ def test_cheapest_first_for_as_many_samples():
     options = PlanOptions(num_microbatches=8, schedule="gpipe")
     error = refused(profile, Cluster.uniform(2, memory_bytes=12000), options)
     assert {"schedule='1f1b'", "recompute='auto'"} <= set(texts(error))
-    costs = [way_out.step_time_s / way_out.options.num_microbatches for way_out in error.ways_out]
+    costs = [remedy.step_time_s / remedy.options.num_microbatches for remedy in error.remedies]
     assert costs == sorted(costs)
 
 
@@ -96,9 +96,9 @@ def test_smaller_microbatches_are_offered_with_their_size():
     )
     options = PlanOptions(num_microbatches=8)
     error = refused(profile, Cluster.uniform(1, memory_bytes=2000), options)
-    (way_out,) = [entry for entry in error.ways_out if entry.options.batch_size]
-    assert way_out.text == "batch_size=16 (micro-batches of 1)"
-    assert way_out.step_time_s == 8 * 4 * 3
+    (remedy,) = [entry for entry in error.remedies if entry.options.batch_size]
+    assert remedy.text == "batch_size=16 (micro-batches of 1)"
+    assert remedy.step_time_s == 8 * 4 * 3
 
 
 def test_a_fixed_number_of_stages_may_be_what_binds():
@@ -132,7 +132,7 @@ def test_two_changes_are_offered_where_none_alone_helps():
 def test_when_nothing_helps_it_says_so():
     profile = chain_profile([1], parameter_bytes=400)
     error = refused(profile, Cluster.uniform(1, memory_bytes=10), PlanOptions())
-    assert error.ways_out == ()
+    assert error.remedies == ()
     assert "use devices with more memory" in str(error)
     assert "stage 0 (layer 0, 'layer.0')" in str(error)
 
@@ -162,6 +162,6 @@ def test_many_layers_are_answered_in_seconds():
     cluster = Cluster.uniform(8, memory_bytes=10**9)
     for _ in range(2):
         begin = time.process_time()
-        assert refused(profile, cluster, PlanOptions(num_microbatches=32)).ways_out
+        assert refused(profile, cluster, PlanOptions(num_microbatches=32)).remedies
         took_s = time.process_time() - begin
     assert took_s < 8
