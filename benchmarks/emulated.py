@@ -222,7 +222,7 @@ def _executor(cell: Cell, rank: int) -> Executor:
     channels = make_channel_groups(
         groups, find_connected_pairs(cell.schedule.ranks, cell.schedule, routes)
     )
-    connections = P2PChannels(rank, channels, groups.global_ranks, cpu)
+    transport = P2PChannels(rank, channels, groups.global_ranks, cpu)
     stages = {
         index: StageRunner(
             Sleeping(cell.forward_s[index], cell.input_s[index], cell.weight_s[index]),
@@ -234,9 +234,9 @@ def _executor(cell: Cell, rank: int) -> Executor:
         for index in cell.schedule.stages_of(rank)
     }
     executor = Executor(
-        cell.schedule, rank, routes, stages, connections, Replication(None, {}), lambda words: None
+        cell.schedule, rank, routes, stages, transport, Replication(None, {}), lambda words: None
     )
-    connections.introduce()
+    transport.connect()
     return executor
 
 

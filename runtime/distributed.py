@@ -125,7 +125,7 @@ class DistributedPipeline(PipelineRank):
         self._has_loss = loss_fn is not None
         self._dropout_seed = keyed_dropout
         self._sums_gradients = True
-        with ExitStack() as undo, self._detector.explained():
+        with ExitStack() as undo, self._detector.explain_errors():
             undo.callback(self.close)
             # Captured under autocast, so that what is sent has the dtype it will have.
             with autocast_to(choose_device(model, group), autocast):
@@ -173,7 +173,7 @@ class DistributedPipeline(PipelineRank):
             device=self.device,
             batch_statistics=batch_statistics,
             autocast=self.autocast,
-            doing=self._detector.says,
+            set_activity=self._detector.set_activity,
         )
 
     def step(
@@ -200,7 +200,7 @@ class DistributedPipeline(PipelineRank):
             raise InvalidInput(
                 "this pipeline only evaluates; to train give it a loss_fn and a plan for training"
             )
-        with self._detector.overheard():
+        with self._detector.announce_errors():
             inputs = self._inputs(args, kwargs)
             if self._has_last and target is None:
                 raise InvalidInput("the last stage takes the loss and needs target=")
@@ -250,7 +250,7 @@ class DistributedPipeline(PipelineRank):
         """
         targets: list[Any] = []
         size = samples = self._first.size
-        with self._detector.overheard():
+        with self._detector.announce_errors():
             if pad:
                 check_evaluation_mode(self.module)
                 samples = self._samples(args, kwargs, target)

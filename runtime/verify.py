@@ -134,7 +134,7 @@ def verify(
         except StagewrightError:
             raise
         except Exception as error:
-            raise _explained(error, rehearsal.doing) from error
+            raise _explained(error, rehearsal.current_activity) from error
     return _compare(whole, rehearsal.modules, reduce_loss, loss)
 
 

@@ -1,4 +1,4 @@
-"""Running statistics of a whole batch, where layers see only micro-batches."""
+"""Deferred batch normalisation in one process: running statistics of whole batches."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 @contextmanager
 def deferred_statistics(modules: list[_BatchNorm]) -> Iterator[None]:
-    """Update running statistics once at the end, by the mean and variance of all that passed.
+    """Update running statistics once, at the end, by the moments of all micro-batches inside.
 
-    Micro-batches are still normalised by their own statistics. Layers in evaluation mode are
-    left alone.
+    Each micro-batch is still normalised by its own statistics. Layers in evaluation mode are left
+    unchanged.
     """
     with ExitStack() as stack:
         kept = [
-            stack.enter_context(_collected(module))
+            stack.enter_context(_collect_moments(module))
             for module in modules
             if module.training and module.track_running_stats
         ]
         yield
-        stack.close()
+        stack.close()  # layers track statistics again before theirs are moved
         for moments in kept:
             moments.commit()
 
 
 def find_batch_norms(root: nn.Module) -> list[_BatchNorm]:
-    """Those of a module that keep running statistics."""
+    """Return a module's batch-norm layers that keep running statistics."""
     return [
         module
         for module in root.modules()
@@ -40,10 +40,10 @@ def find_batch_norms(root: nn.Module) -> list[_BatchNorm]:
 
 
 class _Moments:
-    """Count, mean and sum of squared deviations of each channel, merged piece by piece.
+    """Count, mean and sum of squared deviations of each channel, merged over micro-batches.
 
     Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-    variances", 1979: no cancellation, unlike sums of squares.
+    variances", 1979. Unlike sums of squares they do not suffer from cancellation.
     """
 
     def __init__(self, module: _BatchNorm) -> None:
@@ -53,7 +53,7 @@ class _Moments:
         self._squares: Tensor | None = None
 
     def add(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """A forward pre-hook: what is about to be normalised."""
+        """Add the values about to be normalised (a forward pre-hook)."""
         values = inputs[0].detach()
         values = values.to(torch.promote_types(values.dtype, torch.float32))
         count = values.numel() // values.shape[1]
@@ -69,9 +69,9 @@ class _Moments:
             self._count, self._mean, self._squares = count, mean, squares
             return
         total = self._count + count
-        apart = mean - self._mean
-        self._squares = self._squares + squares + apart**2 * (self._count * count / total)
-        self._mean = self._mean + apart * (count / total)
+        delta = mean - self._mean
+        self._squares = self._squares + squares + delta**2 * (self._count * count / total)
+        self._mean = self._mean + delta * (count / total)
         self._count = total
 
     @torch.no_grad()
@@ -93,10 +93,10 @@ class _Moments:
 
 
 @contextmanager
-def _collected(module: _BatchNorm) -> Iterator[_Moments]:
-    """The layer keeps no statistics inside; they are collected instead.
+def _collect_moments(module: _BatchNorm) -> Iterator[_Moments]:
+    """Collect the moments of a layer's inputs instead of letting it track statistics.
 
-    A second run of the forward is in the backward, outside.
+    Recomputed forwards run in the backward, after this context, and are not counted twice.
     """
     moments = _Moments(module)
     hook = module.register_forward_pre_hook(moments.add)

@@ -1,9 +1,8 @@
-"""Buffers of a stage with replicas that have to stay as they are.
+"""Check that forwards leave the buffers of a replicated stage unchanged.
 
-Each replica sees its own micro-batches. What a forward leaves behind in a buffer (a moving average,
-a codebook, a count) is then of those alone: replicas compute other numbers than the unsplit model,
-and than each other. Running statistics of normalisation are the exception: replicas tell each other
-theirs (`batch_statistics`).
+Each replica sees only its own micro-batches. A buffer that a forward updates (a moving average, a
+codebook, a counter) would diverge between replicas, and from the unsplit model. The exception are
+running statistics of normalisation layers, which replicas share (`running_statistics`).
 """
 
 from __future__ import annotations
@@ -20,12 +19,13 @@ from ...core.errors import InvalidInput
 
 
 @dataclass(frozen=True)
-class _Before:
+class _Snapshot:
     """A buffer before a forward.
 
     Attributes:
-        version: Of autograd, which counts changes in place.
-        value: A copy, for what changes without being counted; `None` to trust the count.
+        version: Autograd's counter of in-place changes.
+        value: A copy, to find changes through ``.data``, which are not counted; `None` to rely on
+            the counter.
     """
 
     name: str
@@ -35,7 +35,7 @@ class _Before:
     value: Tensor | None
 
     @property
-    def has_moved(self) -> bool:
+    def has_changed(self) -> bool:
         now = self.owner._buffers[self.name.rpartition(".")[2]]
         if self.value is None:
             return now is not self.buffer or now._version != self.version
@@ -43,14 +43,14 @@ class _Before:
 
 
 class FixedBuffers:
-    """Sees to it that forwards of a stage in training leave its buffers alone.
+    """Checks that forwards in training leave a stage's buffers unchanged.
 
     Args:
-        stage: A stage that several ranks hold.
+        stage: A stage with replicas.
     """
 
     def __init__(self, stage: nn.Module) -> None:
-        self._places = [
+        self._buffers = [
             (f"{path}.{name}" if path else name, owner, name)
             for path, owner in stage.named_modules()
             if not isinstance(owner, _NormBase)
@@ -65,45 +65,47 @@ class FixedBuffers:
         self._is_first = True
 
     def check_evaluation(self) -> None:
-        """See that an evaluation will not move running statistics, on each replica its own way.
+        """Check that an evaluation will not move running statistics differently on each replica.
 
         Raises:
-            InvalidInput: It would: a normalising module is in training mode.
+            InvalidInput: It would, because a normalisation layer is in training mode.
         """
         for path, norm in self._norms:
             if norm.training:
                 raise InvalidInput(
-                    f"{path!r} is in training mode, and its stage has replicas: an evaluation "
-                    "would move its running statistics on each by other micro-batches; call "
-                    "train(False) first, and train() before the next step"
+                    f"{path!r} is in training mode and its stage has replicas, so an evaluation "
+                    "would move its running statistics differently on each; call train(False) "
+                    "first, and train() before the next step"
                 )
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """A forward runs inside.
+    def checked(self) -> Iterator[None]:
+        """Check the forward inside, before anything uses its outputs.
 
         Raises:
-            InvalidInput: It moved a buffer; nothing has been made of its outputs yet.
+            InvalidInput: The forward changed a buffer.
         """
+        # Values are compared at the first forward only: copies of all buffers cost time, and a
+        # module that changes a buffer without being counted does so every time.
         before = [
-            _Before(
+            _Snapshot(
                 name, owner, buffer, buffer._version, buffer.clone() if self._is_first else None
             )
-            for name, owner, key in self._places
+            for name, owner, key in self._buffers
             if (buffer := owner._buffers[key]) is not None
         ]
         yield
         for each in before:
-            if each.has_moved:
+            if each.has_changed:
                 raise InvalidInput(
-                    f"the forward moves the buffer {each.name!r}, and its stage has replicas, each "
-                    "of which would move its own by other micro-batches: their numbers would not "
-                    "be the model's; plan without replicas of that stage (max_replicas=1), or hold "
-                    "the buffer still in training"
+                    f"the forward changes the buffer {each.name!r}, and its stage has replicas, "
+                    "each of which would change its own copy by different micro-batches, so that "
+                    "results would differ from the model's; plan without replicas of that stage "
+                    "(max_replicas=1), or leave the buffer unchanged in training"
                 )
         self._is_first = False
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
-    same = (one == other) | ((one != one) & (other != other))  # not a number is the same
+    same = (one == other) | ((one != one) & (other != other))  # NaN counts as equal to NaN
     return not bool(torch.all(same))

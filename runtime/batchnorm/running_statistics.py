@@ -1,20 +1,20 @@
-"""Running statistics of normalisation, where a batch is several micro-batches.
+"""Policies for the running statistics of normalisation layers under micro-batches and replicas.
 
-Every micro-batch is normalised by its own statistics, as it would be in a loop over micro-batches
-on one device, unless replicas are to normalise together. What is left to choose is how the running
-statistics, used in evaluation, move:
+Each micro-batch is normalised by its own statistics, as in a loop over micro-batches on one device
+(``synchronised`` excepted). The policy says how the running statistics, used in evaluation, move:
 
 ``microbatch``
-    Once for each micro-batch, in their order, as that loop moves them. Replicas of a stage tell
-    each other what their micro-batches' statistics were, and all move alike.
+    Once per micro-batch, in their order, as in that loop. Replicas of a stage exchange the
+    statistics of their micro-batches, so that all of them move alike.
 ``deferred``
-    Once a step, by the statistics of the whole batch, as a model that sees the batch at once moves
-    them (torchgpipe's deferred batch normalisation, but with the unbiased variance of torch).
+    Once per step, by the statistics of the whole batch, as in a model that sees the batch at once
+    (torchgpipe's deferred batch normalisation, but with the unbiased variance that torch uses).
 ``synchronised``
-    Replicas of a stage normalise together, and move them once a round: see `synchronised`.
+    Replicas of a stage normalise together and move the statistics once per round; see
+    `runtime.replicas.sync_batchnorm`.
 
-Instance normalisation, where it keeps running statistics, moves them by the mean over instances of
-each one's mean and variance, and counts no batches.
+Instance normalisation with running statistics moves them by the mean, over instances, of each
+instance's mean and variance, and counts no batches.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from ...capture.program.mutation import mutated_inputs
 from ...capture.program.program import Program, resolve
 from ...capture.program.segment import Segment
 from ...core.errors import InvalidInput, PlanMismatch
-from ..ranks.collective import Collective, Work
+from ..ranks.collective import Collective, Pending
 
 BatchStatistics = Literal["microbatch", "deferred", "synchronised"]
 
 
 def check_policy(policy: BatchStatistics) -> BatchStatistics:
-    """A policy as it is.
+    """Return a policy after checking that it exists.
 
     Raises:
         InvalidInput: There is no such policy.
@@ -52,19 +52,19 @@ def check_policy(policy: BatchStatistics) -> BatchStatistics:
 
 
 class Statistics(Protocol):
-    """What a policy does in a step of one stage."""
+    """Interface of a policy during the steps of one stage."""
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
 
     def of(self, microbatch: int) -> AbstractContextManager[None]:
-        """Inside, the stage runs forward on this micro-batch."""
+        """Return the context for a micro-batch's forward."""
 
     def again(self, microbatch: int) -> AbstractContextManager[None]:
-        """Inside, it does so a second time; its buffers are put back afterwards."""
+        """Return the context for a recomputed forward, after which buffers are restored."""
 
     def share(self) -> None:
-        """The last forward of the step was done here; tell the other replicas."""
+        """Begin to exchange statistics with the other replicas, after the step's last forward."""
 
     def finish(self) -> None:
         """Move the running statistics by all micro-batches of the step."""
@@ -72,14 +72,14 @@ class Statistics(Protocol):
 
 @dataclass
 class _Norm:
-    """One normalising module while a step runs.
+    """One normalisation layer during a step.
 
     Attributes:
-        module: Its buffers hold a micro-batch's share alone until the step ends.
+        module: The layer, whose buffers hold only a micro-batch's share until the step ends.
         begun: Running mean, running variance and count of batches before the step.
-        samples: Values of each channel in the micro-batch at work; of instance normalisation
-            its instances.
-        uses: How often it ran in this micro-batch's forward.
+        samples: Values per channel in the current micro-batch; for instance normalisation its
+            instances.
+        uses: Number of the layer's calls in the current forward.
     """
 
     name: str
@@ -93,16 +93,17 @@ class _Norm:
         return isinstance(self.module, _InstanceNorm)
 
     def factor(self, count: int) -> float:
-        """The weight of a batch's statistics if it is the so manieth.
+        """Return the weight of the statistics of batch number ``count``.
 
-        Without a momentum a cumulative average; instance normalisation then does not move.
+        Without a momentum that is a cumulative average's weight; instance normalisation then does
+        not move.
         """
         if self.module.momentum is not None:
             return float(self.module.momentum)
         return 0.0 if self.of_instances else 1 / count
 
-    def saw(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        """A forward pre-hook."""
+    def observe(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Count a call and its samples (a forward pre-hook)."""
         self.uses += 1
         values = args[0]
         if isinstance(module, _InstanceNorm):
@@ -113,19 +114,18 @@ class _Norm:
 
 
 class RunningStatistics:
-    """Moves the running statistics of one stage when a step ends.
+    """Moves the running statistics of one stage at the end of a step.
 
-    While a micro-batch runs, the buffers begin at zero, so that afterwards they hold exactly the
-    share ``momentum * statistics`` by which it moves them: (1 - momentum) 0 + momentum * new.
-    They are written behind autograd's back, as batch normalisation itself writes them: backwards
-    that are still to come have saved them, and do not read them.
+    Buffers are zeroed before each forward. A forward sets them to (1 - momentum) * old + momentum *
+    new, so afterwards they hold exactly ``momentum * new``, the micro-batch's share, whatever the
+    layer computes. From the shares of all micro-batches, on whichever replica they ran, the
+    statistics after the step follow.
 
     Args:
-        stage: The module whose normalising layers are meant.
-        policy: See above.
-        num_microbatches: Of a step.
-        replicas: Ranks of the stage; micro-batch k is done by entry k mod length.
-        place: This rank's among them.
+        stage: The module whose normalisation layers are handled.
+        policy: ``microbatch`` or ``deferred``.
+        num_microbatches: Micro-batches per step.
+        replicas: Number of the stage's ranks; replica k mod ``replicas`` runs micro-batch k.
         together: The replicas, if there are several.
     """
 
@@ -135,41 +135,42 @@ class RunningStatistics:
         policy: BatchStatistics,
         num_microbatches: int,
         replicas: int,
-        place: int,
         together: Collective | None,
     ) -> None:
         self._stage, self._policy = stage, policy
         self._num_microbatches, self._replicas = num_microbatches, replicas
-        self._place, self._together = place, together
+        self._together = together
         self._norms: list[_Norm] = []
         self._shares: dict[int, Tensor] = {}
-        self._gathered: tuple[list[Tensor], Work] | None = None
+        self._gathered: tuple[list[Tensor], Pending] | None = None
 
     @property
     def is_needed(self) -> bool:
-        """Whether a loop over micro-batches here would not do."""
-        moves = any(True for _ in _moving(self._stage))
-        return moves and (self._policy == "deferred" or self._replicas > 1)
+        """Return True if the layers' own updates would differ from the policy."""
+        has_statistics = any(True for _ in _layers_with_statistics(self._stage))
+        return has_statistics and (self._policy == "deferred" or self._replicas > 1)
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._shares = {}
         self._norms = [
             _Norm(name, norm, (norm.running_mean.clone(), norm.running_var.clone(), _count(norm)))
-            for name, norm in _moving(self._stage)
+            for name, norm in _layers_with_statistics(self._stage)
             if norm.training
         ]
 
     @contextmanager
     def of(self, microbatch: int) -> Iterator[None]:
-        """Inside, the stage runs forward on this micro-batch."""
+        """Capture the share by which the forward inside moves the statistics."""
         handles = []
+        # Through `.data`, as torch itself writes them: backwards of micro-batches in flight have
+        # saved these buffers without reading them, and a counted change would make them fail.
         for norm in self._norms:
             norm.samples = norm.uses = 0
             norm.module.running_mean.data.zero_()
             norm.module.running_var.data.zero_()
             _set_count(norm, norm.begun[2] + microbatch)
-            handles.append(norm.module.register_forward_pre_hook(norm.saw))
+            handles.append(norm.module.register_forward_pre_hook(norm.observe))
         try:
             yield
         finally:
@@ -183,11 +184,11 @@ class RunningStatistics:
         return nullcontext()
 
     def share(self) -> None:
-        """The last forward of the step was done here; tell the other replicas."""
+        """Begin to exchange shares with the other replicas, after the step's last forward."""
         if not self._norms or self._together is None:
             return
         most = -(-self._num_microbatches // self._replicas)
-        # A replica may have seen no micro-batch, and still has to send as much as the others.
+        # Gathering needs equal shapes: replicas with fewer micro-batches send rows of zeros.
         width = sum(2 * norm.module.running_mean.numel() + 1 for norm in self._norms)
         mine = torch.zeros(most, width, dtype=torch.float64)
         for microbatch, share in self._shares.items():
@@ -204,16 +205,15 @@ class RunningStatistics:
             width = norm.module.running_mean.numel()
             part = rows[:, at : at + 2 * width + 1]
             at += 2 * width + 1
-            used = part[:, -1] > 0
+            used = part[:, -1] > 0  # a share ends with its number of samples
             if not used.any():
                 self._restore(norm)
                 continue
             if not used.all():
                 raise InvalidInput(
-                    f"{norm.name} runs in some micro-batches of a step and not in others; its "
-                    "running statistics cannot be moved for several replicas or deferred: plan "
-                    "without replicas of its stage (max_replicas=1), and with "
-                    "batch_statistics='microbatch'"
+                    f"{norm.name} runs in only some micro-batches of a step, so its running "
+                    "statistics can be neither deferred nor shared by replicas: plan without "
+                    "replicas of its stage (max_replicas=1) and use batch_statistics='microbatch'"
                 )
             mean, variance = self._moved(norm, part, width)
             norm.module.running_mean.data.copy_(mean)
@@ -221,7 +221,7 @@ class RunningStatistics:
             _set_count(norm, norm.begun[2] + self._steps)
 
     def _restore(self, norm: _Norm) -> None:
-        """A module that the stage holds and does not call."""
+        """Restore the statistics of a layer that the stage holds but never calls."""
         norm.module.running_mean.data.copy_(norm.begun[0])
         norm.module.running_var.data.copy_(norm.begun[1])
         _set_count(norm, norm.begun[2])
@@ -234,15 +234,15 @@ class RunningStatistics:
         module = norm.module
         if norm.uses > 1:
             raise InvalidInput(
-                f"{norm.name} is used {norm.uses} times in one forward; its running statistics "
-                "cannot be moved for several replicas or deferred: plan without replicas of its "
-                "stage (max_replicas=1), and with batch_statistics='microbatch'"
+                f"{norm.name} is used {norm.uses} times in one forward, so its running statistics "
+                "can be neither deferred nor shared by replicas: plan without replicas of its "
+                "stage (max_replicas=1) and use batch_statistics='microbatch'"
             )
         values = [module.running_mean, module.running_var, torch.tensor([float(norm.samples)])]
         return torch.cat([value.detach().double().cpu() for value in values])
 
     def _all_shares(self) -> Tensor:
-        """One row a micro-batch, of all replicas, in the order of micro-batches."""
+        """Return the shares of all replicas, one row per micro-batch in their order."""
         if self._gathered is None:
             return torch.stack([self._shares[k] for k in range(self._num_microbatches)])
         found, work = self._gathered
@@ -254,14 +254,14 @@ class RunningStatistics:
         )
 
     def _moved(self, norm: _Norm, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """The running mean and variance after the step."""
+        """Return the running mean and variance after the step."""
         mean, variance, count = norm.begun
         if self._policy == "deferred":
             factor = norm.factor(count + 1)
-            of_batch = _of_batch(norm, rows, width, count)
+            batch_mean, batch_variance = _pool_moments(norm, rows, width, count)
             return (
-                (1 - factor) * mean + factor * of_batch[0].to(mean),
-                (1 - factor) * variance + factor * of_batch[1].to(variance),
+                (1 - factor) * mean + factor * batch_mean.to(mean),
+                (1 - factor) * variance + factor * batch_variance.to(variance),
             )
         for number, row in enumerate(rows):
             kept = 1 - norm.factor(count + number + 1)
@@ -270,8 +270,9 @@ class RunningStatistics:
         return mean, variance
 
 
-def _of_batch(norm: _Norm, rows: Tensor, width: int, count: int) -> Sequence[Tensor]:
-    """Mean and unbiased variance of the batch from those of its micro-batches."""
+def _pool_moments(norm: _Norm, rows: Tensor, width: int, count: int) -> Sequence[Tensor]:
+    """Return mean and unbiased variance of the batch from the shares of its micro-batches."""
+    # Each share is `factor * statistics`; dividing by the factor recovers the statistics.
     factors = torch.tensor(
         [norm.factor(count + number + 1) for number in range(len(rows))], dtype=torch.float64
     )
@@ -282,14 +283,15 @@ def _of_batch(norm: _Norm, rows: Tensor, width: int, count: int) -> Sequence[Ten
         weighted = (moments * samples).sum(0) / total
         return weighted[:width], weighted[width:]
     means = rows[:, :width] / factors[:, None]
+    # Biased second moments can be averaged; Bessel's correction is applied to the pooled one.
     biased = rows[:, width : 2 * width] / factors[:, None] * (samples - 1) / samples
     mean = (means * samples).sum(0) / total
     squares = ((biased + means**2) * samples).sum(0) / total
     return mean, (squares - mean**2) * total / (total - 1)
 
 
-def _moving(stage: nn.Module) -> Iterator[tuple[str, Any]]:
-    """The modules of a stage that keep running statistics."""
+def _layers_with_statistics(stage: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield a stage's layers with running statistics, with their paths."""
     for name, module in stage.named_modules():
         if isinstance(module, _NormBase) and module.running_mean is not None:
             yield name, module
@@ -305,14 +307,17 @@ def _set_count(norm: _Norm, count: int) -> None:
 
 
 def check_statistics_reachable(program: Program, stages: Iterable[Segment]) -> None:
-    """See that in these stages running statistics are moved by modules alone.
+    """Check that only modules move running statistics in these stages.
+
+    Capture may flatten a module of an unknown class into single operations, to which the hooks
+    here cannot be attached.
 
     Args:
         program: The captured model.
-        stages: Those that several replicas share, or whose statistics are deferred.
+        stages: Stages with replicas or deferred statistics.
 
     Raises:
-        PlanMismatch: Operations move some; the message names their module.
+        PlanMismatch: Single operations move some; the message names their module.
     """
     held = {path for stage in stages for path, _ in stage.named_modules()}
     for node in program.graph.nodes:
@@ -322,14 +327,14 @@ def check_statistics_reachable(program: Program, stages: Iterable[Segment]) -> N
                 found = type(resolve(program.model, path)).__name__
                 raise PlanMismatch(
                     f"{path} ({found}) was captured as single operations, whose running statistics "
-                    "cannot be deferred, nor shared by replicas; use torch.nn's own class there, "
-                    "or plan without replicas of its stage (max_replicas=1) and leave out "
+                    "can be neither deferred nor shared by replicas; use torch.nn's own class "
+                    "there, or plan without replicas of its stage (max_replicas=1) and omit "
                     "batch_statistics"
                 )
 
 
 def _norm_of(node: fx.Node, program: Program) -> str:
-    """The path of the module in training that this is the running mean of; empty for others."""
+    """Return the path of the training-mode layer whose running mean this is; empty for others."""
     path, _, name = str(node.target).rpartition(".")
     if node.op != "get_attr" or name != "running_mean":
         return ""

@@ -1,4 +1,4 @@
-"""Put the engine of a rank together: its stages, its connections, and who shares its weights."""
+"""Assemble a rank's executor: its stages, its channels and the weights it shares."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ..batchnorm.running_statistics import (
 from ..partition.cut import CutModel
 from ..partition.rank_module import build_rank_module
 from ..ranks.collective import GroupCollective
-from ..ranks.process_groups import ProcessGroups, Ranks
+from ..ranks.process_groups import ProcessGroups, RankSet
 from ..replicas.apply import apply_strategies
 from ..replicas.gradient_sync import GradientSync
 from ..replicas.replication import Replication
 from ..replicas.sharded import is_sharded
-from ..replicas.shared_weights import broadcast_initial_values, holders, shared_weights
+from ..replicas.shared_weights import broadcast_initial_values, find_holders, shared_weights
 from ..replicas.strategy import NonDefaultStrategy
 from ..replicas.sync_batchnorm import SynchronisedStatistics, check_synchronised
 from .executor import Executor
@@ -36,19 +36,19 @@ from .stage import LossOfFlat, StageRunner
 
 @dataclass(frozen=True)
 class WeightSharing:
-    """What a rank has in common with others.
+    """The weights a rank shares with others, and how their gradients are synchronised.
 
     Attributes:
-        groups: A process group for each set of ranks that hold the same weights, this one among
-            them; replicas of a stage are such a set.
-        gradient_sum: Of the weights that others hold too and no strategy takes care of; `None`
+        groups: The process group of each set of ranks that hold the same weights and includes
+            this one; the replicas of a stage are such a set.
+        gradient_sync: Sums gradients of the shared weights that no strategy takes care of; `None`
             if there are none.
-        replication: That, and what replicas of this rank's stages do.
-        holders: By ``id`` of a weight, how many ranks hold it, where that is not one.
-        chosen: What the replicas of each stage do, where that is not to sum gradients.
+        replication: Informs ``gradient_sync`` and the strategies about the course of a step.
+        holders: By ``id`` of a weight, the number of ranks that hold it, where more than one do.
+        chosen: The strategy of each stage whose replicas do not simply sum gradients.
     """
 
-    groups: Mapping[Ranks, dist.ProcessGroup]
+    groups: Mapping[RankSet, dist.ProcessGroup]
     gradient_sync: GradientSync | None
     replication: Replication
     holders: Mapping[int, int]
@@ -64,23 +64,25 @@ def share_weights(
     chosen: Mapping[int, NonDefaultStrategy],
     device: torch.device,
 ) -> WeightSharing:
-    """Let all holders of a weight begin with the same values; called on every rank.
+    """Give all holders of a weight the same values, and set up its synchronisation.
+
+    Called on every rank.
 
     Args:
         pieces: The cut model.
-        stages: This rank's, by index, on their device; some of their weights may be others
-            afterwards.
-        plan: Where it was cut.
-        schedule: Which ranks hold which stage.
-        ranks: Of the pipeline.
-        chosen: What the replicas of each stage do, where that is not to sum gradients.
-        device: Where the stages are.
+        stages: This rank's stages by index, on their device. Sharding replaces some of their
+            parameters.
+        plan: The plan the model was cut for.
+        schedule: Assigns stages to ranks.
+        ranks: The pipeline's ranks.
+        chosen: The strategy of each stage whose replicas do not simply sum gradients.
+        device: Where the stages run.
     """
     graph = pieces.captured.graph
     stage_of = [stage for stage, count in enumerate(plan.balance) for _ in range(count)]
-    sets = {holders(record, stage_of, schedule) for record in graph.parameters}
+    sets = {find_holders(record, stage_of, schedule) for record in graph.parameters}
     sets.update(schedule.stage_ranks)
-    groups = ranks.of_sets(each for each in sets if len(each) > 1)
+    groups = ranks.create_groups(each for each in sets if len(each) > 1)
     broadcast_initial_values(
         graph.parameters, stage_of, schedule, build_rank_module(list(stages.values())), groups
     )
@@ -94,6 +96,7 @@ def share_weights(
         device,
         pieces.captured.program.model,
     )
+    # Again, for sharding has replaced parameters.
     module = build_rank_module(list(stages.values()))
     weights = [
         weight
@@ -125,22 +128,23 @@ def build_executor(
     device: torch.device,
     batch_statistics: BatchStatistics,
     autocast: torch.dtype | None,
-    doing: Callable[[str], None],
+    set_activity: Callable[[str], None],
 ) -> Executor:
-    """The executor of one rank, connected to the others; called on every rank.
+    """Build the executor of one rank and connect it to the others; called on every rank.
 
     Args:
         pieces: The cut model.
-        stages: This rank's, by index.
-        plan: For the shapes.
+        stages: This rank's stages by index.
+        plan: The plan, for the shapes of inputs.
         schedule: The order of work.
-        ranks: Of the pipeline.
-        sharing: What this rank has in common with others.
-        loss: Takes the last stage's outputs and a target; `None` to evaluate only.
-        device: Where the stages are.
-        batch_statistics: How running statistics move.
+        ranks: The pipeline's ranks.
+        sharing: The weights this rank shares with others.
+        loss: Computes a share of the loss from the last stage's outputs and a target; `None` to
+            only evaluate.
+        device: Where the stages run.
+        batch_statistics: Policy for running statistics.
         autocast: The dtype that stages and loss are cast to; `None` for none.
-        doing: Told in words what comes next, for errors.
+        set_activity: Called with a description of what comes next, for error messages.
     """
     if batch_statistics == "synchronised":
         check_synchronised(pieces.stages, schedule, sharing.chosen)
@@ -152,7 +156,7 @@ def build_executor(
     check_statistics_reachable(pieces.captured.program, moved)
     last, routes = plan.num_stages - 1, pieces.routes
     channels = make_channel_groups(ranks, find_connected_pairs(schedule.ranks, schedule, routes))
-    connections = P2PChannels(ranks.rank, channels, ranks.global_ranks, device)
+    transport = P2PChannels(ranks.rank, channels, ranks.global_ranks, device)
     runs = {
         index: StageRunner(
             stage,
@@ -160,14 +164,16 @@ def build_executor(
             routes.sent(index),
             loss if index == last else None,
             device,
-            _statistics(index, stage, schedule, ranks.rank, sharing, batch_statistics),
+            _statistics(index, stage, schedule, sharing, batch_statistics),
             autocast,
             FixedBuffers(stage) if len(schedule.stage_ranks[index]) > 1 else None,
         )
         for index, stage in stages.items()
     }
-    executor = Executor(schedule, ranks.rank, routes, runs, connections, sharing.replication, doing)
-    connections.introduce()
+    executor = Executor(
+        schedule, ranks.rank, routes, runs, transport, sharing.replication, set_activity
+    )
+    transport.connect()
     return executor
 
 
@@ -175,7 +181,6 @@ def _statistics(
     index: int,
     stage: Segment,
     schedule: Schedule,
-    rank: int,
     sharing: WeightSharing,
     policy: BatchStatistics,
 ) -> Statistics | None:
@@ -188,7 +193,6 @@ def _statistics(
         policy,
         schedule.num_microbatches,
         len(replicas),
-        replicas.index(rank),
         GroupCollective(group) if group is not None else None,
     )
     return found if found.is_needed else None

@@ -1,4 +1,4 @@
-"""What becomes of the last stage's outputs: the loss, and the output of the whole batch."""
+"""Inputs and outputs of a whole batch: micro-batches, shares of the loss, joined outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...capture.sample import CallStructure, dtype_name
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ...core.units import count
-from ..ranks.process_groups import Ranks
+from ..ranks.process_groups import RankSet
 from .microbatch import join_outputs, split_batch
 from .padding import PartialTarget, count_samples, trim_padding
 
@@ -23,15 +23,15 @@ LossFunction = Callable[[Any, Tensor], Tensor]
 
 
 class BatchOutputs:
-    """Takes losses of micro-batches and puts outputs of the batch together.
+    """Losses and outputs of a batch, put together from those of its micro-batches.
 
     Args:
         captured: The whole model, for the structure of its output.
-        loss_fn: Of an output and a target, the mean over a micro-batch; `None` for no loss.
-        num_microbatches: Of a step.
-        device: Where the stage is.
-        replicas: Ranks of the last stage; micro-batch k is done by entry k mod length.
-        group: The replicas' group, where there are several and this rank is one.
+        loss_fn: Maps an output and a target to the mean loss of a micro-batch; `None` for no loss.
+        num_microbatches: Micro-batches per step.
+        device: Where the last stage runs.
+        replicas: Ranks of the last stage; entry k mod length runs micro-batch k.
+        group: The replicas' group if there are several and this rank is one of them.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class BatchOutputs:
         loss_fn: LossFunction | None,
         num_microbatches: int,
         device: torch.device,
-        replicas: Ranks,
+        replicas: RankSet,
         group: dist.ProcessGroup | None,
     ) -> None:
         self._captured, self._loss_fn = captured, loss_fn
@@ -48,16 +48,17 @@ class BatchOutputs:
         self._replicas, self._group = replicas, group
 
     def compute_loss_share(self, flat: Any, target: Any) -> Tensor:
-        """A micro-batch's part of the batch's mean loss.
+        """Compute a micro-batch's share of the batch's mean loss.
 
         Args:
             flat: The stage's outputs.
-            target: Of the micro-batch; a `PartialTarget` if some of its samples are filled in.
+            target: The micro-batch's target; a `PartialTarget` if some of its samples are padding.
 
         Raises:
             InvalidInput: ``loss_fn`` returned anything but one number.
         """
         assert self._loss_fn is not None
+        # Stages send tensors only; constants of the model's output are put back in between.
         tensors = iter(flat if isinstance(flat, tuple | list) else [flat])
         tensors = (value for value in tensors if isinstance(value, Tensor))
         outputs = [
@@ -74,30 +75,30 @@ class BatchOutputs:
         return as_scalar_loss(self._loss_fn(output, target)) * weight
 
     def reduce_loss(self, shares: Sequence[Tensor]) -> Tensor:
-        """The mean over the batch, of which each replica took a part."""
+        """Add up the shares of all replicas to the batch's mean loss."""
         loss = torch.stack(list(shares)).sum() if shares else torch.zeros((), device=self._device)
         if self._group is not None:
             dist.all_reduce(loss, group=self._group)
         return loss
 
     def join_batch_output(self, made: dict[int, list[Any]], microbatch_size: int) -> Any:
-        """The model's output for the whole batch.
+        """Return the model's output for the whole batch.
 
         Args:
-            made: The outputs made here, by micro-batch.
-            microbatch_size: Samples of each.
+            made: The outputs computed here, by micro-batch.
+            microbatch_size: Samples per micro-batch.
         """
-        outputs = self._all_outputs(made)
+        outputs = self._gather_outputs(made)
         sizes = [microbatch_size] * len(outputs)
         return self._captured.unflatten_output(join_outputs(outputs, sizes))
 
-    def _all_outputs(self, made: dict[int, list[Any]]) -> list[tuple[Any, ...]]:
-        """Outputs of all micro-batches, those that other replicas made too."""
+    def _gather_outputs(self, made: dict[int, list[Any]]) -> list[tuple[Any, ...]]:
+        """Return the outputs of all micro-batches, including those of other replicas."""
         if self._group is None:
             return [tuple(made[index]) for index in range(self._num_microbatches)]
         template = next(iter(made.values()))
         columns = [
-            self._exchanged(made, position) if isinstance(value, Tensor) else None
+            self._exchange(made, position) if isinstance(value, Tensor) else None
             for position, value in enumerate(template)
         ]
         return [
@@ -108,44 +109,44 @@ class BatchOutputs:
             for index in range(self._num_microbatches)
         ]
 
-    def _exchanged(self, made: dict[int, list[Any]], position: int) -> list[Tensor]:
-        """One output of all micro-batches; each replica sends its own at once, densely packed."""
+    def _exchange(self, made: dict[int, list[Any]], position: int) -> list[Tensor]:
+        """Return one output of all micro-batches, broadcast by each replica in one message."""
         like: Tensor = next(iter(made.values()))[position]
         found = [like] * self._num_microbatches
-        for place in range(len(self._replicas)):
-            theirs = range(place, self._num_microbatches, len(self._replicas))
-            if place in made:
+        for replica in range(len(self._replicas)):
+            theirs = range(replica, self._num_microbatches, len(self._replicas))
+            if replica in made:  # replica r's first micro-batch is number r
                 packed = torch.stack([made[index][position] for index in theirs]).contiguous()
             else:
                 packed = like.new_empty((len(theirs), *like.shape))
-            dist.broadcast(packed, group_src=place, group=self._group)
+            dist.broadcast(packed, group_src=replica, group=self._group)
             for index, value in zip(theirs, packed, strict=True):
                 found[index] = value
         return found
 
 
 def as_scalar_loss(loss: Any) -> Tensor:
-    """A loss as a tensor without dimensions.
+    """Return a loss as a tensor without dimensions.
 
     Raises:
-        InvalidInput: It is anything but one number.
+        InvalidInput: The loss is not a single number.
     """
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         found = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise InvalidInput(
-            f"loss_fn returned {found}, and has to return one number; take the mean over the "
+            f"loss_fn returned {found} but must return one number; take the mean over the "
             "micro-batch"
         )
     return loss.reshape(())
 
 
 class BatchInputs:
-    """Makes micro-batches of what a model is called with.
+    """The micro-batches of the arguments that a model is called with.
 
     Args:
-        plan: Their number and shapes.
-        structure: How the model is called.
-        device: Where they are used.
+        plan: The number and shapes of micro-batches.
+        structure: The structure of the model's arguments.
+        device: Where the first stage runs.
     """
 
     def __init__(self, plan: Plan, structure: CallStructure, device: torch.device) -> None:
@@ -153,27 +154,27 @@ class BatchInputs:
 
     @property
     def microbatch_size(self) -> int:
-        """Samples of a micro-batch."""
+        """Return the number of samples per micro-batch."""
         return self._plan.inputs[0].shape[0]
 
     @property
     def size(self) -> int:
-        """Samples of a batch."""
+        """Return the number of samples per batch."""
         return self.microbatch_size * self._plan.num_microbatches
 
     def microbatches(
         self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
     ) -> list[tuple[Tensor, ...]]:
-        """The flat inputs of every micro-batch, on the device.
+        """Return the flat inputs of every micro-batch, on the device.
 
         Raises:
-            InvalidInput: The batch is not the plan's micro-batches.
+            InvalidInput: The batch does not have the plan's shapes or dtypes.
         """
         if len(args) == len(self._structure.names) + 1 and not kwargs:
             raise InvalidInput(
                 f"this model takes {count(len(args) - 1, 'input')} "
-                f"({', '.join(self._structure.names)}), and got {len(args)}; give the target by "
-                "name: target="
+                f"({', '.join(self._structure.names)}) but got {len(args)}; pass the target as "
+                "target="
             )
         flat = self._structure.flatten(args, kwargs)
         self._check(flat)
@@ -194,7 +195,7 @@ class BatchInputs:
                 raise InvalidInput(
                     f"input {spec.name!r} has shape {tuple(tensor.shape)}; this plan's batch is "
                     f"{wanted}: {self._plan.num_microbatches} micro-batches of {spec.shape[0]}"
-                    f"{_about_the_last(tuple(tensor.shape), wanted)}"
+                    f"{_hint_for_smaller_batch(tuple(tensor.shape), wanted)}"
                 )
             dtype = getattr(torch, spec.dtype)
             if tensor.dtype != dtype and (tensor.is_floating_point() or dtype.is_floating_point):
@@ -204,11 +205,11 @@ class BatchInputs:
                 )
 
 
-def _about_the_last(found: tuple[int, ...], wanted: tuple[int, ...]) -> str:
-    """What to do with a batch that only has fewer samples, as the last of a data set may have."""
+def _hint_for_smaller_batch(found: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+    """Return advice for a batch with fewer samples, as the last one of a data set may have."""
     if not found or not 0 < found[0] < wanted[0] or found[1:] != wanted[1:]:
         return ""
     return (
-        ". If it is the last one of the data: leave it out (drop_last=True), or in an evaluation "
-        "fill it up, evaluate(..., pad=True)"
+        ". If it is the last batch of the data, leave it out (drop_last=True), or pad it in an "
+        "evaluation: evaluate(..., pad=True)"
     )

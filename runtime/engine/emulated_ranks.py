@@ -1,9 +1,9 @@
-"""All ranks of a plan in one process, in the very order of its schedule."""
+"""All ranks of a plan emulated in one process, in the exact order of its schedule."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,26 +18,26 @@ from ..batchnorm.running_statistics import BatchStatistics, RunningStatistics
 from ..partition.cut import CutModel
 from ..partition.rank_module import build_rank_module
 from ..random_state import RandomState
-from ..ranks.collective import Work
-from ..ranks.process_groups import Ranks
+from ..ranks.collective import Pending
+from ..ranks.process_groups import RankSet
 from ..replicas.gradient_sync import GradientSync
 from ..replicas.replication import Replication
-from ..replicas.shared_weights import holders, shared_weights
+from ..replicas.shared_weights import find_holders, shared_weights
 from .executor import Executor, StepCoroutine
-from .p2p import Message, check
+from .p2p import Message, check_message
 from .stage import LossOfFlat, StageRunner
 
-Draws = dict[int, RandomState]
-"""By micro-batch the random state in front of what is to be run next of it."""
+RandomStates = dict[int, RandomState]
+"""The random state from which each micro-batch's next forward draws."""
 
 
 @dataclass(frozen=True)
 class _Rank:
-    """One rank of a rehearsal.
+    """One emulated rank.
 
     Attributes:
-        module: All it holds, under the model's names.
-        executor: Of its stages.
+        module: Everything it holds, under the model's names.
+        executor: Runs its stages.
     """
 
     module: nn.Module
@@ -45,22 +45,22 @@ class _Rank:
 
 
 class EmulatedRanks:
-    """A step as processes take it, but for the processes: their executors take turns.
+    """The ranks of a pipeline in one process, whose executors are resumed in turn.
 
-    Each rank has stages of its own, copies where several ranks hold the same weights. Messages are
-    copied from rank to rank. Gradients and running statistics are put together as they are over
-    process groups; replicas always sum whole gradients, also where the plan shards weights.
+    Each rank has stages of its own, copied where several ranks hold the same weights, and messages
+    are copied between ranks. Gradients and running statistics are combined as over process groups.
+    Replicas always sum whole gradients, even where the plan shards weights.
 
-    Random numbers follow the micro-batch: each draws on from stage to stage as the unsplit model
-    does, whatever is in flight besides.
+    Random numbers follow the micro-batch: each draws on from stage to stage as in the unsplit
+    model, whatever else is in flight.
 
     Args:
-        pieces: The cut model; its stages are used.
-        plan: Where it was cut.
+        pieces: The cut model, whose stages are used.
+        plan: The plan it was cut for.
         schedule: The order of work.
-        loss: Takes the last stage's outputs and a target.
-        device: Where the stages are.
-        policy: How running statistics move.
+        loss: Computes a share of the loss from the last stage's outputs and a target.
+        device: Where the stages run.
+        policy: Policy for running statistics.
     """
 
     def __init__(
@@ -73,72 +73,76 @@ class EmulatedRanks:
         device: torch.device,
         policy: BatchStatistics = "microbatch",
     ) -> None:
-        self._schedule, self._mail = schedule, MessageStore()
-        self._draws: Draws = {}
-        self.doing = ""
-        """What the last rank to take a turn did."""
-        make = _Maker(pieces, plan, schedule, loss, device, policy, self._mail, self._draws)
-        self._ranks = [make.rank(rank, self._says) for rank in range(len(schedule.ranks))]
+        self._schedule, self._store = schedule, MessageStore()
+        self._random: RandomStates = {}
+        self.current_activity = ""
+        """Description of what the rank resumed last did."""
+        build = _RankBuilder(
+            pieces, plan, schedule, loss, device, policy, self._store, self._random
+        )
+        self._ranks = [build.rank(rank, self._set_activity) for rank in range(len(schedule.ranks))]
 
     @property
     def modules(self) -> list[nn.Module]:
-        """What each rank holds."""
+        """Return each rank's parameters and buffers."""
         return [rank.module for rank in self._ranks]
 
     def train(
         self,
         inputs: Sequence[Sequence[Tensor]],
         targets: Sequence[Any],
-        draws: Mapping[int, RandomState],
+        random: Mapping[int, RandomState],
     ) -> float:
-        """One training step.
+        """Run one training step and return the batch's mean loss.
 
         Args:
-            inputs: Of each micro-batch.
-            targets: Likewise.
-            draws: The random state in front of each.
-
-        Returns:
-            The batch's mean loss.
+            inputs: Flat inputs of each micro-batch.
+            targets: Target of each micro-batch.
+            random: The random state before each micro-batch.
         """
-        return self._run([r.executor.training(inputs, targets) for r in self._ranks], draws)
+        return self._run(
+            [r.executor.iterate_training(inputs, targets) for r in self._ranks], random
+        )
 
     def evaluate(
         self,
         inputs: Sequence[Sequence[Tensor]],
         targets: Sequence[Any],
-        draws: Mapping[int, RandomState],
+        random: Mapping[int, RandomState],
     ) -> float:
-        """Forwards alone; see `train`."""
-        return self._run([r.executor.evaluating(inputs, targets, {}) for r in self._ranks], draws)
+        """Run the forwards alone and return the batch's mean loss; see `train`."""
+        steps = [r.executor.iterate_evaluation(inputs, targets, {}) for r in self._ranks]
+        return self._run(steps, random)
 
-    def _run(self, courses: Sequence[StepCoroutine], draws: Mapping[int, RandomState]) -> float:
-        self._draws.clear()
-        self._draws.update(draws)
-        _take_turns(courses, self._mail)
-        for course in courses:  # all are here: what they do together can be waited for
-            for _ in course:
+    def _run(self, steps: Sequence[StepCoroutine], random: Mapping[int, RandomState]) -> float:
+        self._random.clear()
+        self._random.update(random)
+        _run_in_turn(steps, self._store)
+        # Every rank has started its collectives by now, so waiting for them cannot block.
+        for step in steps:
+            for _ in step:
                 pass
         return float(sum(float(loss) for rank in self._ranks for loss in rank.executor.losses))
 
-    def _says(self, doing: str) -> None:
-        self.doing = doing
+    def _set_activity(self, activity: str) -> None:
+        self.current_activity = activity
 
 
-def _take_turns(courses: Sequence[StepCoroutine], mail: MessageStore) -> None:
-    """Let every rank go as far as it can, again and again, until all have done their actions."""
-    wanted = [next(course) for course in courses]
-    while any(messages is not None for messages in wanted):
+def _run_in_turn(steps: Sequence[StepCoroutine], store: MessageStore) -> None:
+    """Let every rank go as far as it can, again and again, until all actions are done."""
+    awaited = [next(step) for step in steps]
+    while any(messages is not None for messages in awaited):
         moved = False
-        for rank, course in enumerate(courses):
-            while (messages := wanted[rank]) is not None and mail.has(messages):
-                wanted[rank] = next(course)
+        for rank, step in enumerate(steps):
+            while (messages := awaited[rank]) is not None and store.has(messages):
+                awaited[rank] = next(step)
                 moved = True
+        # `schedules.validate` has simulated this very order, so no rank can be stuck here.
         assert moved, "a schedule that was found to finish does not"
 
 
-class _Maker:
-    """Makes the ranks of a rehearsal."""
+class _RankBuilder:
+    """Builds the emulated ranks of one pipeline."""
 
     def __init__(
         self,
@@ -148,38 +152,35 @@ class _Maker:
         loss: LossOfFlat,
         device: torch.device,
         policy: BatchStatistics,
-        mail: MessageStore,
-        draws: Draws,
+        store: MessageStore,
+        random: RandomStates,
     ) -> None:
         self._pieces, self._plan, self._schedule = pieces, plan, schedule
         self._loss, self._device, self._policy = loss, device, policy
-        self._mail, self._draws = mail, draws
+        self._store, self._random = store, random
         self._taken: set[int] = set()
         self._stage_of = [s for s, count in enumerate(plan.balance) for _ in range(count)]
         records = pieces.captured.graph.parameters
-        sets = {holders(record, self._stage_of, schedule) for record in records}
+        sets = {find_holders(record, self._stage_of, schedule) for record in records}
         sets.update(schedule.stage_ranks)
-        self._meetings = {
-            ranks: SynchronisationPoint(len(ranks)) for ranks in sets if len(ranks) > 1
-        }
-        self._statistics = {
-            stage: SynchronisationPoint(len(ranks))
-            for stage, ranks in enumerate(schedule.stage_ranks)
-        }
+        self._points = {ranks: SynchronisationPoint(len(ranks)) for ranks in sets if len(ranks) > 1}
+        # One per stage, not per set of ranks: calls are matched by their number, and a stage that
+        # shares nothing makes none.
+        self._statistics = [SynchronisationPoint(len(ranks)) for ranks in schedule.stage_ranks]
 
-    def rank(self, rank: int, says: Any) -> _Rank:
-        stages = self._own(rank)
+    def rank(self, rank: int, set_activity: Callable[[str], None]) -> _Rank:
+        stages = self._take_stages(rank)
         module = build_rank_module(list(stages.values()))
-        seats: dict[Ranks, EmulatedCollective] = {
-            ranks: EmulatedCollective(meeting, ranks.index(rank))
-            for ranks, meeting in self._meetings.items()
+        collectives: dict[RankSet, EmulatedCollective] = {
+            ranks: EmulatedCollective(point, ranks.index(rank))
+            for ranks, point in self._points.items()
             if rank in ranks
         }
         records = self._pieces.captured.graph.parameters
         weights = shared_weights(records, self._stage_of, self._schedule, module)
-        gradient_sync = GradientSync(weights, seats, stages) if weights else None
+        gradient_sync = GradientSync(weights, collectives, stages) if weights else None
         routes, last = self._pieces.routes, self._plan.num_stages - 1
-        runs = {
+        runners = {
             index: _EmulatedStage(
                 stage,
                 routes.received(index) if index else self._plan.inputs,
@@ -191,18 +192,25 @@ class _Maker:
             )
             for index, stage in stages.items()
         }
-        for run in runs.values():
-            run.draws = self._draws
-        replication = Replication(gradient_sync, {})
-        box = EmulatedTransport(self._mail)
-        return _Rank(module, Executor(self._schedule, rank, routes, runs, box, replication, says))
+        for runner in runners.values():
+            runner.random = self._random
+        executor = Executor(
+            self._schedule,
+            rank,
+            routes,
+            runners,
+            EmulatedTransport(self._store),
+            Replication(gradient_sync, {}),
+            set_activity,
+        )
+        return _Rank(module, executor)
 
-    def _own(self, rank: int) -> dict[int, Segment]:
-        """A rank's stages; copies, unless it is the first to hold what is in them."""
+    def _take_stages(self, rank: int) -> dict[int, Segment]:
+        """Return a rank's stages, as copies if an earlier rank holds any of their tensors."""
         stages = {index: self._pieces.stages[index] for index in self._schedule.stages_of(rank)}
         tensors = {id(tensor) for stage in stages.values() for tensor in _tensors(stage)}
         if tensors & self._taken:
-            stages = copy.deepcopy(stages)
+            stages = copy.deepcopy(stages)  # all at once: weights tied within the rank stay tied
         self._taken |= tensors
         return stages
 
@@ -210,15 +218,13 @@ class _Maker:
         self, index: int, stage: Segment, rank: int
     ) -> RunningStatistics | None:
         replicas = self._schedule.stage_ranks[index]
-        place = replicas.index(rank)
-        several = len(replicas) > 1
+        position = replicas.index(rank)
         found = RunningStatistics(
             stage,
             self._policy,
             self._schedule.num_microbatches,
             len(replicas),
-            place,
-            EmulatedCollective(self._statistics[index], place) if several else None,
+            EmulatedCollective(self._statistics[index], position) if len(replicas) > 1 else None,
         )
         return found if found.is_needed else None
 
@@ -226,12 +232,14 @@ class _Maker:
 class _EmulatedStage(StageRunner):
     """A stage whose random numbers follow the micro-batch."""
 
-    draws: Draws
+    random: RandomStates
 
     def forward(self, microbatch: int, *args: Any, **kwargs: Any) -> list[Any]:
-        self.draws[microbatch].restore(self._device)
+        # Processes draw from generators of their own. Here one generator serves all ranks, and
+        # micro-batches in flight take turns at it.
+        self.random[microbatch].restore(self._device)
         made = super().forward(microbatch, *args, **kwargs)
-        self.draws[microbatch] = RandomState.now(self._device)
+        self.random[microbatch] = RandomState.now(self._device)
         return made
 
 
@@ -242,7 +250,7 @@ def _tensors(stage: Segment) -> Iterator[Tensor]:
 
 
 class MessageStore:
-    """Messages between ranks that have not been read yet."""
+    """Messages between emulated ranks that have not been received yet."""
 
     def __init__(self) -> None:
         self._waiting: dict[Message, list[Tensor]] = {}
@@ -251,7 +259,7 @@ class MessageStore:
         return all(message in self._waiting for message in messages)
 
     def put(self, message: Message, tensors: Sequence[Tensor]) -> None:
-        """Take copies, as a message between machines is one."""
+        """Store copies, as a message between machines is one."""
         self._waiting[message] = [tensor.clone() for tensor in tensors]
 
     def take(self, message: Message) -> list[Tensor]:
@@ -259,64 +267,64 @@ class MessageStore:
 
 
 class EmulatedTransport:
-    """One rank's `messages.MessageTransport` over a `MessageStore`."""
+    """The `MessageTransport` of one emulated rank."""
 
-    def __init__(self, mail: MessageStore) -> None:
-        self._mail = mail
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
 
     def begin(self, expected: Sequence[Sequence[Message]]) -> None:
-        """Nothing has to be made ready."""
+        """Do nothing: there are no receives to post."""
 
     def send(self, message: Message, receiver: int, tensors: Sequence[Tensor]) -> None:
-        """See `messages.P2PChannels.send`."""
-        check(message, tensors)
+        """Store a message after the checks that real channels make."""
+        check_message(message, tensors)
         for tensor in tensors:
             assert tensor.is_contiguous(), "a stage's boundary makes what it sends contiguous"
-        self._mail.put(message, tensors)
+        self._store.put(message, tensors)
 
     def receive(self, message: Message, sender: int) -> list[Tensor]:
-        """Called when it is there."""
-        return self._mail.take(message)
+        """Take a message, which has arrived: the rank was resumed because of it."""
+        return self._store.take(message)
 
     def finish(self) -> None:
-        """All was taken as it was sent."""
+        """Do nothing: sends complete at once."""
 
 
 class SynchronisationPoint:
-    """What ranks have given each other so far: of each call, every rank's tensor."""
+    """Collective calls of a set of ranks: for each call, the tensors contributed so far."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._calls: list[dict[int, Tensor]] = []
 
-    def give(self, place: int, number: int, tensor: Tensor) -> dict[int, Tensor]:
-        """One rank's part in the so manieth call."""
+    def contribute(self, position: int, number: int, tensor: Tensor) -> dict[int, Tensor]:
+        """Add one rank's tensor to its call ``number``, and return the call's tensors."""
         if number == len(self._calls):
             self._calls.append({})
-        self._calls[number][place] = tensor.clone()
+        self._calls[number][position] = tensor.clone()
         return self._calls[number]
 
 
 class EmulatedCollective:
-    """One rank at a `SynchronisationPoint`; it waits once all ranks have called."""
+    """The `Collective` of one rank at a `SynchronisationPoint`."""
 
-    def __init__(self, meeting: SynchronisationPoint, place: int) -> None:
-        self._meeting, self._place = meeting, place
+    def __init__(self, point: SynchronisationPoint, position: int) -> None:
+        self._point, self._position = point, position
         self._calls = 0
 
-    def sum(self, tensor: Tensor) -> Work:
-        return _Pending(self._given(tensor), self._meeting.size, summed=tensor)
+    def sum(self, tensor: Tensor) -> Pending:
+        return _PendingCollective(self._contribute(tensor), self._point.size, summed=tensor)
 
-    def gather(self, tensor: Tensor) -> tuple[list[Tensor], Work]:
-        found = [torch.empty_like(tensor) for _ in range(self._meeting.size)]
-        return found, _Pending(self._given(tensor), self._meeting.size, gathered=found)
+    def gather(self, tensor: Tensor) -> tuple[list[Tensor], Pending]:
+        found = [torch.empty_like(tensor) for _ in range(self._point.size)]
+        return found, _PendingCollective(self._contribute(tensor), self._point.size, gathered=found)
 
-    def _given(self, tensor: Tensor) -> dict[int, Tensor]:
+    def _contribute(self, tensor: Tensor) -> dict[int, Tensor]:
         self._calls += 1
-        return self._meeting.give(self._place, self._calls - 1, tensor)
+        return self._point.contribute(self._position, self._calls - 1, tensor)
 
 
-class _Pending:
+class _PendingCollective:
     def __init__(
         self,
         parts: dict[int, Tensor],
@@ -329,8 +337,8 @@ class _Pending:
         self._summed, self._gathered = summed, gathered
 
     def wait(self) -> None:
-        assert len(self._parts) == self._size, "not all ranks are here"
-        parts = [self._parts[place] for place in sorted(self._parts)]
+        assert len(self._parts) == self._size, "not all ranks have called"
+        parts = [self._parts[position] for position in sorted(self._parts)]
         if self._summed is not None:
             self._summed.copy_(torch.stack(parts).sum(0))
         for found, part in zip(self._gathered, parts, strict=False):

@@ -1,7 +1,7 @@
-"""One rank's part of a `Schedule`, action after action.
+"""Executor of one rank's part of a `Schedule`, action by action.
 
-The simulator plays the same document (`planner.play`): an action starts when the tensors it reads
-have arrived, what it makes is sent at once and travels while the rank goes on working.
+It reads the document that the simulator plays: an action starts when the tensors it reads have
+arrived, and its outputs are sent at once and travel while the rank goes on working.
 """
 
 from __future__ import annotations
@@ -15,30 +15,37 @@ from torch import Tensor
 from ...core.plan.schedule import BACKWARDS, Action, Schedule, Work
 from ..partition.routes import TensorRoutes
 from ..replicas.replication import Replication
-from .p2p import Message, MessageTransport, list_incoming, messages_received_by, messages_sent_by
+from .p2p import (
+    Message,
+    MessageTransport,
+    list_incoming,
+    messages_received_by,
+    messages_sent_by,
+)
 from .stage import StageRunner
 
 Observer = Callable[[Action, float, float], None]
-"""Told of each action, with its start and end in seconds of `time.perf_counter`."""
+"""Called after each action with its start and end, in seconds of `time.perf_counter`."""
 
 StepCoroutine = Generator[list[Message] | None, None, None]
-"""What a rank does, stopping where it may have to wait for others: before an action, which reads
-the messages it gives, and, with `None`, when its actions are done and what it does together with
-others is under way. Goes on by itself for a rank that has a process of its own."""
+"""A rank's course through a step, suspended wherever it may have to wait for other ranks: before an
+action it yields the messages that the action reads, and once its actions are done and collective
+operations are under way it yields `None`. A rank in a process of its own simply resumes it; ranks
+emulated in one process are resumed in turn, as soon as what they wait for is there."""
 
 
 class Executor:
-    """Runs the stages of one rank.
+    """Executor of the stages of one rank.
 
     Args:
-        schedule: Of all ranks.
-        rank: This one.
-        routes: What stages send each other.
+        schedule: The actions of all ranks.
+        rank: This rank.
+        routes: The routes of tensors between stages.
         stages: This rank's stages by index.
-        connections: To the other ranks.
-        replication: What this rank shares with others.
-        doing: Told in words what comes next, for errors.
-        observer: Told what was done; `None` for nobody.
+        transport: Carries messages to and from the other ranks.
+        replication: What this rank shares with other ranks.
+        set_activity: Called with a description of what comes next, for error messages.
+        observer: Called after every action; `None` to skip the measurement.
     """
 
     def __init__(
@@ -47,19 +54,19 @@ class Executor:
         rank: int,
         routes: TensorRoutes,
         stages: Mapping[int, StageRunner],
-        connections: MessageTransport,
+        transport: MessageTransport,
         replication: Replication,
-        doing: Callable[[str], None],
+        set_activity: Callable[[str], None],
         observer: Observer | None = None,
     ) -> None:
         self._schedule, self._rank, self._routes = schedule, rank, routes
-        self._stages, self._connections = stages, connections
-        self._replication, self._doing = replication, doing
+        self._stages, self._transport = stages, transport
+        self._replication, self._set_activity = replication, set_activity
         self.observer = observer
-        self._training = _Course(schedule, schedule.ranks, routes, rank)
+        self._training = _RankProgram(schedule, schedule.ranks, routes, rank)
         forwards = [[a for a in actions if a.work is Work.FORWARD] for actions in schedule.ranks]
-        self._evaluation = _Course(schedule, forwards, routes, rank)
-        self._handed: dict[Message, list[Tensor]] = {}
+        self._evaluation = _RankProgram(schedule, forwards, routes, rank)
+        self._local: dict[Message, list[Tensor]] = {}
 
     def train(
         self,
@@ -70,109 +77,114 @@ class Executor:
         sums_gradients: bool = True,
         dropout_key: tuple[int, int] | None = None,
     ) -> list[Tensor]:
-        """One training step.
+        """Run one training step.
 
         Args:
-            inputs: Of each micro-batch; read where the first stage is.
-            targets: Of each micro-batch; read where the last stage is.
-            loss_scale: What gradients are multiplied by.
+            inputs: Flat inputs of each micro-batch; read on ranks of the first stage.
+            targets: Target of each micro-batch; read on ranks of the last stage.
+            loss_scale: Factor on all gradients.
             sums_gradients: Whether gradients of shared weights are summed over their ranks.
             dropout_key: Seed and step; see `keyed_dropout`.
 
         Returns:
-            The shares of the loss that were taken here.
+            The shares of the batch's mean loss computed on this rank.
         """
         for stage in self._stages.values():
             stage.loss_scale, stage.dropout_key = loss_scale, dropout_key
-        _go_through(self.training(inputs, targets, sums_gradients=sums_gradients))
+        _run_to_end(self.iterate_training(inputs, targets, sums_gradients=sums_gradients))
         return self.losses
 
     @property
     def losses(self) -> list[Tensor]:
-        """The shares of the loss of the last step that were taken here."""
+        """Return the shares of the last step's loss that were computed on this rank."""
         return [loss for stage in self._stages.values() for loss in stage.losses]
 
-    def training(
+    def iterate_training(
         self,
         inputs: Sequence[Sequence[Tensor]],
         targets: Sequence[Any],
         *,
         sums_gradients: bool = True,
     ) -> StepCoroutine:
-        """The course of `train`."""
+        """Run a training step as a coroutine; see `train`."""
         for stage in self._stages.values():
             stage.begin(trains=True)
-        self._doing("gathering weights")
+        self._set_activity("gathering weights")
         self._replication.begin(trains=True, sums=sums_gradients)
-        yield from self._actions(self._training, inputs, targets, {})
+        yield from self._perform_actions(self._training, inputs, targets, {})
         statistics = [s.statistics for s in self._stages.values() if s.statistics is not None]
-        self._doing("sharing the statistics of batch normalisation")
+        self._set_activity("sharing the statistics of batch normalisation")
+        # All collectives are started before the first is waited for: a rank of several stages is
+        # in several groups, and emulated ranks cannot finish one until the last of them got here.
         for each in statistics:
             each.share()
         yield None
         for each in statistics:
             each.finish()
-        self._doing("summing gradients")
+        self._set_activity("summing gradients")
         self._replication.finish()
 
     def evaluate(
         self, inputs: Sequence[Sequence[Tensor]], targets: Sequence[Tensor]
     ) -> tuple[dict[int, list[Any]], list[Tensor]]:
-        """Forwards alone, without gradients.
+        """Run the forwards of a batch without gradients.
 
         Returns:
-            The last stage's outputs by micro-batch, as far as they were made here, and the shares
-            of the loss, if there are targets.
+            The last stage's outputs computed on this rank, by micro-batch, and the shares of the
+            loss, if targets were given.
         """
         outputs: dict[int, list[Any]] = {}
-        _go_through(self.evaluating(inputs, targets, outputs))
+        _run_to_end(self.iterate_evaluation(inputs, targets, outputs))
         return outputs, self.losses
 
-    def evaluating(
+    def iterate_evaluation(
         self,
         inputs: Sequence[Sequence[Tensor]],
         targets: Sequence[Any],
         outputs: dict[int, list[Any]],
     ) -> StepCoroutine:
-        """The course of `evaluate`; fills in the outputs."""
+        """Run an evaluation as a coroutine that fills in ``outputs``; see `evaluate`."""
         for stage in self._stages.values():
             stage.begin(trains=False)
-        self._doing("gathering weights")
+        self._set_activity("gathering weights")
         self._replication.begin(trains=False, sums=False)
-        yield from self._actions(self._evaluation, inputs, targets, outputs, trains=False)
+        yield from self._perform_actions(self._evaluation, inputs, targets, outputs, trains=False)
         yield None
         self._replication.finish()
 
-    def _actions(
+    def _perform_actions(
         self,
-        course: _Course,
+        program: _RankProgram,
         inputs: Sequence[Sequence[Tensor]],
         targets: Sequence[Tensor],
         outputs: dict[int, list[Any]],
         *,
         trains: bool = True,
     ) -> StepCoroutine:
-        self._handed.clear()
-        self._connections.begin(course.incoming)
-        for position, action in enumerate(course.actions):
-            wanted = messages_received_by(action, self._routes)
-            yield [message for message in wanted if message not in self._handed]
-            arrived = self._arrived(action, wanted)
-            self._doing(_words(action))
-            last = position in course.last_backwards
-            self._replication.action_begins(action.stage, action.work, last=last)
+        self._local.clear()
+        self._transport.begin(program.incoming)
+        for position, action in enumerate(program.actions):
+            needed = messages_received_by(action, self._routes)
+            yield [message for message in needed if message not in self._local]
+            arrived = self._receive(action, needed)
+            self._set_activity(_describe(action))
+            is_last = position in program.last_backwards
+            # Replicas may synchronise here. That comes after the receive, as `deadlock_check`
+            # assumes; and weights gathered before it would take memory while this rank waits.
+            self._replication.action_begins(action.stage, action.work, last=is_last)
             began = time.perf_counter() if self.observer else 0.0
-            made = self._perform(action, arrived, inputs, targets, course, trains)
+            made = self._perform(action, arrived, inputs, targets, program, trains)
             if self.observer:
                 self._stages[action.stage].settle()
                 self.observer(action, began, time.perf_counter())
-            self._hand_on(action, made)
-            self._replication.action_ended(action.stage, action.work, last=last)
-            is_last = action.stage == self._routes.num_stages - 1
-            if is_last and action.work is Work.FORWARD and not trains:
+            # Outputs leave before replicas synchronise again: their receivers need not wait for it.
+            self._send(action, made)
+            self._replication.action_ended(action.stage, action.work, last=is_last)
+            is_output = action.stage == self._routes.num_stages - 1
+            if is_output and action.work is Work.FORWARD and not trains:
                 outputs[action.microbatch] = made
-        self._doing("waiting for what was sent to be taken")
-        self._connections.finish()
+        self._set_activity("waiting for what was sent to be taken")
+        self._transport.finish()
 
     def _perform(
         self,
@@ -180,7 +192,7 @@ class Executor:
         arrived: Sequence[Tensor],
         inputs: Sequence[Sequence[Tensor]],
         targets: Sequence[Tensor],
-        course: _Course,
+        program: _RankProgram,
         trains: bool,
     ) -> list[Any]:
         stage, microbatch = self._stages[action.stage], action.microbatch
@@ -189,7 +201,7 @@ class Executor:
                 microbatch,
                 arrived if action.stage else inputs[microbatch],
                 target=targets[microbatch] if targets else None,
-                recomputed=(action.stage, microbatch) in course.recomputed,
+                recomputed=(action.stage, microbatch) in program.recomputed,
                 trains=trains,
             )
         if action.work is Work.RECOMPUTE:
@@ -201,43 +213,46 @@ class Executor:
             return stage.backward(microbatch, arrived, split=is_split)
         return []
 
-    def _arrived(self, action: Action, wanted: Sequence[Message]) -> list[Tensor]:
-        """What other stages made for an action, once it is here."""
+    def _receive(self, action: Action, needed: Sequence[Message]) -> list[Tensor]:
         found: list[Tensor] = []
-        for message in wanted:
-            if message in self._handed:
-                found += self._handed.pop(message)
+        for message in needed:
+            if message in self._local:
+                found += self._local.pop(message)
                 continue
-            sender = self._schedule.rank_of(message.maker, action.microbatch)
-            self._doing(f"the wait for rank {sender}, before {_words(action)}")
-            found += self._connections.receive(message, sender)
+            sender = self._schedule.rank_of(message.sending_stage, action.microbatch)
+            # `core.rank_heartbeats` reads "the wait for": a rank that waits is not to blame.
+            self._set_activity(f"the wait for rank {sender}, before {_describe(action)}")
+            found += self._transport.receive(message, sender)
         return found
 
-    def _hand_on(self, action: Action, made: Sequence[Tensor]) -> None:
-        """Give every stage its part of what an action made."""
+    def _send(self, action: Action, made: Sequence[Tensor]) -> None:
         begin = 0
         for message in messages_sent_by(action, self._routes):
             tensors = list(made[begin : begin + len(message.tensors)])
             begin += len(tensors)
-            receiver = self._schedule.rank_of(message.reader, message.microbatch)
-            if receiver == self._rank:
-                self._handed[message] = tensors
+            receiver = self._schedule.rank_of(message.receiving_stage, message.microbatch)
+            if receiver == self._rank:  # the next stage is here too, as in zbv's turning point
+                self._local[message] = tensors
             else:
-                self._connections.send(message, receiver, tensors)
+                self._transport.send(message, receiver, tensors)
 
 
-class _Course:
-    """What a rank does in a step, and what it has to know of the others.
+class _RankProgram:
+    """A rank's actions in a step, with what it must know of the other ranks.
 
     Attributes:
-        actions: Its own, first to last.
-        incoming: See `messages.list_incoming`.
+        actions: This rank's actions in order.
+        incoming: Messages of each rank to this one; see `list_incoming`.
         last_backwards: Positions of each stage's last action that adds to gradients.
-        recomputed: Stage and micro-batch of forwards that keep no graph.
+        recomputed: Stage and micro-batch of the forwards that keep no graph.
     """
 
     def __init__(
-        self, schedule: Schedule, ranks: Sequence[Sequence[Action]], routes: TensorRoutes, rank: int
+        self,
+        schedule: Schedule,
+        ranks: Sequence[Sequence[Action]],
+        routes: TensorRoutes,
+        rank: int,
     ) -> None:
         self.actions = ranks[rank]
         self.incoming = list_incoming(ranks, schedule, routes, rank)
@@ -248,17 +263,16 @@ class _Course:
         )
 
 
-def _go_through(turns: StepCoroutine) -> None:
-    """Take all turns, waiting where there is something to wait for."""
-    for _ in turns:
+def _run_to_end(step: StepCoroutine) -> None:
+    for _ in step:
         pass
 
 
-def _words(action: Action) -> str:
-    return _WORDS[action.work].format(action.microbatch, action.stage)
+def _describe(action: Action) -> str:
+    return _DESCRIPTIONS[action.work].format(action.microbatch, action.stage)
 
 
-_WORDS = {
+_DESCRIPTIONS = {
     Work.FORWARD: "the forward of micro-batch {} on stage {}",
     Work.BACKWARD: "the backward of micro-batch {} on stage {}",
     Work.BACKWARD_INPUT: "the backward to the inputs of micro-batch {} on stage {}",

@@ -1,4 +1,4 @@
-"""Random numbers that do not depend on the plan."""
+"""Keyed dropout: random numbers that do not depend on the plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...capture.program.segment import Segment
 from ...core.errors import InvalidInput
 from ..random_state import RandomState
 
-# Generators of the CPU and of Python are one for the whole process.
+# Threads of one process share the generators of the CPU and of Python.
 _lock = threading.RLock()
 
 
@@ -28,33 +28,33 @@ def keyed_dropout(
     microbatch: int,
     device: torch.device | None = None,
 ) -> Iterator[None]:
-    """Forwards of one micro-batch inside draw numbers that depend on these and the layer alone.
+    """Make the random numbers of forwards inside depend on these arguments and the layer alone.
 
-    Dropout, and whatever else draws from torch's or Python's generators, then has the same masks
-    however the model is cut, on which rank a stage is, and when a forward is computed again::
+    Dropout, and anything else that draws from torch's or Python's generators, then gets the same
+    masks however the model is cut, on whichever rank a stage runs, and when it is recomputed::
 
         with keyed_dropout(stage, seed=0, step=step, microbatch=index):
             outputs = stage(*inputs)
 
-    So the loss of a plan equals that of any other with the same micro-batches on the same kind of
-    device. Generators of the CPU, of Python and of the device are left as they were found. Threads
-    of one process wait for each other, as they share the CPU's.
+    So all plans with the same micro-batches compute the same loss on the same kind of device. The
+    generators of the CPU, of Python and of the device are restored afterwards. Threads of one
+    process wait for each other, because they share these generators.
 
     Args:
-        module: A stage, or a module that holds stages (`capture.segment.Segment`).
-        seed: Of the whole training; another one on replicas of the whole pipeline, which are
-            given other samples.
-        step: Of training, counted by the caller.
-        microbatch: Of the step's batch, counted over all replicas of a stage.
+        module: A stage, or a module that holds stages (`Segment`).
+        seed: Seed of the whole training run. Replicas of the whole pipeline, which see other
+            samples, need different ones.
+        step: Number of the training step, counted by the caller.
+        microbatch: Index in the step's batch, counted over all replicas of a stage.
         device: Where the module runs; that of its first parameter if `None`.
 
     Raises:
-        InvalidInput: The module holds no stage, so that its layers are not known.
+        InvalidInput: The module holds no stage, so its layers are unknown.
     """
     stages = [stage for stage in module.modules() if isinstance(stage, Segment)]
     if not stages:
         raise InvalidInput(
-            f"a {type(module).__name__} holds no stage of a captured model; give a stage of a "
+            f"a {type(module).__name__} holds no stage of a captured model; pass a stage of a "
             "pipeline (pipeline.stages), or for the whole model captured.segment(0, "
             "len(captured.layers))"
         )

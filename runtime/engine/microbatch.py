@@ -1,4 +1,4 @@
-"""Split a batch into micro-batches and put outputs together again."""
+"""Split batches into micro-batches and join their outputs again."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ...core.errors import InvalidInput
 def split_batch(
     flat: Sequence[Tensor], num_microbatches: int, size: int | None, names: Sequence[str]
 ) -> list[tuple[Tensor, ...]]:
-    """Micro-batches along the first dimension.
+    """Split a batch into micro-batches along the first dimension.
 
     Args:
-        flat: The batch, every tensor with the same first dimension.
-        num_microbatches: At most this many.
-        size: Samples a micro-batch must have, for models captured at one size; `None` splits as
-            evenly as it goes, in fewer pieces if there are fewer samples.
-        names: Names of the inputs, for errors.
+        flat: Tensors of equal first dimension.
+        num_microbatches: The largest number of micro-batches.
+        size: Samples per micro-batch, for models captured at a fixed size; `None` splits as evenly
+            as possible, into fewer pieces if there are fewer samples.
+        names: Names of the inputs, for error messages.
 
     Raises:
-        InvalidInput: First dimensions differ, or do not fit the captured size.
+        InvalidInput: The first dimensions differ, or are not the captured size times the number.
     """
     lengths = [tensor.shape[0] if tensor.dim() else 0 for tensor in flat]
     if len(set(lengths)) != 1 or not lengths[0]:
@@ -33,14 +33,14 @@ def split_batch(
         raise InvalidInput(f"inputs are split along their first dimension, which differs: {pairs}")
     if size is not None and lengths[0] % size:
         raise InvalidInput(
-            f"a batch of {lengths[0]} is no multiple of the micro-batch size {size} the model was "
-            f"captured at; give {size * num_microbatches} samples, or profile and plan at "
-            "another size. The last batch of the data may be left out (drop_last=True), or in an "
-            "evaluation be given to the unsplit model"
+            f"a batch of {lengths[0]} is not a multiple of the micro-batch size {size} the model "
+            f"was captured at; pass {size * num_microbatches} samples, or profile and plan at "
+            "another size. Leave the last batch of the data out (drop_last=True), or evaluate it "
+            "with the unsplit model"
         )
     if size is not None and lengths[0] != size * num_microbatches:
         raise InvalidInput(
-            f"a batch of {lengths[0]} is not {num_microbatches} micro-batches of {size}; give "
+            f"a batch of {lengths[0]} is not {num_microbatches} micro-batches of {size}; pass "
             f"{size * num_microbatches} samples, or plan with {lengths[0] // size} micro-batches"
         )
     pieces = min(num_microbatches, lengths[0])
@@ -49,15 +49,15 @@ def split_batch(
 
 
 def join_outputs(outputs: list[tuple[Any, ...]], sizes: Sequence[int]) -> tuple[Any, ...]:
-    """Put the flat outputs of micro-batches together.
+    """Join the flat outputs of micro-batches.
 
     Args:
-        outputs: One tuple a micro-batch.
+        outputs: One tuple per micro-batch.
         sizes: Samples of each micro-batch.
 
     Returns:
-        Tensors concatenated along their first dimension; scalars averaged, weighted by samples;
-        anything else as it is, if all micro-batches agree.
+        Tensors concatenated along their first dimension, scalars averaged with samples as weights,
+        and anything else as it is, if all micro-batches agree.
 
     Raises:
         InvalidInput: A tensor's first dimension is not its micro-batch, or constants disagree.
@@ -74,8 +74,8 @@ def join_outputs(outputs: list[tuple[Any, ...]], sizes: Sequence[int]) -> tuple[
         elif [len(value) for value in column] != list(sizes):
             raise InvalidInput(
                 f"output {position} has shape {tuple(column[0].shape)} for a micro-batch of "
-                f"{sizes[0]}; outputs are put together along their first dimension, so it must be "
-                "the batch (an nn.LSTM's states, for one, have theirs second)"
+                f"{sizes[0]}; outputs are joined along their first dimension, which must be the "
+                "batch (the states of an nn.LSTM have it second, for example)"
             )
         else:
             joined.append(torch.cat(list(column)))
@@ -83,7 +83,7 @@ def join_outputs(outputs: list[tuple[Any, ...]], sizes: Sequence[int]) -> tuple[
 
 
 def split_target(target: Any, num_microbatches: int) -> list[Any]:
-    """A batch's target, a tensor or a nest of them, by micro-batch.
+    """Split a batch's target, a tensor or a nest of tensors, by micro-batch.
 
     Raises:
         InvalidInput: A tensor's first dimension does not divide into the micro-batches.
@@ -98,14 +98,14 @@ def split_target(target: Any, num_microbatches: int) -> list[Any]:
         if not length or length % num_microbatches:
             raise InvalidInput(
                 f"a target of shape {tuple(leaf.shape)} does not divide into {num_microbatches} "
-                "micro-batches along its first dimension; give one entry a sample"
+                "micro-batches along its first dimension; give one entry per sample"
             )
         columns.append(torch.tensor_split(leaf, num_microbatches))
     return [pytree.tree_unflatten(list(row), spec) for row in zip(*columns, strict=True)]
 
 
 def describe_shapes(value: Any) -> str:
-    """In words, for example ``(4, 10)``; of a nest all of them."""
+    """Return the shapes of a nest's leaves as text, for example ``(4, 10), (4,)``."""
     leaves = pytree.tree_leaves(value)
     found = [str(tuple(leaf.shape)) if hasattr(leaf, "shape") else repr(leaf) for leaf in leaves]
     return ", ".join(found)

@@ -1,4 +1,4 @@
-"""What ranks send each other in a step, known to both sides before it begins."""
+"""Point-to-point messages between the ranks of a step, known to both sides before it begins."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from ..partition.routes import TensorRoute, TensorRoutes
 from ..ranks.process_groups import ProcessGroups, is_bound_to_devices
 
 POSTED_AHEAD = 2
-"""Receives posted on a connection before anything needs them: one message travels while another
-waits to be used. More would take memory that the plan does not count."""
+"""Receives posted per channel before an action needs them: one message travels while another waits
+to be used. More would take memory that the plan does not count."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """What one action makes for another stage.
+    """The tensors that one action sends to another stage.
 
     Attributes:
         route: The stages it goes between.
-        is_gradient: Whether it goes back, from a backward, or on, from a forward.
-        microbatch: Which one it belongs to.
+        is_gradient: True for a backward's message to the earlier stage, false for a forward's to
+            the later one.
+        microbatch: Index of the micro-batch.
     """
 
     route: TensorRoute
@@ -38,25 +39,25 @@ class Message:
     microbatch: int
 
     @property
-    def maker(self) -> int:
-        """The stage that makes it."""
+    def sending_stage(self) -> int:
+        """Return the stage whose action produces it."""
         return self.route.target if self.is_gradient else self.route.source
 
     @property
-    def reader(self) -> int:
-        """The stage that reads it."""
+    def receiving_stage(self) -> int:
+        """Return the stage whose action reads it."""
         return self.route.source if self.is_gradient else self.route.target
 
     @property
     def tensors(self) -> tuple[TensorSpec, ...]:
-        """What it holds: activations, or the gradients of those that have one."""
+        """Return the specs of its activations, or of the gradients of those that have one."""
         if not self.is_gradient:
             return self.route.tensors
         return tuple(spec for spec in self.route.tensors if spec.requires_grad)
 
 
 def messages_sent_by(action: Action, routes: TensorRoutes) -> list[Message]:
-    """What an action makes for other stages, in the order of its outputs or gradients."""
+    """Return an action's messages to other stages, in the order of its outputs or gradients."""
     if action.work is Work.FORWARD:
         return [Message(route, False, action.microbatch) for route in routes.out_of(action.stage)]
     if action.work in (Work.BACKWARD, Work.BACKWARD_INPUT):
@@ -65,7 +66,7 @@ def messages_sent_by(action: Action, routes: TensorRoutes) -> list[Message]:
 
 
 def messages_received_by(action: Action, routes: TensorRoutes) -> list[Message]:
-    """What an action reads of other stages, in the order of its inputs or gradients."""
+    """Return the messages an action reads, in the order of its inputs or gradients."""
     if action.work is Work.FORWARD:
         return [Message(route, False, action.microbatch) for route in routes.into(action.stage)]
     if action.work in (Work.BACKWARD, Work.BACKWARD_INPUT):
@@ -76,12 +77,12 @@ def messages_received_by(action: Action, routes: TensorRoutes) -> list[Message]:
 def list_incoming(
     actions: Sequence[Sequence[Action]], schedule: Schedule, routes: TensorRoutes, rank: int
 ) -> list[list[Message]]:
-    """For each rank what it sends to this one, in the order in which it makes it.
+    """Return, for each rank, its messages to ``rank`` in the order in which it sends them.
 
     Args:
-        actions: What every rank does.
-        schedule: Which rank does which stage.
-        routes: What stages send each other.
+        actions: The actions of every rank.
+        schedule: Assigns stages to ranks.
+        routes: The routes between stages.
         rank: The receiver.
     """
     return [
@@ -89,7 +90,8 @@ def list_incoming(
             message
             for action in theirs
             for message in messages_sent_by(action, routes)
-            if sender != rank and schedule.rank_of(message.reader, message.microbatch) == rank
+            if sender != rank
+            and schedule.rank_of(message.receiving_stage, message.microbatch) == rank
         ]
         for sender, theirs in enumerate(actions)
     ]
@@ -99,17 +101,17 @@ def find_connected_pairs(
     actions: Sequence[Sequence[Action]], schedule: Schedule, routes: TensorRoutes
 ) -> list[Pair]:
     """Return the sorted pairs of ranks with messages between them; see `list_incoming`."""
-    made = {
-        (sender, schedule.rank_of(message.reader, message.microbatch))
+    pairs = {
+        (sender, schedule.rank_of(message.receiving_stage, message.microbatch))
         for sender, theirs in enumerate(actions)
         for action in theirs
         for message in messages_sent_by(action, routes)
     }
-    return sorted(pair for pair in made if pair[0] != pair[1])
+    return sorted(pair for pair in pairs if pair[0] != pair[1])
 
 
 class MessageTransport(Protocol):
-    """Takes one rank's messages to others; see `P2PChannels`."""
+    """Carrier of one rank's messages to and from the others; see `P2PChannels`."""
 
     def begin(self, expected: Sequence[Sequence[Message]]) -> None: ...
 
@@ -121,39 +123,34 @@ class MessageTransport(Protocol):
 
 
 class P2PChannels:
-    """Point-to-point messages of one rank; a step's messages are posted in their senders' order.
+    """One rank's channels over ``torch.distributed``, one per ordered pair of ranks.
 
-    Messages from one rank to another go through a channel (`make_channel_groups`). Both ends of it
-    work in the same order, which is what NCCL asks for; and as senders never wait for a message to
-    be taken, no order of work that a `Schedule` allows can end in ranks waiting for each other.
+    Both ends of a channel work through its messages in the sender's order, as NCCL requires.
+    Senders never wait for a message to be taken. Therefore no order of work that a `Schedule`
+    allows can end in a deadlock.
 
     Args:
-        rank: This one.
-        channels: Which group carries what this rank sends and receives.
-        global_ranks: Of each rank, its number in the default group.
-        device: Where received tensors are made.
+        rank: This rank.
+        channels: The process group of each channel this rank is an end of.
+        global_ranks: The rank in the default group of each rank of the pipeline.
+        device: Where received tensors are allocated.
     """
 
     def __init__(
-        self,
-        rank: int,
-        channels: ChannelGroups,
-        global_ranks: Sequence[int],
-        device: torch.device,
+        self, rank: int, channels: ChannelGroups, global_ranks: Sequence[int], device: torch.device
     ) -> None:
-        self._rank = rank
-        self._channels = channels
-        self._global_ranks = global_ranks
-        self._device = device
+        self._rank, self._channels = rank, channels
+        self._global_ranks, self._device = global_ranks, device
         self._expected: dict[int, deque[Message]] = {}
-        self._posted: dict[int, deque[_Receiving]] = {}
+        self._posted: dict[int, deque[_PostedReceive]] = {}
         self._arrived: dict[Message, list[Tensor]] = {}
         self._sending: deque[tuple[Any, Tensor]] = deque()
 
-    def introduce(self) -> None:
-        """Send a byte along each lane, in an order that is the same on all ranks.
+    def connect(self) -> None:
+        """Set up every channel by sending a byte through it.
 
-        NCCL sets a connection up when it is first used, and both ends have to come.
+        NCCL connects a pair at its first message, and both ends must take part at the same time.
+        All ranks go through the channels in the same order, so none waits in a circle.
         """
         byte = torch.zeros(1, dtype=torch.uint8, device=self._device)
         for (sender, receiver), group in sorted(self._channels.items(), key=itemgetter(0)):
@@ -166,21 +163,24 @@ class P2PChannels:
         """Post the first receives of a step.
 
         Args:
-            expected: For each rank what it will send, as `list_incoming` lists it.
+            expected: The messages of each rank to this one, from `list_incoming`.
         """
+        # A step that an error interrupted leaves messages behind; a new step starts from nothing.
         self._expected = {rank: deque(messages) for rank, messages in enumerate(expected)}
         self._posted = {rank: deque() for rank in self._expected}
         self._arrived = {}
         for rank in self._expected:
-            self._post(rank)
+            self._post_receives(rank)
 
     def send(self, message: Message, receiver: int, tensors: Sequence[Tensor]) -> None:
-        """Send a message, without waiting for the receiver.
+        """Send a message without waiting for the receiver.
 
         Raises:
-            InvalidInput: It is not of the shapes and dtypes that the receiver expects.
+            InvalidInput: A tensor has another shape or dtype than the receiver expects.
         """
-        check(message, tensors)
+        check_message(message, tensors)
+        # The queue keeps tensors alive while the transport reads them. Completed sends are dropped
+        # here rather than at the end of the step, so that their memory is freed early.
         while self._sending and self._sending[0][0].is_completed():
             self._sending.popleft()
         for tensor in tensors:
@@ -189,35 +189,40 @@ class P2PChannels:
             self._sending.append((work, tensor))
 
     def receive(self, message: Message, sender: int) -> list[Tensor]:
-        """What a message holds, once it has arrived."""
+        """Return a message's tensors once it has arrived."""
         posted = self._posted[sender]
+        # A schedule may read messages in another order than they were sent (interleaved stages,
+        # direct sends). A channel delivers in sending order, so earlier ones are set aside.
         while message not in self._arrived:
             if not posted:
-                self._post(sender)
-            receiving = posted.popleft()
-            self._post(sender)
-            self._arrived[receiving.message] = receiving.wait()
+                self._post_receives(sender)
+            receive = posted.popleft()
+            self._post_receives(sender)  # before waiting: the next message travels meanwhile
+            self._arrived[receive.message] = receive.wait()
         return self._arrived.pop(message)
 
     def finish(self) -> None:
-        """Wait until all that was sent has been taken."""
+        """Wait until every send has completed."""
         while self._sending:
             self._sending.popleft()[0].wait()
 
-    def _post(self, sender: int) -> None:
+    def _post_receives(self, sender: int) -> None:
         expected, posted = self._expected[sender], self._posted[sender]
         while expected and len(posted) < POSTED_AHEAD:
-            posted.append(self._start(expected.popleft(), sender))
+            posted.append(self._post_receive(expected.popleft(), sender))
 
-    def _start(self, message: Message, sender: int) -> _Receiving:
+    def _post_receive(self, message: Message, sender: int) -> _PostedReceive:
         channel, source = self._channels[sender, self._rank], self._global_ranks[sender]
-        tensors = [_empty(spec, self._device) for spec in message.tensors]
+        tensors = [
+            torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=self._device)
+            for spec in message.tensors
+        ]
         works = [dist.irecv(tensor, source, group=channel) for tensor in tensors]
-        return _Receiving(message, tensors, [work.wait for work in works if work is not None])
+        return _PostedReceive(message, tensors, [work.wait for work in works if work is not None])
 
 
 @dataclass(frozen=True)
-class _Receiving:
+class _PostedReceive:
     message: Message
     tensors: list[Tensor]
     waits: list[Callable[[], Any]]
@@ -228,55 +233,56 @@ class _Receiving:
         return self.tensors
 
 
-def check(message: Message, tensors: Sequence[Tensor]) -> None:
-    """Refuse what would arrive as something else: the receiver has made room for the specs.
+def check_message(message: Message, tensors: Sequence[Tensor]) -> None:
+    """Check that tensors have the shapes and dtypes for which the receiver allocated memory.
+
+    Transports do not compare the two ends: NCCL would deliver garbage, or wait for the rest.
 
     Raises:
-        InvalidInput: Naming the tensor.
+        InvalidInput: The message names the first tensor that differs.
     """
     for tensor, spec in zip(tensors, message.tensors, strict=True):
-        found = (tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-        if found != (spec.shape, spec.dtype):
+        shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        if (shape, dtype) != (spec.shape, spec.dtype):
             kind = "gradient of" if message.is_gradient else "activation"
             raise InvalidInput(
-                f"the {kind} {spec.name!r} for stage {message.reader} is {found[1]} {found[0]}, "
+                f"the {kind} {spec.name!r} for stage {message.receiving_stage} is {dtype} {shape}, "
                 f"but {spec.dtype} {spec.shape} was planned; call the pipeline outside of autocast "
-                "and ask for it by autocast=, and plan for the batch that is given"
+                "and use its autocast= instead, and plan for the batch size you pass"
             )
 
 
-def _empty(spec: TensorSpec, device: torch.device) -> Tensor:
-    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device=device)
-
-
 Pair = tuple[int, int]
-"""Sender and receiver."""
+"""Sending and receiving rank."""
 
 ChannelGroups = Mapping[Pair, dist.ProcessGroup]
-"""The group of each pair that this rank is in."""
+"""The process group of each channel that this rank is an end of."""
 
 
 def make_channel_groups(ranks: ProcessGroups, pairs: Sequence[Pair]) -> ChannelGroups:
-    """Groups in which no message waits for one of another pair; called on every rank.
+    """Create process groups in which no message waits for one of another pair, on every rank.
 
-    Two groups of all ranks do, one to higher ranks and one to lower: gloo works on all messages at
-    once, and NCCL sets up a stream for each pair of a group. Unless the ranks were bound to their
-    devices when they met (``init_process_group(device_id=...)``): then all messages of a group go
-    through one stream in the order in which they are posted, and a receive that is posted ahead
-    stands in the way of a send it waits for. So each pair gets a group of its own.
+    Usually two groups of all ranks suffice, one for messages to higher ranks and one to lower:
+    gloo progresses all messages at once, and NCCL uses one stream per pair of a group.
+
+    Ranks that were bound to their devices (``init_process_group(device_id=...)``) are different:
+    NCCL then runs all messages of a group on a single stream in posting order. A receive that was
+    posted ahead would block a send behind it, whose receiver may be what that receive waits for:
+    a deadlock. So each pair gets a group of its own.
 
     Args:
-        ranks: Of the pipeline.
-        pairs: Between which something is sent, the same on every rank.
+        ranks: The pipeline's ranks.
+        pairs: Every pair with messages between them, identical on every rank.
     """
     if not pairs:
         return {}
     if not is_bound_to_devices():
-        upwards, downwards = ranks.everyone(), ranks.everyone()
+        upwards, downwards = ranks.create_group_of_all(), ranks.create_group_of_all()
         return {pair: upwards if pair[1] > pair[0] else downwards for pair in pairs}
     found: dict[Pair, dist.ProcessGroup] = {}
+    # Creating a group is a collective call: the order must be the same on all ranks.
     for sender, receiver in sorted(pairs):
         both = (min(sender, receiver), max(sender, receiver))
-        for group in ranks.of_sets([both]).values():
+        for group in ranks.create_groups([both]).values():
             found[sender, receiver] = group
     return found

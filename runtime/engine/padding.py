@@ -1,4 +1,4 @@
-"""A batch with fewer samples than the plan's, filled up for an evaluation and cut off again."""
+"""Padding of a batch with fewer samples than the plan's, for evaluations."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ...core.errors import InvalidInput
 
 @dataclass(frozen=True)
 class PartialTarget:
-    """The target of the samples of a micro-batch that are not filled in.
+    """The target of a micro-batch's first samples, the others being padding.
 
     Attributes:
-        target: Of these samples, a tensor or a nest of them.
-        samples: How many; the micro-batch's first ones.
-        of: All samples of the batch that are not filled in.
+        target: Target of these samples, a tensor or a nest of tensors.
+        samples: Number of these samples.
+        of: Number of samples in the whole batch, without padding.
     """
 
     target: Any
@@ -28,20 +28,20 @@ class PartialTarget:
 
 
 def check_evaluation_mode(module: nn.Module) -> None:
-    """See that what is filled in cannot move batch statistics.
+    """Check that padding cannot affect batch statistics.
 
     Raises:
         InvalidInput: The module is in training mode.
     """
     if module.training:
         raise InvalidInput(
-            "pad=True is for evaluation mode, in which samples do not see each other; call "
+            "pad=True is for evaluation mode, in which samples do not affect each other; call "
             "train(False) first"
         )
 
 
 def count_samples(values: Any) -> int | None:
-    """The first dimension of the first tensor in a nest; `None` if there is no tensor with one."""
+    """Return the first dimension of a nest's first tensor; `None` without such a tensor."""
     for leaf in pytree.tree_leaves(values):
         if isinstance(leaf, Tensor) and leaf.dim():
             return len(leaf)
@@ -49,51 +49,51 @@ def count_samples(values: Any) -> int | None:
 
 
 def pad_samples(values: Any, size: int) -> Any:
-    """Every tensor of a nest with copies of its last sample behind it, up to ``size``.
+    """Pad every tensor of a nest to ``size`` samples with copies of its last one.
 
     Raises:
-        InvalidInput: One has no sample, or more than ``size``.
+        InvalidInput: A tensor has no sample, or more than ``size``.
     """
 
-    def longer(tensor: Tensor) -> Tensor:
+    def pad(tensor: Tensor) -> Tensor:
         here = len(tensor) if tensor.dim() else 0
         if not 0 < here <= size:
             raise InvalidInput(
-                f"a batch of shape {tuple(tensor.shape)} cannot be filled up to {size} samples; "
-                f"give 1 to {size}"
+                f"a batch of shape {tuple(tensor.shape)} cannot be padded to {size} samples; "
+                f"pass 1 to {size}"
             )
         return torch.cat([tensor, tensor[-1:].expand(size - here, *tensor.shape[1:])])
 
-    return pytree.tree_map_only(Tensor, longer, values)
+    return pytree.tree_map_only(Tensor, pad, values)
 
 
 def trim_padding(values: Any, size: int, samples: int) -> Any:
-    """The first ``samples`` of every tensor of a nest, of ``size``.
+    """Return the first ``samples`` of ``size`` samples of every tensor of a nest.
 
     Raises:
-        InvalidInput: A tensor is not of ``size`` samples, so that what was filled in is part of it.
+        InvalidInput: A tensor does not have ``size`` samples, so padding has become part of it.
     """
 
-    def shorter(tensor: Tensor) -> Tensor:
+    def trim(tensor: Tensor) -> Tensor:
         if not tensor.dim() or len(tensor) != size:
             raise InvalidInput(
-                f"an output of shape {tuple(tensor.shape)} is of all {size} samples together, and "
-                f"{size - samples} of them were filled in; evaluate whole batches of this model"
+                f"an output of shape {tuple(tensor.shape)} combines all {size} samples, of which "
+                f"{size - samples} are padding; evaluate this model on whole batches"
             )
         return tensor[:samples]
 
-    return values if samples == size else pytree.tree_map_only(Tensor, shorter, values)
+    return values if samples == size else pytree.tree_map_only(Tensor, trim, values)
 
 
 def split_partial_target(
     target: Any, num_microbatches: int, size: int
 ) -> list[PartialTarget | None]:
-    """A smaller batch's target by micro-batch; `None` where all samples are filled in.
+    """Split a smaller batch's target by micro-batch; `None` for micro-batches of padding only.
 
     Args:
-        target: A tensor or a nest of them, one entry a sample.
-        num_microbatches: Of the plan.
-        size: Samples of a micro-batch.
+        target: A tensor or a nest of tensors, with one entry per sample.
+        num_microbatches: The plan's number of micro-batches.
+        size: Samples per micro-batch.
     """
     samples = count_samples(target)
     lengths = {
@@ -101,15 +101,15 @@ def split_partial_target(
     }
     if samples is None or lengths != {samples} or samples > num_microbatches * size:
         raise InvalidInput(
-            f"a target with {sorted(lengths)} entries does not go with up to "
-            f"{num_microbatches * size} samples; give one entry a sample"
+            f"a target with {sorted(lengths)} entries does not match at most "
+            f"{num_microbatches * size} samples; give one entry per sample"
         )
     found: list[PartialTarget | None] = []
     for first in range(0, num_microbatches * size, size):
         here = min(max(samples - first, 0), size)
-        found.append(PartialTarget(_between(target, first, size), here, samples) if here else None)
+        found.append(PartialTarget(_slice(target, first, size), here, samples) if here else None)
     return found
 
 
-def _between(values: Any, first: int, size: int) -> Any:
+def _slice(values: Any, first: int, size: int) -> Any:
     return pytree.tree_map_only(Tensor, lambda tensor: tensor[first : first + size], values)

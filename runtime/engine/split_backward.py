@@ -1,10 +1,15 @@
-"""A backward in two parts: first the gradients of inputs, which others wait for, then of weights.
+"""Backward in two parts: first gradients of inputs, which other ranks wait for, then of weights.
 
-Zero-bubble schedules fill idle time with the second part (Qi et al. 2023, section 2). The graph of
-a forward is a spine, the nodes through which an input is reached, with branches that lead from it
-to weights alone. The first part runs the spine and keeps the gradient that arrives at each node
-with branches; the second runs those branches from there. Neither runs twice, but for a
-`torch.autograd.Function`, which computes all its gradients whenever it runs.
+Zero-bubble schedules fill idle time with the second part (Qi et al. 2023, section 2). The autograd
+graph of a forward is a spine, the nodes from which an input is reached, with branches that lead
+from it to weights alone. The first part runs the spine and records the gradient that arrives at
+each node with branches; the second runs those branches from there::
+
+    loss -- Linear2 -- ReLU -- Linear1 -- x        spine: runs in the first part
+               |                  |
+               W2                 W1               branches: run in the second part
+
+No node runs twice, except a `torch.autograd.Function`, which always computes all its gradients.
 """
 
 from __future__ import annotations
@@ -20,12 +25,12 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 @dataclass
 class _Branch:
-    """Weights that are reached from one place alone, and the gradients that arrive there.
+    """Weights reached from a single node of the spine, and the gradients that arrive there.
 
     Attributes:
         weights: Leaves to accumulate into.
-        edges: Where to begin.
-        gradients: What arrives there, filled in while the first part runs.
+        edges: Gradient edges to start from.
+        gradients: The gradient at each edge, recorded while the first part runs.
     """
 
     weights: list[Tensor]
@@ -37,8 +42,8 @@ class SplitBackward:
     """The backward of one forward, in two calls.
 
     Args:
-        roots: Of the outputs that have gradients.
-        gradients: Theirs.
+        roots: Gradient edges of the outputs that have gradients.
+        gradients: Gradients of those outputs.
         inputs: Leaves whose gradients the first part accumulates in ``.grad``.
     """
 
@@ -51,81 +56,85 @@ class SplitBackward:
         self._roots, self._gradients, self._inputs = list(roots), list(gradients), list(inputs)
         self._branches: list[_Branch] = []
 
-    def of_inputs(self) -> None:
-        """Accumulate the gradients of inputs, and of weights used in several places."""
-        order = _inputs_last(edge.node for edge in self._roots)
+    def run_input_part(self) -> None:
+        """Accumulate gradients of inputs, and of weights reached from several places."""
+        order = _topological_order(edge.node for edge in self._roots)
         ends = {get_gradient_edge(leaf).node for leaf in self._inputs}
-        spine = _leading_to(ends, order)
-        reached = _weights_beside(spine, ends, order)
-        uses: dict[Tensor, int] = {}
-        for weights in reached.values():
-            for weight in weights:
-                uses[weight] = uses.get(weight, 0) + 1
-        own_roots = [
+        spine = _find_spine(ends, order)
+        beside = _weights_beside(spine, ends, order)
+        # Outputs that no input reaches are branches as a whole: they start at the roots.
+        off_spine = [
             (edge, gradient)
             for edge, gradient in zip(self._roots, self._gradients, strict=True)
             if edge.node not in spine
         ]
-        beside = _weights_from([edge.node for edge, _ in own_roots], order)
-        for weight in beside:
-            uses[weight] = uses.get(weight, 0) + 1
-        alone = [weight for weight in beside if uses[weight] == 1]
+        from_roots = _reachable_weights([edge.node for edge, _ in off_spine])
+        uses: dict[Tensor, int] = {}
+        for weights in (*beside.values(), from_roots):
+            for weight in weights:
+                uses[weight] = uses.get(weight, 0) + 1
+        alone = [weight for weight in from_roots if uses[weight] == 1]
         if alone:
-            self._branches.append(
-                _Branch(alone, [edge for edge, _ in own_roots], [g for _, g in own_roots])
-            )
+            edges, gradients = [edge for edge, _ in off_spine], [g for _, g in off_spine]
+            self._branches.append(_Branch(alone, edges, gradients))
         handles = []
-        for node, weights in reached.items():
+        for node, weights in beside.items():
             own = [weight for weight in weights if uses[weight] == 1]
             if own:
                 branch = _Branch(own)
                 self._branches.append(branch)
-                handles.append(node.register_prehook(_keeper(branch, node)))
+                handles.append(node.register_prehook(_recording_hook(branch, node)))
+        # A weight used in several places belongs to branches that may share nodes further down,
+        # which would then run twice. Autograd sums its gradients correctly in one pass, this one.
         shared = [weight for weight, count in uses.items() if count > 1]
-        wanted = [*self._inputs, *shared]
         try:
-            if wanted:
+            if self._inputs or shared:
                 torch.autograd.backward(
-                    self._roots, self._gradients, inputs=wanted, retain_graph=True
+                    self._roots,
+                    self._gradients,
+                    inputs=[*self._inputs, *shared],  # visits only what leads to these
+                    retain_graph=True,  # the branches still need their saved tensors
                 )
         finally:
             for handle in handles:
                 handle.remove()
         self._roots, self._gradients, self._inputs = [], [], []
 
-    def of_weights(self) -> None:
-        """Accumulate the gradients of all other weights, and let go of the graph."""
+    def run_weight_part(self) -> None:
+        """Accumulate gradients of all other weights, and release the graph."""
         while self._branches:
+            # Popped one by one, so that each branch's gradients and saved tensors are freed before
+            # the next one allocates its own.
             branch = self._branches.pop()
             if branch.edges:
                 torch.autograd.backward(branch.edges, branch.gradients, inputs=branch.weights)
 
 
-def _keeper(branch: _Branch, node: Node) -> Any:
-    """A hook that keeps what arrives at a node."""
-
-    def keep(gradients: tuple[Tensor | None, ...]) -> None:
+def _recording_hook(branch: _Branch, node: Node) -> Any:
+    def record(gradients: tuple[Tensor | None, ...]) -> None:
         for number, gradient in enumerate(gradients):
             if gradient is not None:
                 branch.edges.append(GradientEdge(node, number))
                 branch.gradients.append(gradient)
 
-    return keep
+    return record
 
 
-def _next(node: Node) -> Iterator[Node]:
+def _successors(node: Node) -> Iterator[Node]:
     return (following for following, _ in node.next_functions if following is not None)
 
 
-def _inputs_last(roots: Iterable[Node]) -> list[Node]:
-    """Every node of the graph, after those that lead to it."""
+def _topological_order(roots: Iterable[Node]) -> list[Node]:
+    """Return every node of the graph, each before the nodes it leads to."""
     finished: list[Node] = []
     seen: set[Node] = set()
     for root in roots:
         if root in seen:
             continue
         seen.add(root)
-        stack = [(root, _next(root))]
+        # Depth-first search with an explicit stack: graphs of deep models exceed Python's
+        # recursion limit.
+        stack = [(root, _successors(root))]
         while stack:
             node, following = stack[-1]
             unseen = next((other for other in following if other not in seen), None)
@@ -134,44 +143,44 @@ def _inputs_last(roots: Iterable[Node]) -> list[Node]:
                 stack.pop()
             else:
                 seen.add(unseen)
-                stack.append((unseen, _next(unseen)))
+                stack.append((unseen, _successors(unseen)))
     return finished[::-1]
 
 
-def _leading_to(ends: set[Node], order: Sequence[Node]) -> set[Node]:
-    """The nodes from which one of the ends is reached, the ends among them."""
-    found: set[Node] = set()
+def _find_spine(ends: set[Node], order: Sequence[Node]) -> set[Node]:
+    """Return the nodes from which one of the ends is reached, including the ends."""
+    spine: set[Node] = set()
     for node in reversed(order):
-        if node in ends or any(following in found for following in _next(node)):
-            found.add(node)
-    return found
+        if node in ends or any(following in spine for following in _successors(node)):
+            spine.add(node)
+    return spine
 
 
 def _weights_beside(
     spine: set[Node], ends: set[Node], order: Sequence[Node]
 ) -> dict[Node, list[Tensor]]:
-    """For each node of the spine the weights it reaches without following the spine."""
+    """Return, for each node of the spine, the weights it reaches without following the spine."""
     found = {}
     for node in order:
         if node in spine and node not in ends:
-            beside = [following for following in _next(node) if following not in spine]
-            weights = _weights_from(beside, order)
+            beside = [following for following in _successors(node) if following not in spine]
+            weights = _reachable_weights(beside)
             if weights:
                 found[node] = weights
     return found
 
 
-def _weights_from(nodes: Sequence[Node], order: Sequence[Node]) -> list[Tensor]:
-    """The leaves that nodes off the spine lead to, each once."""
+def _reachable_weights(nodes: Sequence[Node]) -> list[Tensor]:
+    """Return the leaves that the given nodes lead to, each once."""
     found: dict[Tensor, None] = {}
     seen = set(nodes)
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
-        leaf = getattr(node, "variable", None)
+        leaf = getattr(node, "variable", None)  # AccumulateGrad nodes alone have one
         if leaf is not None:
             found[leaf] = None
-        for following in _next(node):
+        for following in _successors(node):
             if following not in seen:
                 seen.add(following)
                 waiting.append(following)

@@ -1,4 +1,4 @@
-"""One stage on one rank: forwards, backwards, and what lies between them."""
+"""One stage on one rank: its forwards and backwards, and what lies between them."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from .keyed_dropout import keyed_dropout
 from .split_backward import SplitBackward
 
 LossOfFlat = Callable[[Any, Any], Tensor]
+"""Computes a share of the loss from the flat outputs of the last stage and a target."""
 
 
 @dataclass
-class _Kept:
-    """Of one micro-batch, from its forward to its backward.
+class _InFlight:
+    """What is kept of a micro-batch from its forward to its backward.
 
     Attributes:
-        microbatch: Which one.
-        received: The stage's inputs, leaves of its graph.
-        roots: Where each output's gradient enters the graph; `None` for outputs without one. Not
-            the outputs themselves: what was sent is let go.
-        random: The random state before a forward that is to be recomputed.
-        target: For the last stage's loss.
-        seed: The gradient that enters at the loss.
-        split: The second part of its backward.
+        microbatch: Index of the micro-batch.
+        received: The stage's inputs, which are leaves of its autograd graph.
+        roots: The gradient edge of each output; `None` for outputs without a gradient. Outputs
+            themselves are not kept, so that they are freed once they are sent.
+        random: The random state before a forward that will be recomputed.
+        target: Target for the last stage's loss.
+        seed: The gradient of the loss itself.
+        split: The backward whose second part is still to come.
     """
 
     microbatch: int
@@ -50,16 +51,15 @@ class StageRunner:
     """Runs the actions of one stage.
 
     Args:
-        module: Flat tensors in, a tuple of tensors out.
-        received: Specs of its inputs; those marked ``requires_grad`` have their gradients sent
-            back.
-        sent: Specs of its outputs likewise; empty for the last stage.
-        loss: For the last stage: this micro-batch's share of the loss; `None` elsewhere.
-        device: Where the stage is.
+        module: Takes flat tensors and returns a tuple of tensors.
+        received: Specs of its inputs; gradients of those marked ``requires_grad`` are sent back.
+        sent: Specs of its outputs; empty for the last stage.
+        loss: On the last stage, computes a micro-batch's share of the loss; `None` elsewhere.
+        device: Where the stage runs.
         statistics: Moves running statistics when a step ends; `None` to leave that to the modules.
-        autocast: The dtype that module and loss are cast to; `None` for none. A backward runs
-            outside of it: it takes each operation's dtype from its forward.
-        fixed: Sees that forwards leave buffers alone; `None` where no other rank has the stage.
+        autocast: The dtype that module and loss are cast to; `None` for none. Backwards run
+            outside of autocast: each operation keeps its forward's dtype.
+        fixed: Checks that forwards leave buffers unchanged; `None` for a stage without replicas.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class StageRunner:
         self.statistics, self._fixed = statistics, fixed
         self._received, self._sent = received, sent
         self._loss, self._device, self._autocast = loss, device, autocast
-        self._kept: dict[int, _Kept] = {}
+        self._in_flight: dict[int, _InFlight] = {}
         self.losses: list[Tensor] = []
         self.loss_scale = 1.0
-        """What gradients are multiplied by, for half precision."""
+        """Factor on all gradients, for half precision."""
         self.dropout_key: tuple[int, int] | None = None
-        """Seed and step that random numbers follow; `None` for the generators' own course."""
+        """Seed and step of keyed dropout; `None` to draw from the generators as they are."""
 
     def forward(
         self,
@@ -93,96 +93,103 @@ class StageRunner:
         recomputed: bool = False,
         trains: bool = True,
     ) -> list[Any]:
-        """Run the stage on a micro-batch.
+        """Run the stage on a micro-batch and return its outputs without a graph.
 
         Args:
-            microbatch: Which one.
-            inputs: Tensors that nothing else uses a gradient of.
-            target: For the last stage.
-            recomputed: Keep the inputs alone; `recompute` has to come before the backward.
+            microbatch: Index of the micro-batch.
+            inputs: Tensors whose gradients nothing else uses.
+            target: Target for the last stage's loss.
+            recomputed: Keep only the inputs; `recompute` must come before the backward.
             trains: Whether a backward will follow.
-
-        Returns:
-            The outputs, without a graph.
         """
         if not trains:
-            with torch.no_grad(), self._buffers_kept(), autocast_to(self._device, self._autocast):
+            with (
+                torch.no_grad(),
+                self._checked_buffers(),
+                autocast_to(self._device, self._autocast),
+            ):
                 outputs = list(self.module(*inputs))
                 if self._loss is not None and target is not None:
                     self.losses.append(self._loss(outputs, target).detach())
             return outputs
         with (
-            self._buffers_kept(),
+            self._checked_buffers(),
             self.statistics.of(microbatch) if self.statistics else nullcontext(),
             autocast_to(self._device, self._autocast),
         ):
-            return self._forward(microbatch, inputs, target, recomputed)
+            return self._training_forward(microbatch, inputs, target, recomputed)
 
-    def _forward(
+    def _training_forward(
         self, microbatch: int, inputs: Sequence[Tensor], target: Any, recomputed: bool
     ) -> list[Any]:
-        kept = _Kept(microbatch, self._leaves(inputs), target=target)
-        self._kept[microbatch] = kept
+        # Detached leaves cut autograd at the stage's border: the backward of this stage ends in
+        # their ``.grad``, which is what the stage before is sent.
+        received = tuple(
+            value.detach().requires_grad_(spec.requires_grad)
+            for value, spec in zip(inputs, self._received, strict=True)
+        )
+        kept = self._in_flight[microbatch] = _InFlight(microbatch, received, target=target)
         if recomputed:
             kept.random = RandomState.now(self._device)
             with torch.no_grad():
-                outputs = self._outputs(kept)
+                outputs = self._run_module(kept)
                 if self._loss is not None:
-                    self.losses.append(self._share_of_loss(outputs, kept))
+                    self.losses.append(self._compute_loss(outputs, kept))
         else:
-            outputs = self._with_graph(kept)
+            outputs = self._run_with_graph(kept)
             if self._loss is not None:
                 self.losses.append(outputs.pop())
         return [value.detach() if isinstance(value, Tensor) else value for value in outputs]
 
     def recompute(self, microbatch: int) -> None:
-        """Run a forward again, for its graph."""
-        kept = self._kept[microbatch]
+        """Run a micro-batch's forward again to build its graph, unless it has one."""
+        kept = self._in_flight[microbatch]
         if kept.random is not None:
             with (
                 replayed_random_state(self.module, kept.random, self._device),
                 self.statistics.again(microbatch) if self.statistics else nullcontext(),
                 autocast_to(self._device, self._autocast),
             ):
-                self._with_graph(kept)
+                self._run_with_graph(kept)
             kept.random = None
 
     def backward(
         self, microbatch: int, gradients: Sequence[Tensor], *, split: bool = False
     ) -> list[Tensor]:
-        """Go back through a micro-batch; gradients of weights are accumulated in ``.grad``.
+        """Run a micro-batch's backward, accumulating gradients of weights in ``.grad``.
 
         Args:
-            microbatch: Which one.
-            gradients: Of the outputs marked ``requires_grad``, in order; none for the last stage.
-            split: Leave the gradients of weights to `backward_weight` where that can be done.
+            microbatch: Index of the micro-batch.
+            gradients: Gradients of the outputs marked ``requires_grad``; none on the last stage.
+            split: Leave gradients of weights to `backward_weight` where possible.
 
         Returns:
             Gradients of the inputs marked ``requires_grad``.
         """
         self.recompute(microbatch)
-        kept = self._kept[microbatch]
-        roots, arriving = self._paired(kept, gradients)
+        kept = self._in_flight[microbatch]
+        roots, arriving = self._pair_with_roots(kept, gradients)
         inputs = [leaf for leaf in kept.received if leaf.requires_grad]
         if split:
             kept.split = SplitBackward(roots, arriving, inputs)
-            kept.split.of_inputs()
+            kept.split.run_input_part()
         else:
             if roots:
                 torch.autograd.backward(roots, arriving)
-            del self._kept[microbatch]
+            del self._in_flight[microbatch]
         kept.roots = []
+        # The stage before expects a message per input, also for one that no output depends on.
         return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in inputs]
 
     def backward_weight(self, microbatch: int) -> None:
-        """The second part of a split backward."""
-        kept = self._kept.pop(microbatch)
+        """Run the second part of a split backward."""
+        kept = self._in_flight.pop(microbatch)
         assert kept.split is not None
-        kept.split.of_weights()
+        kept.split.run_weight_part()
 
     def begin(self, *, trains: bool) -> None:
-        """A step begins; what an interrupted one left is dropped."""
-        self._kept.clear()
+        """Begin a step, dropping what an interrupted one left behind."""
+        self._in_flight.clear()
         self.losses.clear()
         if self._fixed is not None and not trains:
             self._fixed.check_evaluation()
@@ -190,14 +197,14 @@ class StageRunner:
             self.statistics.begin()
 
     def settle(self) -> None:
-        """Wait until the device has done what it was given."""
+        """Wait until the device has finished its queued work."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _buffers_kept(self) -> AbstractContextManager[None]:
-        return self._fixed.kept() if self._fixed is not None else nullcontext()
+    def _checked_buffers(self) -> AbstractContextManager[None]:
+        return self._fixed.checked() if self._fixed is not None else nullcontext()
 
-    def _outputs(self, kept: _Kept) -> list[Any]:
+    def _run_module(self, kept: _InFlight) -> list[Any]:
         if self.dropout_key is None:
             return list(self.module(*kept.received))
         seed, step = self.dropout_key
@@ -206,42 +213,37 @@ class StageRunner:
         ):
             return list(self.module(*kept.received))
 
-    def _leaves(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(
-            value.detach().requires_grad_(spec.requires_grad)
-            for value, spec in zip(inputs, self._received, strict=True)
-        )
-
-    def _with_graph(self, kept: _Kept) -> list[Any]:
-        """The outputs, and the loss behind them on the last stage; their graph is kept."""
-        outputs = self._outputs(kept)
+    def _run_with_graph(self, kept: _InFlight) -> list[Any]:
+        """Run the module, keep its graph, and append the loss to the last stage's outputs."""
+        outputs = self._run_module(kept)
         if self._loss is None:
-            kept.roots = [_root(value) for value in outputs]
+            kept.roots = [_gradient_edge(value) for value in outputs]
             self._check_captured_as_trained(kept.roots)
             return outputs
-        loss = self._share_of_loss(outputs, kept)
-        kept.roots, kept.seed = [_root(loss)], torch.full_like(loss, self.loss_scale)
+        loss = self._compute_loss(outputs, kept)
+        kept.roots, kept.seed = [_gradient_edge(loss)], torch.full_like(loss, self.loss_scale)
         return [*outputs, loss.detach()]
 
     def _check_captured_as_trained(self, roots: Sequence[GradientEdge | None]) -> None:
-        """Refuse to drop gradients: the next stage sends those alone that capture saw needed."""
+        # The next stage sends gradients only of tensors that needed one at capture. Any other
+        # gradient would be lost without a word, and weights in front of the cut would not train.
         for root, spec in zip(roots, self._sent, strict=True):
             if root is not None and not spec.requires_grad:
                 raise InvalidInput(
-                    f"{spec.name!r} needs a gradient, and needed none when the model was captured: "
-                    "weights in front of a cut were frozen then, and are trained now; make the "
-                    "pipeline again after unfreezing them, from a profile of the model as it is now"
+                    f"{spec.name!r} needs a gradient, but needed none when the model was captured: "
+                    "weights in front of a cut were frozen then and are trained now; profile the "
+                    "model as it is now and rebuild the pipeline after unfreezing them"
                 )
 
-    def _share_of_loss(self, outputs: Sequence[Any], kept: _Kept) -> Tensor:
+    def _compute_loss(self, outputs: Sequence[Any], kept: _InFlight) -> Tensor:
         assert self._loss is not None
         assert kept.target is not None
         return self._loss(outputs, kept.target)
 
-    def _paired(
-        self, kept: _Kept, gradients: Sequence[Tensor]
+    def _pair_with_roots(
+        self, kept: _InFlight, gradients: Sequence[Tensor]
     ) -> tuple[list[GradientEdge], list[Tensor]]:
-        """Where gradients enter, and the gradients."""
+        """Return the gradient edges to start from and the gradient that enters at each."""
         if self._loss is not None:
             (root,) = kept.roots
             assert kept.seed is not None
@@ -249,6 +251,7 @@ class StageRunner:
         marked = [
             root for root, spec in zip(kept.roots, self._sent, strict=True) if spec.requires_grad
         ]
+        # Weights frozen since capture leave outputs without a root; their gradients end here.
         pairs = [
             (root, gradient)
             for root, gradient in zip(marked, gradients, strict=True)
@@ -257,14 +260,14 @@ class StageRunner:
         return [root for root, _ in pairs], [gradient for _, gradient in pairs]
 
 
-def _root(value: Any) -> GradientEdge | None:
+def _gradient_edge(value: Any) -> GradientEdge | None:
     if isinstance(value, Tensor) and value.requires_grad:
         return get_gradient_edge(value)
     return None
 
 
 def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
-    """Autocast to a dtype, if there is one."""
+    """Return an autocast context for a dtype, or a null context for `None`."""
     if dtype is None:
         return nullcontext()
     # Weights are cast anew in every action: a cache would outlive the step that fills it.

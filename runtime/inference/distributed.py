@@ -23,7 +23,7 @@ from ..partition.cut import CutModel, cut_for_plan
 from ..partition.rank_module import build_rank_module
 from ..ranks.failure_detection import ConnectionEnded, FailureDetector
 from ..ranks.process_groups import ProcessGroups, check_world, group_timeout
-from ..replicas.shared_weights import broadcast_initial_values, holders
+from ..replicas.shared_weights import broadcast_initial_values, find_holders
 from ..supported_plans import check_runnable
 from .pipeline import room_for
 from .rank_worker import FEEDER, Station
@@ -105,16 +105,18 @@ class DistributedInferencePipeline:
             distributed_c10d._get_default_store(), self.rank, ranks.size, group
         )
         try:
-            with self._detector.explained():
+            with self._detector.explain_errors():
                 # First: torch names a part's groups by how many groups each rank has made before.
-                letters = Letters(self.rank, ranks.everyone("gloo"), ranks.global_ranks)
+                letters = Letters(self.rank, ranks.create_group_of_all("gloo"), ranks.global_ranks)
                 self._share_weights(pieces, ranks)
         except BaseException:
             self._detector.close()
             raise
         self._failing, self._ended = threading.Lock(), threading.Event()
         self._failure: BaseException | None = None
-        self._station = Station(self.schedule, self.rank, letters, self._detector.says, self._fail)
+        self._station = Station(
+            self.schedule, self.rank, letters, self._detector.set_activity, self._fail
+        )
         self._requests: Requests | None = None
         if self.rank == FEEDER:
             feed, outcome = self._station.feed, self._station.outcome
@@ -199,8 +201,8 @@ class DistributedInferencePipeline:
         """All holders of a weight begin with the same values."""
         parameters = pieces.captured.graph.parameters
         stage_of = [stage for stage, count in enumerate(self.plan.balance) for _ in range(count)]
-        sets = {holders(record, stage_of, self.schedule) for record in parameters}
-        groups = ranks.of_sets(each for each in sets if len(each) > 1)
+        sets = {find_holders(record, stage_of, self.schedule) for record in parameters}
+        groups = ranks.create_groups(each for each in sets if len(each) > 1)
         broadcast_initial_values(parameters, stage_of, self.schedule, self.module, groups)
 
     def _oversee(self) -> None:
@@ -214,7 +216,7 @@ class DistributedInferencePipeline:
             if delivered == numbered or delivered != last[1]:
                 since_s = now_s
             elif now_s - since_s > self._timeout_s:
-                self._detector.says(f"the wait for the result of micro-batch {delivered}")
+                self._detector.set_activity(f"the wait for the result of micro-batch {delivered}")
                 self._fail(ConnectionEnded(f"no result within {self._timeout_s:g} s"))
             last = numbered, delivered
 
@@ -224,7 +226,7 @@ class DistributedInferencePipeline:
             if self._failure is not None or self._ended.is_set():
                 return
             try:
-                with self._detector.explained():
+                with self._detector.explain_errors():
                     raise error
             except BaseException as explained:  # noqa: BLE001 (raised by the main thread)
                 self._failure = explained

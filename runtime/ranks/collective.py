@@ -1,4 +1,4 @@
-"""What ranks that hold the same do together."""
+"""Collective operations on a set of ranks."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-class Work(Protocol):
-    """Something under way."""
+class Pending(Protocol):
+    """A collective operation under way."""
 
     def wait(self) -> Any: ...
 
 
 class Collective(Protocol):
-    """Several ranks; all of them call the same methods in the same order, and wait afterwards."""
+    """A set of ranks, all of which make the same calls in the same order and wait for them later.
 
-    def sum(self, tensor: Tensor) -> Work:
-        """Put the sum over the ranks in place of the tensor."""
+    Implemented over process groups, and by ranks emulated in one process.
+    """
 
-    def gather(self, tensor: Tensor) -> tuple[list[Tensor], Work]:
-        """Every rank's tensor, all of one shape and dtype."""
+    def sum(self, tensor: Tensor) -> Pending:
+        """Begin to replace a tensor by its sum over the ranks."""
+
+    def gather(self, tensor: Tensor) -> tuple[list[Tensor], Pending]:
+        """Begin to gather the tensors of all ranks, of equal shape and dtype."""
 
 
 class GroupCollective:
@@ -32,11 +35,11 @@ class GroupCollective:
         self._group = group
         self._size = dist.get_world_size(group)
 
-    def sum(self, tensor: Tensor) -> Work:
-        work: Work = dist.all_reduce(tensor, group=self._group, async_op=True)
-        return work
+    def sum(self, tensor: Tensor) -> Pending:
+        pending: Pending = dist.all_reduce(tensor, group=self._group, async_op=True)
+        return pending
 
-    def gather(self, tensor: Tensor) -> tuple[list[Tensor], Work]:
+    def gather(self, tensor: Tensor) -> tuple[list[Tensor], Pending]:
         found = [torch.empty_like(tensor) for _ in range(self._size)]
-        work: Work = dist.all_gather(found, tensor, group=self._group, async_op=True)
-        return found, work
+        pending: Pending = dist.all_gather(found, tensor, group=self._group, async_op=True)
+        return found, pending

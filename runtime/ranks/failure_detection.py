@@ -1,4 +1,8 @@
-"""Who is still there: which rank failed first, in place of what a transport says of it."""
+"""Heartbeat-based failure detector: finds the rank that failed first.
+
+When a rank dies its neighbours fail next, and then theirs, so a transport's own error names the
+wrong rank, or none. Errors raised here name the one whose heartbeat stopped first.
+"""
 
 from __future__ import annotations
 
@@ -14,69 +18,74 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store
 from ...core.errors import RankFailed, first_line
 from ...core.rank_heartbeats import FailureVerdict, Heartbeats
 
-AGAIN = "Start all ranks again, from the last checkpoint"
+RESTART = "Start all ranks again, from the last checkpoint"
 
 
 class ConnectionEnded(RuntimeError):
-    """Communication is over, as somebody other than the transport found out."""
+    """Communication ended for a reason found outside the transport."""
 
 
 class FailureDetector:
-    """Heartbeats of this rank (`core.heartbeats`), and errors that name the rank that failed.
+    """This rank's heartbeat, and errors that name the rank that failed first.
 
     Args:
-        store: The process group's store; keys are prefixed, and it gets a connection of its own.
+        store: The process group's store. Keys get a prefix, and the heartbeat a connection of its
+            own.
         rank: This rank.
-        num_ranks: How many there are.
-        group: The ranks' process group; each group, and each watch of one group in the order
-            they are made, has keys of its own.
+        num_ranks: Number of ranks.
+        group: The ranks' process group; `None` for the default group.
     """
 
     def __init__(
         self, store: Store, rank: int, num_ranks: int, group: ProcessGroup | None = None
     ) -> None:
         self.rank = rank
-        self.diagnosing = False
-        """Whether it is finding out which rank failed."""
+        self.is_diagnosing = False
+        """Whether it is finding out which rank failed, which takes a few seconds."""
         self.has_failed = False
         """Whether an error ended this rank's communication."""
+        # Keys of one pipeline must not be taken for those of another on the same store: they hold
+        # the group's name, and a count of the detectors made for it, which ranks make in step.
         name = f"stagewright-watch/{group.group_name if group else 'default'}"
         number = store.add(f"{name}/watches of rank {rank}", 1)
+        # A connection carries one request at a time. While this rank blocks in the store, for
+        # instance in a rendezvous, a shared connection would carry no heartbeat.
         own: Store = store.clone()  # type: ignore[attr-defined]
         self._beats = Heartbeats(
             PrefixStore(f"{name}/{number}", own),
             rank,
             num_ranks,
             where=f"{socket.gethostname()}, process {os.getpid()}",
-            host=_launcher(),
+            host=_store_host(),
         )
 
     @property
-    def doing(self) -> str:
-        """What this rank is at, for errors."""
+    def current_activity(self) -> str:
+        """Return what this rank is doing, in words for error messages."""
         return self._beats.doing
 
-    def says(self, doing: str) -> None:
-        """What this rank does next, for errors, its own and others'."""
-        self._beats.doing = doing
+    def set_activity(self, activity: str) -> None:
+        """Set what this rank does next, for its own errors and those of other ranks."""
+        self._beats.doing = activity
 
     @property
     def has_verdict(self) -> bool:
-        """Whether some rank found out who failed."""
+        """Return True once any rank has found out which one failed."""
         return self._beats.verdict is not None
 
     def close(self) -> None:
-        """Stop the heartbeat; a rank that ended well is not missed."""
+        """Stop the heartbeat; a rank that closes is not reported as failed."""
         self._beats.close()
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
-        """Turn a transport's error into one that names the rank that failed.
+    def explain_errors(self) -> Iterator[None]:
+        """Replace a transport's error by one that names the rank that failed.
 
-        Any other error ends the step on this rank alone; the others, which wait for it, hear of it.
+        Any other error ends the step on this rank alone. It is reported to the other ranks, which
+        wait for this one.
 
         Raises:
-            RankFailed: Communication failed; it names who was first to fail.
+            RankFailed: Communication failed; the message names the rank that failed first.
         """
         try:
             yield
@@ -85,65 +94,67 @@ class FailureDetector:
             raise
         except Exception as error:
             self.has_failed = True
-            if not is_transport(error):
-                self._beats.leave_word(f"raised {_words(error)}")
-                error.add_note(f"rank {self.rank}, at {self.doing}")
+            if not is_transport_error(error):
+                self._beats.leave_word(f"raised {_describe(error)}")
+                error.add_note(f"rank {self.rank}, at {self.current_activity}")
                 raise
-            raise self.failure(error) from error
+            raise self.diagnose(error) from error
 
     @contextmanager
-    def overheard(self) -> Iterator[None]:
-        """Where a rank may refuse a step that others begin, they find its words if it ends.
+    def announce_errors(self) -> Iterator[None]:
+        """Show an error of this rank as its activity before raising it.
 
-        It may as well go on: then the words are forgotten.
+        For checks before a step, which may fail on this rank alone while others begin the step.
+        If this rank ends, they report the error; if it goes on, its next activity replaces it.
         """
         try:
             yield
         except Exception as error:
-            self.says(f"its own error, {_words(error)}")
+            self.set_activity(f"its own error, {_describe(error)}")
             self._beats.show()
             raise
 
-    def failure(self, error: BaseException) -> RankFailed:
-        """What to raise in place of a transport's error.
+    def diagnose(self, error: BaseException) -> RankFailed:
+        """Return the error to raise in place of a transport's error.
 
         Takes a few seconds, see `Heartbeats.find_out`.
         """
-        self.diagnosing = True
+        self.is_diagnosing = True
         try:
             verdict = self._beats.find_out()
         finally:
-            self.diagnosing = False
+            self.is_diagnosing = False
         return RankFailed(
-            f"{verdict.what}; rank {self.rank} was at {self.doing} ({first_line(error)}). {AGAIN}",
+            f"{verdict.what}; rank {self.rank} was at {self.current_activity} "
+            f"({first_line(error)}). {RESTART}",
             ranks=verdict.ranks,
         )
 
 
-def _words(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
 
 
-def is_transport(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, came from communication rather than from the model.
+def is_transport_error(error: BaseException | None) -> bool:
+    """Return True if an error, or one of its causes, comes from communication.
 
-    torch has classes for what NCCL and its stores say. gloo's errors are plain `RuntimeError`, and
-    begin with the file of gloo's sources that they come from.
+    torch has exception classes for errors of NCCL and of its stores. gloo's are plain
+    `RuntimeError`, recognised by the path of the gloo source file that their message begins with.
     """
     while error is not None:
         if isinstance(error, DistError | ConnectionEnded):
             return True
-        if isinstance(error, RuntimeError) and _OF_GLOO.search(str(error)):
+        if isinstance(error, RuntimeError) and _GLOO_SOURCE.search(str(error)):
             return True
         error = error.__cause__
     return False
 
 
-_OF_GLOO = re.compile(r"\[\S*gloo/\S+:\d+\]")
+_GLOO_SOURCE = re.compile(r"\[\S*gloo/\S+:\d+\]")
 
 
-def _launcher() -> FailureVerdict | None:
-    """Who is to blame when the store itself is gone; `None` if rank 0 hosts it."""
+def _store_host() -> FailureVerdict | None:
+    """Return the verdict for a store that is gone; `None` if rank 0 hosts the store."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return FailureVerdict((), "the launcher, which hosts the store, stopped answering")
     return None

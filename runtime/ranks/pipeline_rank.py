@@ -1,4 +1,4 @@
-"""One rank among those of a pipeline: it waits for the others, tells them, and parts from them."""
+"""A rank of a pipeline: its process groups, its barriers and its failure detector."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .process_groups import ProcessGroups
 
 
 class PipelineRank:
-    """What a rank of a pipeline does together with the others.
+    """One rank among those of a pipeline.
 
     Args:
-        schedule: Which rank does what.
+        schedule: Assigns stages to ranks.
         group: The ranks, in order; the default group if `None`.
         device: Where this rank works.
 
     Attributes:
         schedule: As given.
-        rank: This one, counted in the group.
+        rank: This rank's number in the group.
         device: As given.
-        steps: Steps taken, which keyed dropout follows: set it when resuming.
+        steps: Steps taken, which keyed dropout follows; set it when resuming.
     """
 
     def __init__(
@@ -45,25 +45,25 @@ class PipelineRank:
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """The ranks; `None` for the default group."""
+        """Return the ranks' group; `None` for the default group."""
         return self._group
 
     @property
     def diagnosing(self) -> bool:
-        """Whether it is finding out which rank failed; a signal handler should let it finish."""
-        return self._detector.diagnosing
+        """Return True while it finds out which rank failed; a signal handler should wait."""
+        return self._detector.is_diagnosing
 
     def barrier(self) -> None:
-        """Wait until every rank is here.
+        """Wait until every rank has arrived.
 
         Raises:
-            RankFailed: One never came; the message names it.
+            RankFailed: A rank never arrived; the message names it.
         """
         with self.during("a barrier"):
             dist.barrier(self._group)
 
     def share_results(self, loss: Tensor | None, elapsed_s: float) -> tuple[float, float]:
-        """The last stage's loss and the slowest rank's time, on every rank.
+        """Return the last stage's loss and the slowest rank's time, on every rank.
 
         Raises:
             RankFailed: A rank died; the message names it.
@@ -77,11 +77,11 @@ class PipelineRank:
         return float(figures[0]), float(figures[1])
 
     def close(self) -> None:
-        """Stop watching the other ranks, and give back the process groups made here.
+        """Stop the failure detector and destroy the process groups created here.
 
-        Every rank calls it, before the process group they share is destroyed; leaving a ``with``
-        block does. After an error the groups stay: to take them apart may mean to wait for ranks
-        that are gone, and so may a normal exit; see `runtime.process_group.end_process`.
+        Call it on every rank before destroying the process group they share; leaving a ``with``
+        block does. After an error the groups are kept: destroying them, or exiting normally, may
+        wait for ranks that are gone; see `end_process`.
         """
         self._detector.close()
         if not self._detector.has_failed:
@@ -97,9 +97,9 @@ class PipelineRank:
             self._detector.close()
 
     @contextmanager
-    def during(self, doing: str) -> Iterator[None]:
-        """Inside, communication that fails raises a `RankFailed` that says what this rank did."""
-        self._detector.says(doing)
-        with self._detector.explained():
+    def during(self, activity: str) -> Iterator[None]:
+        """Raise failures of communication inside as `RankFailed`, with this rank's activity."""
+        self._detector.set_activity(activity)
+        with self._detector.explain_errors():
             yield
-        self._detector.says(f"its own work after {count(self.steps, 'step')}")
+        self._detector.set_activity(f"its own work after {count(self.steps, 'step')}")

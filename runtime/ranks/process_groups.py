@@ -1,4 +1,4 @@
-"""Process groups of one pipeline's ranks."""
+"""Process groups of a pipeline: creation, timeouts and checks of the number of ranks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from ...core.errors import InvalidInput, PlanMismatch
 from ...core.plan.schedule import Schedule
 from ...core.units import count
 
-Ranks = tuple[int, ...]
+RankSet = tuple[int, ...]
+"""Ranks of a pipeline, ascending."""
 
 
 class ProcessGroups:
-    """Makes the groups a pipeline needs; all its ranks make the same ones in the same order.
+    """Creates the groups that a pipeline needs.
+
+    Every rank of the pipeline must ask for the same groups in the same order.
 
     Args:
         group: The pipeline's ranks; the default group if `None`.
@@ -36,83 +39,86 @@ class ProcessGroups:
             rank if group is None else dist.get_global_rank(group, rank)
             for rank in range(self.size)
         ]
-        self._made: list[dist.ProcessGroup] = []
-        self._is_level = group is None
+        self._created: list[dist.ProcessGroup] = []
+        self._counts_are_equal = group is None
 
-    def everyone(self, backend: str | None = None) -> dist.ProcessGroup:
-        """A group of its own for all ranks, beside the pipeline's; on its backend unless given."""
-        made = self._new(range(self.size), backend)
-        assert made is not None
-        return made
+    def create_group_of_all(self, backend: str | None = None) -> dist.ProcessGroup:
+        """Create another group of all ranks, on the pipeline's backend unless one is given."""
+        created = self._create(range(self.size), backend)
+        assert created is not None
+        return created
 
-    def of_sets(self, wanted: Iterable[Ranks]) -> dict[Ranks, dist.ProcessGroup]:
-        """A group for each set of ranks that this one is in."""
+    def create_groups(self, wanted: Iterable[RankSet]) -> dict[RankSet, dist.ProcessGroup]:
+        """Create a group for each set of ranks; return those that include this rank."""
         found = {}
-        for ranks in sorted(set(wanted)):
-            made = self._new(ranks)
-            if made is not None:
-                found[ranks] = made
+        for ranks in sorted(set(wanted)):  # creation is collective: in one order on all ranks
+            created = self._create(ranks)
+            if created is not None:
+                found[ranks] = created
         return found
 
     def close(self) -> None:
-        """Destroy what was made, unless all groups have been destroyed already."""
-        while self._made:
-            made = self._made.pop()
+        """Destroy the groups created here, unless all groups have been destroyed already."""
+        while self._created:
+            created = self._created.pop()
             if dist.is_initialized():
-                dist.destroy_process_group(made)
+                dist.destroy_process_group(created)
 
-    def _new(self, ranks: Sequence[int], backend: str | None = None) -> dist.ProcessGroup | None:
-        """A new group; `None` where this rank is not in it."""
+    def _create(self, ranks: Sequence[int], backend: str | None = None) -> dist.ProcessGroup | None:
+        """Create a group; return `None` on a rank outside it."""
         if self._group is not None and backend is None and is_bound_to_devices():
             raise InvalidInput(
-                "group= does not go with ranks that are bound to their devices: torch would wait "
-                "for all ranks there are to make each group of some; call init_process_group "
-                "without device_id"
+                "group= cannot be combined with ranks bound to their devices: torch would wait "
+                "for all ranks of the job to create each group; call init_process_group without "
+                "device_id"
             )
-        if not self._is_level:
-            self._level()
+        if not self._counts_are_equal:
+            self._equalise_counts()
         if self._group is not None and self.rank not in ranks:
-            self._fill()
+            self._create_own()
             return None
-        made: dist.ProcessGroup = dist.new_group(
+        created: dist.ProcessGroup = dist.new_group(
             [self.global_ranks[rank] for rank in ranks],
             timeout=group_timeout(self._group),
             backend=backend,
-            # Ranks outside the pipeline do not take part, so its members settle it themselves.
+            # Ranks outside the pipeline make no such call, so members must not wait for them.
             use_local_synchronization=self._group is not None,
         )
         if self.rank not in ranks:
             return None
-        self._made.append(made)
-        return made
+        self._created.append(created)
+        return created
 
-    def _level(self) -> None:
-        """Let all ranks have as many groups.
+    def _equalise_counts(self) -> None:
+        """Bring all ranks of the pipeline to an equal number of groups.
 
-        torch names a group that its members alone make by their ranks and by how many groups the
-        process has. Members with other numbers would look for each other under other names, until
-        the timeout, so a rank that is not in a group makes one of its own meanwhile.
+        With ``use_local_synchronization`` torch derives a group's name from its ranks and from the
+        number of groups the process already has. Members whose numbers differ would look for each
+        other under different names until the timeout. So the counts are made equal once, and kept
+        equal: a rank outside a new group creates one of itself alone instead.
         """
-        self._is_level = True
+        self._counts_are_equal = True
         own = len(distributed_c10d._world.pg_names)
         counts = [own] * self.size
         dist.all_gather_object(counts, own, group=self._group)
         for _ in range(max(counts) - own):
-            self._fill()
+            self._create_own()
 
-    def _fill(self) -> None:
-        """A group of this rank alone."""
+    def _create_own(self) -> None:
         alone = [self.global_ranks[self.rank]]
-        self._made.append(dist.new_group(alone, backend="gloo", use_local_synchronization=True))
+        self._created.append(dist.new_group(alone, backend="gloo", use_local_synchronization=True))
 
 
 def is_bound_to_devices() -> bool:
-    """Whether ranks were bound to their devices when they met."""
+    """Return True if ``init_process_group`` was given a ``device_id``."""
     return dist.group.WORLD is not None and dist.group.WORLD.bound_device_id is not None
 
 
 def group_timeout(group: dist.ProcessGroup | None) -> timedelta | None:
-    """How long a group waits for a rank; torch gives new groups its own half hour instead."""
+    """Return how long a group waits for a rank; `None` if its backend does not say.
+
+    New groups are given it: torch would give them its default of 30 minutes (10 for NCCL).
+    """
     whole: Any = group or dist.group.WORLD
     kind = "cuda" if "nccl" in dist.get_backend(group) else "cpu"
     options = whole._get_backend(torch.device(kind)).options
@@ -124,24 +130,24 @@ DEFAULT_TIMEOUT_S = 300.0
 
 
 def init_process_group(*, backend: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-    """``torch.distributed.init_process_group`` from torchrun's variables, with a timeout.
+    """Call ``torch.distributed.init_process_group`` with torchrun's variables and a timeout.
 
-    In a job that torchrun restarts use `runtime.elastic.join`: torch's store keeps the keys of the
-    attempt before.
+    In a job that torchrun restarts use `runtime.elastic.join`: torch's store keeps the keys of
+    earlier attempts.
 
     Args:
-        backend: ``nccl`` where there are GPUs, ``gloo`` elsewhere, unless given.
-        timeout_s: How long a rank waits for another before it asks who is missing.
+        backend: By default ``nccl`` where there are GPUs and ``gloo`` elsewhere.
+        timeout_s: How long a rank waits for another before the missing one is determined.
     """
     chosen = backend or ("nccl" if torch.cuda.is_available() else "gloo")
     dist.init_process_group(chosen, timeout=timedelta(seconds=timeout_s))
 
 
 def end_process(code: int = 0) -> NoReturn:
-    """End this process at once, with what it has printed.
+    """Flush output and end this process at once.
 
-    For the end of a script that lost a rank. At a normal exit gloo takes its connections apart,
-    and one whose other end is gone may wait for it, or abort the process.
+    For scripts that lost a rank. At a normal exit gloo closes its connections, and one whose other
+    end is gone may wait for it, or abort the process.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -149,7 +155,7 @@ def end_process(code: int = 0) -> NoReturn:
 
 
 def check_world(schedule: Schedule, group: dist.ProcessGroup | None) -> None:
-    """See that there is a process group, with a rank for every device of the schedule.
+    """Check that the process group has one rank for every device of the schedule.
 
     Raises:
         InvalidInput: ``torch.distributed`` is not initialised.
@@ -171,7 +177,7 @@ def check_world(schedule: Schedule, group: dist.ProcessGroup | None) -> None:
 
 
 def choose_device(model: nn.Module, group: dist.ProcessGroup | None) -> torch.device:
-    """Where a model is; one on the meta device goes where its ranks' messages are."""
+    """Return the model's device; for a meta device, the one its ranks' messages need."""
     device = default_device(model)
     if device.type != "meta":
         return device

@@ -1,4 +1,4 @@
-"""Put the chosen strategies on the stages of a rank."""
+"""Application of the chosen replica strategies to the stages of a rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from ...capture.program.segment import Segment, get_segments
 from ...core.graph.graph import Parameter
 from ...core.plan.schedule import Schedule
-from ..ranks.process_groups import Ranks
+from ..ranks.process_groups import RankSet
 from .ddp import DdpStage
 from .replication import StageStrategy
 from .sharded import FullyShard, ShardedStage, select_shardable
@@ -24,25 +24,25 @@ def apply_strategies(
     records: Sequence[Parameter],
     stage_of: Sequence[int],
     schedule: Schedule,
-    groups: Mapping[Ranks, dist.ProcessGroup],
+    groups: Mapping[RankSet, dist.ProcessGroup],
     device: torch.device,
     model: nn.Module,
 ) -> dict[int, StageStrategy]:
-    """Let the replicas of this rank's stages do what was chosen; called on every rank.
+    """Apply the chosen strategies to this rank's stages; called on every rank.
 
-    Weights that another stage uses too stay as they are: all their holders sum their gradients
-    (`GradientSync`). So do those that `select_shardable` leaves out, and those that nothing uses.
+    Weights that another stage uses too keep having their gradients summed by `GradientSync`, as do
+    those that `select_shardable` leaves out and those that nothing uses.
 
     Args:
-        chosen: What each stage's replicas do, where that is not to sum gradients.
-        stages: This rank's, on their device, with the same values on every replica.
+        chosen: The strategy of each stage whose replicas do not simply sum gradients.
+        stages: This rank's stages, on their device, with equal values on every replica.
         records: The model's parameters.
         stage_of: The stage of each layer.
-        schedule: Which ranks hold which stage.
-        groups: Of each set of replicas.
-        device: Where the stages are.
-        model: What they were cut from; where it holds a weight that is sharded, it holds this
-            rank's shard from now on, so that the whole one is let go.
+        schedule: Assigns stages to ranks.
+        groups: The process group of each set of replicas.
+        device: Where the stages run.
+        model: The model they were cut from. Its references to sharded weights are replaced by this
+            rank's shards, so that the memory of the whole weights is freed.
     """
     found: dict[int, StageStrategy] = {}
     for index in sorted(chosen.keys() & stages.keys()):
@@ -61,7 +61,7 @@ def apply_strategies(
 def _own(
     index: int, stage: Segment, records: Sequence[Parameter], stage_of: Sequence[int]
 ) -> list[str]:
-    """Names of a stage's parameters that it uses, and no other stage does."""
+    """Return the names of a stage's parameters that no other stage uses."""
     own = {
         name
         for record in records
@@ -79,7 +79,7 @@ def _sharded(
     options: FullyShard,
     model: nn.Module,
 ) -> ShardedStage:
-    whole = {stage.get_parameter(name): name for name in names}
+    whole = {stage.get_parameter(name): name for name in names}  # before they are replaced
     made = ShardedStage(get_segments(stage), names, group, device, options)
     for module in model.modules():
         for key, parameter in module._parameters.items():

@@ -1,4 +1,4 @@
-"""The norm of the whole model's gradients, whatever rank they are on, and what it decides."""
+"""Gradient norm of the whole model over all ranks, and clipping by it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from torch.distributed.tensor import DTensor
 def sum_of_squares(
     parameters: Iterable[Tensor], holders: Mapping[int, int], device: torch.device
 ) -> Tensor:
-    """A rank's part of the squared norm, in double precision.
+    """Return this rank's part of the squared norm, in double precision.
 
     Args:
-        parameters: This rank's, each once.
-        holders: By ``id`` of a parameter, how many ranks hold it, where that is not one; a
-            gradient that several ranks hold counts once, shards of one together.
-        device: Where it is summed.
+        parameters: This rank's parameters, each once.
+        holders: By ``id`` of a parameter, the number of ranks that hold it, where more than one do.
+            Each of them contributes its fraction, so that the gradient counts once. Shards are
+            parts of one gradient and are simply added up.
+        device: Where the norm is summed.
     """
     squares = torch.zeros((), dtype=torch.float64, device=device)
     for parameter in parameters:
         if parameter.grad is not None:
-            gradient = _here(parameter.grad)
+            gradient = _local(parameter.grad)
             # Squares of half precision would overflow long before the gradients do.
             is_half = gradient.dtype in (torch.float16, torch.bfloat16)
             norm = torch.linalg.vector_norm(gradient, dtype=torch.float32 if is_half else None)
@@ -38,12 +39,12 @@ def global_norm(
     group: dist.ProcessGroup | None,
     device: torch.device,
 ) -> Tensor:
-    """The norm over all ranks, the same on each; infinite or NaN if any gradient is.
+    """Return the norm over all ranks, on each of them; infinite or NaN if any gradient is.
 
     Args:
         parameters: See `sum_of_squares`.
-        holders: Likewise.
-        group: All ranks.
+        holders: See `sum_of_squares`.
+        group: The pipeline's ranks.
         device: Where the norm is summed.
     """
     squares = sum_of_squares(parameters, holders, device)
@@ -52,17 +53,17 @@ def global_norm(
 
 
 def scale_gradients(parameters: Iterable[Tensor], factor: float) -> None:
-    """Multiply what there is of gradients."""
+    """Multiply the gradients of those parameters that have one."""
     for parameter in parameters:
         if parameter.grad is not None:
-            _here(parameter.grad).mul_(factor)
+            _local(parameter.grad).mul_(factor)
 
 
 def clipping_factor(norm: float, max_norm: float) -> float:
-    """What to multiply gradients of a norm by so that it is at most ``max_norm``."""
+    """Return the factor that reduces a norm to at most ``max_norm``, as in ``torch.nn.utils``."""
     return min(1.0, max_norm / (norm + 1e-6))
 
 
-def _here(gradient: Tensor) -> Tensor:
-    """What of a gradient is on this rank; of one that is spread over ranks its shard."""
+def _local(gradient: Tensor) -> Tensor:
+    """Return the part of a gradient on this rank: its shard, or all of it."""
     return gradient.to_local().detach() if isinstance(gradient, DTensor) else gradient.detach()

@@ -1,4 +1,4 @@
-"""A stage whose gradients are summed by torch's own ``DistributedDataParallel``."""
+"""Replica strategy that lets torch's ``DistributedDataParallel`` sum a stage's gradients."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .sharded import has_gradient_anywhere
 
 
 class DdpStage(StageStrategy):
-    """Lets DistributedDataParallel see a stage's last backward of a step, and no other.
+    """Lets DistributedDataParallel reduce the gradients of a stage's last backward in a step.
 
-    It holds the weights alone, and is told of the backward as ``torch.distributed.pipelining``
-    tells it, by its reducer: the stage's forwards are none of its own.
+    DistributedDataParallel wraps the weights alone and never runs a forward. Its reducer is armed
+    before the last backward, as ``torch.distributed.pipelining`` does it too.
 
     Args:
-        weights: Trainable, of one stage; every replica's in the same order.
+        weights: Trainable weights of one stage, in the same order on every replica.
         group: The stage's replicas.
     """
 
@@ -31,7 +31,8 @@ class DdpStage(StageStrategy):
         self._weights, self._group = list(weights), group
         self._replicas = dist.get_world_size(group)
         self._ddp = DistributedDataParallel(nn.ParameterList(self._weights), process_group=group)
-        # Without annotations: torch compares them with types, and ours are text.
+        # A lambda, because it has no annotations: torch compares a hook's annotations with types,
+        # and those of this module are strings.
         self._ddp.register_comm_hook(group, lambda group, bucket: _sum(group, bucket.buffer()))
         self._sums, self._is_summed = False, True
         self._missing: dict[int, nn.Parameter] = {}
@@ -41,7 +42,9 @@ class DdpStage(StageStrategy):
 
     def begin(self, *, trains: bool, sums: bool) -> None:
         self._sums = sums
-        if trains and self._is_summed:  # every replica keeps its share, as in `GradientSync`
+        # What `.grad` holds already was summed: each replica keeps its share, as in
+        # `GradientSync`, so that it is not counted once per replica.
+        if trains and self._is_summed:
             for weight in self._weights:
                 if weight.grad is not None:
                     weight.grad /= self._replicas
@@ -59,6 +62,9 @@ class DdpStage(StageStrategy):
         self._had_one = [
             id(weight) not in self._missing or weight.grad is not None for weight in self._weights
         ]
+        # The reducer waits for every weight. Those that this backward did not reach get a gradient
+        # of zeros by a backward from the weights themselves; `finish` removes it again if no
+        # replica has one.
         if self._missing:
             unreached = list(self._missing.values())
             torch.autograd.backward(unreached, [w.new_zeros(()).expand_as(w) for w in unreached])
@@ -80,7 +86,7 @@ class DdpStage(StageStrategy):
 
 
 def _sum(group: dist.ProcessGroup, bucket: Tensor) -> torch.futures.Future[Tensor]:
-    """DistributedDataParallel's own hook takes the mean."""
+    """Sum a bucket; without a hook DistributedDataParallel would take the mean."""
     work: Any = dist.all_reduce(bucket, group=group, async_op=True)
     summed: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
     return summed

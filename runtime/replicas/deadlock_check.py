@@ -1,4 +1,4 @@
-"""Whether replicas that wait for each other in the middle of a step can ever finish it."""
+"""Deadlock check for replicas that synchronise in the middle of a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ Key = tuple[int, Work, int]
 
 
 def describe_imbalance(schedule: Schedule, stage: int) -> str:
-    """Why a stage's replicas do not do the same kinds of work in one order; empty if they do."""
+    """Explain how the kinds of work of a stage's replicas differ; empty if they are the same.
+
+    Replicas that synchronise in every action need the same kinds of work in the same order.
+    """
     replicas = schedule.stage_ranks[stage]
     kinds = [
         "".join(action.work.value for action in schedule.ranks[rank] if action.stage == stage)
@@ -21,8 +24,8 @@ def describe_imbalance(schedule: Schedule, stage: int) -> str:
     for rank, found in zip(replicas, kinds, strict=True):
         if len(found) != len(kinds[0]):
             return (
-                f"its replicas have {schedule.num_microbatches} micro-batches between "
-                f"{len(replicas)} of them, so some have more to do"
+                f"its {len(replicas)} replicas share {schedule.num_microbatches} micro-batches, so "
+                "some have more to do"
             )
         if found != kinds[0]:
             return f"rank {replicas[0]} works in the order {kinds[0]}, rank {rank} in {found}"
@@ -30,26 +33,28 @@ def describe_imbalance(schedule: Schedule, stage: int) -> str:
 
 
 def can_finish(schedule: Schedule, every: Collection[int], last: Collection[int]) -> bool:
-    """Whether a step ends if replicas wait for each other in some of their actions.
+    """Return True if a step finishes although replicas synchronise in some of their actions.
 
-    Actions are performed as far as they go: those of a meeting all at once, when each is the next
-    of its rank and what it reads of other stages is there. O(actions x ranks).
+    Simulates the step without times, performing actions for as long as any can be. The actions of
+    a synchronisation point are performed all at once, when each is the next of its rank and its
+    inputs have arrived. Performing an action never makes another impossible, so the order of
+    events does not matter: what gets stuck here gets stuck in any timing. O(actions x ranks).
 
     Args:
-        schedule: One that finishes without any meeting.
-        every: Stages whose replicas meet in every action; see `describe_imbalance`.
-        last: Stages whose replicas meet in the last backward of each.
+        schedule: A schedule that finishes without synchronisation.
+        every: Stages whose replicas synchronise in every action; see `describe_imbalance`.
+        last: Stages whose replicas synchronise in each one's last backward.
     """
-    course = _Course(schedule, _meetings(schedule, every, last))
-    while course.moves():
+    progress = _Progress(schedule, _synchronisation_points(schedule, every, last))
+    while progress.advance():
         pass
-    return course.is_done
+    return progress.is_done
 
 
-def _meetings(
+def _synchronisation_points(
     schedule: Schedule, every: Collection[int], last: Collection[int]
 ) -> dict[Key, tuple[Key, ...]]:
-    """For each action that is a meeting, those that belong to it."""
+    """Return, for each action at a synchronisation point, all actions that belong to it."""
     found: dict[Key, tuple[Key, ...]] = {}
     for stage, replicas in enumerate(schedule.stage_ranks):
         own = [[_key(a) for a in schedule.ranks[rank] if a.stage == stage] for rank in replicas]
@@ -60,21 +65,22 @@ def _meetings(
             together = [tuple(key for end in ends for key in end)]
         else:
             continue
-        found.update((key, meeting) for meeting in together for key in meeting)
+        found.update((key, point) for point in together for key in point)
     return found
 
 
 @dataclass
-class _Course:
-    """How far every rank has come.
+class _Progress:
+    """Progress of every rank through a step.
 
     Attributes:
-        at: Of each rank, how many actions are done.
-        done: Those actions.
+        points: For each action at a synchronisation point, all actions that belong to it.
+        at: For each rank, the number of actions performed.
+        done: All actions performed.
     """
 
     schedule: Schedule
-    meetings: dict[Key, tuple[Key, ...]]
+    points: dict[Key, tuple[Key, ...]]
     at: list[int] = field(init=False)
     done: set[Key] = field(default_factory=set)
 
@@ -87,14 +93,14 @@ class _Course:
             at == len(actions) for at, actions in zip(self.at, self.schedule.ranks, strict=True)
         )
 
-    def moves(self) -> bool:
-        """Perform what can be; whether that was anything."""
+    def advance(self) -> bool:
+        """Perform every action that can be; return False if there was none."""
         can = {_key(action) for action in self._next() if self._has_arrived(action)}
         before = len(self.done)
         for key in can:
-            meeting = self.meetings.get(key, (key,))
-            if key not in self.done and can.issuperset(meeting):
-                self.done.update(meeting)
+            point = self.points.get(key, (key,))
+            if key not in self.done and can.issuperset(point):
+                self.done.update(point)
         for rank, actions in enumerate(self.schedule.ranks):
             while self.at[rank] < len(actions) and _key(actions[self.at[rank]]) in self.done:
                 self.at[rank] += 1
@@ -106,14 +112,14 @@ class _Course:
                 yield actions[at]
 
     def _has_arrived(self, action: Action) -> bool:
-        """Whether what an action reads of another stage is there."""
+        # Direct sends need no edges here: they never come before what a relay would have brought.
         stage, microbatch = action.stage, action.microbatch
         if action.work is Work.FORWARD and stage:
             return (stage - 1, Work.FORWARD, microbatch) in self.done
         if action.work in (Work.BACKWARD, Work.BACKWARD_INPUT):
-            behind = stage + 1
-            return behind == self.schedule.num_stages or any(
-                (behind, work, microbatch) in self.done
+            following = stage + 1
+            return following == self.schedule.num_stages or any(
+                (following, work, microbatch) in self.done
                 for work in (Work.BACKWARD, Work.BACKWARD_INPUT)
             )
         return True

@@ -1,4 +1,4 @@
-"""The factor that keeps gradients in float16 from vanishing, and from overflowing."""
+"""Dynamic loss scale for gradients in float16."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 from ...core.errors import InvalidInput
 
 SMALLEST = 2.0**-24
-"""The least float16 above zero: below it no factor brings gradients into range."""
+"""The smallest positive float16. Gradients that overflow even at this scale are not finite."""
 
 
 @dataclass
 class LossScale:
-    """As large as gradients allow: it grows until some overflow, shrinks, and grows again.
+    """A loss scale that grows until gradients overflow, shrinks, and grows again.
 
-    Micikevicius et al. 2018, "Mixed Precision Training", section 3.2, with the numbers of
-    ``torch.amp.GradScaler``. One object a rank; all ranks tell theirs the same, so they stay equal.
+    Micikevicius et al. 2018, "Mixed Precision Training", section 3.2, with the defaults of
+    ``torch.amp.GradScaler``. Each rank has one; all are updated alike, so they stay equal.
 
     Attributes:
-        value: What gradients are multiplied by now.
-        growth: It is multiplied by this after ``growth_interval`` steps without an overflow.
-        backoff: And by this after a step with one.
-        growth_interval: In optimizer steps; 0 to leave it as it is until it overflows.
+        value: The present factor on gradients.
+        growth: Factor on ``value`` after ``growth_interval`` steps without an overflow.
+        backoff: Factor on ``value`` after a step with an overflow.
+        growth_interval: Optimizer steps between increases; 0 for none.
     """
 
     value: float = 65536.0
@@ -36,36 +36,37 @@ class LossScale:
         sound = self.value > 0 and math.isfinite(self.value) and self.growth >= 1
         if not (sound and 0 < self.backoff < 1 and self.growth_interval >= 0):
             raise InvalidInput(
-                f"a loss scale of {self.value} that grows by {self.growth} and backs off by "
-                f"{self.backoff} cannot work; give a positive value, growth from 1 up, backoff "
-                "between 0 and 1 and an interval from 0 up"
+                f"a loss scale of {self.value} with growth {self.growth} and backoff "
+                f"{self.backoff} cannot work; use a positive value, a growth of at least 1, a "
+                "backoff between 0 and 1 and an interval of at least 0"
             )
 
     def update(self, *, overflowed: bool) -> None:
-        """Follow a step.
+        """Adapt the scale to a step.
 
         Raises:
-            InvalidInput: It cannot shrink any more: what is infinite is not for want of range.
+            InvalidInput: Gradients overflow even at the smallest scale.
         """
         if overflowed:
             self._since_overflow = 0
             self.value *= self.backoff
             if self.value < SMALLEST:
                 raise InvalidInput(
-                    f"gradients are infinite or NaN even at a loss scale of {self.value:.2g}: the "
-                    "loss itself is; lower the learning rate, or look for the layer that makes it"
+                    f"gradients are infinite or NaN even at a loss scale of {self.value:.2g}, so "
+                    "the loss itself is; lower the learning rate, or find the layer that causes it"
                 )
             return
         self._since_overflow += 1
         if self._since_overflow == self.growth_interval:
             self._since_overflow = 0
+            # Powers of two only change the exponent; beyond 2**127 float32 itself overflows.
             self.value = min(self.value * self.growth, 2.0**127)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"value": self.value, "since_overflow": self._since_overflow}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
         self.value = float(state["value"])
         self._since_overflow = int(state["since_overflow"])

@@ -1,8 +1,8 @@
-"""Sum gradients over the ranks that hold the same weights: replicas, and stages with tied ones.
+"""Synchronisation of gradients over ranks that hold the same weights: replicas and tied stages.
 
-Gradients are summed in buckets. A bucket leaves when the last backward of every stage that uses
-its weights here has been through them, so most of the time that summing takes is hidden behind the
-rest of that backward and other stages' work. All ranks of a group send their buckets in one order.
+Gradients are summed in buckets. A bucket is sent once the last backward of every stage here that
+uses its weights has reached them, so that most of the communication overlaps with the rest of that
+backward and with other stages. All ranks of a group send their buckets in the same order.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ranks.collective import Collective, Work
+from ..ranks.collective import Collective, Pending
 
 BUCKET_BYTES = 25 * 2**20
-"""As large as DistributedDataParallel's: large enough for a link, small enough to leave early."""
+"""DistributedDataParallel's default: large enough for bandwidth, small enough to overlap."""
 
 
 @dataclass(frozen=True)
 class SharedWeight:
-    """A weight that several ranks hold.
+    """A weight held by several ranks.
 
     Attributes:
-        name: For errors.
-        tensor: The parameter.
+        name: Its name in the model.
+        tensor: The parameter on this rank.
         stages: The stages that use it.
         ranks: All ranks that hold it, ascending.
     """
@@ -40,24 +40,24 @@ class SharedWeight:
 
 @dataclass
 class _Bucket:
-    """Weights that are summed together.
+    """Weights whose gradients are summed in one message.
 
     Attributes:
-        weights: Of one dtype and one set of ranks.
-        ranks: Those.
-        incomplete: The weights whose gradients are still added to.
-        without: Positions of those that no micro-batch here gave a gradient.
-        under_way: The message, and what to wait for, once it has left.
+        weights: Weights of one dtype and one set of ranks.
+        ranks: These ranks.
+        incomplete: Ids of weights whose gradients are not final yet.
+        without: Positions of weights that no micro-batch here gave a gradient.
+        under_way: The message and its operation, once it is sent.
     """
 
     weights: list[SharedWeight]
     ranks: Collective
     incomplete: set[int] = field(default_factory=set)
     without: list[int] = field(default_factory=list)
-    under_way: tuple[Tensor, Work] | None = None
+    under_way: tuple[Tensor, Pending] | None = None
 
     def send(self) -> None:
-        """All gradients, and behind them a one for each weight that has any here."""
+        """Begin to sum the gradients, followed by a one for each weight that has one here."""
         tensors = [weight.tensor for weight in self.weights]
         self.without = [at for at, tensor in enumerate(tensors) if tensor.grad is None]
         has_one = tensors[0].new_ones(len(tensors))
@@ -67,14 +67,14 @@ class _Bucket:
         self.under_way = (message, self.ranks.sum(message))
 
     def receive(self) -> None:
-        """Put the sums where gradients are; where no rank has one there is none."""
+        """Store the sums as gradients; a weight without one on any rank stays without."""
         assert self.under_way is not None, "a stage had no last backward"
         message, work = self.under_way
         work.wait()
         self.under_way = None
         tensors = [weight.tensor for weight in self.weights]
         *parts, has_one = message.split([*(t.numel() for t in tensors), len(tensors)])
-        # Looked at only where this rank does not know: on a GPU it has to wait for the numbers.
+        # Read only where this rank has no gradient: `tolist` makes the host wait for the GPU.
         somewhere = has_one.tolist() if self.without else []
         for at in self.without:
             if somewhere[at]:
@@ -85,15 +85,14 @@ class _Bucket:
 
 
 class GradientSync:
-    """Sums the gradients of one rank's shared weights.
+    """Sums the gradients of one rank's shared weights over their ranks.
 
-    Which weights are trained is looked up when a step begins, so they may be frozen and unfrozen
-    between steps, on all ranks that hold them alike.
+    Weights may be frozen and unfrozen between steps, provided that all ranks that hold them do so.
 
     Args:
-        weights: Those this rank holds; all ranks that hold one have it after the same others of
-            its set of ranks.
-        ranks: For each set of ranks what they do together.
+        weights: This rank's shared weights. Weights of one set of ranks must be in the same order
+            on all of them: buckets are matched by their order.
+        ranks: The collective of each set of ranks.
         stages_here: The stages this rank runs.
     """
 
@@ -114,11 +113,11 @@ class GradientSync:
         self._summed = {id(weight.tensor) for weight in weights}
 
     def begin(self, *, sums: bool = True) -> None:
-        """A step begins; if it ``sums``, its gradients are summed when it ends.
+        """Begin a step, at whose end gradients are summed if ``sums``.
 
-        What is in ``.grad`` already, if a step before summed it, is on every rank: each keeps its
-        share of it, so that it is not counted again. To keep it apart would take a second
-        gradient's memory.
+        A gradient that an earlier step summed is in ``.grad`` of every rank. Each rank divides it
+        by their number, so that the next sum counts it once. Keeping it aside instead would take
+        the memory of a second gradient.
         """
         trained = [weight for weight in self._weights if weight.tensor.requires_grad]
         for weight in trained:
@@ -138,11 +137,11 @@ class GradientSync:
             bucket.under_way = None
 
     def last_backward_begins(self, stage: int) -> None:
-        """No backward of this stage comes after the one that begins now."""
+        """Note that the backward about to begin is the stage's last one of the step."""
         self._at_last = stage
 
     def last_backward_ended(self, stage: int) -> None:
-        """Nothing adds to the gradients of this stage any more."""
+        """Send the buckets that are complete now that nothing adds to this stage's gradients."""
         self._at_last = None
         for stages in self._waiting.values():
             stages.discard(stage)
@@ -152,7 +151,7 @@ class GradientSync:
         self._send_complete()
 
     def finish(self) -> None:
-        """Wait for all sums, and put them where gradients are."""
+        """Wait for all sums and store them as gradients."""
         for bucket in self._buckets:
             bucket.receive()
         self._summed.update(id(weight.tensor) for weight in self._trained)
@@ -166,7 +165,11 @@ class GradientSync:
                 self._hooked.add(id(weight.tensor))
 
     def _accumulated(self, tensor: Tensor) -> None:
-        """A gradient was added to; the last time, its bucket may be complete."""
+        """Send the bucket of a weight whose gradient is final, if it is complete.
+
+        The gradient is final if the hook runs in the last backward of the only stage that can
+        still add to it.
+        """
         if self._at_last is None or self._waiting.get(id(tensor)) != {self._at_last}:
             return
         for bucket in self._buckets:
@@ -174,7 +177,12 @@ class GradientSync:
         self._send_complete()
 
     def _send_complete(self) -> None:
-        """Send what is complete; of one set of ranks none before those in front of it."""
+        """Send complete buckets, but none before an earlier one of the same ranks.
+
+        Backwards reach weights in an order that depends on the rank's micro-batches. Collectives
+        of one group have no names: ranks that started them in different orders would add up
+        gradients of different weights.
+        """
         held_up: set[int] = set()
         for bucket in self._buckets:
             if bucket.incomplete:
@@ -184,14 +192,14 @@ class GradientSync:
 
 
 def _row(tensor: Tensor) -> Tensor:
-    """A weight's gradient as one row; zeros where no micro-batch here gave it one."""
+    """Return a weight's gradient as one row; zeros where no micro-batch here gave it one."""
     if tensor.grad is None:
         return tensor.detach().new_zeros(tensor.numel())
     return tensor.grad.detach().reshape(-1)
 
 
 def _in_buckets(weights: Sequence[SharedWeight]) -> Iterator[list[SharedWeight]]:
-    """Parts of one set of ranks and one dtype, in the given order, up to `BUCKET_BYTES` each."""
+    """Yield groups of weights of equal ranks and dtype, in order, of up to `BUCKET_BYTES`."""
     kinds: dict[tuple[Any, ...], list[SharedWeight]] = {}
     for weight in weights:
         kinds.setdefault((weight.ranks, weight.tensor.dtype), []).append(weight)
@@ -210,8 +218,9 @@ def _in_buckets(weights: Sequence[SharedWeight]) -> Iterator[list[SharedWeight]]
 def register_accumulation_hook(weight: Tensor, method: Callable[[Tensor], None]) -> None:
     """Call a method whenever autograd has added to a weight's gradient, while its object lives.
 
-    A weight holds its hooks where the garbage collector does not look. One that holds its object,
-    which holds the weight, would be kept for ever, with process groups and all.
+    The weight keeps its hooks in C++, where the garbage collector cannot see them. A hook that
+    held the method's object, which holds the weight, would be a cycle that is never collected, and
+    would keep process groups alive with it. Hence the weak reference.
     """
     reference = weakref.WeakMethod(method)
 

@@ -1,4 +1,4 @@
-"""What a rank does with others that hold its weights, told of the course of a step."""
+"""Interface of replica strategies, informed about the course of a step."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ from .gradient_sync import GradientSync
 
 
 class StageStrategy:
-    """What the replicas of one stage do together. This one does nothing.
+    """Base class of replica strategies: the cooperation of one stage's replicas; does nothing.
 
     A step calls `begin`, then `action_begins` and `action_ended` around every action of the stage,
-    then `finish`. All replicas must make the same calls in the same order; between two of them
-    they may wait for each other.
+    then `finish`. A strategy may synchronise its replicas in any of these calls; if it does so
+    around actions, `strategy` checks beforehand that the schedule allows it.
     """
 
     def begin(self, *, trains: bool, sums: bool) -> None:
-        """A step begins.
+        """Begin a step.
 
         Args:
-            trains: Whether there are backwards.
-            sums: Whether gradients are to be summed over replicas when it ends.
+            trains: Whether the step has backwards.
+            sums: Whether its gradients are summed over replicas at the end.
         """
 
     def action_begins(self, work: Work, *, last: bool) -> None:
-        """What an action reads has arrived; ``last`` if no backward comes after this one."""
+        """Prepare for an action whose inputs have arrived; ``last`` marks the last backward."""
 
     def action_ended(self, work: Work, *, last: bool) -> None:
-        """An action is done, and what it made is on its way."""
+        """Follow up on an action whose outputs have been sent."""
 
     def finish(self) -> None:
-        """The rank has done all its actions of the step."""
+        """Finish a step, after all actions of the rank."""
 
     def sums(self, weight: Tensor) -> bool:
-        """Whether it sums this weight's gradient, which is whole on every replica."""
+        """Return True if this strategy sums the gradient of an unsharded weight."""
         return False
 
 
 class Replication:
-    """All that a rank's stages share with other ranks.
+    """The gradient synchronisation and the replica strategies of one rank.
 
     Args:
-        gradient_sum: Of weights that no strategy takes care of; `None` if there are none.
-        stages: What replicas of this rank's stages do, by stage, where that is not all.
+        gradient_sync: Sums gradients of weights that no strategy takes care of; `None` if there
+            are none.
+        stages: The strategy of each of this rank's stages that has one.
     """
 
     def __init__(
@@ -55,10 +56,11 @@ class Replication:
         self._sums = False
 
     def begin(self, *, trains: bool, sums: bool) -> None:
-        """A step begins; see `StageStrategy.begin`."""
+        """Begin a step; see `StageStrategy.begin`."""
         self._sums = trains and sums
         if self._gradient_sync is not None and trains:
             self._gradient_sync.begin(sums=sums)
+        # Sorted: a rank of several stages must enter their collectives in the order of the others.
         for stage in sorted(self._stages):
             self._stages[stage].begin(trains=trains, sums=self._sums)
 

@@ -1,10 +1,10 @@
-"""A stage whose weights, gradients and optimizer state are spread over its replicas.
+"""Replica strategy that shards a stage's weights, gradients and optimizer state (FSDP2).
 
-``torch.distributed.fsdp.fully_shard`` keeps the weights in shards and can make them whole and
-reduce their gradients. As it is meant to be used, hooks on a module's forward and backward do so,
-once each. A stage has several micro-batches in flight, may go backward in two parts, and must not
-wait for other replicas while one of them waits for it; so the hooks are put on a module that only
-holds the stage, and are run when the schedule's course allows: by a pass of one number through it.
+``torch.distributed.fsdp.fully_shard`` keeps weights in shards, gathers them and reduces their
+gradients. It is designed to do so in hooks on a module's forward and backward, once each. A stage
+has several micro-batches in flight, may go backward in two parts, and must not synchronise where
+another replica waits for this one. So the hooks are put on a module that merely holds the stage,
+and triggered at the right moments of the schedule, by passing a single number through that module.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ ENDS_WITH_GRADIENTS = (Work.BACKWARD, Work.BACKWARD_WEIGHT)
 
 @dataclass(frozen=True)
 class FullyShard:
-    """Spread a stage's weights, their gradients and optimizer state over its replicas.
+    """Options for sharding a stage's weights, gradients and optimizer state over its replicas.
 
     Attributes:
-        reshard_after_forward: Gather the weights for every action and let them go after it,
-            instead of once a step: less memory while a step runs, more to send.
-        reduce_every_backward: Reduce gradients after every backward instead of once a step: a
-            whole gradient is held during a backward only, and more is sent.
-        part_bytes: Weights are gathered, and gradients reduced, in parts of about this size;
-            meanwhile a part is held twice.
+        reshard_after_forward: Gather the weights for every action and free them after it, instead
+            of once per step: less memory during a step, more communication.
+        reduce_every_backward: Reduce gradients after every backward instead of once per step: whole
+            gradients exist during backwards only, with more communication.
+        part_bytes: Weights are gathered, and gradients reduced, in parts of about this size; a
+            part is held twice meanwhile.
     """
 
     reshard_after_forward: bool = False
@@ -46,12 +46,12 @@ class FullyShard:
 
     @property
     def synchronises_in_actions(self) -> bool:
-        """Whether replicas wait for each other between the beginning and the end of a step."""
+        """Return True if replicas synchronise within a step, not only at its beginning and end."""
         return self.reshard_after_forward or self.reduce_every_backward
 
 
 class _Unit(nn.Module):
-    """Holds modules whose weights are sharded; called to run the hooks, with one number."""
+    """Holder of modules with sharded weights, called with a single number to run the hooks."""
 
     def __init__(self, parts: Iterable[nn.Module]) -> None:
         super().__init__()
@@ -62,16 +62,16 @@ class _Unit(nn.Module):
 
 
 class ShardedStage(StageStrategy):
-    """Makes a stage's weights whole when they are needed, and spreads them again.
+    """Gathers a stage's weights when they are needed and shards them again.
 
-    Gradients are reduced in every step, also within ``no_sync``, so that they are never whole
+    Gradients are reduced in every step, even within ``no_sync``, so that no whole gradient remains
     between steps.
 
     Args:
         parts: Modules that hold the weights: the stage, and others that read the same ones.
-        names: Those of the first part that are to be sharded; the rest stay as they are.
+        names: Names in the first part of the weights to shard; the others stay whole.
         group: The stage's replicas.
-        device: Where the stage is.
+        device: Where the stage runs.
         options: When weights and gradients are whole.
     """
 
@@ -87,19 +87,21 @@ class ShardedStage(StageStrategy):
         self._group, self._device, self._options = group, device, options
         self._trains = self._is_interrupted = False
         with self._current():
-            # torch remembers what it knows of a mesh by its ranks and names; a pipeline that is
-            # made after another has groups of its own.
+            # torch caches what it derives from a mesh by the mesh's ranks and names. The group's
+            # name keeps a second pipeline on the same ranks from getting the first one's groups.
             names = (f"replicas {group.group_name}",)
             mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=names)
             self._units = [
                 _unit(parts, {self._stage.get_parameter(name) for name in some}, mesh)
                 for some in _in_parts(self._stage, self._names, options.part_bytes)
             ]
-        self._gather()  # once outside of any inference mode, whose tensors could not be trained
+        # The buffers for whole weights are allocated at the first gathering. If that were in an
+        # evaluation under inference mode, they would be inference tensors, unfit for training.
+        self._gather()
         self._reshard()
 
     def begin(self, *, trains: bool, sums: bool) -> None:
-        if self._is_interrupted:
+        if self._is_interrupted:  # an error ended the last step before its gradients were reduced
             self._drop_gradients()
         self._trains, self._is_interrupted = trains, True
         if not (trains and self._options.reshard_after_forward):
@@ -135,43 +137,46 @@ class ShardedStage(StageStrategy):
             unit.reshard()
 
     def _reduce(self, *, reshards: bool) -> None:
-        """Add the whole gradients to those of the shards, and let them go."""
+        """Add the whole gradients to those of the shards, and free them."""
         align_gradients(self._whole(), self._group)
         with self._current():
             for unit in self._units:
                 unit.set_reshard_after_backward(reshards)
+                # The unit's hooks surround this backward of a zero: the one in front finds the
+                # weights gathered already, the one behind reduces whatever is in `.grad`.
                 seed = torch.zeros((), device=self._device, requires_grad=True)
                 unit(seed).backward()  # type: ignore[operator]
 
     def _whole(self) -> list[nn.Parameter]:
-        """The trainable weights; only while they are gathered."""
+        """Return the trainable weights, which must be gathered."""
         found = [self._stage.get_parameter(name) for name in self._names]
         return [parameter for parameter in found if parameter.requires_grad]
 
     def _drop_gradients(self) -> None:
-        """Forget what an interrupted step left in gradients that nobody else sees."""
+        """Drop whole gradients left by an interrupted step."""
         self._gather()
         for parameter in self._whole():
             parameter.grad = None
 
     def _current(self) -> AbstractContextManager[Any]:
-        """``fully_shard`` works on the current device."""
+        """Make the stage's device current, for ``fully_shard`` uses the current one."""
         return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
 
 def _unit(parts: Sequence[nn.Module], weights: set[nn.Parameter], mesh: DeviceMesh) -> FSDPModule:
-    """Shard these weights of the parts, and no others."""
+    """Shard the given weights of the parts, and no others."""
     others = {p for part in parts for p in part.parameters() if p not in weights}
     made: Any = _Unit(parts)
     fully_shard(made, mesh=mesh, reshard_after_forward=False, ignored_params=others)
-    made.set_gradient_divide_factor(1.0)  # a sum, as the loss is a mean already
+    # Gradients are sums over replicas: each micro-batch's loss is a share of the batch's mean.
+    made.set_gradient_divide_factor(1.0)
     made.set_force_sum_reduction_for_comms(True)
     unit: FSDPModule = made
     return unit
 
 
 def _in_parts(stage: nn.Module, names: Sequence[str], part_bytes: int) -> Iterator[list[str]]:
-    """The names in order, up to so many bytes together."""
+    """Yield consecutive names of up to ``part_bytes`` together."""
     part: list[str] = []
     size = 0
     for name in names:
@@ -186,10 +191,10 @@ def _in_parts(stage: nn.Module, names: Sequence[str], part_bytes: int) -> Iterat
 
 
 def select_shardable(stage: nn.Module, names: Iterable[str]) -> list[str]:
-    """Which of a stage's parameters ``fully_shard`` takes, in the given order.
+    """Return those of a stage's parameters that ``fully_shard`` accepts, in the given order.
 
-    Not single numbers, parameters whose memory is not in order, and trainable ones of another
-    dtype than most of the trainable bytes are: one reduction has one dtype.
+    It does not accept scalars and non-contiguous parameters. Trainable parameters of any but the
+    dtype with the most bytes are left out too, because a reduction has a single dtype.
     """
     found = {name: stage.get_parameter(name) for name in names}
     sizes: dict[torch.dtype, int] = {}
@@ -207,28 +212,32 @@ def select_shardable(stage: nn.Module, names: Iterable[str]) -> list[str]:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether a rank holds only a part of a weight."""
+    """Return True if a rank holds only a shard of a weight."""
     return isinstance(tensor, DTensor)
 
 
 def has_gradient_anywhere(
     has_one: Sequence[bool], group: dist.ProcessGroup, device: torch.device
 ) -> list[bool]:
-    """For each weight whether any replica has a gradient; called on all of them.
+    """Return, for each weight, whether any replica has a gradient; called on all of them.
 
     Args:
-        has_one: Whether this replica does, of the same weights in the same order on each.
+        has_one: For each weight, whether this replica has one; in the same order on all.
         group: The replicas.
-        device: Where the group's messages are.
+        device: The device of the group's messages.
     """
     counts = torch.tensor(has_one, dtype=torch.float32, device=device)
     dist.all_reduce(counts, group=group)
-    # Looked at only where this replica does not know: on a GPU it has to wait for the numbers.
+    # Read only if this replica lacks one: `tolist` makes the host wait for the GPU.
     return list(has_one) if all(has_one) else [count > 0 for count in counts.tolist()]
 
 
 def align_gradients(weights: Sequence[Tensor], group: dist.ProcessGroup) -> None:
-    """Give a weight a gradient of zeros where another replica has one and this one has none."""
+    """Give a weight a gradient of zeros if only other replicas have one.
+
+    ``fully_shard`` reduces the gradients there are. If replicas differed in which those are, their
+    messages would differ in size.
+    """
     if not weights:
         return
     has_one = [weight.grad is not None for weight in weights]

@@ -1,4 +1,4 @@
-"""Which weights several ranks hold: those of replicated stages, and tied ones."""
+"""Weights held by several ranks: those of replicated stages, and tied ones."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from ...core.graph.graph import Parameter
 from ...core.plan.schedule import Schedule
-from ..ranks.process_groups import Ranks
+from ..ranks.process_groups import RankSet
 from .gradient_sync import SharedWeight
 
 
-def holders(record: Parameter, stage_of: Sequence[int], schedule: Schedule) -> Ranks:
-    """The ranks whose stages use a parameter or buffer, ascending."""
+def find_holders(record: Parameter, stage_of: Sequence[int], schedule: Schedule) -> RankSet:
+    """Return the ranks whose stages use a parameter or buffer, ascending."""
     stages = {stage_of[layer] for layer in record.layers}
     return tuple(sorted({rank for stage in stages for rank in schedule.stage_ranks[stage]}))
 
@@ -23,21 +23,21 @@ def holders(record: Parameter, stage_of: Sequence[int], schedule: Schedule) -> R
 def shared_weights(
     parameters: Sequence[Parameter], stage_of: Sequence[int], schedule: Schedule, module: nn.Module
 ) -> list[SharedWeight]:
-    """The weights of a rank that others hold too, frozen ones too, those used last first.
+    """Return a rank's weights that other ranks hold too, including frozen ones, last layers first.
 
-    Backwards complete their gradients in this order.
+    Backwards complete gradients in this order.
 
     Args:
-        parameters: Of the whole model.
+        parameters: The parameters of the whole model.
         stage_of: The stage of each layer.
-        schedule: Which ranks hold which stage.
-        module: What this rank holds, under the model's names.
+        schedule: Assigns stages to ranks.
+        module: This rank's parameters, under the model's names.
     """
     here = dict(module.named_parameters(remove_duplicate=False))
     found = []
     for record in sorted(parameters, key=lambda each: each.layers, reverse=True):
         name = next((name for name in record.names if name in here), None)
-        ranks = holders(record, stage_of, schedule)
+        ranks = find_holders(record, stage_of, schedule)
         if name is None or len(ranks) < 2:
             continue
         stages = tuple(sorted({stage_of[layer] for layer in record.layers}))
@@ -50,14 +50,17 @@ def broadcast_initial_values(
     stage_of: Sequence[int],
     schedule: Schedule,
     module: nn.Module,
-    groups: dict[Ranks, dist.ProcessGroup],
+    groups: dict[RankSet, dist.ProcessGroup],
 ) -> None:
-    """Every holder of a parameter or buffer takes the values of the lowest of them."""
+    """Give all holders of each parameter and buffer the values of the lowest-numbered one.
+
+    Without it ranks that initialised randomly would train different copies of one weight.
+    """
     here = dict(_tensors(module))
     with torch.no_grad():
         for record in parameters:
             name = next((name for name in record.names if name in here), None)
-            ranks = holders(record, stage_of, schedule)
+            ranks = find_holders(record, stage_of, schedule)
             if name is not None and len(ranks) > 1:
                 value = here[name].contiguous()  # gloo takes no strides, and no booleans
                 bytes_of = value.view(torch.uint8) if value.dtype is torch.bool else value

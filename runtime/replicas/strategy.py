@@ -1,4 +1,4 @@
-"""Which strategy each stage's replicas follow, and which combinations are refused."""
+"""Choice of a strategy for each stage's replicas, and checks that the schedule allows it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ...core.plan.schedule import BACKWARDS, Schedule, Work
 from .deadlock_check import can_finish, describe_imbalance
 from .sharded import FullyShard
 
-Name = Literal["reduce", "ddp", "fully_shard"]
-Strategy = Name | FullyShard
-"""``reduce`` sums gradients in buckets while the last backward is at work (`GradientSync`), for any
-numbers of replicas and micro-batches. ``ddp`` leaves that to DistributedDataParallel.
-``fully_shard`` spreads weights, gradients and optimizer state over the replicas."""
+StrategyName = Literal["reduce", "ddp", "fully_shard"]
+Strategy = StrategyName | FullyShard
+"""``reduce`` sums gradients in buckets during the last backward (`GradientSync`), for any number of
+replicas and micro-batches. ``ddp`` leaves that to DistributedDataParallel. ``fully_shard`` shards
+weights, gradients and optimizer state over the replicas."""
 
 NonDefaultStrategy = Literal["ddp"] | FullyShard
 
@@ -25,16 +25,16 @@ NAMES = ("reduce", "ddp", "fully_shard")
 def choose_strategies(
     plan: Plan, schedule: Schedule, strategy: Strategy | Mapping[int, Strategy] | None
 ) -> dict[int, NonDefaultStrategy]:
-    """The stages whose gradients `GradientSync` does not sum, and what is done instead.
+    """Return the strategy of each stage whose gradients `GradientSync` does not sum.
 
     Args:
-        plan: What its stages say is followed where nothing is given.
-        schedule: Which ranks hold which stage, and in which order they work.
-        strategy: For all stages with several replicas, or by stage.
+        plan: Its stages name the strategies to use if none is given.
+        schedule: Assigns stages to ranks and orders their work.
+        strategy: One strategy for all stages with several replicas, or strategies by stage.
 
     Raises:
         InvalidInput: There is no such strategy or stage.
-        PlanMismatch: It cannot be followed by this schedule; the message says why, and what can.
+        PlanMismatch: The schedule does not allow it; the message says why, and what it allows.
     """
     found = {
         stage: FullyShard() if asked == "fully_shard" else asked
@@ -47,8 +47,8 @@ def choose_strategies(
         elif asked.synchronises_in_actions and (why := describe_imbalance(schedule, stage)):
             raise PlanMismatch(
                 f"stage {stage} cannot gather or reduce in every action: {why}; use "
-                "FullyShard() as it is, which does so once a step, or as many micro-batches for "
-                "every replica"
+                "FullyShard() with its defaults, which does so once per step, or a number of "
+                "micro-batches that the replicas divide"
             )
     _check_finishes(schedule, found)
     return found
@@ -57,7 +57,7 @@ def choose_strategies(
 def _asked(
     plan: Plan, schedule: Schedule, strategy: Strategy | Mapping[int, Strategy] | None
 ) -> dict[int, Strategy]:
-    """What is asked of each stage with replicas."""
+    """Return the strategy requested for each stage with replicas."""
     several = [stage for stage, ranks in enumerate(schedule.stage_ranks) if len(ranks) > 1]
     if strategy is None:
         planned = {stage: plan.stages[stage].strategy for stage in several}
@@ -66,8 +66,8 @@ def _asked(
         _check_known(strategy)
         if not several and strategy != "reduce":
             raise PlanMismatch(
-                f"strategy={strategy!r} is about replicas, and no stage of this plan has any; "
-                "plan for more devices than stages, or leave it out"
+                f"strategy={strategy!r} is for replicas, and no stage of this plan has any; "
+                "plan for more devices than stages, or omit it"
             )
         return dict.fromkeys(several, strategy)
     for stage, asked in strategy.items():
@@ -79,7 +79,7 @@ def _asked(
             )
         if stage not in several and asked != "reduce":
             raise PlanMismatch(
-                f"strategy={asked!r} is about replicas, and stage {stage} has one device; stages "
+                f"strategy={asked!r} is for replicas, and stage {stage} has one device; stages "
                 f"with several: {', '.join(map(str, several)) or 'none'}"
             )
     return dict(strategy)
@@ -88,7 +88,7 @@ def _asked(
 def _check_known(strategy: Strategy) -> None:
     if not isinstance(strategy, FullyShard) and strategy not in NAMES:
         raise InvalidInput(
-            f"there is no strategy {strategy!r}; use {', '.join(NAMES)} or FullyShard(...)"
+            f"unknown strategy {strategy!r}; use {', '.join(NAMES)} or FullyShard(...)"
         )
 
 
@@ -97,9 +97,9 @@ def _check_ddp(schedule: Schedule, stage: int) -> None:
     works = [[a.work for a in schedule.ranks[rank] if a.stage == stage] for rank in replicas]
     if any(work in (Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT) for own in works for work in own):
         raise PlanMismatch(
-            f"stage {stage} goes backward in two parts, and DistributedDataParallel reduces a "
-            "gradient when the first is done; use strategy='reduce' or 'fully_shard', or plan "
-            "with --schedule 1f1b"
+            f"stage {stage} splits its backwards in two parts, and DistributedDataParallel reduces "
+            "a gradient after the first; use strategy='reduce' or 'fully_shard', or plan with "
+            "--schedule 1f1b"
         )
     idle = [
         rank
@@ -124,7 +124,7 @@ def _check_finishes(schedule: Schedule, chosen: Mapping[int, NonDefaultStrategy]
     if (every or last) and not can_finish(schedule, every, last):
         stages = ", ".join(str(stage) for stage in sorted(every | last))
         raise PlanMismatch(
-            f"in this schedule the replicas of stages {stages} would wait for each other for ever, "
-            "as one needs what comes after the other; use strategy='reduce', FullyShard() as it "
-            "is, or as many replicas for every stage"
+            f"in this schedule the replicas of stages {stages} would deadlock, each waiting for "
+            "work that comes after the other's; use strategy='reduce', FullyShard() with its "
+            "defaults, or equal numbers of replicas for all stages"
         )

@@ -1,13 +1,13 @@
-"""Batch normalisation over all replicas of a stage: a round of micro-batches is normalised as one.
+"""Synchronised batch normalisation over the replicas of a stage.
 
-Replicas are dealt micro-batches in turn. Of R replicas, micro-batches R k to R k + R - 1 are at
-work in the k-th round, one on each, and under the policy ``synchronised`` their mean and variance
-are those of all of them, in the forward and in the backward, as `torch.nn.SyncBatchNorm` has it
-for the ranks of data parallelism. So a stage computes what it would on one device that is given R
-micro-batches at a time. Stages without replicas normalise by micro-batch.
+Micro-batches are dealt to replicas in turn: with R replicas, micro-batches R k to R k + R - 1 form
+round k. Under the policy ``synchronised`` a round is normalised by its common mean and variance, in
+the forward and in the backward, as `torch.nn.SyncBatchNorm` does over data-parallel ranks. So a
+stage computes what one device would that is given R micro-batches at a time. Stages without
+replicas normalise each micro-batch.
 
-Replicas therefore meet in every forward and backward; `check_synchronised` sees to it that each
-has as much to do, in one order, and that nobody waits for ever.
+Replicas therefore synchronise in every forward and backward. `check_synchronised` makes sure that
+they have equal work in the same order, and that this cannot deadlock.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .strategy import NonDefaultStrategy
 
 
 class SynchronisedStatistics:
-    """Lets a stage's batch normalisation see what all replicas see.
+    """The policy ``synchronised``: normalises a stage by the statistics of all its replicas.
 
     Args:
-        stage: The module whose normalising layers are meant.
+        stage: The module whose batch-norm layers are synchronised.
         together: The replicas.
     """
 
@@ -40,12 +40,13 @@ class SynchronisedStatistics:
         self._norms, self._together = list(_norms(stage)), together
 
     def begin(self) -> None:
-        """A step begins."""
+        """Do nothing: no state is kept between forwards."""
 
     @contextmanager
     def of(self, microbatch: int) -> Iterator[None]:
-        """Inside, the stage runs forward; the other replicas do so too."""
+        """Normalise over all replicas in the forward inside, which all of them run."""
         try:
+            # An instance attribute shadows the class's `forward`, so the module keeps its type.
             for norm in self._norms:
                 vars(norm)["forward"] = partial(_forward, norm, self._together)
             yield
@@ -54,17 +55,17 @@ class SynchronisedStatistics:
                 vars(norm).pop("forward", None)
 
     again = of
-    """Inside, a forward is computed a second time."""
+    """Recomputed forwards communicate again: every replica recomputes the same round."""
 
     def share(self) -> None:
-        """All replicas know the same already."""
+        """Do nothing: all replicas have computed the same statistics."""
 
     def finish(self) -> None:
-        """The running statistics have moved, once a round."""
+        """Do nothing: running statistics have moved, once per round."""
 
 
 class _Sum(torch.autograd.Function):
-    """The sum over replicas; its gradient is the sum of theirs."""
+    """Sum over replicas, whose gradient is the sum of the replicas' gradients."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, together: Collective) -> Tensor:
@@ -83,7 +84,11 @@ def _summed(value: Tensor, together: Collective) -> Tensor:
 
 
 def _forward(norm: Any, together: Collective, values: Tensor) -> Tensor:
-    """What the module computes, by the statistics of all replicas; values are (N, C, ...)."""
+    """Compute a batch-norm layer over all replicas; ``values`` has shape (N, C, ...).
+
+    Two sums are communicated: of values and counts for the mean, then of squared deviations. One
+    sum of values and squares would suffice but cancels for a mean far from zero.
+    """
     if not norm.training:
         result: Tensor = type(norm).forward(norm, values)
         return result
@@ -105,7 +110,11 @@ def _forward(norm: Any, together: Collective, values: Tensor) -> Tensor:
 
 
 def _move(norm: Any, mean: Tensor, variance: Tensor) -> None:
-    """The running statistics, behind autograd's back as torch moves them."""
+    """Move the running statistics through ``.data``, uncounted by autograd, as torch does.
+
+    Backwards of earlier micro-batches have saved these buffers, without reading them. A counted
+    change would make them fail.
+    """
     if norm.running_mean is None:
         return
     if norm.num_batches_tracked is not None:
@@ -118,49 +127,50 @@ def _move(norm: Any, mean: Tensor, variance: Tensor) -> None:
 def check_synchronised(
     stages: Sequence[nn.Module], schedule: Schedule, chosen: Mapping[int, NonDefaultStrategy]
 ) -> None:
-    """Refuse the policy where replicas would wait for each other for ever.
+    """Check that the policy ``synchronised`` cannot deadlock.
 
     Args:
-        stages: All of the plan.
-        schedule: Which ranks hold which stage, and in which order they work.
-        chosen: What replicas do besides; see `strategies.choice.choose`.
+        stages: All stages of the plan.
+        schedule: Assigns stages to ranks and orders their work.
+        chosen: The strategies of replicas; see `choose_strategies`.
 
     Raises:
-        PlanMismatch: Saying why, and what can be done.
+        PlanMismatch: It would deadlock; the message says why and what to do.
     """
-    meet = {
+    synchronised = {
         stage
         for stage, ranks in enumerate(schedule.stage_ranks)
         if len(ranks) > 1 and any(True for _ in _norms(stages[stage]))
     }
-    for stage in sorted(meet):
+    for stage in sorted(synchronised):
         if why := describe_imbalance(schedule, stage):
             raise PlanMismatch(
                 f"the batch statistics of stage {stage} cannot be synchronised: {why}; use "
-                "batch_statistics='microbatch', or as many micro-batches for every replica"
+                "batch_statistics='microbatch', or a number of micro-batches that the replicas "
+                "divide"
             )
     every = {s for s, asked in chosen.items() if asked != "ddp" and asked.synchronises_in_actions}
-    last = {stage for stage, asked in chosen.items() if asked == "ddp"} - meet
-    if meet and not can_finish(schedule, meet | every, last):
+    last = {stage for stage, asked in chosen.items() if asked == "ddp"} - synchronised
+    if synchronised and not can_finish(schedule, synchronised | every, last):
         raise PlanMismatch(
-            f"with synchronised batch statistics the replicas of stages {sorted(meet)} would wait "
-            "for each other for ever in this schedule; use batch_statistics='microbatch', plan "
-            "with --schedule gpipe, or with as many replicas for every stage"
+            f"with synchronised batch statistics the replicas of stages {sorted(synchronised)} "
+            "would deadlock in this schedule; use batch_statistics='microbatch', plan with "
+            "--schedule gpipe, or use equal numbers of replicas for all stages"
         )
 
 
 def check_no_sync_batch_norm(model: nn.Module) -> None:
-    """Refuse torch's own, which does not know of stages.
+    """Check that a model has no `torch.nn.SyncBatchNorm`, which knows nothing of stages.
 
     Raises:
-        InvalidInput: Naming the module.
+        InvalidInput: The message names the module.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             raise InvalidInput(
-                f"{name or 'the model'} is an nn.SyncBatchNorm, which waits for ranks that hold "
-                "other stages; give the pipeline nn.BatchNorm and, for statistics over the "
-                "replicas of a stage, batch_statistics='synchronised'"
+                f"{name or 'the model'} is an nn.SyncBatchNorm, which would wait for ranks of "
+                "other stages; use nn.BatchNorm and, for statistics over the replicas of a stage, "
+                "batch_statistics='synchronised'"
             )
 
 

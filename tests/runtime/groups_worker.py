@@ -19,9 +19,9 @@ def one_rank() -> None:
         dist.new_group([1], use_local_synchronization=True)
     groups = ProcessGroups(given)
     found = {}
-    for ranks, group in groups.of_sets([(1, 2), (0, 1), (0, 2)]).items():
+    for ranks, group in groups.create_groups([(1, 2), (0, 1), (0, 2)]).items():
         found[str(ranks)] = summed(rank, group)
-    found["everyone"] = summed(rank, groups.everyone())
+    found["everyone"] = summed(rank, groups.create_group_of_all())
     groups.close()
     print_line({"rank": rank, **found})
     dist.barrier()

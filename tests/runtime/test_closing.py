@@ -37,6 +37,6 @@ def test_replicas_refuse_what_each_would_move_its_own_way(told):
     found = [line["refused"] for line in told if "refused" in line]
     assert len(found) == 2
     for step, evaluation in found:
-        assert "moves the buffer 'seen'" in step
+        assert "changes the buffer 'seen'" in step
         assert "plan without replicas of that stage (max_replicas=1)" in step
         assert "'norm' is in training mode" in evaluation

@@ -49,7 +49,7 @@ def test_the_target_is_given_by_name(alone):
     plan = make_plan(case, 1)
     batch, target = make_batch(case, plan)
     with DistributedPipeline(case.model, plan, loss_fn=case.loss_fn) as pipeline:
-        with pytest.raises(InvalidInput, match=r"takes 1 input .*, and got 2.*target="):
+        with pytest.raises(InvalidInput, match=r"takes 1 input .* but got 2.*target="):
             pipeline.step(*batch, target)
         with pytest.raises(InvalidInput, match="got 3 by position and none by name"):
             pipeline.step(*batch, target, target)

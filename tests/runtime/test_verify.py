@@ -132,7 +132,7 @@ def test_a_buffer_that_several_micro_batches_in_flight_cannot_share_is_told_of()
 def test_a_buffer_that_replicas_move_apart_is_refused():
     model = model_with(Centred())
     assert tried(model, planned(model, [2, 2])).equal(EXACT)
-    with pytest.raises(InvalidInput, match=r"moves the buffer '1\.seen'.*max_replicas=1"):
+    with pytest.raises(InvalidInput, match=r"changes the buffer '1\.seen'.*max_replicas=1"):
         tried(model, planned(model, [2, 2], replicas=[2, 1]))
 
 
@@ -205,7 +205,7 @@ def test_a_nest_of_targets_is_split():
 @pytest.mark.parametrize(
     ("name", "where", "what"),
     [
-        ("two parts", SplitBackward, "of_weights"),
+        ("two parts", SplitBackward, "run_weight_part"),
         ("uneven replicas", GradientSync, "finish"),
     ],
 )
@@ -232,7 +232,7 @@ def test_weights_unfrozen_behind_the_last_cut_may_not_go_without_gradient():
     assert tried(model, plan).equal(EXACT)
     rehearsal, batches, targets, draws = rehearsed(model, plan)
     rehearsal.modules[0].requires_grad_(True)
-    with pytest.raises(InvalidInput, match="make the pipeline again after unfreezing"):
+    with pytest.raises(InvalidInput, match="rebuild the pipeline after unfreezing"):
         rehearsal.train(batches, targets, draws)
 
 

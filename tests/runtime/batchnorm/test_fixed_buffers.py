@@ -42,8 +42,8 @@ def test_a_forward_that_moves_one_is_refused(move):
     model = Holding()
     name = "calls" if move is behind_autograd else "seen"
     with (
-        pytest.raises(InvalidInput, match=f"moves the buffer 'inner.{name}'"),
-        FixedBuffers(model).kept(),
+        pytest.raises(InvalidInput, match=f"changes the buffer 'inner.{name}'"),
+        FixedBuffers(model).checked(),
     ):
         move(model.inner)
 
@@ -52,9 +52,9 @@ def test_a_forward_that_moves_one_is_refused(move):
 def test_also_when_it_begins_to_later(move):
     model = Holding()
     fixed = FixedBuffers(model)
-    with fixed.kept():
+    with fixed.checked():
         pass
-    with pytest.raises(InvalidInput, match=r"inner\.seen"), fixed.kept():
+    with pytest.raises(InvalidInput, match=r"inner\.seen"), fixed.checked():
         move(model.inner)
 
 
@@ -62,9 +62,9 @@ def test_running_statistics_may_and_values_that_stay_do():
     model = Holding()
     fixed = FixedBuffers(model)
     for _ in range(2):
-        with fixed.kept():
+        with fixed.checked():
             model.norm(torch.randn(8, 4))
-    with FixedBuffers(model).kept():
+    with FixedBuffers(model).checked():
         model.inner.seen = model.inner.seen.clone()  # another tensor, the same numbers
     model.eval()
     fixed.check_evaluation()

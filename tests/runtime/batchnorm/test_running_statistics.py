@@ -35,7 +35,7 @@ def batches(count, seed):
 def test_micro_batches_move_them_one_after_the_other(momentum):
     model = normed(momentum)
     expected = copy.deepcopy(model)
-    statistics = RunningStatistics(model, "microbatch", 3, 1, 0, None)
+    statistics = RunningStatistics(model, "microbatch", 3, 1, None)
     assert not statistics.is_needed  # the modules do it themselves
     for seed in range(2):
         step(model, statistics, batches(3, seed))
@@ -49,7 +49,7 @@ def test_micro_batches_move_them_one_after_the_other(momentum):
 def test_deferred_ones_move_as_by_the_whole_batch(momentum):
     model = normed(momentum)
     expected = copy.deepcopy(model)
-    statistics = RunningStatistics(model, "deferred", 3, 1, 0, None)
+    statistics = RunningStatistics(model, "deferred", 3, 1, None)
     assert statistics.is_needed
     for seed in range(2):
         step(model, statistics, batches(3, seed))
@@ -61,7 +61,7 @@ def test_deferred_ones_move_as_by_the_whole_batch(momentum):
 def test_a_backward_may_come_after_the_next_forward():
     """Moving statistics must not look like a change to what autograd has saved."""
     model = normed()
-    statistics = RunningStatistics(model, "deferred", 2, 1, 0, None)
+    statistics = RunningStatistics(model, "deferred", 2, 1, None)
     statistics.begin()
     losses = []
     for index, batch in enumerate(batches(2, 0)):
@@ -84,14 +84,14 @@ def test_a_module_used_twice_is_refused():
 
     model = Twice().double()
     with pytest.raises(InvalidInput, match="norm is used 2 times"):
-        step(model, RunningStatistics(model, "deferred", 2, 1, 0, None), batches(2, 0))
+        step(model, RunningStatistics(model, "deferred", 2, 1, None), batches(2, 0))
 
 
 def test_frozen_statistics_stay():
     model = normed()
     model[1].eval()
     before = copy.deepcopy(model.state_dict())
-    step(model, RunningStatistics(model, "deferred", 2, 1, 0, None), batches(2, 0))
+    step(model, RunningStatistics(model, "deferred", 2, 1, None), batches(2, 0))
     assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
 
 
@@ -119,7 +119,7 @@ def test_instance_normalisation_has_a_rule_of_its_own(momentum):
     model = instance_normed(momentum)
     expected = copy.deepcopy(model)
     parts = images(4)
-    step(model, RunningStatistics(model, "deferred", 4, 1, 0, None), parts)
+    step(model, RunningStatistics(model, "deferred", 4, 1, None), parts)
     expected(torch.cat(parts))
     same_buffers(model, expected)
     assert int(model[1].num_batches_tracked) == 0
@@ -133,7 +133,7 @@ def test_replicas_move_them_as_one_device_would(build):
     replicas = [copy.deepcopy(model) for _ in range(3)]
     meeting = SynchronisationPoint(3)
     statistics = [
-        RunningStatistics(replica, "microbatch", 5, 3, place, EmulatedCollective(meeting, place))
+        RunningStatistics(replica, "microbatch", 5, 3, EmulatedCollective(meeting, place))
         for place, replica in enumerate(replicas)
     ]
     for own in statistics:
@@ -155,5 +155,5 @@ def test_a_module_that_is_held_and_not_called_stays():
     spare = nn.BatchNorm1d(2).double()
     model[0].spare = spare
     before = copy.deepcopy(spare.state_dict())
-    step(model, RunningStatistics(model, "deferred", 2, 1, 0, None), batches(2, 0))
+    step(model, RunningStatistics(model, "deferred", 2, 1, None), batches(2, 0))
     assert all(torch.equal(spare.state_dict()[name], value) for name, value in before.items())

@@ -22,10 +22,10 @@ SPECS = (
 )
 
 
-HOP = TensorRoute(0, 1, SPECS)
+ROUTE = TensorRoute(0, 1, SPECS)
 
 
-def connections():
+def channels():
     return P2PChannels(0, {}, [0, 1], torch.device("cpu"))
 
 
@@ -39,7 +39,7 @@ def connections():
 def test_another_dtype_or_shape_is_refused(tensor, found):
     mask = torch.zeros(2, dtype=torch.int64)
     with pytest.raises(InvalidInput) as caught:
-        connections().send(Message(HOP, False, 0), 1, [tensor, mask])
+        channels().send(Message(ROUTE, False, 0), 1, [tensor, mask])
     assert f"activation 'h' for stage 1 is {found}, but float32 (2, 3) was planned" in str(
         caught.value
     )
@@ -47,7 +47,7 @@ def test_another_dtype_or_shape_is_refused(tensor, found):
 
 def test_gradients_are_of_tensors_that_have_one():
     with pytest.raises(InvalidInput, match="the gradient of 'h' for stage 0 is float64"):
-        connections().send(Message(HOP, True, 0), 1, [torch.zeros(2, 3, dtype=torch.float64)])
+        channels().send(Message(ROUTE, True, 0), 1, [torch.zeros(2, 3, dtype=torch.float64)])
 
 
 RELAYS = TensorRoutes([TensorRoute(stage, stage + 1, SPECS) for stage in range(3)], 4)
@@ -60,7 +60,7 @@ def test_every_message_is_expected_once_by_the_rank_that_reads_it(name, routes):
     chunks = 2 if name in ("zbv", "dualpipev") else 1
     schedule = make_schedule(name, 4, 6, chunks=chunks)
     sent = [
-        (message, sender, schedule.rank_of(message.reader, message.microbatch))
+        (message, sender, schedule.rank_of(message.receiving_stage, message.microbatch))
         for sender, actions in enumerate(schedule.ranks)
         for action in actions
         for message in messages_sent_by(action, routes)
@@ -94,7 +94,7 @@ def test_the_ends_send_nothing():
 
 def test_the_nearest_stage_comes_first():
     def stages(messages):
-        return [(message.maker, message.reader) for message in messages]
+        return [(message.sending_stage, message.receiving_stage) for message in messages]
 
     assert stages(messages_sent_by(Action.model_validate("0F0"), SKIPS)) == [(0, 1), (0, 3)]
     assert stages(messages_received_by(Action.model_validate("3F0"), SKIPS)) == [

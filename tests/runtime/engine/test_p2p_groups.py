@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from stagewright.core.graph.tensors import TensorSpec
-from stagewright.runtime.engine import p2p as channels
+from stagewright.runtime.engine import p2p
 from stagewright.runtime.engine.p2p import (
     P2PChannels,
     find_connected_pairs,
@@ -92,29 +92,29 @@ def finishes(wire):
     return not any(queues.values())
 
 
-def run(monkeypatch, schedule, routes, lane_of):
-    """What every rank posts in a step, through the lanes given."""
+def run(monkeypatch, schedule, routes, channel_groups):
+    """What every rank posts in a step, through the given channels."""
     wire = Wire()
     monkeypatch.setattr(dist, "isend", wire.isend)
     monkeypatch.setattr(dist, "irecv", wire.irecv)
     everyone = list(range(len(schedule.ranks)))
     for rank, actions in enumerate(schedule.ranks):
         wire.rank, wire.waited = rank, []
-        connections = P2PChannels(rank, lane_of, everyone, torch.device("cpu"))
-        connections.begin(list_incoming(schedule.ranks, schedule, routes, rank))
+        channels = P2PChannels(rank, channel_groups, everyone, torch.device("cpu"))
+        channels.begin(list_incoming(schedule.ranks, schedule, routes, rank))
         for action in actions:
             for message in messages_received_by(action, routes):
-                sender = schedule.rank_of(message.maker, action.microbatch)
+                sender = schedule.rank_of(message.sending_stage, action.microbatch)
                 if sender != rank:
-                    connections.receive(message, sender)
+                    channels.receive(message, sender)
             for message in messages_sent_by(action, routes):
-                receiver = schedule.rank_of(message.reader, action.microbatch)
+                receiver = schedule.rank_of(message.receiving_stage, action.microbatch)
                 if receiver != rank:
-                    connections.send(message, receiver, [torch.zeros(1)])
+                    channels.send(message, receiver, [torch.zeros(1)])
     return wire
 
 
-def hops_of(stages, *, skips):
+def build_routes(stages, *, skips):
     chain = [TensorRoute(stage, stage + 1, (SPEC,)) for stage in range(stages - 1)]
     return TensorRoutes([*chain, TensorRoute(0, stages - 1, (SPEC,))] if skips else chain, stages)
 
@@ -125,16 +125,16 @@ class Made(ProcessGroups):
     def __init__(self, rank):
         self.rank, self.made = rank, itertools.count()
 
-    def everyone(self, backend=None):
+    def create_group_of_all(self, backend=None):
         return f"everyone {next(self.made)}"
 
-    def of_sets(self, wanted):
+    def create_groups(self, wanted):
         (ranks,) = wanted
         name = f"{ranks} {next(self.made)}"
         return {ranks: name} if self.rank in ranks else {}
 
 
-def all_lanes(pairs, ranks):
+def all_channels(pairs, ranks):
     """Those of every rank together."""
     found = {}
     for rank in range(ranks):
@@ -145,21 +145,23 @@ def all_lanes(pairs, ranks):
 
 @pytest.mark.parametrize("skips", [False, True])
 @pytest.mark.parametrize(("name", "stages", "microbatches", "chunks"), CELLS)
-def test_a_lane_a_pair_always_finishes(monkeypatch, name, stages, microbatches, chunks, skips):
-    monkeypatch.setattr(channels, "is_bound_to_devices", lambda: True)
+def test_a_channel_per_pair_always_finishes(monkeypatch, name, stages, microbatches, chunks, skips):
+    monkeypatch.setattr(p2p, "is_bound_to_devices", lambda: True)
     schedule = make_schedule(name, stages, microbatches, chunks=chunks)
-    routes = hops_of(stages, skips=skips)
+    routes = build_routes(stages, skips=skips)
     pairs = find_connected_pairs(schedule.ranks, schedule, routes)
-    found = all_lanes(pairs, len(schedule.ranks))
+    found = all_channels(pairs, len(schedule.ranks))
     assert len(set(found.values())) == len(pairs)
     assert finishes(run(monkeypatch, schedule, routes, found))
 
 
 @pytest.mark.parametrize(("name", "stages", "microbatches", "chunks"), STUCK_IN_TWO)
-def test_two_lanes_would_not(monkeypatch, name, stages, microbatches, chunks):
-    monkeypatch.setattr(channels, "is_bound_to_devices", lambda: False)
+def test_two_groups_would_not(monkeypatch, name, stages, microbatches, chunks):
+    monkeypatch.setattr(p2p, "is_bound_to_devices", lambda: False)
     schedule = make_schedule(name, stages, microbatches, chunks=chunks)
-    routes = hops_of(stages, skips=False)
-    found = all_lanes(find_connected_pairs(schedule.ranks, schedule, routes), len(schedule.ranks))
+    routes = build_routes(stages, skips=False)
+    found = all_channels(
+        find_connected_pairs(schedule.ranks, schedule, routes), len(schedule.ranks)
+    )
     assert len(set(found.values())) == 2
     assert not finishes(run(monkeypatch, schedule, routes, found))

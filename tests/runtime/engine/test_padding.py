@@ -99,7 +99,7 @@ def test_training_mode_is_refused(alone, in_one_process):
 def test_what_cannot_be_filled_up_is_refused(alone):
     _, training = trained(False)
     training.train(False)
-    with pytest.raises(InvalidInput, match=r"\(13, 4\) cannot be filled up to 12"):
+    with pytest.raises(InvalidInput, match=r"\(13, 4\) cannot be padded to 12"):
         training.evaluate(torch.rand(13, 4), pad=True)
     with pytest.raises(InvalidInput, match="have 5 and 6 samples"):
         training.evaluate(torch.rand(5, 4), target=torch.zeros(6), pad=True)
@@ -113,7 +113,7 @@ def test_an_output_of_all_samples_together_is_refused(alone):
     model = Mean()
     pipeline = DistributedPipeline(model, planned(model), loss_fn=None)
     pipeline.train(False)
-    with pytest.raises(InvalidInput, match="of all 12 samples together, and 2"):
+    with pytest.raises(InvalidInput, match="combines all 12 samples, of which 2"):
         pipeline.evaluate(torch.rand(10, 4), pad=True)
     pipeline.close()
 

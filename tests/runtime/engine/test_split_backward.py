@@ -35,10 +35,10 @@ def gradients(model, x, *, split):
     if split:
         both = SplitBackward([get_gradient_edge(value) for value in outputs], arriving, [x])
         del outputs
-        both.of_inputs()
+        both.run_input_part()
         early = {name for name, weight in model.named_parameters() if weight.grad is not None}
         inputs = x.grad.clone()
-        both.of_weights()
+        both.run_weight_part()
         assert torch.equal(x.grad, inputs)
     else:
         torch.autograd.backward(outputs, arriving)
@@ -62,9 +62,9 @@ def test_without_inputs_all_is_in_the_second_part():
     layer = nn.Linear(4, 4)
     output = layer(torch.ones(2, 4))
     both = SplitBackward([get_gradient_edge(output)], [torch.ones(2, 4)], [])
-    both.of_inputs()
+    both.run_input_part()
     assert layer.weight.grad is None
-    both.of_weights()
+    both.run_weight_part()
     assert torch.equal(layer.weight.grad, torch.full((4, 4), 2.0))
 
 
@@ -74,9 +74,9 @@ def test_gradients_add_up_and_hooks_run():
     seen = []
     layer.weight.register_post_accumulate_grad_hook(lambda weight: seen.append(weight.shape))
     both = SplitBackward([get_gradient_edge(layer(x))], [torch.ones(2, 4)], [x])
-    both.of_inputs()
+    both.run_input_part()
     assert seen == []
-    both.of_weights()
+    both.run_weight_part()
     assert len(seen) == 1
     assert torch.equal(layer.weight.grad, torch.full((4, 4), 3.0))
 
@@ -98,9 +98,9 @@ def test_the_first_part_computes_no_weight_gradients():
     weight = nn.Parameter(torch.randn(4))
     x = torch.randn(4, requires_grad=True)
     both = SplitBackward([get_gradient_edge(x * Noted.apply(weight))], [torch.ones(4)], [x])
-    both.of_inputs()
+    both.run_input_part()
     assert ran == []
-    both.of_weights()
+    both.run_weight_part()
     assert ran == ["weight"]
 
 
@@ -114,8 +114,8 @@ def test_nothing_is_kept_after_both():
     watched = weakref.ref(inner)
     both = SplitBackward([get_gradient_edge(inner * inner)], [torch.ones(4)], [x])
     del inner
-    both.of_inputs()
-    both.of_weights()
+    both.run_input_part()
+    both.run_weight_part()
     del both
     gc.collect()
     assert watched() is None

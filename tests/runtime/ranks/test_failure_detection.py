@@ -13,7 +13,7 @@ from stagewright.profiler.links.launch_local import free_port
 from stagewright.runtime.ranks.failure_detection import (
     ConnectionEnded,
     FailureDetector,
-    is_transport,
+    is_transport_error,
 )
 
 
@@ -26,7 +26,7 @@ from stagewright.runtime.ranks.failure_detection import (
     ],
 )
 def test_words_that_transports_use_too_do_not_make_a_model_s_error_theirs(words):
-    assert not is_transport(RuntimeError(words))
+    assert not is_transport_error(RuntimeError(words))
 
 
 @pytest.mark.parametrize(
@@ -42,10 +42,10 @@ def test_words_that_transports_use_too_do_not_make_a_model_s_error_theirs(words)
     ids=lambda error: type(error).__name__,
 )
 def test_a_transport_s_error_is_known_also_as_a_cause(error):
-    assert is_transport(error)
+    assert is_transport_error(error)
     wrapped = RuntimeError("stage 1 failed")
     wrapped.__cause__ = error
-    assert is_transport(wrapped)
+    assert is_transport_error(wrapped)
 
 
 @pytest.fixture
@@ -95,15 +95,15 @@ watch = FailureDetector(store, 0, 1)
 
 
 def test_a_rank_s_own_error_is_told_to_the_others(stores):
-    watches = [FailureDetector(store, rank, 2) for rank, store in enumerate(stores)]
-    watches[1].says("the forward of micro-batch 0 on stage 1")
-    with pytest.raises(ZeroDivisionError) as own, watches[1].explained():
+    detectors = [FailureDetector(store, rank, 2) for rank, store in enumerate(stores)]
+    detectors[1].set_activity("the forward of micro-batch 0 on stage 1")
+    with pytest.raises(ZeroDivisionError) as own, detectors[1].explain_errors():
         raise ZeroDivisionError("of the loss")
     assert own.value.__notes__ == ["rank 1, at the forward of micro-batch 0 on stage 1"]
-    watches[0].says("the wait for rank 1")
-    with pytest.raises(RankFailed) as raised, watches[0].explained():
+    detectors[0].set_activity("the wait for rank 1")
+    with pytest.raises(RankFailed) as raised, detectors[0].explain_errors():
         raise dist.DistNetworkError("Connection reset by peer")
     assert raised.value.ranks == (1,)
     assert "raised ZeroDivisionError: of the loss; rank 0 was at the wait for" in str(raised.value)
-    for watch in watches:
+    for watch in detectors:
         watch.close()

@@ -26,8 +26,8 @@ def test_new_groups_have_the_timeout_of_the_old(alone):
     """With torch's half hour a rank that hangs was waited for until it went on by itself."""
     groups = ProcessGroups(None)
     assert group_timeout(None) == timedelta(seconds=17)
-    assert group_timeout(groups.everyone()) == timedelta(seconds=17)
-    made = groups.of_sets([(0,)])
+    assert group_timeout(groups.create_group_of_all()) == timedelta(seconds=17)
+    made = groups.create_groups([(0,)])
     assert group_timeout(made[(0,)]) == timedelta(seconds=17)
     groups.close()
 
@@ -38,9 +38,9 @@ def test_a_given_group_and_bound_devices_are_refused(alone, monkeypatch):
     given = ProcessGroups(dist.group.WORLD)
     monkeypatch.setattr(groups_module, "is_bound_to_devices", lambda: True)
     with pytest.raises(InvalidInput, match="init_process_group without device_id"):
-        given.everyone()
+        given.create_group_of_all()
     groups = ProcessGroups(None)
-    groups.everyone()
+    groups.create_group_of_all()
     groups.close()
 
 
