@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import logging
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -20,6 +22,7 @@ from stagewright.api.settings.settings import ServerSettings
 from stagewright.api.store.database import IN_MEMORY
 from stagewright.api.store.store import Store
 from stagewright.api.store.tables import METADATA, PROJECTS
+from stagewright.api.telemetry.logs import NOISY
 from tests.api.postgres_server import PostgresServer, postgres_server, why_not
 
 TOKEN = "a-token-for-tests"
@@ -66,6 +69,24 @@ def make_client(token: str) -> Iterator[Callable[..., TestClient]]:
             return stack.enter_context(client)
 
         yield make
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """The root logger without handlers, to be configured; all of it is restored afterwards.
+
+    Levels are set by `setLevel`, which clears what every logger remembers of them.
+    """
+    loggers = [logging.getLogger(), *map(logging.getLogger, NOISY)]
+    levels = [log.level for log in loggers]
+    handlers, showwarning = loggers[0].handlers, warnings.showwarning
+    loggers[0].handlers = []
+    yield
+    logging.captureWarnings(False)
+    warnings.showwarning = showwarning
+    loggers[0].handlers = handlers
+    for log, level in zip(loggers, levels, strict=True):
+        log.setLevel(level)
 
 
 @pytest.fixture

@@ -32,14 +32,18 @@ def context_values():
 
 
 @pytest.fixture
-def lines():
+def lines(caplog):
+    """Lines logged about jobs.
+
+    Until `set_level` was used, `log.level` was assigned: loggers cache what `isEnabledFor`
+    returns, and only `setLevel` clears that, so the lines were missing after certain tests.
+    """
     handler = Bound()
     log = logging.getLogger("stagewright.api.jobs")
     log.addHandler(handler)
-    before, log.level = log.level, logging.INFO
+    caplog.set_level(logging.INFO, log.name)
     yield handler.lines
     log.removeHandler(handler)
-    log.level = before
 
 
 def run(client):

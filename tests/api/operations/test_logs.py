@@ -25,12 +25,8 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def logged():
-    """What is logged from here on, as JSON lines; the logging of tests comes back afterwards."""
-    root = logging.getLogger()
-    before, level = root.handlers[:], root.level
-    shown = warnings.showwarning
-    root.handlers = []
+def logged(own_logging):
+    """What is logged from here on, as JSON lines."""
     stream = io.StringIO()
     configure_logging("json", "debug", secrets=[TOKEN_OF_SERVER, "p@ssw0rd"], stream=stream)
 
@@ -39,10 +35,7 @@ def logged():
         return [line for line in found if line["logger"].partition(".")[0] == "stagewright"]
 
     lines.text = stream.getvalue
-    yield lines
-    logging.captureWarnings(False)
-    warnings.showwarning = shown
-    root.handlers, root.level = before, level
+    return lines
 
 
 def requests_of(lines):

@@ -64,18 +64,12 @@ def test_no_secret_is_in_a_span(spans, client, token):
     assert "kkkk" not in text
 
 
-def test_lines_of_the_log_name_their_trace(spans):
-    root = logging.getLogger()
-    before, level, stream = root.handlers[:], root.level, io.StringIO()
-    root.handlers = []
-    try:
-        configure_logging("json", "info", stream=stream)
-        with span("stagewright.test", kind="x", nothing=None):
-            logging.getLogger("stagewright.t").info("inside")
-        logging.getLogger("stagewright.t").info("outside")
-    finally:
-        logging.captureWarnings(False)
-        root.handlers, root.level = before, level
+def test_lines_of_the_log_name_their_trace(spans, own_logging):
+    stream = io.StringIO()
+    configure_logging("json", "info", stream=stream)
+    with span("stagewright.test", kind="x", nothing=None):
+        logging.getLogger("stagewright.t").info("inside")
+    logging.getLogger("stagewright.t").info("outside")
     inside, outside = map(json.loads, stream.getvalue().splitlines())
     (found,) = spans().values()
     assert inside["trace_id"] == f"{found.context.trace_id:032x}"
