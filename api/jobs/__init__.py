@@ -1,1 +1,4 @@
-"""Jobs: what takes long is queued in the store, run by workers, and watched by the server."""
+"""Jobs: queued in the store, run by workers and followed by the server.
+
+Routes and pages are not known here; how a model is measured is the business of `model_sources`.
+"""

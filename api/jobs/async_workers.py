@@ -1,6 +1,7 @@
-"""WorkerBackend asked from an event loop, by a few threads of their own.
+"""Asynchronous access to a worker backend, through a few threads of its own.
 
-A scheduler that is away keeps whoever asks waiting for seconds; requests must not wait with it.
+An unreachable scheduler blocks its caller for seconds; requests in the server's thread pool must
+not wait behind it.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ R = TypeVar("R")
 
 THREADS = 4
 
-AGAIN_S = 2.0
-"""Until workers that cannot be reached are tried again."""
+RECONNECT_S = 2.0
+"""Pause before unreachable workers are tried again."""
 
 
 class AsyncWorkers:
-    """The `workers.Workers` behind it, without blocking; belongs to one event loop.
+    """A `WorkerBackend` without blocking; belongs to one event loop.
 
     Attributes:
-        trouble: Why they cannot be reached, if so.
+        trouble: Why the workers cannot be reached; `None` if they can.
     """
 
     def __init__(self, workers: WorkerBackend) -> None:
@@ -35,30 +36,26 @@ class AsyncWorkers:
         self._workers = workers
         self._offers: Mapping[str, int] | None = None
         self._threads = ThreadPoolExecutor(THREADS, "workers")
-        self._asking = asyncio.Lock()
+        self._refreshing = asyncio.Lock()
 
     async def until_reached(self, needs: str | None) -> None:
-        """Wait for them; one asks for all who wait. Learns what they offer if that is not it."""
+        """Wait until the workers can be reached; learn their offers if ``needs`` is unknown."""
         while not self.has(needs) or self.trouble is not None:
-            async with self._asking:
+            async with self._refreshing:  # one waiting job asks on behalf of all
                 if self.trouble is None and self.has(needs):
                     return
-                await self._ask()
+                await self._refresh()
                 if self.trouble is None:
                     return
-                await asyncio.sleep(AGAIN_S)
+                await asyncio.sleep(RECONNECT_S)
 
-    async def refresh(self) -> None:
-        """Learn again what is offered, unless somebody is at it."""
-        if not self._asking.locked():
-            await self.learn()
+    async def refresh(self, *, skip_if_busy: bool = False) -> None:
+        """Ask what is offered now."""
+        if not (skip_if_busy and self._refreshing.locked()):
+            async with self._refreshing:
+                await self._refresh()
 
-    async def learn(self) -> None:
-        """Learn what is offered now."""
-        async with self._asking:
-            await self._ask()
-
-    async def _ask(self) -> None:
+    async def _refresh(self) -> None:
         try:
             self._offers = await self._call(self._workers.offers)
             self.trouble = None
@@ -66,40 +63,37 @@ class AsyncWorkers:
             self.trouble = str(error)
 
     def has(self, needs: str | None) -> bool:
-        """Whether somebody is known to offer it."""
+        """Return True if some worker is known to offer a resource."""
         return bool(self._offers and self._offers.get(needs or ""))
 
     def offered(self) -> tuple[str, ...]:
-        """What somebody was found to offer.
-
-        Raises:
-            WorkersUnavailable: They could not be reached.
-        """
+        """Return the resources known to be offered. Raises: WorkersUnavailable."""
         if self.trouble is not None:
             raise WorkersUnavailable(self.trouble)
         return tuple(kind for kind, number in (self._offers or {}).items() if number)
 
     def message(self, needs: str) -> str | None:
-        """What keeps a job from running that needs it, and what would help."""
+        """Return why a job with these needs cannot run now and what would help, if so."""
         if self.trouble is not None or self._offers is None or self.has(needs):
             return self.trouble
         return f"no worker offers {needs}; {self._workers.invitation(needs)}"
 
-    async def submit(self, task: WorkerTask, tell: Callable[[WorkerMessage], None]) -> None:
-        """See `WorkerBackend.submit`."""
+    async def submit(self, task: WorkerTask, on_message: Callable[[WorkerMessage], None]) -> None:
+        """Queue a task; see `WorkerBackend.submit`."""
         try:
-            await self._call(self._workers.submit, task, tell)
+            await self._call(self._workers.submit, task, on_message)
         except WorkersUnavailable as error:
             self.trouble = str(error)
             raise
 
     async def stop(self, key: str) -> None:
-        """See `WorkerBackend.stop`."""
+        """End a task; see `WorkerBackend.stop`."""
         await self._call(self._workers.stop, key)
 
     async def close(self) -> None:
-        """See `WorkerBackend.close`."""
-        await asyncio.to_thread(self._workers.close)  # the others may all wait for a connection
+        """Close the backend; see `WorkerBackend.close`."""
+        # Not in this object's threads, which may all be waiting for a connection.
+        await asyncio.to_thread(self._workers.close)
         self._threads.shutdown(wait=False)
 
     async def _call(self, call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""One attempt at one job: a task given to a worker, and what it says written to the job's row."""
+"""One attempt at a job: a task given to a worker, whose messages are written to the job's row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
@@ -17,7 +17,7 @@ from ...core.errors import DeadlineExceeded
 from ...core.profile.profile import Profile
 from ...core.service.plans import PlanRecord
 from ..planning.cache_keys import is_final
-from ..planning.requests import PlanRequest
+from ..planning.service import Planning
 from ..store.errors import StoreUnavailable
 from ..store.records import FinalState, Job
 from ..store.store import Store
@@ -35,7 +35,14 @@ from .messages import (
     WorkerStarted,
     WorkerTask,
 )
-from .outcome import as_data, as_json, new_problem, printable, problem_from_failure, problem_of
+from .outcome import (
+    event_data,
+    new_problem_json,
+    problem_from_failure,
+    problem_json,
+    problem_of,
+    to_printable,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -43,25 +50,25 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 RETRY_S = 1.0
-"""Until a database that does not answer is asked again."""
+"""Pause before a database that does not answer is asked again."""
 
 LOOK_S = 1.0
-"""How often a silent worker, and a deadline, are looked at."""
+"""Interval at which a silent worker and the deadline are checked."""
 
 GIVE_BACK_S = 5.0
-"""What a database gets to answer in when the server stops."""
+"""Longest wait for the database when the server stops."""
 
 QUEUED_LOOK_S = 5.0
-"""How often the row of a job that waits for a worker is read: another server may end it."""
+"""Interval at which the row of a queued job is read: another server may end the job."""
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How long and how often.
+    """When to give up on workers.
 
     Attributes:
-        attempts: A job whose worker was lost so often is given up.
-        silence_s: A worker that says nothing for so long is taken for dead.
+        attempts: A job whose worker was lost this many times fails.
+        silence_s: A worker without a message for this long counts as lost.
     """
 
     attempts: int = 5
@@ -69,28 +76,31 @@ class RetryPolicy:
 
 
 class JobAttempt:
-    """Lives on the server's event loop. The store alone decides whose word counts.
+    """One attempt; lives on the server's event loop.
+
+    The row in the store is the truth. Every write names the attempt's number, and once the store
+    says that another attempt is the present one, this one stops without a trace.
 
     Args:
-        job: As it is queued.
-        work: What it is to do.
-        store: Has its row.
-        workers: Run it.
-        plans: Plan from what was measured.
-        retry_policy: See there.
+        job: The queued job.
+        spec: Its specification.
+        store: Holds its row.
+        workers: Run the measurement.
+        planning: Makes a plan from the measured profile.
+        retry_policy: When to give up.
         now: The store's clock.
-        changed: Called after anything happened to the job.
-        metrics: WorkerMessage how long it waited and took.
+        changed: Called with the job's id after every change.
+        metrics: Records waiting and running times.
     """
 
     def __init__(
         self,
         job: Job,
-        work: JobSpec,
+        spec: JobSpec,
         *,
         store: Store,
         workers: AsyncWorkers,
-        plans: Plans,
+        planning: Planning,
         retry_policy: RetryPolicy,
         now: Callable[[], datetime],
         changed: Callable[[str], None],
@@ -98,41 +108,42 @@ class JobAttempt:
     ) -> None:
         self.job = job
         self.is_running = False
+        # Random, because two servers may attempt the same job at the same scheduler.
         self._key = f"{job.id}-{job.attempt + 1}-{secrets.token_hex(4)}"
-        self._work, self._store, self._workers = work, store, workers
-        self._plans, self._rules, self._now, self._changed = plans, retry_policy, now, changed
-        self._metrics = metrics
+        self._spec, self._store, self._workers = spec, store, workers
+        self._planning, self._retry_policy, self._now = planning, retry_policy, now
+        self._changed, self._metrics = changed, metrics
         self._inbox: asyncio.Queue[WorkerMessage | None] = asyncio.Queue()
-        self._heard_s = time.monotonic()
-        self._beginning: asyncio.Future[Job | None] | None = None
+        self._last_message_s = time.monotonic()
+        self._starting: asyncio.Future[Job | None] | None = None
 
-    def look(self) -> None:
-        """Have the row read again now: somebody asked for the job's end."""
+    def check_now(self) -> None:
+        """Read the row again at once, because its cancellation was requested."""
         self._inbox.put_nowait(None)
 
     async def run(self, setup: object) -> None:
-        """Until the job has ended, is queued again, or is another's.
+        """Run until the job has ended, is queued again, or belongs to another attempt.
 
         Raises:
-            WorkersUnavailable: Nobody takes it.
+            WorkersUnavailable: The task could not be queued.
         """
         loop = asyncio.get_running_loop()
 
-        def tell(told: WorkerMessage) -> None:
-            loop.call_soon_threadsafe(self._inbox.put_nowait, told)
+        def on_message(message: WorkerMessage) -> None:
+            loop.call_soon_threadsafe(self._inbox.put_nowait, message)
 
-        request_json = await run_in_threadpool(self._work.measure.model_dump_json)
+        request_json = await run_in_threadpool(self._spec.measure.model_dump_json)
         task = WorkerTask(self._key, request_json, self.job.needs or "", setup)
         try:
-            await self._workers.submit(task, tell)
-            if await self._begun():
+            await self._workers.submit(task, on_message)
+            if await self._wait_for_start():
                 with span("stagewright.measure", attempt=self.job.attempt):
-                    await self._follow_to_its_end()
+                    await self._follow_to_end()
         finally:
             await self._workers.stop(self._key)
 
-    async def answered_by(self, profile: Profile) -> bool:
-        """End the job with what another measured; whether it was still to be begun."""
+    async def finish_with(self, profile: Profile) -> bool:
+        """End the job with another job's profile; return whether it was still to be started."""
         if not await self._start("reuse"):
             return False
         await self._conclude(profile)
@@ -140,41 +151,45 @@ class JobAttempt:
         return True
 
     async def give_back(self) -> None:
-        """Queue the job again: this server stops."""
+        """Queue the job again, because this server stops."""
         job = self.job if self.is_running else None
-        if self._beginning is not None:  # it was stopped while it was being written down
-            await asyncio.wait([self._beginning], timeout=GIVE_BACK_S)
-            job = self._beginning.result() if self._beginning.done() else None
+        if self._starting is not None:  # interrupted while the start was being written
+            await asyncio.wait([self._starting], timeout=GIVE_BACK_S)
+            job = self._starting.result() if self._starting.done() else None
         if job is not None:
             await run_in_threadpool(self._store.jobs.requeue, job.id, job.attempt)
 
-    async def _begun(self) -> bool:
-        """Wait until a worker begins; whether the attempt is ours then."""
+    async def _wait_for_start(self) -> bool:
+        """Wait until a worker begins; return whether this attempt then owns the job."""
         while True:
-            told = await self._next(QUEUED_LOOK_S)
-            if isinstance(told, WorkerLost):
+            message = await self._next_message(QUEUED_LOOK_S)
+            if isinstance(message, WorkerLost):
                 await asyncio.sleep(RETRY_S)
                 return False
-            if told is not None:
+            if message is not None:
                 break
-            if await self._is_over():
+            job = await self._read_job()
+            if (job.state, job.attempt) != ("queued", self.job.attempt) or is_late(
+                job, self._now()
+            ):
                 return False
-        if not await self._start(told.worker if isinstance(told, WorkerStarted) else "unknown"):
-            return False
-        if not isinstance(told, WorkerStarted):
-            self._inbox.put_nowait(told)
-        return True
+        if isinstance(message, WorkerStarted):
+            return await self._start(message.worker)
+        # Dask's events may arrive after the result, or not at all.
+        self._inbox.put_nowait(message)
+        return await self._start("unknown")
 
     async def _start(self, worker: str) -> bool:
-        """Make the attempt the present one; whether nobody was first."""
+        """Make this the present attempt; return False if another one was faster."""
         job = self.job
-        self._beginning = asyncio.ensure_future(
+        self._starting = asyncio.ensure_future(
             retry_until_available(
                 self._store.jobs.start, job.id, attempt=job.attempt, worker=worker
             )
         )
-        started = await asyncio.shield(self._beginning)
-        self._beginning = None
+        # Shielded: when the server stops, `give_back` has to know whether the start was written.
+        started = await asyncio.shield(self._starting)
+        self._starting = None
         if started is None:
             return False
         self.job, self.is_running = started, True
@@ -185,56 +200,54 @@ class JobAttempt:
         self._changed(job.id)
         return True
 
-    async def _is_over(self) -> bool:
-        """Whether the queued job ended meanwhile, here or on another server, or is too late."""
-        job = await retry_until_available(self._store.jobs.get, self.job.project_id, self.job.id)
-        return job.state != "queued" or job.attempt != self.job.attempt or is_late(job, self._now())
+    async def _read_job(self) -> Job:
+        return await retry_until_available(self._store.jobs.get, self.job.project_id, self.job.id)
 
-    async def _follow_to_its_end(self) -> None:
-        """Whatever happens, an attempt that was begun here ends here."""
+    async def _follow_to_end(self) -> None:
+        """Follow the worker; an internal error fails the job, since it would occur again."""
         try:
             await self._follow()
-        except Exception as error:  # noqa: BLE001 - a fault of ours, which would come again
-            await self._finish("failed", problem=as_json(problem_of(error)))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job has to end
+            await self._finish("failed", problem=problem_json(problem_of(error)))
         self.is_running = False
 
     async def _follow(self) -> None:
-        """Write down what the worker says, to the end."""
-        while not self.job.is_finished:
-            told = await self._next(LOOK_S)
-            match told:
+        """Write the worker's messages to the row until the job or this attempt ends."""
+        is_ours = True
+        while is_ours and not self.job.is_finished:
+            message = await self._next_message(LOOK_S)
+            match message:
                 case ProfileMeasured(profile_json):
-                    read = Profile.model_validate_json
-                    await self._conclude(await run_in_threadpool(read, profile_json))
+                    parse = Profile.model_validate_json
+                    await self._conclude(await run_in_threadpool(parse, profile_json))
                     return
                 case TaskFailed():
-                    await self._finish("failed", problem=as_json(problem_from_failure(told)))
+                    problem = problem_json(problem_from_failure(message))
+                    await self._finish("failed", problem=problem)
                     return
                 case WorkerLost(why):
-                    await self._lost(why)
+                    await self._requeue_or_fail(why)
                     return
                 case WorkerProgress(done, total, layer):
-                    words = printable(layer)
-                    data = as_data(step="measuring", done=done, total=total, layer=words)
-                    if not await self._report(data):
-                        return
+                    layer = to_printable(layer)
+                    is_ours = await self._report(
+                        event_data(step="measuring", done=done, total=total, layer=layer)
+                    )
                 case Heartbeat():
-                    if not await self._beat():
-                        return
+                    is_ours = await self._beat()
                 case _:
-                    if not await self._looked_at():
-                        return
+                    is_ours = await self._check_silence()
 
-    async def _looked_at(self) -> bool:
-        """Whether to go on with a worker that said nothing for a moment."""
-        if time.monotonic() - self._heard_s > self._rules.silence_s:
-            await self._lost(f"its worker said nothing for {self._rules.silence_s:g} s")
+    async def _check_silence(self) -> bool:
+        """Return whether to go on waiting for a worker that sent nothing for `LOOK_S`."""
+        if time.monotonic() - self._last_message_s > self._retry_policy.silence_s:
+            silence_s = self._retry_policy.silence_s
+            await self._requeue_or_fail(f"its worker sent nothing for {silence_s:g} s")
             return False
         if is_late(self.job, self._now()):
             await self._finish("failed", problem=deadline_problem(self.job))
             return False
-        job = await retry_until_available(self._store.jobs.get, self.job.project_id, self.job.id)
-        return await self._is_ours(job)
+        return await self._is_ours(await self._read_job())
 
     async def _beat(self) -> bool:
         return await self._is_ours(
@@ -249,7 +262,7 @@ class JobAttempt:
         return is_ours
 
     async def _is_ours(self, job: Job | None) -> bool:
-        """Whether the attempt is still the present one; ends it if somebody asked for that."""
+        """Return whether to go on; end the job first if its cancellation was requested."""
         if job is None or job.state != "running" or job.attempt != self.job.attempt:
             self.is_running = False
             return False
@@ -260,25 +273,28 @@ class JobAttempt:
         return True
 
     async def _conclude(self, profile: Profile) -> None:
-        if self._work.plan is None:
+        """End the job with its profile and the plan made from it, if one is wanted."""
+        if self._spec.plan is None:
             await self._finish("succeeded", profile=profile)
             return
-        await self._report(as_data(step="planning"))
-        planning = asyncio.create_task(
-            self._plans.from_profile(self._work.plan, profile, self._work.plan_deadline_s)
+        await self._report(event_data(step="planning"))
+        search = asyncio.create_task(
+            self._planning.from_profile(self._spec.plan, profile, self._spec.plan_deadline_s)
         )
         try:
-            while not planning.done():
-                await asyncio.wait([planning], timeout=LOOK_S)
-                if not planning.done() and not await self._beat():
+            while not search.done():
+                await asyncio.wait([search], timeout=LOOK_S)
+                # The server itself is the worker now, and sends the heartbeats.
+                if not search.done() and not await self._beat():
                     return
-            await self._finish("succeeded", profile=profile, plan=planning.result())
-        except Exception as error:
-            if isinstance(error, StoreUnavailable):
-                raise
-            await self._finish("failed", profile=profile, problem=as_json(problem_of(error)))
+            await self._finish("succeeded", profile=profile, plan=search.result())
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - the profile is kept whatever planning raised
+            problem = problem_json(problem_of(error))
+            await self._finish("failed", profile=profile, problem=problem)
         finally:
-            planning.cancel()
+            search.cancel()
 
     async def _finish(
         self,
@@ -288,7 +304,7 @@ class JobAttempt:
         plan: PlanRecord | None = None,
         problem: str | None = None,
     ) -> None:
-        """End the job, with all it made or nothing."""
+        """End the job with all its results, or with none if another attempt was faster."""
         ended = await retry_until_available(
             self._store.jobs.finish,
             self.job.id,
@@ -302,46 +318,47 @@ class JobAttempt:
         if ended is None:
             return
         self.job = ended
-        self._tell(ended)
+        self._record_end(ended)
+        # Remembered after the end is committed: a lost note costs a repeated measurement, but a
+        # note without a stored document would be wrong.
         if profile is not None:
-            await self._remember("profile", self._work.measure_digest, profile.content_id())
-        digest = self._work.plan_digest
+            await self._remember("profile", self._spec.measure_digest, profile.content_id())
+        digest = self._spec.plan_digest
         if plan is not None and is_final(plan) and digest and ended.result_id is not None:
             await self._remember("plan", digest, ended.result_id)
         self._changed(self.job.id)
 
-    def _tell(self, job: Job) -> None:
-        """Log and count that it has ended."""
-        took_s = 0.0
+    def _record_end(self, job: Job) -> None:
+        """Write the end to log and metrics."""
+        duration_s = 0.0
         if job.started_at is not None and job.finished_at is not None:
-            took_s = (job.finished_at - job.started_at).total_seconds()
-        self._metrics.job_ended(job.kind, job.state, took_s)
-        told = {"state": job.state, "attempt": job.attempt, "duration_s": took_s}
-        _log.info("job ended", extra=told)
+            duration_s = (job.finished_at - job.started_at).total_seconds()
+        self._metrics.job_ended(job.kind, job.state, duration_s)
+        values = {"state": job.state, "attempt": job.attempt, "duration_s": duration_s}
+        _log.info("job ended", extra=values)
 
     async def _remember(self, kind: str, digest: str, result_id: str) -> None:
         project = self.job.project_id
         await retry_until_available(self._store.reuse.remember, project, kind, digest, result_id)
 
-    async def _lost(self, why: str) -> None:
-        """Queue the job again, or give it up."""
-        await requeue_or_fail(self._store, self.job, self._rules, why)
+    async def _requeue_or_fail(self, why: str) -> None:
+        await requeue_or_fail(self._store, self.job, self._retry_policy, why)
         self.is_running = False
         self._changed(self.job.id)
 
-    async def _next(self, timeout_s: float) -> WorkerMessage | None:
-        """What the worker says next; `None` if it says nothing for so long, or after `look`."""
+    async def _next_message(self, timeout_s: float) -> WorkerMessage | None:
+        """Return the worker's next message; `None` after a timeout or `check_now`."""
         try:
-            told = await asyncio.wait_for(self._inbox.get(), timeout_s)
+            message = await asyncio.wait_for(self._inbox.get(), timeout_s)
         except TimeoutError:
             return None
-        if told is not None:
-            self._heard_s = time.monotonic()
-        return told
+        if message is not None:
+            self._last_message_s = time.monotonic()
+        return message
 
 
 async def retry_until_available(call: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """A call of the store, again and again until the database answers."""
+    """Call a method of the store in a thread, again and again until the database answers."""
     while True:
         try:
             return await run_in_threadpool(call, *args, **kwargs)
@@ -350,12 +367,12 @@ async def retry_until_available(call: Callable[P, R], *args: P.args, **kwargs: P
 
 
 async def requeue_or_fail(store: Store, job: Job, retry_policy: RetryPolicy, why: str) -> None:
-    """What happens to a running job whose worker is lost."""
+    """Queue a job whose worker was lost again, or end it after too many attempts."""
     if job.cancel_requested:
         await retry_until_available(store.jobs.finish, job.id, job.attempt, "cancelled")
     elif job.attempt >= retry_policy.attempts:
-        detail = f"it was started {job.attempt} times, and each time its worker was lost: {why}"
-        problem = as_json(new_problem(503, "worker-lost", detail))
+        detail = f"all {job.attempt} attempts lost their worker; the last one: {why}"
+        problem = new_problem_json(503, "worker-lost", detail)
         await retry_until_available(
             store.jobs.finish, job.id, job.attempt, "failed", outcome_json=problem
         )
@@ -364,31 +381,18 @@ async def requeue_or_fail(store: Store, job: Job, retry_policy: RetryPolicy, why
 
 
 def is_late(job: Job, now: datetime) -> bool:
-    """Whether it should have ended by now."""
+    """Return True if a job's deadline has passed."""
     return job.deadline_at is not None and now >= job.deadline_at
 
 
 def deadline_problem(job: Job) -> str:
-    """Why a job that is late failed."""
+    """Return the problem of a job that missed its deadline, as its row stores it."""
     what = "measured" if job.started_at is not None else "started"
-    return as_json(
+    return problem_json(
         problem_of(
             DeadlineExceeded(
-                f"the job was not {what} before its deadline; ask again, add a worker that offers "
+                f"the job was not {what} before its deadline; try again, add a worker that offers "
                 f"{job.needs}, or measure elsewhere and post the profile"
             )
         )
     )
-
-
-class Plans(Protocol):
-    """Plans from a profile that was measured."""
-
-    async def from_profile(
-        self, request: PlanRequest, profile: Profile, deadline_s: float
-    ) -> PlanRecord:
-        """The answer to a request, once its model is measured; stores nothing.
-
-        Raises:
-            StagewrightError: There is none.
-        """

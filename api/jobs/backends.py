@@ -1,4 +1,4 @@
-"""What runs the jobs of a server, by its settings."""
+"""Choice of the worker backend by the server's settings."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ EMBEDDED, THREADS = "embedded", "threads"
 
 
 def build_workers(settings: ServerSettings) -> WorkerBackend:
-    """What runs them; nothing of it is started before there is a job.
+    """Return the backend; nothing is started before the first job.
 
     Raises:
-        InvalidInput, Refused: See `scheduler.RemoteScheduler`.
+        InvalidInput, Refused: See `dask_scheduler.RemoteScheduler`.
     """
     if settings.scheduler == THREADS:
         return ThreadWorkers()
@@ -26,10 +26,10 @@ def build_workers(settings: ServerSettings) -> WorkerBackend:
 
 
 def is_local(scheduler: str) -> bool:
-    """Whether jobs run on the server's own machine."""
+    """Return True if jobs run on the server's machine."""
     return scheduler in (EMBEDDED, THREADS)
 
 
 def local_setup(settings: ServerSettings) -> MeasuringSetup | None:
-    """How workers on this machine measure; those elsewhere have settings of their own."""
+    """Return how local workers measure; `None` for remote ones, which have their own settings."""
     return MeasuringSetup.from_settings(settings) if is_local(settings.scheduler) else None

@@ -1,10 +1,10 @@
-"""Dask schedulers: one embedded in the server, with a worker; or one that somebody else runs."""
+"""Dask schedulers: embedded in the server with one worker, or remote."""
 
 from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from distributed import WorkerPlugin
@@ -13,37 +13,29 @@ from ...core.errors import InvalidInput, Refused
 from ..errors import WorkersUnavailable
 from ..settings.settings import LOOPBACK_NAMES, TlsFiles
 from ..telemetry.logs import LogFormat, configure_logging
-from .worker_resources import detect_resources
+from .worker_resources import INVITATION, detect_resources
 
 MISSING = "jobs need Dask; run: pip install 'stagewright[cluster]'"
 
-
-class Scheduler(Protocol):
-    """Gives tasks to workers."""
-
-    @property
-    def name(self) -> str:
-        """For messages."""
-
-    def connect(self, timeout: str) -> Any:
-        """A new Dask client; starts the scheduler if it is ours. Raises: WorkersUnavailable."""
-
-    def invitation(self, needs: str) -> str:
-        """See `workers.Workers.invitation`."""
-
-    def close(self) -> None:
-        """End what `connect` started."""
+DASK_SETTINGS = {
+    # This server restarts and counts jobs whose worker died; the scheduler must not.
+    "distributed.scheduler.allowed-failures": 0,
+    # Every process on this machine could query Dask's web servers, so they have no routes.
+    "distributed.scheduler.http.routes": [],
+    "distributed.worker.http.routes": [],
+    "logging": {"distributed": "warning", "distributed.scheduler": "critical"},
+}
 
 
 class EmbeddedScheduler:
-    """A scheduler in this process and a worker in one below it, on loopback.
+    """A scheduler in this process with one worker in a child process, on the loopback interface.
 
-    Whoever reaches a scheduler may run code; so the two show each other certificates made up
-    for this one run.
+    A scheduler runs code for anyone who can connect, so both ends authenticate with certificates
+    generated for this run.
 
     Args:
-        log_format: How the worker logs; see `telemetry.logs.configure_logging`.
-        log_level: Likewise.
+        log_format: Log format of the worker; see `telemetry.logs.configure_logging`.
+        log_level: Log level of the worker.
     """
 
     name = "the embedded scheduler"
@@ -53,11 +45,10 @@ class EmbeddedScheduler:
         self._cluster: Any = None
 
     def connect(self, timeout: str) -> Any:
+        """Start the scheduler and return a Dask client. Raises: WorkersUnavailable."""
         configure_dask()
         try:
             from distributed import Client, LocalCluster, Security
-
-            pass  # SELFIMPORT
 
             security = Security.temporary()
         except ImportError as error:
@@ -71,7 +62,7 @@ class EmbeddedScheduler:
                 protocol="tls://",
                 security=security,
                 scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
-                memory_limit=0,
+                memory_limit=0,  # measuring children are limited one by one
                 resources=detect_resources(),
                 silence_logs=logging.WARNING,
             )
@@ -83,12 +74,11 @@ class EmbeddedScheduler:
             raise WorkersUnavailable(f"{self.name} did not start: {error}") from error
 
     def invitation(self, needs: str) -> str:
-        return (
-            "start the server with --scheduler tls://HOST:8786, and where there is one: "
-            f"stagewright worker --scheduler tls://HOST:8786 --resources {needs}=1"
-        )
+        """Return how to add a worker; see `WorkerBackend.invitation`."""
+        return INVITATION.format(needs=needs)
 
     def close(self) -> None:
+        """Stop scheduler and worker."""
         cluster, self._cluster = self._cluster, None
         if cluster is not None:
             with suppress(Exception):
@@ -99,12 +89,12 @@ class RemoteScheduler:
     """A scheduler at an address.
 
     Args:
-        address: ``tls://host:port``; ``tcp://`` on loopback alone.
-        tls: For the former.
+        address: ``tls://host:port``; ``tcp://`` only on the loopback interface.
+        tls: Certificates for ``tls://``.
 
     Raises:
-        InvalidInput: The address cannot be one, or the certificates are missing.
-        Refused: It would be spoken to in the clear over a network.
+        InvalidInput: The address is invalid, or the certificates are missing.
+        Refused: The connection would be unencrypted over a network.
     """
 
     def __init__(self, address: str, tls: TlsFiles | None) -> None:
@@ -113,6 +103,7 @@ class RemoteScheduler:
         self._tls = tls
 
     def connect(self, timeout: str) -> Any:
+        """Return a new Dask client. Raises: WorkersUnavailable."""
         configure_dask()
         try:
             from distributed import Client
@@ -129,14 +120,15 @@ class RemoteScheduler:
             raise WorkersUnavailable(f"{self.name} does not answer: {error}") from error
 
     def invitation(self, needs: str) -> str:
+        """Return how to add a worker; see `WorkerBackend.invitation`."""
         return f"stagewright worker --scheduler {self.name} --resources {needs}=1"
 
     def close(self) -> None:
-        """Others use it; it stays."""
+        """Do nothing: other servers use the scheduler."""
 
 
 def check_address(address: str, tls: TlsFiles | None) -> None:
-    """Refuse what is no scheduler's address, and what would expose one.
+    """Check that an address is a scheduler's and safe to connect to.
 
     Raises:
         InvalidInput, Refused: See `RemoteScheduler`.
@@ -148,24 +140,23 @@ def check_address(address: str, tls: TlsFiles | None) -> None:
         host, port, parts = None, None, urlsplit("")
     if parts.scheme not in ("tls", "tcp") or not host or port is None:
         raise InvalidInput(
-            f"{address!r} is no scheduler's address; give one such as tls://10.0.0.5:8786"
+            f"{address!r} is not a scheduler's address; use one like tls://10.0.0.5:8786"
         )
     if parts.scheme == "tls" and tls is None:
         raise InvalidInput(
-            f"{address} needs certificates, of the authority that signed the scheduler's: a worker "
-            "takes them by --tls-ca-file, --tls-cert and --tls-key, a server by "
-            "STAGEWRIGHT_SCHEDULER_TLS_CA_FILE, STAGEWRIGHT_SCHEDULER_TLS_CERT and "
-            "STAGEWRIGHT_SCHEDULER_TLS_KEY"
+            f"{address} needs certificates signed by the scheduler's authority: pass --tls-ca-file,"
+            " --tls-cert and --tls-key to a worker, or set STAGEWRIGHT_SCHEDULER_TLS_CA_FILE, "
+            "STAGEWRIGHT_SCHEDULER_TLS_CERT and STAGEWRIGHT_SCHEDULER_TLS_KEY for a server"
         )
     if parts.scheme == "tcp" and host not in LOOPBACK_NAMES:
         raise Refused(
-            f"{address} is spoken to in the clear, and whoever reaches a scheduler runs code on "
-            "every worker; start it with certificates and use tls://"
+            f"{address} is unencrypted, and anyone who reaches a scheduler can run code on its "
+            "workers; start it with certificates and use tls://"
         )
 
 
 def security_of(tls: TlsFiles | None, role: str) -> Any:
-    """Dask's own form of the certificates, for a ``client`` or a ``worker``."""
+    """Return the certificates as Dask's `Security` for a ``client`` or a ``worker``."""
     from distributed import Security
 
     if tls is None:
@@ -178,31 +169,15 @@ def security_of(tls: TlsFiles | None, role: str) -> Any:
 
 
 def configure_dask() -> None:
-    """What has to be set before Dask is imported, and goes to its worker processes too."""
+    """Set Dask's configuration, which its worker processes inherit."""
     with suppress(ImportError):
         import dask
 
-        dask.config.set(QUIET)
-
-
-QUIET = {
-    # A job whose worker dies is started again by us, who count; never by the scheduler.
-    "distributed.scheduler.allowed-failures": 0,
-    # Its web servers, which anyone on this machine could ask, have nothing to say.
-    "distributed.scheduler.http.routes": [],
-    "distributed.worker.http.routes": [],
-    "logging": {"distributed": "warning", "distributed.scheduler": "critical"},
-}
-"""Settings of Dask."""
+        dask.config.set(DASK_SETTINGS)
 
 
 class WorkerLog(WorkerPlugin):
-    """Sets up the log of every worker that is started, also in another's place.
-
-    Args:
-        format: See `telemetry.logs.configure_logging`.
-        level: Likewise.
-    """
+    """Plugin that configures the log of every worker process, restarted ones included."""
 
     name = "stagewright-log"
 

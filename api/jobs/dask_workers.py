@@ -1,4 +1,4 @@
-"""Jobs run by Dask workers: one on this machine, or all that a scheduler has."""
+"""Worker backend on Dask: one worker on this machine, or all workers of a remote scheduler."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import WorkersUnavailable
-from .dask_scheduler import Scheduler
-from .measurements import measure
+from .dask_scheduler import EmbeddedScheduler, RemoteScheduler
+from .measurements import run_measurement
 from .messages import (
     Heartbeat,
     TaskOutcome,
@@ -29,27 +29,27 @@ _log = logging.getLogger(__name__)
 
 
 class DaskWorkers:
-    """`workers.Workers` behind a Dask scheduler, reached when there is something to do.
+    """A `WorkerBackend` behind a Dask scheduler, connected when first needed.
 
-    What workers say on the way comes as events of a topic of this server's own; the result is
-    that of the task. A worker never sees the database.
+    Workers' messages travel as events of a topic that belongs to this server; the outcome is the
+    result of the Dask task. Workers never see the database.
 
     Args:
-        scheduler: Whose workers.
+        scheduler: The scheduler to connect to.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: EmbeddedScheduler | RemoteScheduler) -> None:
         self._scheduler = scheduler
         self._topic = f"stagewright-{secrets.token_hex(8)}"
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the connection; callbacks do not take it
         self._closed = False
         self._client: Any = None
         self._futures: dict[str, Any] = {}
-        self._tell: dict[str, Callable[[WorkerMessage], None]] = {}
+        self._callbacks: dict[str, Callable[[WorkerMessage], None]] = {}
 
-    def submit(self, task: WorkerTask, tell: Callable[[WorkerMessage], None]) -> None:
+    def submit(self, task: WorkerTask, on_message: Callable[[WorkerMessage], None]) -> None:
         client = self._connected()
-        self._tell[task.key] = tell
+        self._callbacks[task.key] = on_message  # first: a message may arrive before the future
         try:
             future = client.submit(
                 run_task,
@@ -61,13 +61,13 @@ class DaskWorkers:
                 retries=0,
             )
         except Exception as error:
-            self._tell.pop(task.key, None)
+            self._callbacks.pop(task.key, None)
             raise WorkersUnavailable(f"{self._scheduler.name} took no task: {error}") from error
         self._futures[task.key] = future
-        future.add_done_callback(self._done)
+        future.add_done_callback(self._on_done)
 
     def stop(self, key: str) -> None:
-        self._tell.pop(key, None)
+        self._callbacks.pop(key, None)
         future = self._futures.pop(key, None)
         if future is not None:
             with suppress(Exception):  # a scheduler that is gone runs nothing
@@ -78,7 +78,7 @@ class DaskWorkers:
         try:
             workers = client.scheduler_info(n_workers=-1)["workers"].values()
         except Exception as error:
-            raise WorkersUnavailable(f"{self._scheduler.name} says nothing: {error}") from error
+            raise WorkersUnavailable(f"{self._scheduler.name} does not answer: {error}") from error
         return Counter(kind for worker in workers for kind in worker.get("resources", {}))
 
     def invitation(self, needs: str) -> str:
@@ -92,11 +92,7 @@ class DaskWorkers:
             self._disconnect()
 
     def _connected(self) -> Any:
-        """The client, connected again if the scheduler had gone.
-
-        Raises:
-            WorkersUnavailable: There is no scheduler to be reached.
-        """
+        """Return the client, reconnected if the scheduler was lost. Raises: WorkersUnavailable."""
         with self._lock:
             if self._closed:
                 raise WorkersUnavailable("the server is stopping")
@@ -104,31 +100,31 @@ class DaskWorkers:
                 return self._client
             self._disconnect()
             self._client = self._scheduler.connect(CONNECT_TIMEOUT)
-            self._client.subscribe_topic(self._topic, self._hear)
+            self._client.subscribe_topic(self._topic, self._on_event)
             return self._client
 
     def _disconnect(self) -> None:
-        lost, self._client = self._client, None
-        if lost is not None:
+        client, self._client = self._client, None
+        if client is not None:
             with suppress(Exception):
-                lost.close(timeout=2)
+                client.close(timeout=2)
         self._scheduler.close()
         for key in list(self._futures):
             self._futures.pop(key, None)
-            self._told(key, WorkerLost(f"{self._scheduler.name} is gone"))
+            self._end(key, WorkerLost(f"{self._scheduler.name} is gone"))
 
-    def _hear(self, event: tuple[float, Any]) -> None:
-        """A message of a worker, on the client's own thread."""
-        said = event[1]
+    def _on_event(self, event: tuple[float, Any]) -> None:
+        """Pass a worker's message on; called on the client's own thread."""
+        payload = event[1]
         try:
-            tell = self._tell.get(said["key"])
-            if tell is not None:
-                tell(from_event(said))
+            on_message = self._callbacks.get(payload["key"])
+            if on_message is not None:
+                on_message(from_event(payload))
         except (KeyError, ValueError, TypeError):
-            _log.warning("a worker said what this server does not understand: %.200r", said)
+            _log.warning("cannot read a worker's message: %.200r", payload)
 
-    def _done(self, future: Any) -> None:
-        """The end of a task, on a thread of the client's."""
+    def _on_done(self, future: Any) -> None:
+        """Pass the end of a task on; called on one of the client's threads."""
         key = future.key
         if self._futures.pop(key, None) is None:
             return
@@ -136,54 +132,54 @@ class DaskWorkers:
             try:
                 outcome = future.result(timeout=60)
             except Exception as error:  # noqa: BLE001 - whatever happens on the way back
-                self._told(key, WorkerLost(f"its result did not arrive: {type(error).__name__}"))
+                self._end(key, WorkerLost(f"its result did not arrive: {type(error).__name__}"))
                 return
             assert isinstance(outcome, TaskOutcome)
-            self._told(key, outcome)
+            self._end(key, outcome)
         elif future.status == "error":
             raised = future.exception()
             _log.warning("job task %s failed on its worker: %r", key, raised)
-            self._told(key, WorkerLost(f"its worker was lost: {type(raised).__name__}"))
+            self._end(key, WorkerLost(f"its worker was lost: {type(raised).__name__}"))
         else:
-            self._told(key, WorkerLost(f"its task was {future.status} by {self._scheduler.name}"))
+            self._end(key, WorkerLost(f"its task was {future.status} by {self._scheduler.name}"))
 
-    def _told(self, key: str, told: WorkerMessage) -> None:
-        tell = self._tell.pop(key, None)
-        if tell is not None:
-            tell(told)
+    def _end(self, key: str, outcome: TaskOutcome) -> None:
+        on_message = self._callbacks.pop(key, None)
+        if on_message is not None:
+            on_message(outcome)
 
 
 RUNNING_TASK = ("executing", "long-running")
-"""States of a task on its worker in which somebody still waits for it."""
+"""States of a task on its worker in which its result is still wanted."""
 
 CLOSING_WORKER = ("closing", "closed", "failed", "closing_gracefully")
 
 
 def run_task(task: WorkerTask, topic: str) -> TaskOutcome:
-    """Measure, telling the scheduler's topic what happens meanwhile.
+    """Run a task on a Dask worker, publishing its messages under a topic.
 
-    Dask cannot interrupt a task. But when it is cancelled, or the server that asked for it is
-    gone, the scheduler has its worker forget it; that is seen here, and ends the child.
+    Dask cannot interrupt a running task. But when the task is cancelled, or the server that
+    submitted it is gone, the scheduler makes the worker forget it; polling for that ends the child.
     """
     from distributed import get_worker
 
     worker: Any = get_worker()
 
-    def tell(happened: WorkerStarted | Heartbeat | WorkerProgress) -> None:
-        worker.log_event(topic, {"key": task.key, **as_event(happened)})
+    def on_message(message: WorkerStarted | Heartbeat | WorkerProgress) -> None:
+        worker.log_event(topic, {"key": task.key, **as_event(message)})
 
     def is_stopped() -> bool:
         known = worker.state.tasks.get(task.key)
-        wanted = known is not None and known.state in RUNNING_TASK
-        return not wanted or worker.status.name in CLOSING_WORKER
+        is_wanted = known is not None and known.state in RUNNING_TASK
+        return not is_wanted or worker.status.name in CLOSING_WORKER
 
-    tell(WorkerStarted(str(worker.name)))
-    return measure(task, tell, is_stopped)
+    on_message(WorkerStarted(str(worker.name)))
+    return run_measurement(task, on_message, is_stopped)
 
 
-def as_event(happened: WorkerStarted | Heartbeat | WorkerProgress) -> dict[str, Any]:
-    """A message as Dask sends it: builtin types alone."""
-    match happened:
+def as_event(message: WorkerStarted | Heartbeat | WorkerProgress) -> dict[str, Any]:
+    """Return a message as a Dask event, which may hold builtin types only."""
+    match message:
         case WorkerStarted(worker):
             return {"kind": "started", "worker": worker}
         case WorkerProgress(done, total, layer):
@@ -192,10 +188,10 @@ def as_event(happened: WorkerStarted | Heartbeat | WorkerProgress) -> dict[str, 
 
 
 def from_event(event: dict[str, Any]) -> WorkerStarted | Heartbeat | WorkerProgress:
-    """And back.
+    """Return the message in a Dask event.
 
     Raises:
-        KeyError, ValueError, TypeError: It is none of ours.
+        KeyError, ValueError, TypeError: The event is not one of `as_event`.
     """
     match event["kind"]:
         case "started":

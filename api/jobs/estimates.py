@@ -1,4 +1,4 @@
-"""Estimates made by workers, where the server has no torch."""
+"""Estimates made by workers, for servers without torch."""
 
 from __future__ import annotations
 
@@ -27,64 +27,64 @@ from .workers import WorkerBackend
 
 
 class EstimatingWorkers:
-    """`models.estimating.Elsewhere`: hands one estimate to a worker, and waits for it.
+    """A `model_sources.estimator.RemoteEstimator`: sends each estimate to a worker.
 
-    It is no job: nothing is written down, and whoever asked waits, as for a child of the server's.
+    An estimate is no job: nothing is stored, and the request waits for it.
 
     Args:
-        workers: They are elsewhere, and closed by others.
+        workers: A remote backend, closed by its owner.
     """
 
     def __init__(self, workers: WorkerBackend) -> None:
         self._workers = workers
-        self._reaching = AsyncWorkers(workers)
+        self._async_workers = AsyncWorkers(workers)
 
     async def __call__(self, request_json: str) -> str:
-        """The answer of a worker.
+        """Return a worker's answer to an `EstimateRequest`, both as JSON.
 
         Raises:
             MeasuringUnavailable: No worker is connected.
-            WorkersUnavailable: They cannot be reached, or the one at it was lost.
-            MeasuringFailed: A fault of ours, which is in the log.
-            StagewrightError: What the child on the worker says.
+            WorkersUnavailable: The workers cannot be reached, or the one at work was lost.
+            MeasuringFailed: An internal error, which is in the log.
+            StagewrightError: The worker's child reports it.
         """
-        needs = await self._kind()
-        told: asyncio.Queue[WorkerMessage] = asyncio.Queue()
+        needs = await self._choose_resource()
+        inbox: asyncio.Queue[WorkerMessage] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         task = WorkerTask(f"estimate-{secrets.token_hex(8)}", request_json, needs, is_estimate=True)
 
-        def tell(said: WorkerMessage) -> None:
-            loop.call_soon_threadsafe(told.put_nowait, said)
+        def on_message(message: WorkerMessage) -> None:
+            loop.call_soon_threadsafe(inbox.put_nowait, message)
 
         try:
-            await self._reaching.submit(task, tell)
-            return await _end(told)
-        finally:  # also when the deadline, or the end of the server, cancels it
-            await asyncio.shield(self._reaching.stop(task.key))
+            await self._async_workers.submit(task, on_message)
+            return await _wait_for_estimate(inbox)
+        finally:  # also if the deadline or the server's shutdown cancels this
+            await asyncio.shield(self._async_workers.stop(task.key))
 
-    async def _kind(self) -> str:
-        """What to ask of a worker; estimating takes none of it, but every worker offers some."""
-        await self._reaching.learn()
-        offered = self._reaching.offered()
+    async def _choose_resource(self) -> str:
+        """Return a resource to ask for: estimating needs none, but tasks must name one."""
+        await self._async_workers.refresh()
+        offered = self._async_workers.offered()
         if not offered:
             how = self._workers.invitation(CPU)
-            raise MeasuringUnavailable(f"{WITHOUT_TORCH}; a worker: {how}")
+            raise MeasuringUnavailable(f"{WITHOUT_TORCH}; start a worker with: {how}")
         return CPU if CPU in offered else offered[0]
 
 
-async def _end(told: asyncio.Queue[WorkerMessage]) -> str:
+async def _wait_for_estimate(inbox: asyncio.Queue[WorkerMessage]) -> str:
     while True:
-        said = await told.get()
-        match said:
+        message = await inbox.get()
+        match message:
             case ModelEstimated(estimated_json):
                 return estimated_json
-            case TaskFailed(message=message):
-                raise error_from_failure(said) or MeasuringFailed(message)
+            case TaskFailed(message=text):
+                raise error_from_failure(message) or MeasuringFailed(text)
             case WorkerLost(why):
-                raise WorkersUnavailable(f"the worker that estimated was lost ({why}); ask again")
+                raise WorkersUnavailable(f"the worker making the estimate was lost ({why}); retry")
             case ProfileMeasured():
-                raise MeasuringFailed("a worker measured what was to be estimated")
+                raise MeasuringFailed("a worker measured instead of estimating")
             case WorkerStarted() | Heartbeat() | WorkerProgress():
                 continue
             case _:
-                assert_never(said)
+                assert_never(message)

@@ -1,4 +1,4 @@
-"""What a job is to do, as its row keeps it."""
+"""Specification of a job, as its row stores it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .messages import CPU, CUDA
 
 
 class JobSpec(Record):
-    """What is measured, and what comes of it.
+    """A measurement and the plan to make from it.
 
     Attributes:
-        measure: The measurement; a job has one.
-        measure_digest: Of everything its outcome depends on.
-        fresh: Measure even what was measured before.
-        plan: The request whose answer is wanted; `None` if the profile is.
-        plan_digest: Of that request.
-        plan_deadline_s: Longest its plan may be searched for.
+        measure: The measurement.
+        measure_digest: Digest of everything its result depends on.
+        fresh: Whether to measure again what was measured before.
+        plan: The request to answer; `None` if only the profile is wanted.
+        plan_digest: Digest of that request.
+        plan_deadline_s: Time limit of the search for the plan.
     """
 
     measure: MeasureRequest
@@ -32,30 +32,30 @@ class JobSpec(Record):
 
 
 def read_job_spec(request_json: str) -> JobSpec:
-    """What a job of ours is to do."""
+    """Parse the request that a job's row holds."""
     return JobSpec.model_validate_json(request_json)
 
 
 def required_resource(request: MeasureRequest, kind: str | None, cluster: Cluster | None) -> str:
-    """What a worker has to offer for a measurement.
+    """Return the resource that a worker must offer for a measurement.
 
-    A GPU is looked for by its kind where the request names one, or plans for devices of one kind
-    that the catalogue knows; any GPU will do otherwise.
+    A GPU must be of a certain kind if the request names one, or plans for devices of a single kind
+    in the catalogue; otherwise any GPU will do.
 
     Args:
-        request: What is measured, and on what sort of device.
-        kind: The kind asked for.
-        cluster: What is planned for.
+        request: The measurement.
+        kind: The kind of GPU requested.
+        cluster: The cluster planned for.
 
     Raises:
-        InvalidInput: A kind is named, and the processor is to be measured.
+        InvalidInput: A GPU is named, but the CPU is to be measured.
     """
     device = request.profiling.device or "cpu"
     if device == "cpu":
         if kind is not None and kind.lower() != CPU:
             raise InvalidInput(
-                f"{kind} is a GPU, and 'profiling' measures on the CPU; give "
-                '{"device": "cuda"} there',
+                f"{kind} is a GPU, but 'profiling' measures on the CPU; set it to "
+                '{"device": "cuda"}',
                 field="/profiling/device",
             )
         return CPU

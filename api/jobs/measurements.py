@@ -1,4 +1,4 @@
-"""Measuring for a job, on its worker: the child, progress, signs of life, and what came of it."""
+"""Tasks run on a worker: the child process, its heartbeat and its outcome."""
 
 from __future__ import annotations
 
@@ -30,39 +30,40 @@ from .messages import (
     WorkerTask,
 )
 
-BEAT_S = 2.0
-"""How often a worker says that it is alive."""
-
-STOP_S = 0.2
-"""How often it asks whether to stop; a child ends that late."""
+HEARTBEAT_S = 2.0
+POLL_STOP_S = 0.2
+"""Interval at which a worker asks whether to stop, and so the delay until its child ends."""
 
 ERRORS: dict[str, type[StagewrightError]] = {
     error.__name__: error
     for error in (InvalidInput, CaptureError, MeasurementError, OutOfMemory, DeadlineExceeded)
 }
-"""Errors that are addressed to whoever asked."""
+"""Errors whose message is meant for the client."""
+
+DETAILS = ("field", "layer", "required_bytes", "available_bytes")
+"""Attributes that some of these errors have besides their message."""
 
 
-def measure(
+def run_measurement(
     task: WorkerTask,
-    tell: Callable[[Heartbeat | WorkerProgress], None],
+    on_message: Callable[[Heartbeat | WorkerProgress], None],
     is_stopped: Callable[[], bool],
 ) -> TaskOutcome:
-    """Measure, or estimate, in a child of this thread's; blocks until its processes are dead.
+    """Measure or estimate in a child of this thread; return once its processes are killed.
 
     Args:
-        task: What to measure.
-        tell: Called with progress and, every `BEAT_S`, a sign of life; from other threads too.
-        is_stopped: Asked now and then; the child ends once it says so.
+        task: The task.
+        on_message: Called with progress and heartbeats, also from other threads.
+        is_stopped: Polled; the child is ended once it returns True.
     """
 
-    def on_progress(told: dict[str, Any]) -> None:
-        tell(WorkerProgress(told["done"], told["total"], told["layer"]))
+    def on_progress(progress: dict[str, Any]) -> None:
+        on_message(WorkerProgress(progress["done"], progress["total"], progress["layer"]))
 
     try:
-        with _watched(lambda: tell(Heartbeat()), is_stopped) as stopped:
+        with _watch(lambda: on_message(Heartbeat()), is_stopped) as stopped:
             if task.is_estimate:
-                return ModelEstimated(_estimated(task, stopped))
+                return ModelEstimated(_estimate(task, stopped))
             request = MeasureRequest.model_validate_json(task.request_json)
             setup = task.setup or read_own_setup()
             profile = measure_confined(request, setup, on_progress=on_progress, stopped=stopped)
@@ -71,69 +72,64 @@ def measure(
     except OSError as error:
         return WorkerLost(f"its process could not be started: {error}")
     except StagewrightError as error:
-        return failed(error)
+        return to_failure(error)
     return ProfileMeasured(profile.to_json())
 
 
-def _estimated(task: WorkerTask, stopped: threading.Event) -> str:
-    """The child's answer; estimates are made by workers elsewhere alone, which know how."""
+def _estimate(task: WorkerTask, stopped: threading.Event) -> str:
     from ..settings.load import configure
 
     return estimate_confined(task.request_json, configure({}).settings, stopped)
 
 
 def read_own_setup() -> MeasuringSetup:
-    """How this machine measures for servers elsewhere, by its own ``STAGEWRIGHT_*`` variables.
+    """Return how this machine measures for remote servers, by its ``STAGEWRIGHT_*`` variables.
 
     Raises:
-        InvalidInput: One of them does not fit.
+        InvalidInput: A variable is invalid.
     """
     from ..settings.load import configure
 
     return MeasuringSetup.from_settings(configure({}).settings)
 
 
-def failed(error: StagewrightError) -> TaskFailed:
-    """An error as what a worker sends."""
+def to_failure(error: StagewrightError) -> TaskFailed:
+    """Return the message that carries an error to the server."""
+    # The last match is the most specific class: a subclass follows its base in ERRORS.
     name = next((name for name in reversed(ERRORS) if isinstance(error, ERRORS[name])), "")
-    return TaskFailed(
-        error=name,
-        message=str(error),
-        field=getattr(error, "field", None),
-        layer=getattr(error, "layer", None),
-        required_bytes=getattr(error, "required_bytes", None),
-        available_bytes=getattr(error, "available_bytes", None),
-    )
+    details = {detail: getattr(error, detail, None) for detail in DETAILS}
+    return TaskFailed(error=name, message=str(error), **details)
 
 
-def error_of(told: TaskFailed) -> StagewrightError | None:
-    """And back; `None` for a fault of ours, whose message is not for the caller."""
-    error_class = ERRORS.get(told.error)
+def to_error(failure: TaskFailed) -> StagewrightError | None:
+    """Return the error that a message carries; `None` for an internal error of the worker."""
+    error_class = ERRORS.get(failure.error)
     if error_class is InvalidInput:
-        return InvalidInput(told.message, field=told.field)
+        return InvalidInput(failure.message, field=failure.field)
     if error_class is OutOfMemory:
         return OutOfMemory(
-            told.message,
-            layer=told.layer,
-            required_bytes=told.required_bytes,
-            available_bytes=told.available_bytes,
+            failure.message,
+            layer=failure.layer,
+            required_bytes=failure.required_bytes,
+            available_bytes=failure.available_bytes,
         )
-    return None if error_class is None else error_class(told.message)
+    return None if error_class is None else error_class(failure.message)
 
 
 @contextmanager
-def _watched(beat: Callable[[], None], is_stopped: Callable[[], bool]) -> Iterator[threading.Event]:
-    """An event that is set once the work has to stop; beats meanwhile."""
+def _watch(beat: Callable[[], None], is_stopped: Callable[[], bool]) -> Iterator[threading.Event]:
+    """Yield an event that is set once the task must stop; send heartbeats meanwhile."""
     stopped, done = threading.Event(), threading.Event()
 
+    # A thread of its own, because the task's thread is blocked reading its child's output.
     def watch() -> None:
-        num_asked = 0
-        while not done.wait(STOP_S):
+        num_polls = 0
+        while not done.wait(POLL_STOP_S):
             if is_stopped():
                 stopped.set()
                 return
-            num_asked += 1
-            if num_asked % round(BEAT_S / STOP_S) == 0:
+            num_polls += 1
+            if num_polls % round(HEARTBEAT_S / POLL_STOP_S) == 0:
                 beat()
 
     watcher = threading.Thread(target=watch, name="job-watch", daemon=True)

@@ -1,4 +1,4 @@
-"""What a server gives a worker, and what it is told: plain data, the same on both sides."""
+"""Messages between server and workers: plain data, equal on both sides."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from dataclasses import dataclass
 from typing import Any
 
 CPU = "cpu"
-"""What every worker offers that has torch and was not told otherwise: its own processors."""
+"""Resource offered by every worker that has torch, unless configured otherwise."""
 
 CUDA = "cuda"
-"""What every worker with a GPU offers, beside the GPU's own name."""
+"""Resource offered by every worker with a GPU, besides the GPU's own name."""
 
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """One measurement for one job, or an estimate.
+    """One measurement for one job, or one estimate.
 
     Attributes:
-        key: Names this run; no other run of any job has it.
-        request_json: The `core.options.MeasureRequest`, or `EstimateRequest`.
-        needs: What the worker has to offer.
-        setup: How to measure (`confined.measure.MeasuringSetup`); `None` leaves it to the worker.
-        is_estimate: Whether nothing is measured; answered by `ModelEstimated`.
+        key: Unique among all tasks of all jobs.
+        request_json: A `MeasureRequest`, or an `EstimateRequest` for an estimate.
+        needs: The resource a worker must offer.
+        setup: How to measure (`model_sources.measure.MeasuringSetup`); `None` leaves it to the
+            worker's own settings.
+        is_estimate: Whether the result is a `ModelEstimated`.
     """
 
     key: str
@@ -33,19 +34,19 @@ class WorkerTask:
 
 @dataclass(frozen=True)
 class WorkerStarted:
-    """A worker has begun."""
+    """A worker has begun the task."""
 
     worker: str
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """It is still at it."""
+    """The worker is alive and still at the task."""
 
 
 @dataclass(frozen=True)
 class WorkerProgress:
-    """It has got so far."""
+    """Progress of the task."""
 
     done: int
     total: int
@@ -54,29 +55,29 @@ class WorkerProgress:
 
 @dataclass(frozen=True)
 class ProfileMeasured:
-    """It is done, and nothing it started is left."""
+    """The measurement is finished and all its processes have ended."""
 
     profile_json: str
 
 
 @dataclass(frozen=True)
 class ModelEstimated:
-    """It is done: a `core.options.Estimated`."""
+    """The estimate (an `Estimated`) is finished."""
 
     estimated_json: str
 
 
 @dataclass(frozen=True)
 class TaskFailed:
-    """It cannot be measured; trying again would not help.
+    """The task cannot succeed; retrying would not help.
 
     Attributes:
         error: Name of the class in `core.errors`.
         message: For the caller.
         field: JSON pointer into the request, if one field is at fault.
         layer: Where memory ran out, if it did.
-        required_bytes: What was needed there.
-        available_bytes: What there is.
+        required_bytes: Memory needed there.
+        available_bytes: Memory available.
     """
 
     error: str
@@ -89,7 +90,7 @@ class TaskFailed:
 
 @dataclass(frozen=True)
 class WorkerLost:
-    """The worker died or was never reached; whatever it did is gone."""
+    """The worker died or was never reached; a retry may succeed."""
 
     why: str
 

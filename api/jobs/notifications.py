@@ -1,4 +1,4 @@
-"""Waking whoever waits for a job of this server to change."""
+"""Notification of coroutines that wait for a job of this server to change."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from contextlib import contextmanager, suppress
 
 
 class JobWatcher:
-    """Sees every change of a job from its beginning to its end, unless other servers make it."""
+    """Observer of one job; changes made by other servers are not seen."""
 
-    def __init__(self, board: JobNotifications) -> None:
-        self._board = board
+    def __init__(self, notifications: JobNotifications) -> None:
+        self._notifications = notifications
         self.event = asyncio.Event()
 
     async def wait(self, timeout_s: float) -> None:
-        """Until something has happened since the last call, the time is over, or all stops."""
-        if timeout_s > 0 and not self._board.is_stopped:
+        """Return at the first change since the last call, on timeout, or at shutdown."""
+        if timeout_s > 0 and not self._notifications.is_stopped:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.event.wait(), timeout_s)
         self.event.clear()
 
 
 class JobNotifications:
-    """Who waits for what; belongs to one event loop."""
+    """Registry of the watchers of each job; belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._watches: dict[str, set[JobWatcher]] = {}
+        self._watchers: dict[str, set[JobWatcher]] = {}
         self.is_stopped = False
 
     @contextmanager
     def watch(self, job_id: str) -> Iterator[JobWatcher]:
-        """Begin before the job is looked at, so that no change falls in between."""
-        watch, watches = JobWatcher(self), self._watches.setdefault(job_id, set())
-        watches.add(watch)
+        """Yield a watcher; enter before reading the job, so that no change is missed."""
+        watcher, watchers = JobWatcher(self), self._watchers.setdefault(job_id, set())
+        watchers.add(watcher)
         try:
-            yield watch
+            yield watcher
         finally:
-            watches.discard(watch)
-            if not watches and self._watches.get(job_id) is watches:
-                del self._watches[job_id]
+            watchers.discard(watcher)
+            if not watchers:
+                self._watchers.pop(job_id, None)
 
     def changed(self, job_id: str) -> None:
-        """Something happened to a job."""
-        for watch in self._watches.get(job_id, ()):
-            watch.event.set()
+        """Wake the watchers of a job."""
+        for watcher in self._watchers.get(job_id, ()):
+            watcher.event.set()
 
     def stop(self) -> None:
-        """Wake everybody, and let nobody wait any more."""
+        """Wake all watchers; none waits any more."""
         self.is_stopped = True
-        for job_id in self._watches:
+        for job_id in self._watchers:
             self.changed(job_id)

@@ -1,4 +1,4 @@
-"""The end of a job: the problem it failed with, as its row keeps it and as it is told."""
+"""Outcome of a job as its row stores it: the problem document it failed with, or event data."""
 
 from __future__ import annotations
 
@@ -17,65 +17,65 @@ from ..http.problems import (
     internal_problem,
     problem_of_error,
 )
-from .measurements import error_of
+from .measurements import to_error
 from .messages import TaskFailed
 
 _log = logging.getLogger(__name__)
 
 
 def problem_of(error: Exception) -> ProblemDocument:
-    """Any error as what a caller is told."""
+    """Return the problem document of any error; internal errors are logged and not described."""
     if isinstance(error, Problem):
         return error.document
     if isinstance(error, StagewrightError):
         return problem_of_error(error).document
-    _log.error("a job failed by a fault of ours", exc_info=error)
+    _log.error("a job failed with an internal error", exc_info=error)
     return internal_problem().document
 
 
-def problem_from_failure(told: TaskFailed) -> ProblemDocument:
-    """What a worker failed with."""
-    error = error_from_failure(told)
+def problem_from_failure(failure: TaskFailed) -> ProblemDocument:
+    """Return the problem document of a worker's failure."""
+    error = error_from_failure(failure)
     return internal_problem().document if error is None else problem_of(error)
 
 
-def error_from_failure(told: TaskFailed) -> StagewrightError | None:
-    """The same as an error; `None`, and a line in the log, for a fault of ours."""
-    texts = {name: getattr(told, name) for name in ("message", "field", "layer")}
-    said: Any = {name: printable(text) for name, text in texts.items() if text is not None}
-    error = error_of(replace(told, **said))
+def error_from_failure(failure: TaskFailed) -> StagewrightError | None:
+    """Return a worker's failure as an error; `None`, and a line in the log, if it is internal."""
+    texts = {name: getattr(failure, name) for name in ("message", "field", "layer")}
+    clean: Any = {name: to_printable(text) for name, text in texts.items() if text is not None}
+    error = to_error(replace(failure, **clean))
     if error is None:
-        _log.error("a worker failed by a fault of ours: %s", told.message)
+        _log.error("a worker failed with an internal error: %s", failure.message)
     return error
 
 
-def printable(text: str) -> str:
-    """Text of a child as text that can be sent: half a character is none."""
+def to_printable(text: str) -> str:
+    """Return text without lone surrogates, which a child's JSON may hold and UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode()
 
 
-def new_problem(status: int, kind: str, detail: str) -> ProblemDocument:
-    """A problem that no error class stands for."""
-    return Problem(status, kind, clip(detail, MAX_DETAIL_CHARACTERS)).document
-
-
-def as_json(problem: ProblemDocument) -> str:
-    """For the job's row."""
+def problem_json(problem: ProblemDocument) -> str:
+    """Return a problem document as a job's row stores it."""
     return problem.model_dump_json(exclude_defaults=True, exclude_none=True)
 
 
-def from_json(outcome_json: str | None) -> ProblemDocument | None:
-    """And back."""
+def new_problem_json(status: int, kind: str, detail: str) -> str:
+    """Return a problem that has no error class, as a job's row stores it."""
+    return problem_json(Problem(status, kind, clip(detail, MAX_DETAIL_CHARACTERS)).document)
+
+
+def read_problem(outcome_json: str | None) -> ProblemDocument | None:
+    """Return the problem document stored in a job's row, if any."""
     return None if outcome_json is None else ProblemDocument.model_validate_json(outcome_json)
 
 
 def to_exception(document: ProblemDocument) -> Problem:
-    """To be raised, as the answer to a request that waited for the job."""
+    """Return a stored problem as an exception, to answer a request that waited for the job."""
     problem = Problem(document.status, document.type.removeprefix(TYPE_PREFIX), document.detail)
     problem.document = document
     return problem
 
 
-def as_data(**values: object) -> str:
-    """Of an event, what is known."""
+def event_data(**values: object) -> str:
+    """Return the JSON data of an event, without the values that are unknown."""
     return json.dumps({name: value for name, value in values.items() if value is not None})

@@ -1,4 +1,4 @@
-"""What may be asked to be measured."""
+"""Requests to measure a model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOURCES = ("model", "graph", "graph_id", "factory", "code")
 
 
 class ProfileJobRequest(Record):
-    """Measure a model on a worker.
+    """Request to measure a model on a worker.
 
     Attributes:
         model: A family and its configuration.

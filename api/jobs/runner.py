@@ -1,11 +1,11 @@
-"""Seeing every job of the store to its end: what is handed in, and what others left behind."""
+"""Runner of all jobs in the store: those submitted here, and those other servers left behind."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
@@ -14,17 +14,17 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from ..errors import WorkersUnavailable
+from ..planning.service import Planning
 from ..store.errors import StoreUnavailable
 from ..store.records import Job, Retention
 from ..store.store import Store, utc_now
 from ..telemetry.log_context import bind
 from ..telemetry.metrics import Metrics
 from ..telemetry.tracing import span
-from .async_workers import AGAIN_S, AsyncWorkers
+from .async_workers import RECONNECT_S, AsyncWorkers
 from .attempt import (
     GIVE_BACK_S,
     JobAttempt,
-    Plans,
     RetryPolicy,
     deadline_problem,
     is_late,
@@ -33,53 +33,51 @@ from .attempt import (
 )
 from .job_spec import JobSpec, read_job_spec
 from .notifications import JobNotifications
-from .outcome import as_json, new_problem
+from .outcome import new_problem_json
 from .workers import WorkerBackend
 
 SWEEP_S = 5.0
-"""How often the table is searched for what nobody runs."""
+"""Interval at which the table is searched for jobs that no server runs."""
 
 ORPHAN_S = 30.0
-"""A job queued for so long on another server is taken over; if that runs it, it is first to say."""
+"""A job queued on another server is taken over after this; whoever starts it first runs it."""
 
 EXPIRE_S = 3600.0
-"""How often what is old is removed from the store."""
+"""Interval at which old rows are removed from the store."""
 
-UNREADABLE = as_json(
-    new_problem(
-        500,
-        "internal-error",
-        "this server cannot read what the job is to do: another release wrote it; ask again",
-    )
+UNREADABLE = new_problem_json(
+    500,
+    "internal-error",
+    "this server cannot read the job's request, which another release wrote; submit it again",
 )
 
 _log = logging.getLogger(__name__)
 
 
 class JobRunner:
-    """Runs jobs, on the event loop it is started on.
+    """Runner of jobs on one event loop.
 
-    Nothing is known here that is not in the store: a server that is killed loses nothing, and
-    the next one, or another one beside it, goes on.
+    Everything it knows is in the store, so a killed server loses nothing: the next one, or
+    another beside it, continues.
 
     Args:
-        store: Has the jobs.
-        workers: Run them.
-        plans: Plan from what they measured.
-        board: WorkerMessage of every change.
-        setup: How workers measure, for `tasks.Task`.
-        retry_policy: See there.
-        retention: What `store.expire` removes now and then.
+        store: Holds the jobs.
+        workers: Run the measurements.
+        planning: Makes plans from measured profiles.
+        notifications: Notified of every change.
+        setup: How workers measure; see `WorkerTask`.
+        retry_policy: When to give up on workers.
+        retention: Periods for `Store.expire`, which is called now and then.
         now: The store's clock.
-        metrics: WorkerMessage how long jobs wait and take.
+        metrics: Records waiting and running times.
     """
 
     def __init__(
         self,
         store: Store,
         workers: WorkerBackend,
-        plans: Plans,
-        board: JobNotifications,
+        planning: Planning,
+        notifications: JobNotifications,
         *,
         setup: Any = None,
         retry_policy: RetryPolicy | None = None,
@@ -87,56 +85,60 @@ class JobRunner:
         now: Callable[[], datetime] = utc_now,
         metrics: Metrics | None = None,
     ) -> None:
-        self._store, self._plans, self._board = store, plans, board
+        self._store, self._planning, self._notifications = store, planning, notifications
         self._workers = AsyncWorkers(workers)
-        self._setup, self._rules, self._now = setup, retry_policy or RetryPolicy(), now
+        self._setup, self._retry_policy, self._now = setup, retry_policy or RetryPolicy(), now
         self._retention = retention or Retention(jobs_days=None, audit_days=None)
         self._metrics = metrics or Metrics()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._attempts: dict[str, JobAttempt] = {}
-        self._flights: weakref.WeakValueDictionary[tuple[str, str], asyncio.Lock] = (
+        # Weak values: a lock exists for as long as some job holds or awaits it.
+        self._locks: weakref.WeakValueDictionary[tuple[str, str], asyncio.Lock] = (
             weakref.WeakValueDictionary()
         )
         self._background: list[asyncio.Task[None]] = []
+        self._is_first_sweep = True
 
     async def start(self) -> None:
-        """Take up what is unfinished, and go on looking for it."""
+        """Take up unfinished jobs now and at every sweep."""
+        sweep = self._repeat(self._sweep, "jobs cannot be swept", SWEEP_S)
+        expire = self._repeat(self._expire, "old rows were not removed", EXPIRE_S, delay_s=EXPIRE_S)
         self._background = [
-            asyncio.create_task(self._sweep_for_ever(), name="jobs-sweep"),
-            asyncio.create_task(self._expire_for_ever(), name="store-expire"),
+            asyncio.create_task(sweep, name="jobs-sweep"),
+            asyncio.create_task(expire, name="store-expire"),
         ]
 
     def take(self, job: Job) -> None:
-        """Run a job, unless it is run already."""
-        if job.id in self._tasks or job.is_finished or self._board.is_stopped:
+        """Run a job, unless it is running here or has ended."""
+        if job.id in self._tasks or job.is_finished or self._notifications.is_stopped:
             return
-        task = asyncio.create_task(self._in_its_name(job), name=job.id)
+        task = asyncio.create_task(self._run(job), name=job.id)
         self._tasks[job.id] = task
         task.add_done_callback(lambda _: self._tasks.pop(job.id, None))
 
-    def look(self, job_id: str) -> None:
-        """Somebody asked for a job's end."""
+    def cancellation_requested(self, job_id: str) -> None:
+        """React to a request to cancel a job, which the store has noted."""
         attempt = self._attempts.get(job_id)
         if attempt is not None:
-            attempt.look()
-        self._board.changed(job_id)
+            attempt.check_now()
+        self._notifications.changed(job_id)
 
     def message(self, job: Job) -> str | None:
-        """What keeps a queued job from running, and what would help."""
+        """Return why a queued job cannot run now and what would help, if so."""
         if job.state != "queued" or job.needs is None:
             return None
         return self._workers.message(job.needs)
 
     async def is_unserved(self, job: Job) -> bool:
-        """Whether a job is queued for what no worker offers just now."""
+        """Return True if a job is queued for a resource that no worker offers at present."""
         if job.state != "queued" or job.needs is None or self._workers.has(job.needs):
             return False
-        await self._workers.learn()
+        await self._workers.refresh()
         return self._workers.trouble is None and not self._workers.has(job.needs)
 
     async def stop(self) -> None:
-        """Stop what runs, and queue it again for the next server."""
-        self._board.stop()
+        """Stop all attempts and queue their jobs again for the next server."""
+        self._notifications.stop()
         attempts = list(self._attempts.values())
         running = [*self._background, *self._tasks.values()]
         for task in running:
@@ -147,85 +149,77 @@ class JobRunner:
                 await asyncio.wait_for(attempt.give_back(), 2 * GIVE_BACK_S)
         await self._workers.close()
 
-    async def _in_its_name(self, job: Job) -> None:
-        """What is logged meanwhile is the job's."""
+    async def _run(self, job: Job) -> None:
+        """Attempt a job until it has ended, with its ids bound to all log lines and spans."""
         ids = {"job_id": job.id, "project_id": job.project_id, "key_id": job.key_id}
         with bind(**ids), span("stagewright.job", job_id=job.id, kind=job.kind):
-            await self._see_to(job)
-
-    async def _see_to(self, job: Job) -> None:
-        """JobAttempt a job until it has ended."""
-        while not job.is_finished:
-            try:
-                await self._attempt(job)
-            except WorkersUnavailable as error:
-                _log.warning("jobs wait: %s", error)
-            except Exception:  # noqa: BLE001 - a fault of ours must not leave a job for ever
-                _log.exception("job %s", job.id)
-                await asyncio.sleep(AGAIN_S)
-            seen = await retry_until_available(self._store.jobs.get, job.project_id, job.id)
-            if seen.state == "running":  # another server's now
-                return
-            job = seen
+            while not job.is_finished:
+                try:
+                    await self._attempt(job)
+                except WorkersUnavailable as error:
+                    _log.warning("jobs wait: %s", error)
+                except Exception:  # noqa: BLE001 - a bug must not leave a job unfinished forever
+                    _log.exception("job %s", job.id)
+                    await asyncio.sleep(RECONNECT_S)
+                job = await retry_until_available(self._store.jobs.get, job.project_id, job.id)
+                if job.state == "running":  # another server's attempt
+                    return
 
     async def _attempt(self, job: Job) -> None:
         request_json = await retry_until_available(self._store.jobs.request_json, job.id)
         try:
-            work = await run_in_threadpool(read_job_spec, request_json)
+            spec = await run_in_threadpool(read_job_spec, request_json)
         except ValidationError as error:
             _log.error("job %s cannot be read: %s", job.id, error)
             await self._end_queued(job, UNREADABLE)
             return
-        # Jobs with the same measurement wait for the first, and then have what it found.
-        lock = self._flights.setdefault((job.project_id, work.measure_digest), asyncio.Lock())
+        # Single flight: jobs with equal measurements wait for the first and reuse its profile.
+        lock = self._locks.setdefault((job.project_id, spec.measure_digest), asyncio.Lock())
         async with lock:
             job = await retry_until_available(self._store.jobs.get, job.project_id, job.id)
             if job.state != "queued":
                 return
             if is_late(job, self._now()):
-                await self._end_late(job)
+                await self._end_queued(job, deadline_problem(job))
                 return
-            if await self._known(job, work):
+            if await self._reuse(job, spec):
                 return
             await self._workers.until_reached(job.needs)
-            attempt = self._new_attempt(job, work)
+            attempt = self._new_attempt(job, spec)
             self._attempts[job.id] = attempt
             try:
                 await attempt.run(self._setup)
             finally:
-                if not attempt.is_running:
+                if not attempt.is_running:  # else `stop` gives the job back
                     self._attempts.pop(job.id, None)
 
-    async def _known(self, job: Job, work: JobSpec) -> bool:
-        """Whether the measurement was made while the job waited; then it is ended by that."""
-        if work.fresh:
+    async def _reuse(self, job: Job, spec: JobSpec) -> bool:
+        """End the job with a profile measured while it waited; return whether there was one."""
+        if spec.fresh:
             return False
         found = await retry_until_available(
-            self._store.reuse.recall, job.project_id, "profile", work.measure_digest
+            self._store.reuse.recall, job.project_id, "profile", spec.measure_digest
         )
         if found is None:
             return False
         stored = await retry_until_available(self._store.documents.profile, job.project_id, found)
-        return await self._new_attempt(job, work).answered_by(stored.profile)
+        return await self._new_attempt(job, spec).finish_with(stored.profile)
 
-    def _new_attempt(self, job: Job, work: JobSpec) -> JobAttempt:
+    def _new_attempt(self, job: Job, spec: JobSpec) -> JobAttempt:
         return JobAttempt(
             job,
-            work,
+            spec,
             store=self._store,
             workers=self._workers,
-            plans=self._plans,
-            retry_policy=self._rules,
+            planning=self._planning,
+            retry_policy=self._retry_policy,
             now=self._now,
-            changed=self._board.changed,
+            changed=self._notifications.changed,
             metrics=self._metrics,
         )
 
-    async def _end_late(self, job: Job) -> None:
-        await self._end_queued(job, deadline_problem(job))
-
     async def _end_queued(self, job: Job, problem: str) -> None:
-        """End a job that nobody runs as failed."""
+        """Fail a job that has not been started."""
         started = await retry_until_available(
             self._store.jobs.start, job.id, attempt=job.attempt, worker="nobody"
         )
@@ -233,53 +227,57 @@ class JobRunner:
             await retry_until_available(
                 self._store.jobs.finish, job.id, started.attempt, "failed", outcome_json=problem
             )
-        self._board.changed(job.id)
+        self._notifications.changed(job.id)
 
-    async def _sweep_for_ever(self) -> None:
-        is_first = True
+    async def _repeat(
+        self,
+        work: Callable[[], Awaitable[None]],
+        complaint: str,
+        pause_s: float,
+        *,
+        delay_s: float = 0.0,
+    ) -> None:
+        """Do background work forever; errors are logged and must not end it."""
+        await asyncio.sleep(delay_s)
         while True:
             try:
-                await self._sweep(is_first)
-                is_first = False
+                await work()
             except StoreUnavailable as error:
-                _log.warning("jobs cannot be looked for: %s", error)
-            except Exception:  # noqa: BLE001 - one fault must not end all looking
-                _log.exception("jobs cannot be looked for")
-            await asyncio.sleep(SWEEP_S)
+                _log.warning("%s: %s", complaint, error)
+            except Exception:  # noqa: BLE001 - the next time may be better
+                _log.exception(complaint)
+            await asyncio.sleep(pause_s)
 
-    async def _sweep(self, is_first: bool) -> None:
-        """Take up what nobody runs."""
+    async def _sweep(self) -> None:
+        """Take up jobs that no server runs."""
         for job in await run_in_threadpool(self._store.jobs.unfinished):
             try:
-                await self._look_after(job, is_first)
+                await self._look_after(job)
             except StoreUnavailable:
                 raise
             except Exception:  # noqa: BLE001 - one job must not hide the others
                 _log.exception("job %s cannot be looked after", job.id)
+        self._is_first_sweep = False
         if self._tasks and self._workers.trouble is None:
-            await self._workers.refresh()
+            await self._workers.refresh(skip_if_busy=True)
 
-    async def _look_after(self, job: Job, is_first: bool) -> None:
+    async def _expire(self) -> None:
+        await run_in_threadpool(self._store.expire, self._retention)
+
+    async def _look_after(self, job: Job) -> None:
         now = self._now()
+        age, silence_s = now - job.created_at, self._retry_policy.silence_s
         if job.state == "queued" and is_late(job, now):
-            await self._end_late(job)
+            await self._end_queued(job, deadline_problem(job))
         elif job.id in self._tasks:
             return
         elif job.state == "queued":
-            if is_first or job.attempt or now - job.created_at > timedelta(seconds=ORPHAN_S):
+            # A young job without attempts is most likely about to be run by the server that it
+            # was submitted to, unless this server has just started: then it may be our own.
+            if self._is_first_sweep or job.attempt or age > timedelta(seconds=ORPHAN_S):
                 self.take(job)
-        elif now - (job.heartbeat_at or now) > timedelta(seconds=self._rules.silence_s):
-            why = f"the server that ran it was lost {self._rules.silence_s:g} s ago"
-            await requeue_or_fail(self._store, job, self._rules, why)
-            self._board.changed(job.id)
+        elif now - (job.heartbeat_at or now) > timedelta(seconds=silence_s):
+            why = f"the server that ran it was lost {silence_s:g} s ago"
+            await requeue_or_fail(self._store, job, self._retry_policy, why)
+            self._notifications.changed(job.id)
             self.take(await retry_until_available(self._store.jobs.get, job.project_id, job.id))
-
-    async def _expire_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(EXPIRE_S)
-            try:
-                await run_in_threadpool(self._store.expire, self._retention)
-            except StoreUnavailable as error:
-                _log.warning("what is old was not removed: %s", error)
-            except Exception:  # noqa: BLE001 - the next time may be better
-                _log.exception("what is old was not removed")

@@ -1,4 +1,4 @@
-"""Handing in jobs and asking after them, free of HTTP."""
+"""Submission, listing and cancellation of jobs, free of HTTP."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from ..store.records import Job, JobRequest, JobState, Page
 from ..store.store import Store, utc_now
 from .job_spec import JobSpec, required_resource
 from .notifications import JobNotifications
-from .outcome import from_json
+from .outcome import read_problem
 from .requests import ProfileJobRequest
 from .runner import JobRunner
 
 Kind = Literal["plan", "profile"]
 
 POLL_S = 2.0
-"""How often a job is read that another server may run."""
+"""Interval at which a job is read while waiting for it: another server may run it."""
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What this server does with jobs.
+    """How this server treats jobs.
 
     Attributes:
-        place: Where measurements are made (see `place`).
-        needs_torch: Whether they are made on this machine, so that torch has to be here.
-        deadline_s: How long after it was handed in a job has to have ended.
+        place: Where measurements are made (see `measuring_place`).
+        needs_torch: Whether they are made on this machine, which then needs torch.
+        deadline_s: Time from submission in which a job has to end.
     """
 
     place: str
@@ -52,20 +52,20 @@ class JobOptions:
 
 
 class JobService:
-    """What routes ask about jobs."""
+    """Jobs, as routes and pages use them."""
 
     def __init__(
         self,
         store: Store,
         planning: Planning,
         runner: JobRunner,
-        board: JobNotifications,
-        offer: JobOptions,
+        notifications: JobNotifications,
+        options: JobOptions,
     ) -> None:
-        self.board = board
+        self.notifications = notifications
         self._store, self._planning, self._runner = store, planning, runner
-        self._offer = offer
-        self._handing_in = asyncio.Lock()
+        self._options = options
+        self._submitting = asyncio.Lock()
 
     async def submit_plan(
         self,
@@ -75,13 +75,13 @@ class JobService:
         *,
         submit_key: str | None,
     ) -> Job:
-        """Queue the measurement that a plan needs, with the plan; or join who has.
+        """Queue a measurement and the plan to make from it, or join an equal unfinished job.
 
         Raises:
-            MeasuringUnavailable: Nobody here measures.
-            TooManyJobs: The caller has as many unfinished jobs as they may.
+            MeasuringUnavailable: This server cannot measure.
+            TooManyJobs: The caller's limit on unfinished jobs is reached.
         """
-        work = JobSpec(
+        spec = JobSpec(
             measure=unmeasured.measure,
             measure_digest=self._digest(unmeasured.measure, None, request.cluster),
             fresh=unmeasured.fresh,
@@ -90,7 +90,7 @@ class JobService:
             plan_deadline_s=unmeasured.deadline_s,
         )
         needs = required_resource(unmeasured.measure, None, request.cluster)
-        return await self._submit(principal, "plan", work, needs, submit_key)
+        return await self._submit(principal, "plan", spec, needs, submit_key)
 
     async def submit_profile(
         self,
@@ -100,82 +100,83 @@ class JobService:
         fresh: bool = False,
         submit_key: str | None = None,
     ) -> tuple[Job, bool]:
-        """Queue a measurement; and whether it had been made before, and the job is done.
+        """Queue a measurement; return the job and whether an earlier measurement finished it.
 
         Raises:
-            InvalidInput: The request makes no sense together.
+            InvalidInput: The parts of the request do not fit together.
             MeasuringUnavailable, TooManyJobs: See `submit_plan`.
         """
         measure = await self._measure_request(principal.project_id, request)
         self._planning.check_measurement(principal, measure)
-        fresh = fresh or measure.factory is not None  # what it makes may have changed
+        fresh = fresh or measure.factory is not None  # its code may have changed
         needs = required_resource(measure, request.device_kind, None)
         digest = self._digest(measure, request.device_kind, None)
-        work = JobSpec(measure=measure, measure_digest=digest, fresh=fresh)
+        spec = JobSpec(measure=measure, measure_digest=digest, fresh=fresh)
         if not fresh:
             known = await run_in_threadpool(
                 self._store.reuse.recall, principal.project_id, "profile", digest
             )
             if known is not None:
-                return await self._done(principal, work, needs, submit_key, known), True
-        return await self._submit(principal, "profile", work, needs, submit_key), False
+                return await self._done(principal, spec, needs, submit_key, known), True
+        return await self._submit(principal, "profile", spec, needs, submit_key), False
 
     async def measured_before(
         self, project_id: str, measure: MeasureRequest, cluster: Cluster
     ) -> str | None:
-        """Id of the profile of an earlier measurement that would come out the same."""
+        """Return the id of an earlier equal measurement's profile, if there is one."""
         digest = self._digest(measure, None, cluster)
         return await run_in_threadpool(self._store.reuse.recall, project_id, "profile", digest)
 
     async def get(self, project_id: str, job_id: str) -> Job:
-        """Raises: NotFound."""
+        """Return a job. Raises: RecordNotFound."""
         return await run_in_threadpool(self._store.jobs.get, project_id, job_id)
 
     async def list(
         self, project_id: str, *, limit: int, cursor: str | None, state: JobState | None
     ) -> Page[Job]:
-        """Newest first."""
+        """Return a page of jobs, newest first."""
         return await run_in_threadpool(
             self._store.jobs.list, project_id, limit=limit, cursor=cursor, state=state
         )
 
     async def cancel(self, project_id: str, job_id: str) -> Job:
-        """Ask for a job's end; one that has ended stays as it is.
+        """Cancel a job, or ask its worker to stop; an ended job stays as it is.
 
         Raises:
             NotFound: There is none.
         """
         job = await run_in_threadpool(self._store.jobs.request_cancel, project_id, job_id)
-        self._runner.look(job_id)
+        self._runner.cancellation_requested(job_id)
         return job
 
     async def wait(self, job: Job, wait_s: float, *, even_unserved: bool = True) -> Job:
-        """The job once it has ended, or as it is after so long, or when the server stops.
+        """Return the job once it has ended, after a timeout, or when the server stops.
 
         Args:
-            job: Which.
-            wait_s: How long.
-            even_unserved: Wait also for a worker to come that offers what the job needs.
+            job: The job.
+            wait_s: The timeout.
+            even_unserved: Whether to wait although no worker offers what the job needs.
         """
         end = time.monotonic() + wait_s
-        with self.board.watch(job.id) as watch:
+        with self.notifications.watch(job.id) as watch:
             while True:
                 job = await self.get(job.project_id, job.id)
                 remaining = end - time.monotonic()
-                if job.is_finished or remaining <= 0 or self.board.is_stopped:
+                if job.is_finished or remaining <= 0 or self.notifications.is_stopped:
                     return job
                 if not even_unserved and await self._runner.is_unserved(job):
                     return job
                 await watch.wait(min(remaining, POLL_S))
 
     async def views(self, jobs: Sequence[Job]) -> tuple[JobView, ...]:
-        """Jobs as they are shown."""
+        """Return jobs as clients see them."""
         latest = await run_in_threadpool(
             self._store.jobs.latest, [job.id for job in jobs], "progress"
         )
         return tuple(self._view(job, latest.get(job.id)) for job in jobs)
 
     async def view(self, job: Job) -> JobView:
+        """Return a job as clients see it."""
         (view,) = await self.views([job])
         return view
 
@@ -194,11 +195,13 @@ class JobService:
             message=self._runner.message(job),
             progress=progress,
             result=_result(job.result_id) if job.state == "succeeded" else None,
-            problem=from_json(job.outcome_json) if job.state == "failed" else None,
+            problem=read_problem(job.outcome_json) if job.state == "failed" else None,
         )
 
     def _digest(self, measure: MeasureRequest, kind: str | None, cluster: Cluster | None) -> str:
-        return measure_digest(measure, required_resource(measure, kind, cluster), self._offer.place)
+        return measure_digest(
+            measure, required_resource(measure, kind, cluster), self._options.place
+        )
 
     async def _measure_request(self, project: str, request: ProfileJobRequest) -> MeasureRequest:
         graph = request.graph
@@ -220,19 +223,20 @@ class JobService:
         self,
         principal: Principal,
         kind: Literal["plan", "profile"],
-        work: JobSpec,
+        spec: JobSpec,
         needs: str,
         key: str | None,
     ) -> Job:
-        if self._offer.needs_torch and importlib.util.find_spec("torch") is None:
+        if self._options.needs_torch and importlib.util.find_spec("torch") is None:
             raise MeasuringUnavailable(
                 "measuring needs torch on the server; post a profile instead, "
                 "or install stagewright[torch]"
             )
-        request = await run_in_threadpool(self._request, kind, work, needs, key)
-        async with self._handing_in:  # of two equal requests at once, the second joins the first
+        request = await run_in_threadpool(self._request, kind, spec, needs, key)
+        # One at a time, so that of two equal requests the second joins the first.
+        async with self._submitting:
             job = None
-            if not work.fresh and request.request_digest is not None:
+            if not spec.fresh and request.request_digest is not None:
                 job = await run_in_threadpool(
                     self._store.jobs.unfinished_like, principal.project_id, request.request_digest
                 )
@@ -242,10 +246,10 @@ class JobService:
         return job
 
     async def _done(
-        self, principal: Principal, work: JobSpec, needs: str, key: str | None, result_id: str
+        self, principal: Principal, spec: JobSpec, needs: str, key: str | None, result_id: str
     ) -> Job:
-        """A job that ends with what is known already."""
-        request = self._request("profile", work, needs, key)
+        """Submit a job and end it at once with a stored result."""
+        request = self._request("profile", spec, needs, key)
         job = await run_in_threadpool(submit, self._store.jobs, principal, request)
         started = await run_in_threadpool(
             self._store.jobs.start, job.id, attempt=job.attempt, worker="reuse"
@@ -256,15 +260,15 @@ class JobService:
             )
         return await self.get(principal.project_id, job.id)
 
-    def _request(self, kind: Kind, work: JobSpec, needs: str, key: str | None) -> JobRequest:
+    def _request(self, kind: Kind, spec: JobSpec, needs: str, key: str | None) -> JobRequest:
         return JobRequest(
             kind=kind,
-            # What was not said counts as such: planners ask which options were given.
-            request_json=work.model_dump_json(exclude_unset=True),
-            request_digest=work.plan_digest or work.measure_digest,
+            # Unset fields stay unset: planners ask which options were given.
+            request_json=spec.model_dump_json(exclude_unset=True),
+            request_digest=spec.plan_digest or spec.measure_digest,
             submit_key=key,
             needs=needs,
-            deadline_at=utc_now() + timedelta(seconds=self._offer.deadline_s),
+            deadline_at=utc_now() + timedelta(seconds=self._options.deadline_s),
         )
 
 
@@ -282,10 +286,10 @@ def _result(result_id: str | None) -> JobResult | None:
 def submit(jobs: JobStore, principal: Principal, request: JobRequest) -> Job:
     """Queue a job of the caller's project.
 
-    It counts for the caller's key until it ends; those of the server's own token count together.
+    It counts towards the key's limit until it ends; jobs of the server's own token count together.
 
     Raises:
-        TooManyJobs: As many jobs of that key are unfinished as it may have; 429.
+        TooManyJobs: The key's limit on unfinished jobs is reached.
     """
     owned = request.model_copy(update={"key_id": principal.id})
     limit = principal.quotas.max_unfinished_jobs

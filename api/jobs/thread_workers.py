@@ -1,4 +1,4 @@
-"""Jobs run from threads of the server's own, where Dask is not wanted."""
+"""Worker backend of threads in the server's process, for installations without Dask."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from .measurements import measure
+from .measurements import run_measurement
 from .messages import CPU, WorkerMessage, WorkerStarted, WorkerTask
+from .worker_resources import INVITATION
 
 NAME = "this-server"
 
 
 class ThreadWorkers:
-    """`workers.Workers`, in threads; each measurement still has a process of its own.
+    """A `WorkerBackend` of threads; each measurement still has a child process of its own.
 
     Args:
-        count: How many run at once; timings taken side by side disturb each other.
+        count: Tasks run at once; timings measured side by side disturb each other.
     """
 
     def __init__(self, count: int = 1) -> None:
@@ -24,10 +25,10 @@ class ThreadWorkers:
         self._pool = ThreadPoolExecutor(count, "job")
         self._stopped: dict[str, threading.Event] = {}
 
-    def submit(self, task: WorkerTask, tell: Callable[[WorkerMessage], None]) -> None:
+    def submit(self, task: WorkerTask, on_message: Callable[[WorkerMessage], None]) -> None:
         stopped = self._stopped.setdefault(task.key, threading.Event())
-        if task.needs == CPU:  # another stays in the queue: nobody here can run it
-            self._pool.submit(self._run, task, tell, stopped)
+        if task.needs == CPU:  # a task for a GPU stays queued: no thread can run it
+            self._pool.submit(self._run, task, on_message, stopped)
 
     def stop(self, key: str) -> None:
         stopped = self._stopped.pop(key, None)
@@ -38,10 +39,7 @@ class ThreadWorkers:
         return {CPU: self._count}
 
     def invitation(self, needs: str) -> str:
-        return (
-            "start the server with --scheduler tls://HOST:8786, and where there is one: "
-            f"stagewright worker --scheduler tls://HOST:8786 --resources {needs}=1"
-        )
+        return INVITATION.format(needs=needs)
 
     def close(self) -> None:
         for key in list(self._stopped):
@@ -49,11 +47,14 @@ class ThreadWorkers:
         self._pool.shutdown()
 
     def _run(
-        self, task: WorkerTask, tell: Callable[[WorkerMessage], None], stopped: threading.Event
+        self,
+        task: WorkerTask,
+        on_message: Callable[[WorkerMessage], None],
+        stopped: threading.Event,
     ) -> None:
         if stopped.is_set():
             return
-        tell(WorkerStarted(NAME))
-        outcome = measure(task, tell, stopped.is_set)
+        on_message(WorkerStarted(NAME))
+        outcome = run_measurement(task, on_message, stopped.is_set)
         self._stopped.pop(task.key, None)
-        tell(outcome)
+        on_message(outcome)

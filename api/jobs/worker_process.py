@@ -1,4 +1,4 @@
-"""A worker of a fleet: one machine, or one GPU of it, that runs a scheduler's jobs in turn."""
+"""The ``stagewright worker`` process: one machine, or one GPU of it, serving a scheduler."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .dask_scheduler import MISSING, check_address, configure_dask, security_of
 from .measurements import read_own_setup
 from .worker_resources import detect_resources
 
-AGAIN_S = 5.0
-"""Until a scheduler that is gone is tried again."""
+RECONNECT_S = 5.0
+"""Pause before an unreachable scheduler is tried again."""
 
 _log = logging.getLogger(__name__)
 
 
-def work(
+def run_worker(
     scheduler: str,
     *,
     tls: TlsFiles | None = None,
@@ -31,21 +31,21 @@ def work(
     name: str | None = None,
     on_ready: Callable[[str, Mapping[str, float]], None] = lambda name, offers: None,
 ) -> None:
-    """Run jobs until SIGINT or SIGTERM, which stops the one at hand; others have to run it then.
+    """Run jobs until SIGINT or SIGTERM, which hands the current job to other workers.
 
-    It waits for a scheduler that is not there yet, or no longer. How it measures is said by the
-    ``STAGEWRIGHT_*`` variables of its own, as a server's settings are.
+    An unreachable scheduler is waited for. The worker measures by its own ``STAGEWRIGHT_*``
+    variables, which work as a server's settings do.
 
     Args:
-        scheduler: Its address.
-        tls: Certificates for it.
-        offers: What the worker has; found out if not given.
-        name: What jobs call it; its address if not given.
-        on_ready: Called with name and offers whenever a scheduler has taken the worker.
+        scheduler: Address of the scheduler.
+        tls: Certificates for the connection.
+        offers: Resources of the worker; detected by default.
+        name: The worker's name in job documents; by default its address.
+        on_ready: Called with name and resources at every connection.
 
     Raises:
-        InvalidInput: The address cannot be one, a setting does not fit, or Dask is not installed.
-        Refused: It would be spoken to in the clear over a network.
+        InvalidInput: The address or a setting is invalid, or Dask is not installed.
+        Refused: The connection would be unencrypted over a network.
     """
     check_address(scheduler, tls)
     configure_dask()
@@ -53,19 +53,19 @@ def work(
         import distributed  # noqa: F401
     except ImportError as error:
         raise InvalidInput(f"{MISSING} ({error})") from None
-    read_own_setup()  # a variable that does not fit is said now, not with the first job
-    has = dict(detect_resources() if offers is None else offers)
-    if not has:
+    read_own_setup()  # reports an invalid variable now and not with the first job
+    resources = dict(detect_resources() if offers is None else offers)
+    if not resources:
         raise InvalidInput(
-            "this worker would offer nothing: install stagewright[torch], or say what it has, "
-            "such as --resources H200=1"
+            "this worker has no resources: install stagewright[torch], or name them, for example "
+            "--resources H200=1"
         )
     settings = configure().settings
     configure_logging(settings.log_format, settings.log_level)
-    asyncio.run(_work(scheduler, tls, has, name, on_ready))
+    asyncio.run(_serve(scheduler, tls, resources, name, on_ready))
 
 
-async def _work(
+async def _serve(
     scheduler: str,
     tls: TlsFiles | None,
     offers: dict[str, float],
@@ -79,14 +79,14 @@ async def _work(
     stopping = asyncio.create_task(stopped.wait())
     try:
         while not stopped.is_set():
-            await _until_gone(scheduler, tls, offers, name, on_ready, stopping)
+            await _serve_scheduler(scheduler, tls, offers, name, on_ready, stopping)
             with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(stopping), AGAIN_S)
+                await asyncio.wait_for(asyncio.shield(stopping), RECONNECT_S)
     finally:
         stopping.cancel()
 
 
-async def _until_gone(
+async def _serve_scheduler(
     scheduler: str,
     tls: TlsFiles | None,
     offers: dict[str, float],
@@ -94,7 +94,7 @@ async def _until_gone(
     on_ready: Callable[[str, Mapping[str, float]], None],
     stopping: asyncio.Task[Any],
 ) -> None:
-    """Be a worker until the scheduler is gone, or somebody stops it."""
+    """Serve the scheduler until it is gone or ``stopping`` is done."""
     from distributed import Worker
 
     worker = Worker(
@@ -117,7 +117,7 @@ async def _until_gone(
         gone = asyncio.ensure_future(worker.finished())
         await asyncio.wait([gone, stopping], return_when=asyncio.FIRST_COMPLETED)
         gone.cancel()
-    except Exception as error:  # noqa: BLE001 - whatever keeps it away, it is tried again
+    except Exception as error:  # noqa: BLE001 - whatever the reason, the scheduler is tried again
         _log.warning("%s does not answer: %s", scheduler, error)
     finally:
         starting.cancel()

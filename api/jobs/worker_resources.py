@@ -1,4 +1,4 @@
-"""What a machine offers to jobs: its processors, and the kinds of its GPUs."""
+"""Resources that a machine offers to jobs: its processors and the kinds of its GPUs."""
 
 from __future__ import annotations
 
@@ -17,23 +17,29 @@ from ...core.errors import InvalidInput
 from .messages import CPU, CUDA
 
 DRIVER = Path("/dev/nvidiactl")
-"""Where there is none, torch need not be asked."""
+"""Without this file there is no NVIDIA GPU, and torch need not be asked."""
 
-ASK_TIMEOUT_S = 120.0
-ASK = (
+QUERY_TIMEOUT_S = 120.0
+LIST_GPUS = (
     "import json, torch; n = torch.cuda.device_count() if torch.cuda.is_available() else 0; "
     "print(json.dumps([torch.cuda.get_device_name(i) for i in range(n)]))"
 )
-"""In a process of its own: torch takes seconds to import, and memory for good."""
+"""Run in a child process: importing torch takes seconds, and its memory is never released."""
+
+INVITATION = (
+    "restart the server with --scheduler tls://HOST:8786, and on a machine that has one run: "
+    "stagewright worker --scheduler tls://HOST:8786 --resources {needs}=1"
+)
+"""How to add a worker to a server that runs jobs on its own machine."""
 
 
 def detect_resources(names: list[str] | None = None) -> dict[str, float]:
-    """What this machine offers: ``cpu``; with GPUs also ``cuda`` and each kind it knows.
+    """Return one of each resource of this machine: ``cpu``, ``cuda`` and the kinds of its GPUs.
 
-    One of each, since a worker runs one job at a time.
+    A worker runs one job at a time, whatever number of GPUs there is.
 
     Args:
-        names: Of GPUs, as torch has them; asked of torch if not given.
+        names: Names of the GPUs as torch reports them; by default torch is asked.
     """
     found = device_names() if names is None else names
     kinds = [CPU] * (find_spec("torch") is not None)
@@ -43,14 +49,14 @@ def detect_resources(names: list[str] | None = None) -> dict[str, float]:
 
 
 def device_names() -> list[str]:
-    """The GPUs torch sees here; none where torch or the driver is missing."""
+    """Return the names of the GPUs torch sees; empty without torch or driver."""
     if not DRIVER.exists() or find_spec("torch") is None:
         return []
     try:
         asked = subprocess.run(
-            [sys.executable, "-P", "-c", ASK],
+            [sys.executable, "-P", "-c", LIST_GPUS],
             capture_output=True,
-            timeout=ASK_TIMEOUT_S,
+            timeout=QUERY_TIMEOUT_S,
             check=True,
         )
         return [str(name) for name in json.loads(asked.stdout)]
@@ -59,7 +65,7 @@ def device_names() -> list[str]:
 
 
 def device_kind_of(name: str) -> str:
-    """``NVIDIA H200`` → ``H200``: the catalogue's name, else the last word of the driver's."""
+    """Return a GPU's name in the catalogue, else the last word of the driver's (``H200``)."""
     known = find_by_driver_name(name)
     if known is not None and known.backend != CPU:
         return known.name
@@ -68,22 +74,24 @@ def device_kind_of(name: str) -> str:
 
 
 def parse_resources(text: str) -> dict[str, float]:
-    """``H200=1,cuda=1`` as what a worker offers.
+    """Parse resources such as ``H200=1,cuda=1``.
 
     Raises:
-        InvalidInput: It does not read so.
+        InvalidInput: The text has another form.
     """
     offers = {}
     for part in text.split(","):
         kind, _, number = part.strip().partition("=")
         if not re.fullmatch(r"[\w.+-]{1,40}", kind) or not re.fullmatch(r"\d{1,4}", number or "1"):
-            raise InvalidInput(f"cannot read {part.strip()!r}; write kinds like H200=1,cuda=1")
+            raise InvalidInput(
+                f"invalid resource {part.strip()!r}; write for example H200=1,cuda=1"
+            )
         offers[kind] = float(number or 1)
     return offers
 
 
 def measuring_place(scheduler: str) -> str:
-    """This machine's processors, or the fleet behind a scheduler."""
+    """Return a name for where measurements are made: this machine's processors or a scheduler."""
     return scheduler if "://" in scheduler else f"{os.cpu_count()} x {_processor()}"
 
 

@@ -1,4 +1,4 @@
-"""What runs jobs, as a contract: somewhere else, one at a time on each worker."""
+"""Contract of worker backends, which run tasks outside the server's event loop."""
 
 from __future__ import annotations
 
@@ -9,32 +9,28 @@ from .messages import WorkerMessage, WorkerTask
 
 
 class WorkerBackend(Protocol):
-    """Runs tasks. Every method may block and may be called from any thread."""
+    """Workers that each run one task at a time; methods may block and be called from any thread."""
 
-    def submit(self, task: WorkerTask, tell: Callable[[WorkerMessage], None]) -> None:
+    def submit(self, task: WorkerTask, on_message: Callable[[WorkerMessage], None]) -> None:
         """Queue a task.
 
         Args:
-            task: What to run.
-            tell: Called from any thread with messages in order: `WorkerStarted` once, any number
-                of `Heartbeat` and `WorkerProgress`, and in the end `Ended` or `WorkerLost`.
+            task: The task to run.
+            on_message: Called from any thread, in order: `WorkerStarted` once, any number of
+                `Heartbeat` and `WorkerProgress`, and finally a `TaskOutcome`.
 
         Raises:
-            WorkersUnavailable: It was not queued.
+            WorkersUnavailable: The task was not queued.
         """
 
     def stop(self, key: str) -> None:
-        """End a task and its processes, or never begin it. It need not be known."""
+        """End a task and its processes, or never begin it; unknown keys are ignored."""
 
     def offers(self) -> Mapping[str, int]:
-        """What workers offer, and on how many of them.
-
-        Raises:
-            WorkersUnavailable: Nobody knows.
-        """
+        """Return the number of workers offering each resource. Raises: WorkersUnavailable."""
 
     def invitation(self, needs: str) -> str:
-        """How to add a worker that offers something, for a person to read."""
+        """Return the command that would add a worker offering a resource."""
 
     def close(self) -> None:
-        """Stop every task and release everything; closing twice changes nothing."""
+        """Stop every task and release everything; closing twice is allowed."""

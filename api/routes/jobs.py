@@ -178,7 +178,7 @@ async def _stream(
     """
     project, job_id = job.project_id, job.id
     sent_s = checked_s = time.monotonic()
-    with jobs.board.watch(job_id) as watch:
+    with jobs.notifications.watch(job_id) as watch:
         while True:
             # The job is read before its events: one that is finished here has written them all.
             job = await jobs.get(project, job_id)
@@ -188,7 +188,7 @@ async def _stream(
                 for event in events:
                     yield await _format_event(jobs, project, job_id, event)
                 seen, sent_s = events[-1].number, time.monotonic()
-            if job.is_finished or jobs.board.is_stopped:
+            if job.is_finished or jobs.notifications.is_stopped:
                 return
             if time.monotonic() - sent_s >= KEEP_ALIVE_S:
                 sent_s = time.monotonic()

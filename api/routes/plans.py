@@ -19,7 +19,7 @@ from ..http.disconnect import while_connected
 from ..http.examples import plan_examples
 from ..http.pagination import Cursor, Limit, Search, cursor_checked
 from ..http.strict_json import StrictRoute
-from ..jobs.outcome import from_json, to_exception
+from ..jobs.outcome import read_problem, to_exception
 from ..openapi import PROBLEM_RESPONSE
 from ..planning.exports import (
     MEDIA_TYPES,
@@ -120,7 +120,7 @@ async def create_plan(
         job = await jobs.submit_plan(principal, body, answer, submit_key=await submit_key(request))
         job = await jobs.wait(job, wait_s, even_unserved=applied is not None)
         headers = {} if applied is None else {APPLIED: applied}
-        if job.state == "failed" and (problem := from_json(job.outcome_json)) is not None:
+        if job.state == "failed" and (problem := read_problem(job.outcome_json)) is not None:
             raise to_exception(problem)
         if job.state != "succeeded" or job.result_id is None:
             return job_response(await jobs.view(job), 202, headers)

@@ -48,7 +48,7 @@ def command(
     Start one worker per GPU, each with its own CUDA_VISIBLE_DEVICES. The scheduler is
     'dask scheduler' with TLS certificates; see docs/jobs.md for the commands.
     """
-    from ...api.jobs.worker_process import work
+    from ...api.jobs.worker_process import run_worker
     from ...api.jobs.worker_resources import parse_resources
     from ...api.settings.settings import TlsFiles
     from ...core.errors import InvalidInput
@@ -66,4 +66,4 @@ def command(
         say(f"worker {name} connected to {scheduler}, offering {listed}")
 
     offers = None if resources is None else parse_resources(resources)
-    work(scheduler, tls=tls, offers=offers, name=name, on_ready=on_ready)
+    run_worker(scheduler, tls=tls, offers=offers, name=name, on_ready=on_ready)

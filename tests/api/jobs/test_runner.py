@@ -88,8 +88,8 @@ def impatient(monkeypatch):
     monkeypatch.setattr(attempt_module, "QUEUED_LOOK_S", 0.02)
     monkeypatch.setattr(attempt_module, "RETRY_S", 0.01)
     monkeypatch.setattr(runner_module, "SWEEP_S", 0.02)
-    monkeypatch.setattr(runner_module, "AGAIN_S", 0.02)
-    monkeypatch.setattr(reaching_module, "AGAIN_S", 0.02)
+    monkeypatch.setattr(runner_module, "RECONNECT_S", 0.02)
+    monkeypatch.setattr(reaching_module, "RECONNECT_S", 0.02)
 
 
 class Server:
@@ -253,7 +253,7 @@ def test_what_cannot_be_read_fails_and_is_not_tried_for_ever(play):
         job = server.store.jobs.submit(HERE, JobRequest(kind="profile", request_json="{}"))
         server.runner.take(job)
         ended = await server.reached(job, "failed")
-        assert "cannot read what the job is to do" in (ended.outcome_json or "")
+        assert "cannot read the job's request" in (ended.outcome_json or "")
 
     play(scene)
 

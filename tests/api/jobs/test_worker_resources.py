@@ -10,7 +10,7 @@ from stagewright.api.jobs import worker_resources as offers_module
 from stagewright.api.jobs.job_spec import required_resource
 from stagewright.api.jobs.measurements import read_own_setup
 from stagewright.api.jobs.requests import ProfileJobRequest
-from stagewright.api.jobs.worker_process import work
+from stagewright.api.jobs.worker_process import run_worker
 from stagewright.api.jobs.worker_resources import detect_resources, device_kind_of, parse_resources
 from stagewright.api.routes.plans import SLACK_S, wait_of
 from stagewright.api.settings.settings import ServerSettings
@@ -117,9 +117,9 @@ def test_a_fleets_worker_measures_by_its_own_variables(monkeypatch):
     assert read_own_setup().memory_bytes == 2**30
     monkeypatch.setenv("STAGEWRIGHT_CHILD_MEMORY_BYTES", "much")
     with pytest.raises(InvalidInput, match="CHILD_MEMORY_BYTES"):
-        work("tcp://127.0.0.1:1", offers={"cpu": 1})
+        run_worker("tcp://127.0.0.1:1", offers={"cpu": 1})
 
 
 def test_a_worker_without_anything_to_offer_says_so(monkeypatch):
     with pytest.raises(InvalidInput, match="--resources H200=1"):
-        work("tcp://127.0.0.1:1", offers={})
+        run_worker("tcp://127.0.0.1:1", offers={})

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from stagewright.api.http.examples import measure_example
-from stagewright.api.jobs.measurements import error_of
-from stagewright.api.jobs.measurements import measure as measure_for_job
+from stagewright.api.jobs.measurements import run_measurement as measure_for_job
+from stagewright.api.jobs.measurements import to_error
 from stagewright.api.jobs.messages import (
     CPU,
     ProfileMeasured,
@@ -66,7 +66,7 @@ def measure(task):
         if isinstance(outcome, ProfileMeasured):
             return Profile.model_validate_json(outcome.profile_json)
         assert isinstance(outcome, TaskFailed)
-        raise error_of(outcome) or OurFault(outcome.message)
+        raise to_error(outcome) or OurFault(outcome.message)
 
     return measure
 
@@ -197,7 +197,7 @@ def test_stopping_kills_the_child(task, tmp_path):
     begun = (tmp_path / "pids").exists
     assert isinstance(measure_for_job(task(family(tmp_path)), lambda _: None, begun), WorkerLost)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    assert not any(map(is_running, pids))
+    assert wait_for(lambda: not any(map(is_running, pids))), "killed, but gone a moment later"
 
 
 def test_progress_and_memory_that_ran_out_come_back_with_their_numbers(task):
@@ -209,7 +209,7 @@ def test_progress_and_memory_that_ran_out_come_back_with_their_numbers(task):
     outcome = measure_for_job(task(program), told.append, lambda: False)
     assert told == [WorkerProgress(1, 9, "blocks.1")]
     assert isinstance(outcome, TaskFailed)
-    error = error_of(outcome)
+    error = to_error(outcome)
     assert isinstance(error, OutOfMemory)
     assert (error.layer, error.required_bytes, error.available_bytes) == ("blocks.1", 30, 20)
 

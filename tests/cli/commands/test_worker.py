@@ -13,7 +13,7 @@ import pytest
     ("words", "code", "said"),
     [
         (["--scheduler", "tls://10.0.0.5:8786"], 2, "--tls-ca-file"),
-        (["--scheduler", "tcp://10.0.0.5:8786"], 4, "in the clear"),
+        (["--scheduler", "tcp://10.0.0.5:8786"], 4, "is unencrypted"),
         (["--scheduler", "tls://h:1", "--tls-ca-file", "ca.pem"], 2, "--tls-cert"),
         (["--scheduler", "tcp://localhost:1", "--resources", "H 200"], 2, "H200=1"),
         ([], 2, "--scheduler"),
