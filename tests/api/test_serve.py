@@ -131,11 +131,12 @@ def test_a_signal_ends_a_measurement_in_progress(start, tmp_path):
     )
     starter = (
         "import sys\n"
-        "from stagewright.api import serve, settings\n"
+        "from stagewright.api import server\n"
+        "from stagewright.api.settings import settings\n"
         f"command = (sys.executable, '-c', {program!r})\n"
         "chosen = settings.ServerSettings(token='t' * 8, database=':memory:', sandbox='off',\n"
         "    measure_command=command)\n"
-        "serve.run(chosen, '127.0.0.1', 0)"
+        "server.run(chosen, '127.0.0.1', 0)"
     )
     running = start("-c", starter)
 

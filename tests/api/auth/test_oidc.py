@@ -120,7 +120,7 @@ def test_what_opens_nothing_is_401(make, provider):
     answer = ask(make(), provider.token(aud="another-service"))
     assert answer.status_code == 401
     assert answer.headers["WWW-Authenticate"] == 'Bearer error="invalid_token"'
-    assert answer.json()["detail"].endswith("get a new one from the identity provider")
+    assert answer.json()["detail"].endswith("Get a new one from the identity provider.")
 
 
 def test_a_token_nobody_signed_opens_nothing(refused, make, provider):

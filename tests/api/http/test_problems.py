@@ -182,7 +182,7 @@ def test_a_path_that_is_misspelt_says_the_nearest(client):
     detail = problem(client.get("/v1/plan"), 404)["detail"]
     assert "Did you mean /v1/plans?" in detail
     assert "/openapi.json" in problem(client.get("/nowhere"), 404)["detail"]
-    assert "takes GET, POST" in problem(client.put("/v1/plans"), 405)["detail"]
+    assert "Allowed: GET, POST." in problem(client.put("/v1/plans"), 405)["detail"]
     assert "plan_0" in problem(client.get("/v1/plans/plan_0"), 404)["detail"], "its own words stay"
 
 
