@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI derives, plus the bearer token and the problem responses."""
+"""The OpenAPI document: FastAPI's own, plus the bearer token and the problem responses."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PROBLEM_RESPONSE: dict[int | str, dict[str, Any]] = {
         "content": {MEDIA_TYPE: {"schema": {"$ref": REF.format(model="ProblemDocument")}}},
     }
 }
-"""For the ``responses`` of every router; also keeps FastAPI's own error schema out."""
+"""``responses`` of every router; it also keeps FastAPI's own error schema out."""
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The application's OpenAPI document."""
+    """Return the OpenAPI document of an application."""
     document = get_openapi(
         title=app.title,
         version=app.version,

@@ -1,4 +1,4 @@
-"""Running the service: an address, a token, and a clean end."""
+"""Server process: settings, socket, signals, graceful shutdown."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from .telemetry.tracing import configure_tracing
 TOKEN_VARIABLE = "STAGEWRIGHT_TOKEN"
 
 MIN_CLOSING_S = 0.5
-"""What connections get to close in, also when the grace is over."""
+"""Time that connections get to close, even after the grace period."""
 
 GARBAGE_AFTER = 20_000
-"""New objects, before what may be garbage is looked for: some hundred requests."""
+"""Allocations between garbage collections: some hundred requests."""
 
 FORCED_S = 2.0
-"""What the application gets to end its processes in after a second signal."""
+"""Time that the application gets to end its processes after a second signal."""
 
 SHORT_TOKEN = 16
-"""Characters below which a chosen token may be guessed: people choose words."""
+"""Shorter chosen tokens can be guessed: people choose words."""
 
 _log = logging.getLogger(__name__)
 
@@ -61,49 +61,49 @@ def serve(
     config: str | Path | None = None,
     **flags: Any,
 ) -> None:
-    """Serve until interrupted (SIGINT, SIGTERM), then drain (see `draining`) and return.
+    """Serve until SIGINT or SIGTERM, then shut down gracefully and return.
 
     Once the server accepts requests, the first line on stdout is
-    ``{"url": "...", "token": "..."}``, with a token that was made up: one that was chosen is not
-    repeated. People read stderr.
+    ``{"url": "...", "token": "..."}``, with the token only if it was generated. Text for people is
+    on stderr.
 
-    What is not given here is what the environment's ``STAGEWRIGHT_*`` say, then the settings
-    file, then the default of `settings.ServerSettings`.
+    Settings not given here come from the environment's ``STAGEWRIGHT_*`` variables, the settings
+    file, and the defaults of `settings.ServerSettings`, in this order.
 
     Args:
         host: Address or name to listen on.
-        port: 0 takes a free one.
+        port: 0 takes a free port.
         database: The SQLite file, ``:memory:``, or ``postgresql://user:password@host/name``.
-        token: Bearer token; on a loopback address one is made up if there is none.
+        token: Bearer token; by default one is generated on a loopback address.
         config: A settings file, in TOML.
-        flags: Other settings by their name.
+        flags: Other settings by name.
 
     Raises:
         Refused: The address is not a loopback one, and there is no token, no API key and no
-            identity provider (``STAGEWRIGHT_OIDC_ISSUER`` and its like).
-        InvalidInput: A setting is unknown or does not fit, the token cannot be sent in a header,
-            the address is taken, or the database cannot be used.
+            identity provider (``STAGEWRIGHT_OIDC_*``).
+        InvalidInput: A setting is unknown or invalid, the token cannot be sent in a header, the
+            address is taken, or the database is unusable.
         StoreUnavailable: The database does not answer.
-        KeyboardInterrupt: A second signal ended it before it had drained.
+        KeyboardInterrupt: A second signal cut the graceful shutdown short.
     """
-    said = {
+    given = {
         **flags,
         "host": host,
         "port": port,
         "database": None if database is None else str(database),
         "token": token,
     }
-    configuration = configure(said, file=config)
-    settings = opened(configuration)
-    made_up = configuration.settings.token is None
-    run(settings, settings.host, settings.port, made_up=made_up)
+    configuration = configure(given, file=config)
+    settings = complete_settings(configuration)
+    is_generated = configuration.settings.token is None
+    run(settings, settings.host, settings.port, token_is_generated=is_generated)
 
 
-def opened(configuration: Configuration) -> ServerSettings:
-    """The settings, with what follows from where the server listens.
+def complete_settings(configuration: Configuration) -> ServerSettings:
+    """Return the settings with the defaults that depend on the address: token and host names.
 
     Raises:
-        Refused: Anybody could reach it, and nobody would be let in.
+        Refused: The server would be reachable from other machines, and no client could sign in.
         InvalidInput: The token cannot be sent in a header.
     """
     settings = configuration.settings
@@ -115,26 +115,28 @@ def opened(configuration: Configuration) -> ServerSettings:
         and not _has_keys(settings.database)
     ):
         raise Refused(
-            f"{settings.host} can be reached from other machines; choose a token and give it in "
-            f"{TOKEN_VARIABLE}, make a key with 'stagewright keys create', or listen on 127.0.0.1"
+            f"{settings.host} can be reached from other machines. Set a token in {TOKEN_VARIABLE}, "
+            "create a key with 'stagewright keys create', or listen on 127.0.0.1."
         )
-    made_up = secrets.token_urlsafe(32) if loopback else None
+    generated = secrets.token_urlsafe(32) if loopback else None
     changed: dict[str, Any] = {
-        "token": made_up if settings.token is None else _checked(settings.token)
+        "token": generated if settings.token is None else _checked_token(settings.token)
     }
     if configuration.origins["allowed_hosts"].kind == "default":
         changed["allowed_hosts"] = LOOPBACK_NAMES | {settings.host.lower()} if loopback else None
     return settings.model_copy(update=changed)
 
 
-def run(settings: ServerSettings, host: str, port: int, *, made_up: bool = False) -> None:
+def run(
+    settings: ServerSettings, host: str, port: int, *, token_is_generated: bool = False
+) -> None:
     """Serve with these settings; see `serve`.
 
     Args:
-        settings: As `opened` gives them.
+        settings: From `complete_settings`.
         host: Address or name to listen on.
-        port: 0 takes a free one.
-        made_up: Whether nobody knows the token yet.
+        port: 0 takes a free port.
+        token_is_generated: If true, the token is announced.
     """
     listening = _listen(host, port)
     address = f"[{host}]" if ":" in host else host
@@ -144,8 +146,8 @@ def run(settings: ServerSettings, host: str, port: int, *, made_up: bool = False
     end_tracing = configure_tracing()
     if settings.token is not None and len(settings.token) < SHORT_TOKEN:
         _log.warning(
-            "the token has %d characters and can be guessed; take one of at least %d, e.g. what "
-            "python -c 'import secrets; print(secrets.token_urlsafe())' prints",
+            "the token has %d characters and can be guessed; use at least %d, e.g. the output of "
+            "python -c 'import secrets; print(secrets.token_urlsafe())'",
             len(settings.token),
             SHORT_TOKEN,
         )
@@ -161,12 +163,13 @@ def run(settings: ServerSettings, host: str, port: int, *, made_up: bool = False
             access_log=False,
             server_header=False,
         )
-        token = settings.token if made_up else None
-        if settings.sandbox == "auto":  # it warns where there is none, found out by a program
+        token = settings.token if token_is_generated else None
+        # In a thread: it starts a program to find a sandbox, and warns where there is none.
+        if settings.sandbox == "auto":
             threading.Thread(target=choose_sandbox, args=("auto",), daemon=True).start()
         with _signals_end_quietly(), _metrics_listener(settings, app.state.metrics):
             server = _Server(config, lambda: announce(url, token, for_people=for_people), shutdown)
-            _collect_seldom()
+            _tune_garbage_collection()
             server.run(sockets=[listening])
     finally:
         listening.close()
@@ -176,23 +179,23 @@ def run(settings: ServerSettings, host: str, port: int, *, made_up: bool = False
 
 
 def announce(url: str, token: str | None, *, for_people: bool = True) -> None:
-    """Say where the server is: JSON on stdout for programs, the rest on stderr for people.
+    """Announce the server's address: JSON on stdout for programs, text on stderr for people.
 
     Args:
-        url: Where.
-        token: One that was made up; `None` if those who may know it do.
-        for_people: Whether the log is for people, too.
+        url: Base URL of the server.
+        token: Generated token; `None` if it was chosen.
+        for_people: If false, stderr gets a log line instead of text.
     """
     sys.stdout.write(json.dumps({"url": url, "token": token}) + "\n")
     sys.stdout.flush()
     if not for_people:
         _log.info("serving", extra={"url": url})
         return
-    known = "none made up; the one you chose, keys, or the identity provider's tokens open it"
-    sys.stderr.write(f"serving on {url}\ntoken: {known if token is None else token}\n")
-    # Behind "#" the token stays in the browser: it is in no request line, so in no log.
+    chosen = "the one you chose, an API key, or a token of the identity provider"
+    sys.stderr.write(f"serving on {url}\ntoken: {chosen if token is None else token}\n")
+    # The part after "#" stays in the browser: it is in no request line, and so in no log.
     page = f"{url}/sign-in" + (f"#token={token}" if token else "")
-    sys.stderr.write(f"look at plans in a browser: {page}\n")
+    sys.stderr.write(f"plans in a browser: {page}\n")
     token = token or "TOKEN"
     sys.stderr.write(
         "next: measure and plan a small model\n"
@@ -203,7 +206,7 @@ def announce(url: str, token: str | None, *, for_people: bool = True) -> None:
 
 
 def _has_keys(database: str) -> bool:
-    """Whether a key opens the service of a database; makes none."""
+    """Return True if the database has a valid API key; a missing database is not created."""
     if database == IN_MEMORY or ("://" not in database and not Path(database).is_file()):
         return False
     store = Store(database)
@@ -218,7 +221,7 @@ def _has_keys(database: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there."""
+    """Return True for an address that only this machine can reach."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -226,7 +229,7 @@ def is_loopback(host: str) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """Says when it accepts requests; drains at the first signal, ends at the second."""
+    """Server that announces itself, shuts down gracefully at a signal, and ends at the second."""
 
     def __init__(
         self, config: uvicorn.Config, on_started: Callable[[], None], shutdown: GracefulShutdown
@@ -241,7 +244,8 @@ class _Server(uvicorn.Server):
         self._on_started()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Only counts: it runs between any two steps of the program, in the midst of a write."""
+        """Count the signal."""
+        # No more than that: it runs between any two instructions, perhaps in a write to the log.
         self._num_signals += 1
 
     async def on_tick(self, counter: int) -> bool:
@@ -254,11 +258,11 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._shutdown.refuse()
         watching = asyncio.create_task(self._watch_signals())
-        # uvicorn has a whole number here and hands it to asyncio, which takes any.
+        # uvicorn declares an int and hands it to asyncio, which takes a float.
         self.config.timeout_graceful_shutdown = max(MIN_CLOSING_S, self._shutdown.grace_left_s)  # type: ignore[assignment]
         await super().shutdown(sockets)
         watching.cancel()
-        if self.force_exit:  # uvicorn leaves the application as it is, processes and all
+        if self.force_exit:  # uvicorn then skips the lifespan, and its processes would live on
             with suppress(TimeoutError):
                 async with asyncio.timeout(FORCED_S):
                     await self.lifespan.shutdown()
@@ -269,11 +273,9 @@ class _Server(uvicorn.Server):
             self.force_exit = self._num_signals > 1
 
 
-def _collect_seldom() -> None:
-    """Leave what lives as long as the server to itself when garbage is looked for.
-
-    Its modules and schemas are a hundred thousand objects, gone over again and again under load.
-    """
+def _tune_garbage_collection() -> None:
+    """Exempt the objects alive now from garbage collection, and collect less often."""
+    # Modules and schemas are a hundred thousand objects, traversed again and again under load.
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_AFTER)
@@ -281,14 +283,16 @@ def _collect_seldom() -> None:
 
 @contextmanager
 def _metrics_listener(settings: ServerSettings, metrics: Metrics) -> Iterator[None]:
-    """Metrics on an address of their own, if the settings name one."""
+    """Serve metrics on a separate address, if the settings name one."""
     if settings.metrics_listen is None:
         yield
         return
     try:
         stop = metrics.listen(settings.metrics_listen)
     except (OSError, OverflowError) as error:
-        raise InvalidInput(f"metrics cannot listen on {settings.metrics_listen}: {error}") from None
+        raise InvalidInput(
+            f"Cannot listen on {settings.metrics_listen} for metrics: {error}"
+        ) from None
     try:
         yield
     finally:
@@ -296,14 +300,14 @@ def _metrics_listener(settings: ServerSettings, metrics: Metrics) -> Iterator[No
 
 
 def _secrets(settings: ServerSettings) -> tuple[str, ...]:
-    """What the log never holds."""
+    """Return the texts that are masked in the log."""
     password = database_url(settings.database).password
     return tuple(text for text in (settings.token, settings.session_key, password) if text)
 
 
 @contextmanager
 def _signals_end_quietly() -> Iterator[None]:
-    """Uvicorn raises the signal that ended it once more; here that is the end, not an error."""
+    """Ignore the signal that uvicorn raises again after it has shut down."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -318,6 +322,7 @@ def _signals_end_quietly() -> Iterator[None]:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    # Bound here and not by uvicorn, so that a taken address is our error, and port 0 is known.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -325,15 +330,14 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.bind((host, port))
     except (OSError, OverflowError) as error:
         listening.close()
-        raise InvalidInput(f"cannot listen on {host} port {port}: {error}") from None
+        raise InvalidInput(f"Cannot listen on {host} port {port}: {error}") from None
     return listening
 
 
-def _checked(token: str) -> str:
-    """The token, if it can be carried by a header (RFC 6750, section 2.1)."""
+def _checked_token(token: str) -> str:
+    """Return the token if a header can carry it (RFC 6750, section 2.1)."""
     if re.fullmatch(r"[A-Za-z0-9._~+/-]{8,}=*", token) is None:
         raise InvalidInput(
-            "a token has at least 8 characters out of letters, digits and -._~+/, "
-            "with = at its end only"
+            "A token has at least 8 characters: letters, digits and -._~+/, with = only at its end."
         )
     return token

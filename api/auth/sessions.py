@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Session(Record):
-    """What a session's cookie says; exactly one of the last three fields is set.
+    """Contents of a session's cookie; exactly one of the last three fields is set.
 
     Attributes:
         id: Random, so that this session can be ended and no other.

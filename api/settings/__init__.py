@@ -1,4 +1,1 @@
-"""Settings of the server: their types, names, sources and checks.
-
-Nothing here acts on a setting.
-"""
+"""Settings of the server: types, names, sources and checks; no code here acts on a setting."""

@@ -1,4 +1,8 @@
-"""Finding out the settings: flags before variables before the file before defaults."""
+"""Sources of the settings: flags before variables before the file before defaults.
+
+pydantic-settings reads the variables and the file. Its own merge is not used because it forgets
+which source a value came from, which error messages and ``stagewright config show`` name.
+"""
 
 from __future__ import annotations
 
@@ -19,35 +23,35 @@ from pydantic_settings import (
 )
 
 from ...core.errors import InvalidInput
-from .names import SettingName, nearest, setting_names
+from .names import SettingName, setting_names, suggest_setting
 from .settings import PREFIX, ServerSettings
 
 CONFIG_VARIABLE = PREFIX + "CONFIG"
-"""Names the file, as ``--config`` does."""
+"""The variable that names the file, like ``--config``."""
 
 OTHER_VARIABLES = frozenset(
     PREFIX + name for name in ("CONFIG", "DEBUG", "NUMBA", "SERVER", "RETRIES", "TIMEOUT_S")
 )
-"""Variables of ours that say something else than a setting."""
+"""Variables with our prefix that are not settings of the server."""
 
 KUBERNETES = re.compile(PREFIX + r"(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+|PORT)")
-"""What Kubernetes sets in every container beside a service named ``stagewright``."""
+"""Variables that Kubernetes sets in every container beside a service named ``stagewright``."""
 
 
 class _Sources(ServerSettings, BaseSettings):
-    """The settings, for what pydantic-settings does: variables and files to fields."""
+    """The settings as pydantic-settings wants them, to read variables and files."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX,
         env_nested_delimiter="_",
         env_nested_max_split=1,
-        enable_decoding=False,  # lists are words with commas, not JSON
+        enable_decoding=False,  # lists are comma-separated, not JSON
     )
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value comes from: a kind of place, and which."""
+    """Source of a value: its kind, and the file, variable or flag."""
 
     kind: Literal["default", "file", "environment", "flag"]
     place: str | None = None
@@ -55,12 +59,12 @@ class Origin:
 
 @dataclass(frozen=True)
 class Configuration:
-    """Settings, and where each comes from.
+    """Settings with the origin of each.
 
     Attributes:
-        settings: Their values; those that files hold have been read.
+        settings: The values, secrets read from their files.
         origins: By the setting's name.
-        troubles: By the setting's name, why a file's secret is missing, if that was left out.
+        troubles: By the setting's name, the reason that a secret could not be read.
     """
 
     settings: ServerSettings
@@ -68,7 +72,7 @@ class Configuration:
     troubles: Mapping[str, str] = field(default_factory=dict)
 
     def value(self, setting: SettingName) -> Any:
-        """What holds; of a section nobody gave, what would."""
+        """Return the value of a setting; in a missing section, its default."""
         found: Any = self.settings
         for name in setting.path:
             found = getattr(found, name)
@@ -83,21 +87,22 @@ def configure(
     file: str | Path | None = None,
     strict: bool = True,
 ) -> Configuration:
-    """The settings of a server that starts in this environment.
+    """Return the settings of a server started in this environment.
 
     Args:
-        flags: By field name, what was said on the command line; `None` stands for nothing said.
-        file: TOML; by default the one that the environment's ``STAGEWRIGHT_CONFIG`` names.
-        strict: Whether a secret that cannot be had is an error, not only told in ``troubles``.
+        flags: Values from the command line by field name; `None` means that a flag was not given.
+        file: TOML file; by default the one that ``STAGEWRIGHT_CONFIG`` names.
+        strict: If true, an unreadable secret is an error; else it is listed in ``troubles``.
 
     Raises:
-        InvalidInput: A name is not a setting's, a value does not fit, or a file cannot be read.
+        InvalidInput: A name is unknown, a value is invalid, or a file cannot be read.
     """
     chosen = file if file is not None else os.environ.get(CONFIG_VARIABLE)
     known = {setting.path: setting for setting in setting_names()}
+    # In ascending order of precedence: each source replaces what the ones before it gave.
     found: dict[tuple[str, ...], tuple[Any, Origin]] = {}
     if chosen is not None:
-        said = _leaves(_of_file(Path(chosen)))
+        said = _leaves(_read_toml(Path(chosen)))
         _check_known([".".join(path) for path in said], known, f"{chosen}: ")
         found |= {path: (value, Origin("file", str(chosen))) for path, value in said.items()}
     _check_variables(known)
@@ -114,20 +119,20 @@ def configure(
     return _with_secrets(settings, origins, strict=strict)
 
 
-def _of_file(path: Path) -> dict[str, Any]:
-    """What a TOML file says."""
+def _read_toml(path: Path) -> dict[str, Any]:
+    """Return the values in a TOML file."""
     if not path.is_file():
-        raise InvalidInput(f"there is no settings file {path}; name one with --config")
+        raise InvalidInput(f"Settings file {path} does not exist. Name one with --config.")
     try:
         return TomlConfigSettingsSource(_Sources, toml_file=path)()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         what = "is not TOML" if isinstance(error, tomllib.TOMLDecodeError) else "cannot be read"
-        raise InvalidInput(f"the settings file {path} {what}: {why}") from None
+        raise InvalidInput(f"Settings file {path} {what}: {why}") from None
 
 
 def _leaves(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """Values by their path, sections taken apart."""
+    """Return nested values by their path."""
     found: dict[tuple[str, ...], Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -140,25 +145,31 @@ def _leaves(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[tuple
 def _check_known(
     said: Sequence[str], known: Mapping[tuple[str, ...], SettingName], where: str
 ) -> None:
-    """Refuse names in a file that are no setting's, all of them at once."""
+    """Refuse unknown names in a file, all of them at once."""
     names = [setting.name for setting in known.values()]
-    wrong = [f"{name} is no setting; {nearest(name, names)}" for name in said if name not in names]
+    wrong = [
+        f"{name} is not a setting; {suggest_setting(name, names)}"
+        for name in said
+        if name not in names
+    ]
     if wrong:
         raise InvalidInput(where + "\n".join(wrong))
 
 
 def _check_variables(known: Mapping[tuple[str, ...], SettingName]) -> None:
-    """Refuse variables that look like settings and are none, all of them at once."""
+    """Refuse unknown variables with our prefix, all of them at once."""
     names = {setting.variable for setting in known.values()} | OTHER_VARIABLES
     ours = {name: text for name, text in sorted(os.environ.items()) if name.startswith(PREFIX)}
     for name, value in ours.items():
+        # STAGEWRIGHT_PORT is a setting, too; Kubernetes gives it an address, tcp://10.0.0.1:8000.
         if KUBERNETES.fullmatch(name) and (name not in names or "://" in value):
             raise InvalidInput(
-                f"{name} was set by Kubernetes for a service of that name and is no setting; "
-                "put 'enableServiceLinks: false' into the pod's spec"
+                f"{name} is not a setting: Kubernetes set it for a service named stagewright. Set "
+                "'enableServiceLinks: false' in the pod's spec."
             )
     wrong = [
-        f"{name} is no setting; {nearest(name, sorted(names))}" for name in ours.keys() - names
+        f"{name} is not a setting; {suggest_setting(name, sorted(names))}"
+        for name in ours.keys() - names
     ]
     if wrong:
         raise InvalidInput("\n".join(sorted(wrong)))
@@ -179,6 +190,7 @@ def _validated(
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
     path = tuple(str(part) for part in first["loc"])
+    # The location may end inside a value, e.g. at an item of a list.
     while path and path not in known:
         path = path[:-1]
     if first["type"] == "missing":
@@ -192,7 +204,7 @@ def _validated(
 
 
 def _named(path: tuple[str, ...], origin: Origin) -> str:
-    """How whoever said it knows a setting."""
+    """Return the name of a setting in its source: a field, a variable or a flag."""
     name = ".".join(path)
     return f"{name} in {origin.place}" if origin.kind == "file" else origin.place or name
 
@@ -200,7 +212,7 @@ def _named(path: tuple[str, ...], origin: Origin) -> str:
 def _with_secrets(
     settings: ServerSettings, origins: Mapping[str, Origin], *, strict: bool
 ) -> Configuration:
-    """The settings with what their files hold."""
+    """Return the settings with secrets read from their files."""
     changed: dict[str, str | None] = {}
     told, troubles = dict(origins), dict[str, str]()
     for name, path in (
@@ -225,24 +237,24 @@ def _with_secrets(
 
 
 RANK = {"default": 0, "file": 1, "environment": 2, "flag": 3}
-"""Of two that say the same thing in two ways, the higher counts."""
+"""Precedence of sources: the higher wins."""
 
 
 def _counts(name: str, other: str, origins: Mapping[str, Origin]) -> bool:
-    """Whether the first of two settings for one thing counts, by who said them.
+    """Return True if the first of two settings for one secret takes precedence.
 
     Raises:
-        InvalidInput: Both were said in the same sort of place.
+        InvalidInput: Both come from the same kind of source.
     """
     first, second = origins[name], origins[other]
     if RANK[first.kind] == RANK[second.kind]:
         both = " and ".join(_named((setting,), origins[setting]) for setting in (other, name))
-        raise InvalidInput(f"{both} say the same thing; leave one of the two out")
+        raise InvalidInput(f"{both} set the same secret; leave out one of the two")
     return RANK[first.kind] > RANK[second.kind]
 
 
 def _is_whole(settings: ServerSettings, origins: Mapping[str, Origin]) -> bool:
-    """Whether a database was said over the head of the file with a password, which it needs not."""
+    """Return True if the database's URL takes precedence over the password file."""
     database, password = origins["database"], origins["database_password_file"]
     if RANK[database.kind] <= RANK[password.kind]:
         return False
@@ -255,37 +267,36 @@ MAX_BYTES = 64 * 2**10
 
 
 def read_secret(path: Path) -> str:
-    """The text of a file, without the line end that editors add.
+    """Return the one line of a file, without the line end that editors add.
 
     Raises:
-        InvalidInput: It cannot be read, is empty, or is no text of a line.
+        InvalidInput: It cannot be read, is empty, or has more than one line.
     """
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1).decode().removesuffix("\n").removesuffix("\r")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise InvalidInput(f"cannot read the secret in {path}: {why}") from None
+        raise InvalidInput(f"Cannot read the secret in {path}: {why}") from None
     if not text or "\n" in text or len(text) > MAX_BYTES:
-        raise InvalidInput(f"{path} has to hold one secret on one line")
+        raise InvalidInput(f"{path} has to contain one secret on one line")
     return text
 
 
 def with_password(address: str, path: Path) -> str:
-    """The address of a database, with the password that a file holds.
+    """Return a database's URL with the password from a file.
 
     Raises:
-        InvalidInput: The address is no URL, has a password already, or the file is no good.
+        InvalidInput: The address is not a URL, already has a password, or the file is unusable.
     """
     if "://" not in address:
         raise InvalidInput(
-            "a database_password_file goes with a database of the kind "
-            "postgresql://user@host:port/name"
+            "database_password_file needs a database of the form postgresql://user@host:port/name"
         )
     from ..store.database import POSTGRESQL, database_url
 
     url = database_url(address)
     if url.password is not None:
-        raise InvalidInput("the database's URL has a password already; leave one of the two out")
+        raise InvalidInput("The database's URL already has a password. Leave out one of the two.")
     whole = url.set(drivername=POSTGRESQL, password=read_secret(path))
     return whole.render_as_string(hide_password=False)

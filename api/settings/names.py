@@ -1,4 +1,4 @@
-"""The settings there are, by name: ``grace_s``, or ``oidc.issuer`` in a section."""
+"""Names of the settings: ``grace_s``, or ``oidc.issuer`` in a section."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .types import MASK, without_passwords
 
 @dataclass(frozen=True)
 class SettingName:
-    """One setting.
+    """A setting's name, meaning and default.
 
     Attributes:
-        path: The field's name, below its section's if it is in one.
-        help: What it means, in Markdown.
-        default: What it is if nobody says; `None` for what has to be said.
-        is_secret: Whether its value is shown to nobody.
+        path: Name of the field, after that of its section.
+        help: Meaning, in Markdown.
+        default: `None` if there is no default.
+        is_secret: True if the value is never shown.
     """
 
     path: tuple[str, ...]
@@ -39,7 +39,7 @@ class SettingName:
         return PREFIX + "_".join(self.path).upper()
 
     def shown(self, value: Any) -> Any:
-        """A value as people may see it, fit for JSON."""
+        """Return a value fit for JSON and for display, with secrets masked."""
         if value is None or isinstance(value, bool | int | float):
             return value
         if self.is_secret:
@@ -51,19 +51,19 @@ class SettingName:
 
 
 def setting_names(model: type[BaseModel] = ServerSettings) -> tuple[SettingName, ...]:
-    """Every setting, in the order in which they are declared."""
+    """Return all settings in order of declaration."""
     return tuple(_below(model, ()))
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """What somebody may have meant, as the end of a message."""
+def suggest_setting(name: str, known: Sequence[str]) -> str:
+    """Return the nearest known name, as the end of a message."""
     ends = {other.removeprefix(PREFIX): other for other in known}
     found = get_close_matches(name.removeprefix(PREFIX), ends, n=1, cutoff=0.6)
     return f"did you mean {ends[found[0]]}?" if found else "'stagewright config show' lists them"
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The record a field holds, if it is a section."""
+    """Return the record class of a field that is a section."""
     for kind in (field.annotation, *get_args(field.annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind

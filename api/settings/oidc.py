@@ -1,4 +1,4 @@
-"""Which identity provider's tokens a server takes, as one value."""
+"""Settings of the identity provider whose tokens a server accepts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .types import Words
 ALGORITHMS = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
 )  # fmt: skip
-"""What may be allowed: signatures with a private key that the provider alone has. Never ``none``,
-and never HMAC, whose key would be what anybody can fetch."""
+"""Algorithms that may be configured, all asymmetric. Never ``none``, and never HMAC, whose secret
+would be the public key that anyone can fetch."""
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class OidcSettings(Record):
-    """How tokens of an OpenID Connect provider are taken."""
+    """Issuer, audience, keys and claims of an OpenID Connect provider's tokens."""
 
     issuer: str = Field(min_length=1, description="What `iss` has to be, to the letter.")
     audience: str = Field(

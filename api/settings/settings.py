@@ -1,7 +1,7 @@
-"""What a server is told when it starts, as one value; `configuration` finds it out.
+"""Settings of a server, as one value; `load` reads them.
 
-A field is a setting: of the variable ``STAGEWRIGHT_`` with its name, and of its name in the file.
-A field that is a record is a section: ``STAGEWRIGHT_OIDC_ISSUER``, and ``issuer`` below
+A field is a setting: the variable ``STAGEWRIGHT_`` with its name in upper case, and its name in the
+file. A field that is a record is a section: ``STAGEWRIGHT_OIDC_ISSUER``, and ``issuer`` below
 ``[oidc]``. To add one, add a field with a ``description``; docs/operations.md lists them.
 """
 
@@ -18,24 +18,24 @@ from .oidc import OidcSettings
 from .types import SECRET, Days, NameSet, Words
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-"""Names a browser on this machine may call a loopback server by."""
+"""Names by which browsers on this machine may address a loopback server."""
 
 PREFIX = "STAGEWRIGHT_"
-"""Of every variable."""
+"""Prefix of every variable."""
 
 DATABASE_VARIABLE = PREFIX + "DATABASE"
-"""Names the database to the commands that are not told; it may hold a password."""
+"""The variable that names the database for commands without the flag; it may hold a password."""
 
 MEASURE_COMMAND = (sys.executable, "-P", "-m", "stagewright.profiler.measure_worker")
-"""The measuring child. ``-P`` keeps the working directory out of its import path."""
+"""Command of the measuring child. ``-P`` keeps the working directory out of its import path."""
 
 
 ESTIMATE_COMMAND = (sys.executable, "-P", "-m", "stagewright.profiler.estimates.worker")
-"""The estimating child."""
+"""Command of the estimating child."""
 
 
 class TlsFiles(Record):
-    """What a scheduler, its workers and its servers show each other."""
+    """Certificates that a scheduler, its workers and its servers present to each other."""
 
     ca_file: str = Field(min_length=1, description="The authority that signed all certificates.")
     cert: str = Field(min_length=1, description="This end's certificate.")
@@ -43,7 +43,7 @@ class TlsFiles(Record):
 
 
 class ServerSettings(Record):
-    """How one server behaves."""
+    """Configuration of one server."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
 

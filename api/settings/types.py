@@ -1,4 +1,4 @@
-"""Types of settings: what a text from a variable or a flag becomes, and what is never shown."""
+"""Types of settings: how text from variables is parsed, and how secrets are masked."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 SECRET: dict[str, Any] = {"secret": True}
-"""The ``json_schema_extra`` of a setting that nobody is shown."""
+"""``json_schema_extra`` of a secret setting."""
 
 MASK = "********"
 
 
 def _split(value: Any) -> Any:
-    """Words of a text with commas; anything else as it is."""
+    """Return the items of a comma-separated text, and any other value unchanged."""
     if isinstance(value, str):
         return tuple(word.strip() for word in value.split(",") if word.strip())
     return value
 
 
 Words = Annotated[tuple[str, ...], BeforeValidator(_split)]
-"""A list in TOML; words with commas in a variable."""
+"""List in TOML, comma-separated in a variable."""
 
 NameSet = Annotated[frozenset[str], BeforeValidator(_split)]
-"""The same, where order says nothing."""
+"""Set of names, written like `Words`."""
 
 Days = Annotated[float | None, BeforeValidator(lambda said: None if said == "never" else said)]
-"""A number of days, or ``never``."""
+"""Number of days, or ``never``."""
 
+# Greedy up to the last "@": passwords may contain "@" and "/".
 _USER_INFO = re.compile(r"(?<=://)([^\s:/@]*):\S*@")
 _PARAMETER = re.compile(r"(?i)([?&][a-z]*password=)[^&\s]*")
 
 
 def without_passwords(text: str) -> str:
-    """A text, the passwords of URLs in it hidden."""
+    """Return a text with the passwords of URLs masked."""
     return _PARAMETER.sub(rf"\g<1>{MASK}", _USER_INFO.sub(rf"\g<1>:{MASK}@", text))

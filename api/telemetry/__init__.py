@@ -1,1 +1,1 @@
-"""What a server tells about itself while it runs: its log, its metrics, its traces."""
+"""Telemetry of the server: log, metrics and traces; nothing here decides anything."""

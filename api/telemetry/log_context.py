@@ -1,6 +1,6 @@
-"""What every line of the log carries of the request or job it belongs to.
+"""Log context: the ids of the request or job that each log line belongs to.
 
-Values live in context variables: a task and the threads it calls see their own, no other's.
+They live in context variables: a task, and the threads it calls, see only their own.
 """
 
 from __future__ import annotations
@@ -23,33 +23,34 @@ _WELL_FORMED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:=+/-]{0,127}")
 
 
 def accepted_request_id(sent: str | None) -> str:
-    """The id a caller gave a request, if it is one word of 1 to 128 characters; else a new one."""
+    """Return the client's request id if it is one word of 1 to 128 characters, else a new one."""
     if sent is not None and _WELL_FORMED.fullmatch(sent):
         return sent
     return f"req_{secrets.token_hex(12)}"
 
 
 def request_id() -> str | None:
-    """The id of the request that is being answered; `None` outside of one."""
+    """Return the id of the current request; None outside of one."""
     found = get_contextvars().get("request_id")
     return found if isinstance(found, str) else None
 
 
 @contextmanager
 def bind(**values: str | None) -> Iterator[None]:
-    """Lines logged inside carry these values: ``bind(job_id=...)``."""
-    with bound_contextvars(**_told(values)):
+    """Add values to the lines logged inside: ``bind(job_id=...)``."""
+    with bound_contextvars(**_known(values)):
         yield
 
 
 def add(**values: str | None) -> None:
-    """Lines logged from here on, in this task, carry these values."""
-    bind_contextvars(**_told(values))
+    """Add values to the lines logged from here on in this task."""
+    bind_contextvars(**_known(values))
 
 
 @contextmanager
 def fresh(**values: str | None) -> Iterator[None]:
-    """Lines logged inside carry these values and nothing bound before, or that others add."""
+    """Bind these values alone; both earlier ones and those added inside are dropped afterwards."""
+    # A server's tasks inherit the context of the connection, and with it an earlier request's ids.
     clear_contextvars()
     try:
         with bind(**values):
@@ -58,5 +59,5 @@ def fresh(**values: str | None) -> Iterator[None]:
         clear_contextvars()
 
 
-def _told(values: dict[str, str | None]) -> dict[str, str]:
+def _known(values: dict[str, str | None]) -> dict[str, str]:
     return {name: value for name, value in values.items() if value is not None}

@@ -1,7 +1,7 @@
-"""The server's log: JSON lines, or words for people, on stderr.
+"""The server's log on stderr: JSON lines, or text for people.
 
-Modules log as ever, with `logging`; fields go into ``extra``. What libraries log (uvicorn, dask,
-SQLAlchemy, warnings) comes out the same way.
+Modules use `logging` and put fields into ``extra``. Records of libraries (uvicorn, dask,
+SQLAlchemy, warnings) pass the same formatter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .tracing import trace_ids
 LogFormat = Literal["auto", "json", "console"]
 
 NOISY = ("alembic", "asyncio", "distributed", "httpx")
-"""Libraries whose warnings are of interest, and no more."""
+"""Libraries of which only warnings are logged."""
 
 
 def configure_logging(
@@ -30,13 +30,13 @@ def configure_logging(
     secrets: Iterable[str] = (),
     stream: TextIO | None = None,
 ) -> None:
-    """Have everything this process logs written one way; what was set up before is replaced.
+    """Configure all logging of this process, replacing earlier handlers.
 
     Args:
-        format: ``auto`` is for people on a terminal, else JSON.
-        level: The least that is logged.
-        secrets: Never written, wherever they turn up.
-        stream: Where to; stderr.
+        format: ``auto`` means text on a terminal, else JSON.
+        level: Lowest level that is logged.
+        secrets: Texts masked wherever they occur.
+        stream: Output; stderr by default.
     """
     target = sys.stderr if stream is None else stream
     handler = logging.StreamHandler(target)
@@ -61,7 +61,8 @@ def configure_logging(
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
                 structlog.processors.format_exc_info,
-                _without_colours,
+                _drop_color_message,
+                # After exceptions have become text, so that tracebacks are masked, too.
                 Scrubber(secrets),
                 last,
             ],
@@ -74,13 +75,13 @@ def configure_logging(
 
 
 def is_for_people(format: LogFormat, stream: TextIO) -> bool:
-    """Whether lines are words rather than JSON."""
+    """Return True if the log is text rather than JSON."""
     return format == "console" or (format == "auto" and stream.isatty())
 
 
-def _without_colours(
+def _drop_color_message(
     logger: object, method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """Uvicorn says everything twice, once in colour."""
+    """Drop uvicorn's second, coloured copy of a message (a processor of structlog)."""
     event.pop("color_message", None)
     return event

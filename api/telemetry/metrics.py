@@ -1,7 +1,6 @@
-"""Numbers about a server, for Prometheus.
+"""Prometheus metrics of a server.
 
-Labels take few values: routes are templates, methods and statuses classes, and no id of anything
-is ever one.
+Labels take few values: templates of routes, known methods, classes of statuses; never an id.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ WORK_BUCKETS_S = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 900
 
 
 class Metrics:
-    """What one server counts, apart from every other in the process."""
+    """Metrics of one server, in a registry of their own: tests run several in a process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -85,13 +84,13 @@ class Metrics:
     def answered(
         self, method: str, route: str, status: int | None, duration_s: float | None
     ) -> None:
-        """A request has been answered.
+        """Count a request.
 
         Args:
-            method: As it was sent.
-            route: The template.
-            status: `None` if the connection ended before there was any.
-            duration_s: `None` if it says nothing, of a stream.
+            method: As sent by the client.
+            route: Template of the route.
+            status: `None` if the connection was closed before there was one.
+            duration_s: `None` for a stream, which lasts as long as its reader wants.
         """
         known = method if method in METHODS else "other"
         self._requests.labels(
@@ -101,7 +100,7 @@ class Metrics:
             self._request_durations.labels(known, route).observe(duration_s)
 
     def reused(self, headers: Mapping[str, str]) -> None:
-        """Count what an answer's headers say about reuse."""
+        """Count a response whose headers say that it was reused."""
         what = REUSED.get(headers.get("stagewright-reused", ""))
         if what is not None:
             self._reused.labels(what).inc()
@@ -109,27 +108,27 @@ class Metrics:
             self._reused.labels("answer").inc()
 
     def worked(self, work: str, duration_s: float) -> None:
-        """A function of ours has run for so long, away from the event loop."""
+        """Record the duration of a search or simulation."""
         self._work.labels(work).observe(duration_s)
 
     def job_started(self, kind: str, queued_s: float) -> None:
-        """A job begins after so long in the queue."""
+        """Record the time a job has waited in the queue."""
         self._jobs_waited.labels(kind).observe(queued_s)
 
     def job_ended(self, kind: str, state: str, duration_s: float) -> None:
-        """A job's last attempt ended, in a final state, after so long."""
+        """Record the final state of a job and the duration of its last attempt."""
         self._jobs_ended.labels(kind, state).observe(duration_s)
 
     def watch(self, name: str, help: str, value: Callable[[], float]) -> None:
-        """A number that is asked for when somebody looks."""
+        """Register a gauge whose value is computed at each scrape."""
         Gauge(f"stagewright_{name}", help, registry=self.registry).set_function(value)
 
     def text(self) -> bytes:
-        """Everything, in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
     def listen(self, address: str) -> Callable[[], None]:
-        """Answer on ``host:port`` without a token, until the function returned is called.
+        """Serve metrics on ``host:port`` without a token until the returned function is called.
 
         Raises:
             OSError: The address cannot be listened on.

@@ -1,4 +1,4 @@
-"""Secrets out of everything that is logged, whoever put them there."""
+"""Redaction: secrets are masked in everything that is logged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ..settings.types import MASK, without_passwords
 
 MIN_CHARACTERS = 6
-"""A shorter secret is a word of the language, and every line would be full of masks."""
+"""Shorter secrets are not masked: they occur in ordinary words."""
 
 _PATTERNS = (
     re.compile(r"sw_[A-Za-z0-9_-]{43}"),  # API keys
@@ -18,38 +18,39 @@ _PATTERNS = (
 )
 
 _MARKS = ("sw_", "eyj", "bearer", "://", "password=")
-"""Text without any of these, in small letters, fits no pattern: most of what is logged."""
+"""Lower-case texts of which one occurs in every match of a pattern. Most lines have none and skip
+the patterns."""
 
 
 class Scrubber:
-    """Masks secrets in a log line; a processor of structlog.
+    """Masks secrets in log lines (a processor of structlog).
 
-    API keys, tokens of identity providers, bearer tokens and passwords of URLs are known by their
-    look.
+    API keys, JWTs, bearer tokens and passwords in URLs are recognised by their form.
 
     Args:
-        secrets: Those that have none: the server's own token, the database's password.
+        secrets: Further ones, of any form: the server's own token, the database's password.
     """
 
     def __init__(self, secrets: Iterable[str] = ()) -> None:
         known = sorted((text for text in secrets if len(text) >= MIN_CHARACTERS), key=len)
+        # Longest first: a secret may be the beginning of another.
         self._known = re.compile("|".join(map(re.escape, reversed(known)))) if known else None
 
     def __call__(
         self, logger: object, method: str, event: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
-        return {name: self.scrubbed(value) for name, value in event.items()}
+        return {name: self.scrub(value) for name, value in event.items()}
 
-    def scrubbed(self, value: Any) -> Any:
-        """A value without secrets; what is no plain data becomes its text first."""
+    def scrub(self, value: Any) -> Any:
+        """Return a value with secrets masked; objects are replaced by their ``repr``."""
         if isinstance(value, str):
             return self._masked(value)
         if value is None or isinstance(value, bool | int | float):
             return value
         if isinstance(value, Mapping):
-            return {str(name): self.scrubbed(inner) for name, inner in value.items()}
+            return {str(name): self.scrub(inner) for name, inner in value.items()}
         if isinstance(value, list | tuple | set | frozenset):
-            return [self.scrubbed(inner) for inner in value]
+            return [self.scrub(inner) for inner in value]
         return self._masked(repr(value))
 
     def _masked(self, text: str) -> str:

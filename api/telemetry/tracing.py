@@ -1,6 +1,6 @@
-"""Traces, by OpenTelemetry's own variables; without them, or without it, nothing happens.
+"""Tracing, configured by OpenTelemetry's own variables; without them, spans do nothing.
 
-FastAPI makes the spans of requests (releases that cannot make none); these are those inside.
+FastAPI makes the spans of requests, if its release can; the spans here are inside of those.
 """
 
 from __future__ import annotations
@@ -13,39 +13,40 @@ from contextlib import contextmanager
 from typing import Any
 
 OTLP = "http/protobuf"
-"""What spans are sent as; OpenTelemetry's default."""
+"""Protocol of spans; OpenTelemetry's default."""
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Paths asked every few seconds: they make no spans, and are logged as ``debug`` if answered."""
+"""Paths requested every few seconds: not traced, and logged as ``debug`` while healthy."""
 
 _log = logging.getLogger(__name__)
 
 
 @contextmanager
 def span(name: str, **attributes: str | int | float | None) -> Iterator[None]:
-    """What happens inside is a span of the trace there is, if there is one.
+    """Open a span in the current trace, if there is one.
 
     Args:
-        name: Such as ``stagewright.solve``.
-        attributes: Of it, without the prefix ``stagewright.``; `None` is left out.
+        name: Name of the span, e.g. ``stagewright.solve``.
+        attributes: Attributes without the prefix ``stagewright.``; `None` is left out.
     """
     try:
         from opentelemetry import trace
     except ModuleNotFoundError:
         yield
         return
-    told = {f"stagewright.{key}": value for key, value in attributes.items() if value is not None}
-    with trace.get_tracer("stagewright").start_as_current_span(name, attributes=told):
+    known = {f"stagewright.{key}": value for key, value in attributes.items() if value is not None}
+    with trace.get_tracer("stagewright").start_as_current_span(name, attributes=known):
         yield
 
 
 def trace_ids(
     logger: object, method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """Adds the trace and span a log line belongs to; a processor of structlog."""
+    """Add the ids of the current trace and span to a log line (a processor of structlog)."""
+    # Not imported for this: without the module there is no trace, and importing it takes long.
     found = sys.modules.get("opentelemetry.trace")
     if found is not None:
         context = found.get_current_span().get_span_context()
@@ -56,23 +57,22 @@ def trace_ids(
 
 
 def configure_tracing(environment: Mapping[str, str] = os.environ) -> Callable[[], None]:
-    """Send spans where OpenTelemetry's variables say, until the function returned is called.
+    """Export spans as OpenTelemetry's variables say until the returned function is called.
 
     ``OTEL_EXPORTER_OTLP_ENDPOINT`` (or ``..._TRACES_ENDPOINT``), or ``OTEL_TRACES_EXPORTER`` as
-    ``otlp`` or ``console``, asks for it; the rest (headers, sampler, service name, resource) is
-    read by OpenTelemetry itself. What cannot be done is a warning: a server without traces is
-    better than none.
+    ``otlp`` or ``console``, turns it on; OpenTelemetry itself reads the rest (headers, sampler,
+    service name, resource). Errors are warnings: a server without traces is better than none.
     """
     kind = _exporter(environment)
     if kind is None:
-        return _nothing
+        return _no_tracing
     if kind not in ("otlp", "console"):
         _log.warning("no traces: OTEL_TRACES_EXPORTER is %r; use otlp, console or none", kind)
-        return _nothing
+        return _no_tracing
     protocol = next((environment[name] for name in PROTOCOLS if environment.get(name)), OTLP)
     if kind == "otlp" and protocol != OTLP:
         _log.warning("no traces: spans are sent as %s, not %r; unset %s", OTLP, protocol, PROTOCOLS)
-        return _nothing
+        return _no_tracing
     try:
         provider = _provider(kind, environment)
     except ModuleNotFoundError as error:
@@ -81,7 +81,7 @@ def configure_tracing(environment: Mapping[str, str] = os.environ) -> Callable[[
             "run: pip install 'stagewright[otel]'",
             error.name,
         )
-        return _nothing
+        return _no_tracing
     from opentelemetry import trace
 
     trace.set_tracer_provider(provider)
@@ -90,9 +90,9 @@ def configure_tracing(environment: Mapping[str, str] = os.environ) -> Callable[[
 
 
 def fastapi_options() -> dict[str, Any]:
-    """What FastAPI is told about traces: requests alone, and not those of probes.
+    """Return FastAPI's options: spans for requests only, and none for probes.
 
-    Releases that make no spans themselves take no notice.
+    Releases that cannot make spans ignore them.
     """
     return {
         "telemetry": {
@@ -106,7 +106,7 @@ def fastapi_options() -> dict[str, Any]:
 
 
 def _exporter(environment: Mapping[str, str]) -> str | None:
-    """The kind of exporter that is asked for; `None` for none."""
+    """Return the kind of exporter configured, or None."""
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     said = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower()
@@ -116,7 +116,11 @@ def _exporter(environment: Mapping[str, str]) -> str | None:
 
 
 def _provider(kind: str, environment: Mapping[str, str]) -> Any:
-    """Raises: ModuleNotFoundError: The extra is not installed."""
+    """Build the tracer provider.
+
+    Raises:
+        ModuleNotFoundError: The extra is not installed.
+    """
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
@@ -136,5 +140,5 @@ def _provider(kind: str, environment: Mapping[str, str]) -> Any:
     return provider
 
 
-def _nothing() -> None:
-    """There is nothing to end."""
+def _no_tracing() -> None:
+    """Stand in for the function that ends tracing."""

@@ -59,7 +59,7 @@ def test_without_a_token_it_says_what_opens_it(capsys):
     announce("http://host:1", None)
     said = capsys.readouterr()
     assert said.out == '{"url": "http://host:1", "token": null}\n'
-    assert "token: none made up; " in said.err
+    assert "token: the one you chose" in said.err
 
 
 def test_every_scope_and_variable_is_written_down():

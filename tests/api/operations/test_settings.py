@@ -78,12 +78,12 @@ def test_the_environment_names_the_file_too(said, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("variables", "file", "says"),
     [
-        ({"STAGEWRIGHT_PROT": "1"}, None, "PROT is no setting; did you mean STAGEWRIGHT_PORT"),
+        ({"STAGEWRIGHT_PROT": "1"}, None, "PROT is not a setting; did you mean STAGEWRIGHT_PORT"),
         ({"STAGEWRIGHT_QQQQQQQ": "1"}, None, "config show' lists them"),
         ({**OIDC, "STAGEWRIGHT_OIDC_ISSUR": "x"}, None, "did you mean STAGEWRIGHT_OIDC_ISSUER"),
-        (None, "prot = 1", "settings.toml: prot is no setting; did you mean port"),
-        (None, '[oidc]\nisuer = "x"', "oidc.isuer is no setting; did you mean oidc.issuer"),
-        (None, "[porcelain]\nx = 1", "porcelain.x is no setting"),
+        (None, "prot = 1", "settings.toml: prot is not a setting; did you mean port"),
+        (None, '[oidc]\nisuer = "x"', "oidc.isuer is not a setting; did you mean oidc.issuer"),
+        (None, "[porcelain]\nx = 1", "porcelain.x is not a setting"),
         (None, "host = \n", "settings.toml is not TOML: .*line 1"),
         (None, 'port = "x"', "port in .*settings.toml: input should be a valid integer"),
         ({"STAGEWRIGHT_PORT": "x"}, None, "STAGEWRIGHT_PORT: input should be a valid integer"),
@@ -152,7 +152,7 @@ def test_secrets_come_from_files_of_their_own(said, tmp_path):
 @pytest.mark.parametrize(
     ("variables", "says"),
     [
-        ({"STAGEWRIGHT_TOKEN_FILE": "nowhere"}, "cannot read the secret in nowhere"),
+        ({"STAGEWRIGHT_TOKEN_FILE": "nowhere"}, "annot read the secret in nowhere"),
         ({"STAGEWRIGHT_TOKEN_FILE": "empty"}, "one secret on one line"),
         ({"STAGEWRIGHT_TOKEN_FILE": "two"}, "one secret on one line"),
         ({"STAGEWRIGHT_TOKEN_FILE": "one", "STAGEWRIGHT_TOKEN": "other-token"}, "one of the two"),
