@@ -1,4 +1,4 @@
-"""The base of every value that crosses a border: frozen, validated, versioned JSON."""
+"""Base classes of every document: frozen, validated, with versioned JSON."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from .errors import InvalidInput
 T = TypeVar("T")
 
 LongTuple = Annotated[tuple[T, ...], FailFast()]
-"""Of what a document may have thousands. The first that is wrong is told and no other: errors for
-all of them took 1.2 GB and 20 s where the document has a megabyte."""
+"""A tuple that may have thousands of elements. Validation stops at the first invalid one: reporting
+all of them took 1.2 GB and 20 s for a document of one megabyte."""
 
 
 def _not_empty(values: tuple[T, ...]) -> tuple[T, ...]:
@@ -40,11 +40,12 @@ def _not_empty(values: tuple[T, ...]) -> tuple[T, ...]:
 NonEmptyTuple = Annotated[
     tuple[T, ...], FailFast(), AfterValidator(_not_empty), Field(json_schema_extra={"minItems": 1})
 ]
-"""The same, where none is too few; ``min_length`` beside `FailFast` would say so of wrong ones."""
+"""A `LongTuple` with at least one element. ``min_length`` together with `FailFast` would report an
+invalid element as a tuple that is too short."""
 
 
 class Record(BaseModel):
-    """A frozen part of a document. Unknown fields, NaN and infinities are refused."""
+    """A frozen part of a document, which rejects unknown fields, NaN and infinities."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -76,16 +77,16 @@ class Document(Record):
         return data
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """The document as JSON text, its fields in declaration order."""
+        """Return the document as JSON text, its fields in declaration order."""
         return self.model_dump_json(indent=indent)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """Read a document.
+        """Parse a document.
 
         Raises:
-            InvalidInput: Not JSON, another document or version, or a field that does not fit;
-                the message lists every field at fault.
+            InvalidInput: The text is not JSON, or is another kind or version of document, or a
+                field is invalid; the message lists every invalid field.
         """
         try:
             return cls.model_validate_json(text)
@@ -93,7 +94,7 @@ class Document(Record):
             raise to_invalid_input(error, cls.SCHEMA) from None
 
     def write(self, path: str | Path) -> None:
-        """Write the document to a file, whole or not at all."""
+        """Write the document to a file atomically."""
         target = Path(path)
         partial = target.with_name(target.name + ".partial")
         partial.write_text(self.to_json(indent=2) + "\n", encoding="utf-8")
@@ -104,7 +105,7 @@ class Document(Record):
         """Read a document from a file.
 
         Raises:
-            InvalidInput: The file is missing, unreadable or not such a document.
+            InvalidInput: The file cannot be read, or does not hold a valid document of this kind.
         """
         try:
             text = Path(path).read_bytes()
@@ -116,37 +117,37 @@ class Document(Record):
             raise InvalidInput(f"{path} is {error}", field=error.field) from None
 
     def content_id(self) -> str:
-        """An id that two documents share exactly when their contents are equal.
+        """Return an id that two documents share exactly if their contents are equal.
 
-        The document's kind, an underscore, and 24 hexadecimal digits of the SHA-256 of its
-        JSON with sorted keys.
+        It consists of the document's kind, an underscore, and a `json_digest`.
         """
         return f"{document_kind(self.SCHEMA)}_{content_digest(self)}"
 
 
 def has_own_schema(schema: Any) -> bool:
-    """Whether it names a kind of document of this library."""
+    """Return True if the schema name is that of a document of this library."""
     return isinstance(schema, str) and schema.startswith("stagewright.")
 
 
 def document_kind(schema: str) -> str:
-    """``stagewright.plan/1`` → ``plan``."""
+    """Return the kind in a schema name: ``plan`` for ``stagewright.plan/1``."""
     return schema.rpartition(".")[2].partition("/")[0]
 
 
 def content_digest(record: Record) -> str:
-    """24 hexadecimal digits of the SHA-256 of the record's JSON with sorted keys."""
+    """Return the `json_digest` of a record."""
     return json_digest(record.model_dump(mode="json"))
 
 
 def json_digest(value: Any) -> str:
-    """24 hexadecimal digits of the SHA-256 of a value's JSON with sorted keys."""
+    """Return 24 hexadecimal digits of the SHA-256 of a value's JSON with sorted keys."""
+    # Stored ids depend on every byte of this form: sorted keys, no spaces, default escapes.
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:24]
 
 
 def to_invalid_input(error: ValidationError, what: str) -> InvalidInput:
-    """One readable error out of pydantic's list, naming every field at fault."""
+    """Convert pydantic's error to one message that names every invalid field."""
     lines = [
         f"{json_pointer(item['loc']) or '(whole)'}: {item['msg'].removeprefix('Value error, ')}"
         for item in error.errors()
@@ -156,12 +157,12 @@ def to_invalid_input(error: ValidationError, what: str) -> InvalidInput:
 
 
 def json_pointer(location: tuple[int | str, ...]) -> str:
-    """An RFC 6901 pointer, e.g. ``/layers/3/forward/median_s``."""
+    """Return the RFC 6901 pointer to a location, e.g. ``/layers/3/forward/median_s``."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in location)
 
 
 class CompactRecord(Record):
-    """A record whose JSON leaves out every field that has its default value."""
+    """A record whose JSON omits every field that has its default value."""
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, write: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]  # noqa: ANN202 - a return type would replace the schema

@@ -1,4 +1,4 @@
-"""What can go wrong, sorted by what the caller does next.
+"""The library's exceptions, grouped by what the caller does next.
 
 StagewrightError
 ├── InvalidInput        fix the request: a field, a file, an option
@@ -9,9 +9,9 @@ StagewrightError
 ├── PlanMismatch        re-plan: the plan was made for another model, input or number of ranks
 ├── RankFailed          restart: a process of the pipeline died or stopped answering
 ├── Refused             get permission: it could be done, but is not allowed as asked
-├── NotFound            name something else: there is nothing under that id
-├── Unreachable         ask again later: the service does not answer
-├── Cancelled           somebody stopped it; start it again if it is still wanted
+├── NotFound            use another id: nothing is stored under this one
+├── Unreachable         try again later: the service does not answer
+├── Cancelled           the job was stopped; submit it again if it is still wanted
 └── DeadlineExceeded    allow more time, or take the best answer so far
 """
 
@@ -41,10 +41,10 @@ class Infeasible(StagewrightError):
     """No plan satisfies the limits.
 
     Args:
-        message: The binding constraint with both numbers, and the way out.
+        message: The binding constraint with both numbers, and the remedies.
         constraint: Short name of the binding constraint, e.g. ``"memory"``.
-        required: What the best attempt needs, in the constraint's unit.
-        available: What the limit allows, in the same unit.
+        required: Requirement of the best attempt, in the constraint's unit.
+        available: The limit, in the same unit.
         remedies: `core.plan.remedies.Remedy` objects, least step time per sample first.
     """
 
@@ -69,9 +69,9 @@ class CaptureError(StagewrightError):
     """A model could not be turned into a graph.
 
     Args:
-        message: What happened and the ways out.
-        module: Fully qualified name of the module to blame, if known.
-        operation: The operation or source line that was refused, if known.
+        message: What happened and the remedies.
+        module: Fully qualified name of the module that caused it, if known.
+        operation: The operation or source line that caused it, if known.
     """
 
     def __init__(
@@ -83,17 +83,17 @@ class CaptureError(StagewrightError):
 
 
 class MeasurementError(StagewrightError):
-    """The model was captured but failed while being measured; the message names the layer."""
+    """The model was captured but failed during measurement; the message names the layer."""
 
 
 class OutOfMemory(MeasurementError):
-    """Measuring a layer needed more memory than there is; the message has both numbers.
+    """Measuring a layer needed more memory than available; the message has both numbers.
 
     Args:
-        message: Where, how much was needed, and the ways out.
-        layer: Name of the layer to blame, if it is one.
-        required_bytes: What that, or the whole model, needs.
-        available_bytes: What the device, or the limit, has in all, if known.
+        message: Where, how much was needed, and the remedies.
+        layer: Name of the layer; `None` if the model as a whole does not fit.
+        required_bytes: Memory needed by the layer, or by the whole model.
+        available_bytes: Total memory of the device, or the limit, if known.
     """
 
     def __init__(
@@ -128,19 +128,19 @@ class RankFailed(StagewrightError):
 
 
 class Refused(StagewrightError):
-    """Possible but not allowed; the message says what would allow it."""
+    """The request is possible but not permitted; the message says what would permit it."""
 
 
 class NotFound(StagewrightError):
-    """Nothing is stored under that id."""
+    """Nothing is stored under the given id."""
 
 
 class Unreachable(StagewrightError, ConnectionError):
-    """A service does not answer, or answers that it cannot just now."""
+    """The service cannot be reached, or is temporarily unavailable."""
 
 
 class Cancelled(StagewrightError):
-    """A job was cancelled before it was done."""
+    """A job was cancelled before it finished."""
 
 
 class DeadlineExceeded(StagewrightError):
@@ -148,6 +148,7 @@ class DeadlineExceeded(StagewrightError):
 
 
 def first_line(error: BaseException) -> str:
-    """Of an error's message, which in torch goes on for pages; its kind if it says nothing."""
+    """Return the first line of an error's message; the exception's class name if it is empty."""
+    # torch appends whole tracebacks and graphs to its messages.
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -1,8 +1,8 @@
-"""How long work tells how far it is."""
+"""Type of the progress callback."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 Progress = Callable[[int, int, str], None]
-"""Called with how much is done, how much there is in all, and what is at hand."""
+"""Called with the number of items done, the total, and a description of the current one."""

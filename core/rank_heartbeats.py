@@ -1,9 +1,9 @@
-"""Which of several ranks stopped first: heartbeats in a store, and a verdict that all hear.
+"""Heartbeat-based failure detector that determines which rank failed first.
 
-A rank that dies closes its connections; those it spoke with fail next, and then theirs: the error
-a rank sees says little of who began. So every rank shows a heartbeat in the store they meet at, and
-the first rank to fail looks whose has stopped, and leaves word for the others. They hear of it with
-their next heartbeat, whatever they wait for: the store may leave with the rank that hosts it.
+A rank that dies closes its connections; its peers fail next, and then theirs, so the error that a
+rank sees says little about the origin. Every rank therefore writes a heartbeat to the shared store.
+The first rank to fail looks for heartbeats that have stopped and writes a verdict; the others read
+it with their next heartbeat, because the store may disappear together with the rank that hosts it.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from typing import Any
 
 INTERVAL_S = 0.25
 SILENCE_S = 3.0
-"""Twelve heartbeats missed: far beyond what a busy machine delays a thread."""
+"""Twelve missed heartbeats: far more than a busy machine delays a thread."""
 
 HEARING_S = 10.0
-"""How long the first to fail stays so that all others hear why; they need one heartbeat each."""
+"""Longest time a failed rank stays until all others have read the verdict; each needs one beat."""
 
 VERDICT = "verdict"
 BETWEEN = " "
 
 MOST_NAMED = 4
-"""Ranks of which a message says what they were doing."""
+"""Most ranks whose activity a message describes."""
 
 WAITING = "the wait for"
-"""How a rank begins to say that it waits for another."""
+"""Beginning of the activity of a rank that waits for another."""
 
 Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class FailureVerdict:
-    """Which ranks failed first, if any, and what happened, in words."""
+    """The ranks that failed first, empty if all are alive, and a description."""
 
     ranks: Ranks
     what: str
@@ -51,16 +51,15 @@ class FailureVerdict:
 
 
 class Heartbeats:
-    """Heartbeats of this rank, and a look at those of the others.
+    """Publishes this rank's heartbeat and watches those of the others.
 
     Args:
-        store: Where all ranks meet, as torch has it, by a connection used for nothing else: while
-            one waits in a store, the same connection carries no heartbeat.
+        store: A ``torch.distributed`` store shared by all ranks, over a connection of its own: a
+            call that waits in a store blocks every other call on the same connection.
         rank: This rank.
-        num_ranks: How many there are.
-        where: This rank's whereabouts, for the others' errors.
-        host: Whose doing it is if the store goes without a word; the rank that has it if `None`,
-            which is rank 0.
+        num_ranks: Number of ranks.
+        where: Host and process of this rank, for the others' messages.
+        host: Verdict if the store disappears; by default that rank 0, which hosts it, has failed.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Heartbeats:
         host: FailureVerdict | None = None,
     ) -> None:
         self.doing = "setting up"
-        """What this rank is at, in words."""
+        """This rank's current activity, in words."""
         self._store, self._rank, self._num_ranks = store, rank, num_ranks
         self._host = host or FailureVerdict(
             (0,) if rank else (),
@@ -91,7 +90,7 @@ class Heartbeats:
 
     @property
     def verdict(self) -> FailureVerdict | None:
-        """What was found out, here or elsewhere."""
+        """Return the verdict that this or another rank has reached, if any."""
         return self._heard
 
     def close(self) -> None:
@@ -100,12 +99,13 @@ class Heartbeats:
         self._thread.join()
 
     def find_out(self) -> FailureVerdict:
-        """The ranks that stopped first, as the first to notice found; none if all still answer.
+        """Determine the ranks that failed first; block until the others have read the verdict.
 
-        Takes some seconds: heartbeats have to be missed, and then every rank left has to hear of
-        it, since the next to leave may take the store along.
+        This takes some seconds: first heartbeats must be missed, then every surviving rank must
+        read the verdict, since the next to exit may host the store.
         """
         try:
+            # compare_set: of several ranks that look at once, the first to finish decides for all.
             if self._heard is None and not self._store.check([VERDICT]):
                 self._store.compare_set(VERDICT, "", self._look().to_json())
             verdict = self._hear()
@@ -114,28 +114,29 @@ class Heartbeats:
                 if self._store.add("heard", 0) >= self._num_ranks - len(verdict.ranks):
                     break
                 time.sleep(INTERVAL_S / 2)
-        except RuntimeError:  # the store is gone
+        except RuntimeError:  # torch's stores raise it when the connection breaks
             return self._heard or self._host
         return verdict
 
     def show(self) -> None:
-        """Let the others see at once what this rank is doing."""
+        """Publish this rank's current activity at once."""
         try:
             self._show()
         except RuntimeError:
-            return  # the store is gone, and those who would look
+            return  # the store is gone, and with it the other ranks
 
     def leave_word(self, what: str) -> None:
-        """Let the others know that this rank ends, unless they know of somebody before it."""
+        """Announce that this rank fails, unless another rank failed before it."""
         try:
             verdict = FailureVerdict((self._rank,), f"{self._name(self._rank)} {what}")
             self._store.compare_set(VERDICT, "", verdict.to_json())
             self._hear()
         except RuntimeError:
-            return  # the store is gone, and those who would read it
+            return  # the store is gone, and with it the other ranks
 
     def _hear(self) -> FailureVerdict:
-        """The verdict there is; every rank counts itself once among those who know it."""
+        """Read the verdict, counting this rank once among those that have."""
+        # The heartbeat thread and the main thread both come here; the count must rise only once.
         with self._lock:
             if self._heard is None:
                 self._heard = FailureVerdict.from_json(self._store.get(VERDICT))
@@ -143,7 +144,7 @@ class Heartbeats:
             return self._heard
 
     def _look(self) -> FailureVerdict:
-        """Whose heartbeat does not move while we look, or what those who are there are doing."""
+        """Watch the other heartbeats for `SILENCE_S` and return a verdict."""
         others = [rank for rank in range(self._num_ranks) if rank != self._rank]
         before = {rank: self._seen(rank) for rank in others}
         deadline = time.monotonic() + SILENCE_S
@@ -155,6 +156,7 @@ class Heartbeats:
             named = [self._silence(rank, *now[rank]) for rank in silent[:MOST_NAMED]]
             rest = f", and {len(silent) - len(named)} more" if len(silent) > len(named) else ""
             return FailureVerdict(silent, ", ".join(named) + rest)
+        # All are alive. A rank that waits is a victim, so name those that do something else.
         at_work = [rank for rank in others if not now[rank][1].startswith(WAITING)]
         told = [f"rank {r} was at {now[r][1]}" for r in (at_work or others)[:MOST_NAMED]]
         return FailureVerdict(
@@ -165,7 +167,7 @@ class Heartbeats:
 
     def _silence(self, rank: int, beats: str, doing: str) -> str:
         if not beats:
-            return f"rank {rank} never came: it ended, or still prepares what the others have done"
+            return f"rank {rank} never joined: it exited, or is still being set up"
         return f"{self._name(rank)} stopped answering (last seen at {doing})"
 
     def _name(self, rank: int) -> str:
@@ -173,10 +175,8 @@ class Heartbeats:
         return f"rank {rank} ({where})" if where else f"rank {rank}"
 
     def _seen(self, rank: int) -> tuple[str, str]:
-        """A rank's heartbeats so far, and what it does; empty if it never showed one.
-
-        A store is not asked for a key that it may not have: that waits for the store's timeout.
-        """
+        """Return a rank's heartbeat count and activity; empty strings before its first one."""
+        # `get` of a missing key blocks until the store's timeout, so ask `check` first.
         key = f"beat/{rank}"
         shown = self._store.get(key).decode() if self._store.check([key]) else ""
         beats, _, doing = shown.partition(BETWEEN)
@@ -193,10 +193,10 @@ class Heartbeats:
                 if self._heard is None and self._store.check([VERDICT]):
                     self._hear()
             except RuntimeError:
-                return  # the store is gone; the main thread finds out by itself
+                return  # the store is gone; the main thread notices on its own
 
 
 def _end(stop: threading.Event, thread: threading.Thread) -> None:
-    """At exit: a thread inside the store while Python is taken apart would abort the process."""
+    # At exit: a thread inside the store's C++ code during interpreter shutdown aborts the process.
     stop.set()
     thread.join(SILENCE_S)

@@ -1,4 +1,4 @@
-"""Rows as aligned plain text, for people and for ``grep``."""
+"""Aligned plain-text tables, for people and for ``grep``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell, a rule under the first row.
-
-    What would break the lines, or steer a terminal, is shown escaped: names come from anywhere.
-    """
+    """Format rows with a rule under the first; columns are as wide as their widest cell."""
+    # Names come from models and files: line breaks and escape sequences must not reach a terminal.
     rows = [[sanitize(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
@@ -21,7 +19,7 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def sanitize(text: str) -> str:
-    """The text with line ends and control characters escaped."""
+    """Escape line ends and control characters."""
     if text.isprintable():
         return text
     return "".join(
@@ -30,5 +28,5 @@ def sanitize(text: str) -> str:
 
 
 def truncate(text: str, most: int) -> str:
-    """The text, or its beginning if it is longer than ``most`` characters."""
+    """Shorten a text to at most ``most`` characters."""
     return text if len(text) <= most else f"{text[: most - 3].rstrip()}..."

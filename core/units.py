@@ -1,4 +1,4 @@
-"""Quantities for people: the library counts in seconds and bytes, people read ms and GiB."""
+"""Formatting of seconds, bytes and counts for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from decimal import Decimal
 
 
 def format_bytes(size_bytes: float) -> str:
-    """For example ``1.5 MiB``."""
+    """Format a size, e.g. ``1.5 MiB``."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024 or unit == "GiB":
@@ -16,7 +16,7 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_time(time_s: float) -> str:
-    """For example ``12.3 ms``."""
+    """Format a duration, e.g. ``12.3 ms``."""
     for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
         value = time_s * factor
         if abs(value) >= 1 or unit == "us":
@@ -25,11 +25,11 @@ def format_time(time_s: float) -> str:
 
 
 def format_rate(rate: float) -> str:
-    """Four digits, as people write numbers: ``12.35``, ``64,980``."""
+    """Format a rate with four digits and thousands separators: ``12.35``, ``64,980``."""
     return f"{Decimal(f'{rate:.4g}'):,f}"
 
 
 def count(number: int, noun: str) -> str:
-    """For example ``1 stage``, ``8 micro-batches``."""
+    """Format a number with its noun, e.g. ``1 stage``, ``8 micro-batches``."""
     plural = "es" if noun.endswith(("ch", "ss")) else "s"
     return f"{number} {noun}{plural * (number != 1)}"

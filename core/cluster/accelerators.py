@@ -1,7 +1,7 @@
-"""What devices can do at most, from their makers' data sheets. No torch.
+"""Peak rates of accelerators from their makers' data sheets, without torch.
 
-Rates are for dense matrices; data sheets that print sparse rates print twice as much. Bandwidths
-of links are one direction; data sheets print both directions together.
+Rates are for dense matrices: sparse rates on a data sheet are twice as high. Link bandwidths are
+for one direction, where data sheets usually state both together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..document import Record
 from ..errors import InvalidInput
 
 Precision = Literal["float32", "tf32", "bfloat16", "float16"]
-"""How products are computed; ``tf32`` holds float32 tensors."""
+"""Precision of matrix products; with ``tf32`` the tensors themselves are float32."""
 
 Backend = Literal["cuda", "rocm", "cpu"]
 
@@ -24,16 +24,16 @@ class Accelerator(Record):
     """One kind of device.
 
     Attributes:
-        name: What it is called on the command line.
-        full_name: What its maker calls it.
-        pattern: Matches (as a regular expression, small letters) the name its driver reports.
-        aliases: Other names on the command line, in small letters.
-        flops_per_s: Most multiplications and additions a second, by precision.
-        memory_bytes: Its memory; 0 where that is the machine's (CPU).
-        bandwidth_bytes_per_s: Of its memory, reads and writes together.
-        link: What joins it to its neighbours.
-        link_bandwidth_bytes_per_s: One direction of that.
-        source: Data sheet and date of every figure.
+        name: Its name on the command line.
+        full_name: The maker's name.
+        pattern: Regular expression for the name that its driver reports, in lower case.
+        aliases: Further names on the command line, in lower case.
+        flops_per_s: Peak floating-point operations per second, by precision.
+        memory_bytes: Its memory; 0 for a CPU, which uses the machine's.
+        bandwidth_bytes_per_s: Memory bandwidth, reads and writes together.
+        link: The interconnect to its neighbours.
+        link_bandwidth_bytes_per_s: Bandwidth of that in one direction.
+        source: Data sheet and date of the figures.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Accelerator(Record):
     source: str
 
     def peak_flops_per_s(self, precision: Precision) -> float:
-        """The rate at that precision; float32's where the device has no other for it."""
+        """Return the rate at a precision; float32's if the device does not support it."""
         return self.flops_per_s.get(precision, self.flops_per_s["float32"])
 
 
@@ -67,9 +67,9 @@ def _gpu(
     aliases: tuple[str, ...] = (),
     backend: Backend = "cuda",
 ) -> Accelerator:
-    """A GPU; ``tera`` is TFLOP/s of float32, tf32 and the 16-bit types.
+    """Build a GPU's entry; ``tera`` is TFLOP/s of float32, tf32 and the 16-bit types.
 
-    Where those differ, it is bfloat16's (`None` for a device without) before float16's.
+    If those differ, bfloat16 (`None` if not supported) comes before float16.
     """
     precisions: tuple[Precision, ...] = ("float32", "tf32", "bfloat16", "float16")
     rates = tera if len(tera) == 4 else (*tera, tera[-1])
@@ -169,7 +169,7 @@ CATALOGUE: tuple[Accelerator, ...] = (
         name="CPU",
         full_name="one CPU core with AVX2",
         backend="cpu",
-        pattern=r"$^",  # processors are told apart by the profile's device, not by their name
+        pattern=r"$^",  # matches nothing: a profile's device type identifies CPUs, not their name
         aliases=("cpu",),
         flops_per_s={"float32": 80e9},
         memory_bytes=0,
@@ -181,17 +181,14 @@ CATALOGUE: tuple[Accelerator, ...] = (
         "(JEDEC JESD79-4) a core",
     ),
 )  # fmt: skip
-"""Every kind of device there are figures for."""
+"""All devices with known figures."""
 
 
 def get_accelerator(name: str) -> Accelerator:
-    """The device of that name.
-
-    Args:
-        name: As in the catalogue, however its letters are written.
+    """Return the device of a name or alias, ignoring case.
 
     Raises:
-        InvalidInput: The catalogue has none; the message lists it.
+        InvalidInput: The name is unknown; the message lists the catalogue.
     """
     wanted = name.lower()
     for entry in CATALOGUE:
@@ -200,15 +197,15 @@ def get_accelerator(name: str) -> Accelerator:
     names = [entry.name for entry in CATALOGUE]
     near = get_close_matches(name.upper(), names, n=1)
     raise InvalidInput(
-        f"the catalogue has no device {name!r}"
+        f"unknown device {name!r}"
         + (f"; did you mean {near[0]}?" if near else ".")
-        + f" It has {', '.join(names)}",
+        + f" The catalogue has {', '.join(names)}",
         field="/device",
     )
 
 
 def default_precision(devices: Sequence[Accelerator]) -> Precision:
-    """bfloat16 where every GPU among them has it, else float16; float32 if the first is a CPU."""
+    """Return bfloat16 if every GPU supports it, else float16; float32 if the first is a CPU."""
     if devices[0].backend == "cpu":
         return "float32"
     gpus = [entry for entry in devices if entry.backend != "cpu"]
@@ -216,27 +213,27 @@ def default_precision(devices: Sequence[Accelerator]) -> Precision:
 
 
 def check_precision(device: Accelerator, precision: Precision) -> None:
-    """Insist that a GPU has products of that precision; CPUs fall back to float32's.
+    """Check that a GPU supports a precision; CPUs fall back to float32.
 
     Raises:
-        InvalidInput: It has none; the message says which it has.
+        InvalidInput: The GPU does not; the message lists those it supports.
     """
     if device.backend != "cpu" and precision not in device.flops_per_s:
         raise InvalidInput(
-            f"{device.full_name} has no {precision} products; it has "
+            f"{device.full_name} does not support {precision}; it supports "
             f"{', '.join(device.flops_per_s)}",
             field="/precision",
         )
 
 
 def find_by_driver_name(device_name: str) -> Accelerator | None:
-    """The device a driver calls ``device_name``, such as ``NVIDIA A100-SXM4-80GB``."""
+    """Return the device that a driver reports as, e.g., ``NVIDIA A100-SXM4-80GB``."""
     text = device_name.lower()
     return next((entry for entry in CATALOGUE if re.search(entry.pattern, text)), None)
 
 
 def find_by_memory(memory_bytes: int) -> tuple[Accelerator, ...]:
-    """Devices sold with that much memory, as near as 10 %, the nearest first."""
+    """Return the devices whose memory is within 10 % of this size, the nearest first."""
 
     def distance(entry: Accelerator) -> int:
         return abs(entry.memory_bytes - memory_bytes)

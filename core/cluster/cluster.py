@@ -1,4 +1,4 @@
-"""The machines a plan is for: devices in order, and links by level."""
+"""Clusters: devices in pipeline order, and links by level."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import InvalidInput
 
 DEFAULT_LATENCY_S = 10e-6
 DEFAULT_BANDWIDTH_BYTES_PER_S = 12e9
-"""Used when a cluster is given as '4x24GB' and no link is described: about PCIe 4.0 x8."""
+"""Bandwidth assumed if no link is described, as in '4x24GB': about PCIe 4.0 x8."""
 
 
 class Device(Record):
@@ -51,11 +51,14 @@ class LinkLevel(Record):
     shared: bool = False
 
     def transfer_time_s(self, size_bytes: int) -> float:
-        """Time of one message: latency + bytes / bandwidth. An empty message is not sent."""
+        """Return the time of one message: latency + bytes / bandwidth, or 0 for no bytes."""
         return self.latency_s + size_bytes / self.bandwidth_bytes_per_s if size_bytes else 0.0
 
     def all_reduce_time_s(self, size_bytes: int, num_ranks: int) -> float:
-        """Ring all-reduce: 2 (n-1) messages of 1/n of the bytes (Patarasu and Yuan 2009)."""
+        """Return the time of a ring all-reduce: 2 (n-1) messages of 1/n of the bytes each.
+
+        Source: Patarasu and Yuan 2009.
+        """
         if num_ranks < 2 or not size_bytes:
             return 0.0
         bandwidth = self.all_reduce_bandwidth_bytes_per_s or self.bandwidth_bytes_per_s
@@ -102,11 +105,7 @@ class Cluster(Document):
         bandwidth_bytes_per_s: float = DEFAULT_BANDWIDTH_BYTES_PER_S,
         all_reduce_bandwidth_bytes_per_s: float | None = None,
     ) -> Cluster:
-        """Equal devices, all joined by one link level.
-
-        Raises:
-            InvalidInput: ``num_devices`` is below one.
-        """
+        """Build a cluster of equal devices, all joined by one link level."""
         if num_devices < 1:
             raise InvalidInput(f"a cluster needs at least one device, not {num_devices}")
         return cls(
@@ -135,12 +134,9 @@ class Cluster(Document):
         kind: str = "device",
         memory_bytes: int | None = None,
     ) -> Cluster:
-        """Equal nodes of equal devices: one link level inside a node, one between nodes.
+        """Build a cluster of equal nodes, with one link level inside a node and one between nodes.
 
-        The levels' ``group_size`` is set here.
-
-        Raises:
-            InvalidInput: A count is below one.
+        The ``group_size`` of both levels is replaced.
         """
         if num_nodes < 1 or devices_per_node < 1:
             raise InvalidInput(
@@ -163,23 +159,23 @@ class Cluster(Document):
 
     @classmethod
     def parse(cls, text: str, *, max_devices: int = 2**20) -> Cluster:
-        """A cluster from shorthand.
+        """Parse a cluster from shorthand.
 
         ``4x24GB``, ``8x512MiB`` or ``2xcpu`` (no memory limit) are equal devices on one link;
         ``8xH200`` are devices of the catalogue, with their memory and links; ``4x8x80GB`` are 4
-        nodes of 8; ``2x80GB,4x24GB`` are two kinds. `docs/clusters.md` has the links that are
+        nodes of 8; ``2x80GB,4x24GB`` are two kinds. `docs/clusters.md` lists the links that are
         assumed; speeds and other links need a cluster file.
 
         Raises:
-            InvalidInput: The text is none of these, names a device that is not in the catalogue,
-                or says more devices than are allowed.
+            InvalidInput: The text is not shorthand, names an unknown device, or describes more
+                devices than ``max_devices``.
         """
         from .shorthand import parse_devices
 
         return parse_devices(text, max_devices=max_devices)
 
     def link(self, first: int, second: int) -> LinkLevel:
-        """The level that joins two devices: the innermost one with both in the same group."""
+        """Return the innermost level with both devices in the same group."""
         for level in self.levels:
             if first // level.group_size == second // level.group_size:
                 return level
@@ -192,19 +188,21 @@ class Cluster(Document):
         level: int,
         group_sizes: tuple[int, ...] = (),
     ) -> float:
-        """Hierarchical all-reduce of consecutive devices that meet at ``levels[level]``.
+        """Return the time of a hierarchical all-reduce of consecutive devices.
 
-        Inside every group the bytes are reduced by a ring and shared out; each of its M devices
-        then joins a ring over the groups with 1/M of the bytes (Cho et al., "BlueConnect",
-        MLSys 2019). A group that is not full counts as its ranks.
+        Every group of M devices reduce-scatters the bytes in a ring; each device then joins a ring
+        over the groups with 1/M of the bytes (Cho et al., "BlueConnect", MLSys 2019). A group that
+        is not full counts the ranks it has.
 
         Args:
-            size_bytes: On every device.
-            num_ranks: Devices taking part.
-            level: Where they meet.
-            group_sizes: Devices that one group of each level holds, if not the levels' own: only
-                some devices of a group may take part.
+            size_bytes: Bytes on every device.
+            num_ranks: Number of participating devices.
+            level: Index of the level whose group holds them all.
+            group_sizes: Participating devices per group of each level; by default the levels'
+                ``group_size``.
         """
+        # Innermost level first. `inner` devices of one group below act as one member here, and
+        # each continues with its share of the bytes.
         sizes = group_sizes or tuple(entry.group_size for entry in self.levels)
         time_s, size, ranks, inner = 0.0, size_bytes, num_ranks, 1
         for index in range(level + 1):

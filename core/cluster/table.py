@@ -1,4 +1,4 @@
-"""A cluster as plain text: its devices, then its links."""
+"""Plain-text tables of a cluster: its devices, then its links."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ..units import format_bytes, format_time
 from .cluster import Cluster, Device
 
 MAX_RUNS = 4
-"""Of equal devices, named in one line."""
+"""Most runs of equal devices listed in one line."""
 
 MAX_KIND = 40
-"""Characters of a kind there."""
+"""Most characters shown of a device's kind."""
 
 
 def format_cluster(cluster: Cluster) -> str:
-    """A cluster as plain text: runs of equal devices, then its links from the innermost out."""
+    """Format a cluster: runs of equal devices, then the links from the innermost level outwards."""
     rows = [("devices", "count", "kind", "memory limit", "speed")]
     for (kind, memory_bytes, speed), run in groupby(cluster.devices, key=_what):
         names = [device.name for device in run]
@@ -37,7 +37,7 @@ def format_cluster(cluster: Cluster) -> str:
             f"{format_bytes(level.bandwidth_bytes_per_s)}/s",
             f"{format_bytes(level.all_reduce_bandwidth_bytes_per_s)}/s"
             if level.all_reduce_bandwidth_bytes_per_s
-            else "the same",
+            else "as bandwidth",
         )
         for level in cluster.levels
     ]
@@ -49,7 +49,7 @@ def format_cluster(cluster: Cluster) -> str:
 
 
 def format_devices(cluster: Cluster) -> str:
-    """How many devices of each kind, in order: ``8 x H100``, ``2 x 80GB, 4 x 24GB``."""
+    """Count the devices of each kind, in order: ``8 x H100``, ``2 x 80GB, 4 x 24GB``."""
     runs = [
         (kind[:MAX_KIND], len(list(run)))
         for kind, run in groupby(cluster.devices, key=lambda one: one.kind)

@@ -1,10 +1,13 @@
-"""What a graph without code may consist of, known without torch.
+"""The operators and modules that a rebuildable graph may contain, listed without torch.
 
-An operation is listed if it computes its results from its arguments alone: it reads and writes no
-file, looks nothing up by name, takes no Python object, and its results' shapes follow from its
-arguments' shapes. `capture` writes nothing else into a rebuildable graph, reading refuses anything
-else, and `profiler.graphs.rebuild` finds each name in ``torch.ops``.
+An operator is listed if it computes its results from its arguments alone: it reads and writes no
+file, looks nothing up by name, takes no Python object, and the shapes of its results follow from
+those of its arguments. `capture` writes nothing else into a rebuildable graph, reading a graph
+rejects anything else, and `profiler.graphs.graph_module` looks each name up in ``torch.ops``.
 """
+
+# This list is a security boundary: the service runs graphs of untrusted senders. Do not add an
+# operator that opens files, resolves names, or allocates more than its arguments' shapes imply.
 
 from __future__ import annotations
 
@@ -106,11 +109,11 @@ OPERATORS: frozenset[str] = frozenset(
     )
     for name in family.split()
 ) | {"transformers.grouped_mm_fallback.default"}  # fmt: skip
-"""Operators by full name. The one that is not torch's multiplies the experts of a mixture on
-devices without a kernel for it; it comes with an installed ``transformers``."""
+"""Operators by full name. The one that is not torch's comes with ``transformers``: it multiplies
+the experts of a mixture on devices that have no kernel for it."""
 
 GETITEM = "getitem"
-"""Takes one element, by its number, of an operation that returns several."""
+"""Operation that selects one result, by index, of an operation that returns several."""
 
 _CONV = "in_channels out_channels kernel_size stride padding dilation groups bias padding_mode"
 _NORM = "num_features eps momentum affine track_running_stats bias"
@@ -167,8 +170,8 @@ MODULES: dict[str, frozenset[str]] = {
     for names, settings in _MODULE_SETTINGS.items()
     for name in names.split()
 }
-"""Modules called whole, by class name, and the constructor arguments that may be given.
+"""Leaf modules by class name, with the constructor arguments that may be given.
 
-All are ``torch.nn``'s but ``AttentionDropout``: scaled dot-product attention whose dropout follows
-training mode (see `capture.modes`).
+All are from ``torch.nn`` except ``AttentionDropout``: scaled dot-product attention whose dropout
+follows training mode (see `capture.program.mode_dependent`).
 """

@@ -1,4 +1,4 @@
-"""What an operation is called with, as data: references to values, and literals."""
+"""Arguments of operations as data: references to values, and literals."""
 
 from __future__ import annotations
 

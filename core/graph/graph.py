@@ -148,12 +148,12 @@ class Boundary(Record):
 
     @property
     def forward_bytes(self) -> int:
-        """Bytes of activations sent forward per micro-batch."""
+        """Return the bytes of activations sent forward per micro-batch."""
         return sum(tensor.size_bytes for tensor in self.tensors)
 
     @property
     def backward_bytes(self) -> int:
-        """Bytes of gradients sent back per micro-batch."""
+        """Return the bytes of gradients sent back per micro-batch."""
         return sum(tensor.size_bytes for tensor in self.tensors if tensor.requires_grad)
 
 
@@ -244,7 +244,7 @@ class Graph(Document):
 
 
 def check_boundaries(boundaries: tuple[Boundary, ...], num_layers: int) -> None:
-    """There is one boundary per gap, in order."""
+    """Check that there is one boundary per gap between layers, in order."""
     found = [boundary.after for boundary in boundaries]
     if found != list(range(num_layers - 1)):
         raise ValueError(
@@ -254,7 +254,7 @@ def check_boundaries(boundaries: tuple[Boundary, ...], num_layers: int) -> None:
 
 
 def check_edges(edges: tuple[Edge, ...], num_layers: int) -> None:
-    """Every edge runs forwards between existing layers, so there is no cycle."""
+    """Check that every edge runs forwards between existing layers, so that there is no cycle."""
     for position, edge in enumerate(edges):
         if not edge.source < edge.target < num_layers:
             raise ValueError(
@@ -264,7 +264,7 @@ def check_edges(edges: tuple[Edge, ...], num_layers: int) -> None:
 
 
 def check_layer_indices(parameters: tuple[Parameter, ...], num_layers: int) -> None:
-    """Every parameter names existing layers, ascending."""
+    """Check that every parameter lists existing layers in ascending order."""
     for parameter in parameters:
         if list(parameter.layers) != sorted(set(parameter.layers)) or any(
             not 0 <= layer < num_layers for layer in parameter.layers

@@ -1,4 +1,4 @@
-"""Layers folded by the modules they belong to, equal neighbours together."""
+"""Tree of the modules that layers belong to, with equal neighbours folded into one node."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 MAX_DEPTH = 64
-"""Of modules within modules; what is below stands as single layers."""
+"""Deepest nesting of modules shown; whatever is below appears as single layers."""
 
 OWN = "(itself)"
-"""What a module runs of its own beside its parts."""
+"""Name of the node for operations that a module runs outside its children."""
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,11 @@ class ModuleNode:
     """A module with all layers below it.
 
     Attributes:
-        name: Its path below the node above, e.g. ``attn`` or ``encoder.0``; of equal neighbours
+        name: Path below the parent node, e.g. ``attn`` or ``encoder.0``; for folded neighbours
             the first and the last, ``0..11``.
-        layers: Indices of the layers in it, ascending in each of ``repeats`` equal parts.
-        children: Its parts; none for a layer.
-        repeats: How many equal neighbours stand here as one.
+        layers: Indices of its layers, ascending within each of ``repeats`` equal parts.
+        children: Its child modules; empty for a layer.
+        repeats: Number of equal neighbours folded into this node.
     """
 
     name: str
@@ -31,21 +31,21 @@ class ModuleNode:
 
 
 def module_tree(names: Sequence[str], classes: Sequence[str] = ()) -> tuple[ModuleNode, ...]:
-    """The outermost modules, in the order their first layers run.
+    """Build the tree and return its outermost nodes, ordered by their first layer.
 
-    A module with one part only is one node with it. Neighbours with the same parts, all of the
-    same cost classes, stand as one node.
+    A module with a single child is merged with it. Neighbours with equal children, layer by layer
+    of the same cost class, are folded into one node.
 
     Args:
-        names: Of the layers, as dotted paths of modules.
-        classes: Cost class of each layer, empty where not known; none if empty.
+        names: The layers' names: dotted paths of modules.
+        classes: Cost class of each layer, ``""`` where unknown; empty if all are.
     """
     entries = [(index, tuple(name.split("."))) for index, name in enumerate(names)]
     return _folded(_children(entries), list(classes) or [""] * len(names))
 
 
 def _children(entries: Sequence[tuple[int, tuple[str, ...]]], depth: int = 0) -> list[ModuleNode]:
-    """Nodes by the first part of each path; an empty path is the module itself."""
+    """Group layers by the first component of their path; an empty path is the module itself."""
     if depth == MAX_DEPTH or not any(path for _, path in entries):
         return [ModuleNode(".".join(path) or OWN, (index,)) for index, path in entries]
     parts: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
@@ -66,7 +66,7 @@ def _node(name: str, entries: Sequence[tuple[int, tuple[str, ...]]], depth: int)
 
 
 def _folded(nodes: Sequence[ModuleNode], classes: Sequence[str]) -> tuple[ModuleNode, ...]:
-    """Equal neighbours as one, at every depth."""
+    """Fold equal neighbours, at every depth."""
     runs: list[list[ModuleNode]] = []
     for node in nodes:
         if runs and _same(runs[-1][-1], node, classes):
@@ -77,7 +77,7 @@ def _folded(nodes: Sequence[ModuleNode], classes: Sequence[str]) -> tuple[Module
 
 
 def _same(one: ModuleNode, other: ModuleNode, classes: Sequence[str]) -> bool:
-    """Whether two nodes cost the same layer by layer; unknown classes never do."""
+    """Return True if two nodes have equal children and known, equal cost classes."""
     if len(one.layers) != len(other.layers) or len(one.children) != len(other.children):
         return False
     kinds = [[classes[index] for index in node.layers] for node in (one, other)]
@@ -96,6 +96,7 @@ def _joined(run: Sequence[ModuleNode], classes: Sequence[str]) -> ModuleNode:
         if len(children) == 1:  # all parts are equal
             return replace(children[0], name=f"{first.name}.{children[0].name}")
         return replace(first, children=children)
+    # Merge the runs' children first: four equal blocks then show their parts once, not four times.
     parts = zip(*(node.children for node in run), strict=True)
     joined = [ModuleNode(part[0].name, _layers(part), _below(part)) for part in parts]
     return ModuleNode(
@@ -104,7 +105,7 @@ def _joined(run: Sequence[ModuleNode], classes: Sequence[str]) -> ModuleNode:
 
 
 def _below(nodes: Sequence[ModuleNode]) -> tuple[ModuleNode, ...]:
-    """Parts of nodes that are equal, each with those of all."""
+    """Merge the children of equal nodes position by position."""
     parts = zip(*(node.children for node in nodes), strict=True)
     return tuple(ModuleNode(part[0].name, _layers(part), _below(part)) for part in parts)
 
@@ -114,7 +115,7 @@ def _layers(nodes: Sequence[ModuleNode]) -> tuple[int, ...]:
 
 
 def first_to_last(first: str, last: str) -> str:
-    """Two names as those of a run, what they begin with once: ``layers.0..11``."""
+    """Join the names of a run's ends, writing their common parent once: ``layers.0..11``."""
     start = first.rpartition(".")[0]
     if start and last.startswith(f"{start}."):
         return f"{first}..{last[len(start) + 1 :]}"

@@ -1,8 +1,8 @@
-"""What a graph must satisfy to be rebuilt and run: checked on reading, without torch.
+"""Checks that a graph is safe and complete enough to be rebuilt and run, without torch.
 
-Names become attributes and lines of generated code, so they are letters, digits, ``_`` and, between
-dots, ``-``; every operation is on the list; every reference leads to something made before; sizes
-are bounded.
+Names become attributes and lines of generated code, so they consist of letters, digits, ``_`` and,
+between dots, ``-``. Every operation is on the list, every reference is to an earlier value, and
+sizes are bounded.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ if TYPE_CHECKING:
 MAX_OPERATIONS = 200_000
 MAX_STATE = 200_000
 MAX_ELEMENTS = 2**40
-"""Of one tensor: a thousand times the largest embedding there is."""
+"""Largest tensor accepted: a thousand times the largest known embedding."""
 MAX_STATE_ELEMENTS = 2**44
 MAX_WRITTEN = 2**20
-"""Elements written down one by one, over all buffers and constants."""
+"""Most elements listed one by one, over all buffers and constants."""
 MAX_RECURRENT_LAYERS = 128
-"""Of one LSTM, GRU or RNN: each is several tensors to make."""
+"""Most layers of one LSTM, GRU or RNN; each allocates several tensors."""
 MAX_SETTING = 2**24
-"""The largest number a module's constructor is given: of classes, channels, words."""
+"""Largest number accepted as a constructor argument: classes, channels, vocabulary."""
 
 NODE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 QUALIFIED_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}(\.[A-Za-z0-9_-]{1,100}){0,63}")
 
 
 def check_rebuildable(graph: Graph) -> None:
-    """Insist that a graph that says it can be rebuilt consists of what is allowed.
+    """Check a graph that claims to be rebuildable.
 
     Raises:
-        ValueError: It does not; the message names the operation or tensor and what is accepted.
+        ValueError: The message names the operation or tensor and what is accepted.
     """
+    # Sizes first: the later checks walk over everything, which must not take unbounded time.
     _check_sizes(graph)
     _check_state(graph)
     _check_modules(graph)
@@ -59,7 +60,7 @@ def _check_sizes(graph: Graph) -> None:
         (len(graph.regions), MAX_OPERATIONS, "regions"),
     ):
         if found > limit:
-            raise ValueError(f"{found} {what} are more than the {limit} accepted")
+            raise ValueError(f"{found} {what}; at most {limit} are accepted")
     for operation in _every_operation(graph):
         for tensor in operation.outputs:
             _check_elements(tensor.shape, f"operation {operation.name!r}")
@@ -88,7 +89,7 @@ def _check_state(graph: Graph) -> None:
         for name in tensor.names:
             _check_name(name, QUALIFIED_NAME, "the name of a parameter, buffer or constant")
             if name in names:
-                raise ValueError(f"two tensors of state are called {name!r}")
+                raise ValueError(f"two tensors of the state are named {name!r}")
             names.add(name)
         total += _check_elements(tensor.shape, f"state {tensor.names[0]!r}")
         written += _check_fill(tensor)
@@ -109,13 +110,15 @@ def _check_state(graph: Graph) -> None:
 
 
 def _check_fill(tensor: StateTensor) -> int:
-    """Elements written one by one."""
+    """Check a tensor's strides and fill; return the number of elements it lists one by one."""
     name, fill = tensor.names[0], tensor.fill
     if tensor.strides is not None:
         if len(tensor.strides) != len(tensor.shape):
             raise ValueError(
-                f"state {name!r} has {len(tensor.shape)} dimensions, not as many strides"
+                f"state {name!r} has {len(tensor.shape)} dimensions but "
+                f"{len(tensor.strides)} strides"
             )
+        # A view with wide strides would allocate far more than its number of elements.
         reach = sum(
             (size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True)
         )
@@ -144,7 +147,7 @@ def _check_modules(graph: Graph) -> None:
     for module in graph.modules:
         _check_name(module.name, QUALIFIED_NAME, "the name of a module")
         if module.name in names:
-            raise ValueError(f"two modules are called {module.name!r}")
+            raise ValueError(f"two modules are named {module.name!r}")
         names.add(module.name)
         _check_settings(module)
         _check_recurrent_layers(module, holders[module.name])
@@ -152,21 +155,21 @@ def _check_modules(graph: Graph) -> None:
         parts = name.split(".")
         outer = next((p for n in range(1, len(parts)) if (p := ".".join(parts[:n])) in names), None)
         if outer is not None:
-            raise ValueError(f"module {outer!r} is called whole, so there is no {name!r} inside it")
+            raise ValueError(f"module {outer!r} is a leaf, so it cannot contain {name!r}")
 
 
 def _check_settings(module: LeafModule) -> None:
     allowed = MODULES.get(module.type)
     if allowed is None:
         raise ValueError(
-            f"module {module.name!r} is a {module.type!r}, which is not one of the modules a graph "
-            "may call; capture the model with this release"
+            f"module {module.name!r} is a {module.type!r}, which a graph may not call; capture the "
+            "model with this release"
         )
     for key, value in module.settings.items():
         if key not in allowed:
             raise ValueError(
-                f"module {module.name!r}: {module.type} is given {key!r}; accepted are "
-                f"{', '.join(sorted(allowed)) or 'none'}"
+                f"module {module.name!r}: {module.type} does not accept {key!r}; it accepts "
+                f"{', '.join(sorted(allowed)) or 'nothing'}"
             )
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, int | float) and abs(item) > MAX_SETTING and key not in _FACTORS:
@@ -176,10 +179,10 @@ def _check_settings(module: LeafModule) -> None:
 
 
 def _check_recurrent_layers(module: LeafModule, num_tensors: int) -> None:
-    """Of the modules of `MODULES` these alone make as many tensors as a setting says."""
+    """Check the only modules whose number of tensors is given by a constructor argument."""
     layers = module.settings.get("num_layers", 1)
     if not isinstance(layers, int):
-        raise ValueError(f"module {module.name!r}: num_layers is {layers!r}, which is no number")
+        raise ValueError(f"module {module.name!r}: num_layers is {layers!r}, not an integer")
     if layers > MAX_RECURRENT_LAYERS:
         raise ValueError(
             f"module {module.name!r}: num_layers is {layers}; at most {MAX_RECURRENT_LAYERS} is "
@@ -187,17 +190,17 @@ def _check_recurrent_layers(module: LeafModule, num_tensors: int) -> None:
         )
     if "num_layers" in module.settings and num_tensors < 2 * layers:
         raise ValueError(
-            f"module {module.name!r} has {layers} layers of two tensors at least, but the state "
-            f"lists {num_tensors} tensors of it"
+            f"module {module.name!r} has {layers} layers of at least two tensors each, but the "
+            f"state lists only {num_tensors}"
         )
 
 
 _FACTORS = ("value", "threshold", "alpha", "beta", "min_val", "max_val")
-"""Settings that only enter arithmetic, so that their size costs nothing."""
+"""Constructor arguments used only in arithmetic, whose magnitude costs nothing."""
 
 
 class _Walk:
-    """One pass over the operations in order, keeping what has been made so far."""
+    """One pass over the operations in order, tracking the values defined so far."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -208,14 +211,14 @@ class _Walk:
 
     def check(self) -> None:
         if len(self._regions) != len(self._graph.regions):
-            raise ValueError("two regions have one name")
+            raise ValueError("two regions have the same name")
         if len(self._inputs) != len(self._graph.inputs):
-            raise ValueError("two inputs have one name")
+            raise ValueError("two inputs have the same name")
         for region in self._graph.regions:
             self._check_region(region)
         made = self._operations(self._graph.operations, set(), self._inputs)
         for argument in self._graph.returns:
-            self._check_argument(argument, made, self._inputs, "what the model returns")
+            self._check_argument(argument, made, self._inputs, "the model's output")
 
     def _operations(
         self, operations: Iterable[Operation], made: set[str], inputs: Set[str]
@@ -223,7 +226,7 @@ class _Walk:
         for operation in operations:
             _check_name(operation.name, NODE_NAME, "the name of an operation")
             if operation.name in made:
-                raise ValueError(f"two operations are called {operation.name!r}")
+                raise ValueError(f"two operations are named {operation.name!r}")
             if operation.layer >= len(self._graph.layers):
                 raise ValueError(
                     f"operation {operation.name!r} is in layer {operation.layer}, but there are "
@@ -245,7 +248,10 @@ class _Walk:
         elif operation.kind == "region":
             known = target in self._regions
             if known and len(operation.arguments) != len(self._regions[target].inputs):
-                raise ValueError(f"region {target!r} is given another number of arguments")
+                raise ValueError(
+                    f"region {target!r} takes {len(self._regions[target].inputs)} arguments, not "
+                    f"{len(operation.arguments)}"
+                )
         elif operation.kind == "function":
             known = target in OPERATORS or target == GETITEM
         else:
@@ -253,8 +259,8 @@ class _Walk:
         if not known:
             raise ValueError(
                 f"operation {operation.name!r} calls {target!r} (a {operation.kind}), which is not "
-                "on the list of what a graph may do; capture the model with this release, or "
-                "measure it where its code is"
+                "on the list of allowed operations; capture the model with this release, or "
+                "measure it where its code is available"
             )
 
     def _check_region(self, region: Region) -> None:
@@ -263,14 +269,14 @@ class _Walk:
             _check_variable(name, f"an input of region {region.name!r}")
         names = set(region.inputs)
         if len(names) != len(region.inputs):
-            raise ValueError(f"two inputs of region {region.name!r} have one name")
+            raise ValueError(f"two inputs of region {region.name!r} have the same name")
         for operation in region.operations:
             if operation.kind != "function" or any(
                 isinstance(item, StateReference) for item in _items(operation)
             ):
                 raise ValueError(
-                    f"region {region.name!r} holds {operation.name!r}; inside a region there are "
-                    "operators alone, applied to what the region is given"
+                    f"region {region.name!r} contains {operation.name!r}; a region may contain "
+                    "only operators applied to its inputs"
                 )
         made = self._operations(region.operations, names, frozenset())
         for argument in region.returns:
@@ -281,7 +287,7 @@ class _Walk:
     ) -> None:
         for item in argument if isinstance(argument, tuple) else (argument,):
             if isinstance(item, NodeReference) and item.node not in made:
-                raise ValueError(f"{what} reads {item.node!r}, which no earlier operation makes")
+                raise ValueError(f"{what} reads {item.node!r}, which no earlier operation defines")
             if isinstance(item, InputReference) and item.input not in inputs:
                 raise ValueError(f"{what} reads {item.input!r}, which is not an input")
             if isinstance(item, StateReference) and item.state not in self._state:
@@ -295,26 +301,28 @@ def _items(operation: Operation) -> Iterator[Argument]:
 
 def _check_ends(graph: Graph) -> None:
     if graph.sample is None:
-        raise ValueError("a graph that can be rebuilt carries a sample")
+        raise ValueError("a rebuildable graph needs a sample")
     named = {tensor.name: tensor for tensor in graph.inputs}
     if set(graph.sample.inputs) != set(named):
-        raise ValueError("the sample's inputs are not the graph's inputs")
+        raise ValueError("the sample's inputs differ from the graph's")
     for name, made in graph.sample.inputs.items():
         if tuple(made.shape) != tuple(named[name].shape) or made.dtype != named[name].dtype:
-            raise ValueError(f"the sample's {name!r} has another shape or dtype than the input")
+            raise ValueError(f"the sample's {name!r} differs from the input in shape or dtype")
     if len(graph.output_paths) != len(graph.returns):
-        raise ValueError("there are not as many paths as values that the model returns")
+        raise ValueError(
+            f"{len(graph.returns)} returned values but {len(graph.output_paths)} output paths"
+        )
     if len(set(graph.output_paths)) != len(graph.output_paths):
-        raise ValueError("two returned values have one path")
+        raise ValueError("two returned values have the same output path")
 
 
 def _check_name(name: str, pattern: re.Pattern[str], what: str) -> None:
     if not pattern.fullmatch(name):
-        raise ValueError(f"{what} is {name!r}; it has to match {pattern.pattern}")
+        raise ValueError(f"{what} is {name!r}; it must match {pattern.pattern}")
 
 
 def _check_variable(name: str, what: str) -> None:
-    """Names that are written into generated code as they are, as parameters or keywords."""
+    # These names are written into generated code as parameters or keywords.
     _check_name(name, NODE_NAME, what)
     if keyword.iskeyword(name) or name == "__debug__":
-        raise ValueError(f"{what} is {name!r}, which is a word of Python's; use another name")
+        raise ValueError(f"{what} is {name!r}, which is a Python keyword; use another name")

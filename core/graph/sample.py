@@ -37,7 +37,7 @@ class SampleTensor(Record):
         for dimension in self.shape:
             size_bytes *= dimension
         if size_bytes > 16 * MAX_SAMPLE_BYTES:
-            raise ValueError(f"shape {list(self.shape)} is larger than this accepts")
+            raise ValueError(f"shape {list(self.shape)} has more than {MAX_SAMPLE_BYTES} elements")
         return self
 
 

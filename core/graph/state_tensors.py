@@ -1,4 +1,4 @@
-"""Parameters, buffers and constants without their values: what to make up in their place."""
+"""Parameters, buffers and constants without their values, and how to fill them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .arguments import Integer
 from .tensors import Dimension, DType
 
 MAX_WRITTEN_VALUES = 4096
-"""Elements of a buffer or constant written down one by one; larger ones by their pattern."""
+"""Most elements of a buffer or constant listed one by one; larger ones are given by a pattern."""
 
 Number = bool | Integer | float
 

@@ -1,4 +1,4 @@
-"""A captured graph as plain text: one row a layer, and what a cut behind it would send."""
+"""Plain-text table of a graph: a row per layer, with the data that a cut after it would send."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .graph import Boundary, Graph
 HEADINGS = ("layer", "module", "operations", "parameters", "a cut behind sends", "")
 
 MOST_REASON = 100
-"""Characters of why a layer is opaque, or cannot be cut behind."""
+"""Most characters shown of the reason why a layer is opaque."""
 
 
 def format_graph(graph: Graph) -> str:
-    """The table `print(graph)` and ``stagewright show`` show."""
+    """Format a graph as `print(graph)` and ``stagewright show`` show it."""
     operations = Counter(entry.layer for entry in graph.operations)
     cuts: list[Boundary | None] = [*graph.boundaries, None]
     rows: list[tuple[str, ...]] = [
@@ -56,7 +56,7 @@ def _cut(cut: Boundary | None) -> str:
 
 
 def explain_not_rebuildable(graph: Graph) -> list[str]:
-    """That a graph is of no use without the model's code, and the first reason; else nothing."""
+    """Return the first reason why a graph cannot be rebuilt, as a line; empty if it can."""
     if graph.rebuildable:
         return []
     reasons = graph.not_rebuildable

@@ -38,5 +38,5 @@ class TensorSpec(Record):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the elements, without padding."""
+        """Return the bytes of the elements, without padding."""
         return prod(self.shape) * ELEMENT_SIZE_BYTES[self.dtype]

@@ -1,6 +1,6 @@
-"""Models that can be asked for by name, as data: a family and its configuration.
+"""Models that can be named instead of sent: a family and its configuration.
 
-The configurations are checked here, without torch; `profiler.models.families` builds the modules.
+Configurations are checked here, without torch; `profiler.models.families` builds the modules.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Transformer families of the package ``transformers``, named by its ``model_type``.
 
-Fields are those of its configuration classes that decide shapes, under the same names; their
-defaults are small models. Nothing here names a class, a path or code to load.
+Fields are those of its configuration classes that determine shapes, under the same names, with
+small defaults. Nothing here names a class, a path or code to load.
 """
 
 from __future__ import annotations
@@ -152,7 +152,3 @@ class T5Spec(Record):
 class ViTSpec(Record):
     family: Literal["vit"]
     config: ViTConfig = ViTConfig()
-
-
-DecoderSpec = LlamaSpec | Qwen2Spec | MixtralSpec
-"""Families that predict the next token and share Llama's configuration."""

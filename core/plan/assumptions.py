@@ -1,4 +1,4 @@
-"""What a plan takes for granted about devices and links that nobody measured, in words."""
+"""Assumptions of a plan about devices and links that were not measured, in words."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from ..errors import InvalidInput
 from ..profile.profile import Profile
 
 _MEMORY = re.compile(r"\d+(\.\d+)?[MGT]i?B", re.IGNORECASE)
-"""Kinds that shorthand names after their memory, such as ``24GB``: some GPU."""
+"""Device kinds that shorthand names after their memory, such as ``24GB``: an unspecified GPU."""
 
 
 def list_assumptions(profile: Profile, cluster: Cluster) -> list[str]:
-    """What a plan of this profile for this cluster has to assume, a sentence each."""
+    """List what a plan of this profile for this cluster assumes, a sentence each."""
+    # These sentences become notes of the plan, and so enter its id: do not reword them lightly.
     sends = any(boundary.forward_bytes for boundary in profile.boundaries)
     sums = any(entry.layer.parameter_bytes for entry in profile.layers)
     return [*_speeds(profile, cluster), *(_links(cluster) if sends or sums else ())]
 
 
 def find_profiled_device(profile: Profile) -> Accelerator | None:
-    """The device of the catalogue a profile is of; `None` if that is not in it, or not known."""
+    """Return the catalogue's device that a profile is of; `None` if unknown or not listed."""
     provenance = profile.provenance
     if not (provenance.device_name or provenance.torch_version):
-        return None  # written by hand or read from elsewhere
+        return None  # written by hand, or converted from another tool's format
     if provenance.device.partition(":")[0] == "cpu":
         return get_accelerator("cpu")
     return find_by_driver_name(provenance.device_name)
 
 
 def _speeds(profile: Profile, cluster: Cluster) -> list[str]:
-    """Kinds planned for with the times of another device, whose speeds nobody gave."""
+    """List device kinds without a given speed that differ from the device profiled."""
     profiled = find_profiled_device(profile)
     if profiled is None:
         return []
@@ -54,7 +55,7 @@ def _speeds(profile: Profile, cluster: Cluster) -> list[str]:
 
 
 def _is_another(device: Device, profiled: Accelerator) -> bool:
-    """Whether a device is known to compute at another rate than the one profiled."""
+    """Return True if a device is known to have other peak rates than the one profiled."""
     found = _kind(device.kind)
     if found is None:
         return profiled.backend == "cpu" and _MEMORY.fullmatch(device.kind) is not None
@@ -62,7 +63,6 @@ def _is_another(device: Device, profiled: Accelerator) -> bool:
 
 
 def _kind(name: str) -> Accelerator | None:
-    """A kind in the catalogue, by its name there or its driver's."""
     try:
         return get_accelerator(name)
     except InvalidInput:
@@ -89,7 +89,7 @@ _WHERE = {INSIDE_NODE.name: "inside a node", BETWEEN_NODES.name: "between nodes"
 
 
 def _is_assumed(level: LinkLevel) -> bool:
-    """Whether a link has just the figures that stand in where nobody gave any."""
+    """Return True if a link has exactly the figures of a default."""
     return any(
         (level.latency_s, level.bandwidth_bytes_per_s)
         == (default.latency_s, default.bandwidth_bytes_per_s)

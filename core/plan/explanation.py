@@ -1,8 +1,8 @@
-"""What holds a plan's step up, what changes would buy, and what others would have done."""
+"""Explanation of a plan: its bottleneck, the gain of changes, and other partitioning rules."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -10,21 +10,17 @@ from ..document import Record
 from ..text_table import format_table
 from ..units import format_time
 
-if TYPE_CHECKING:
-    pass  # SELFIMPORT
-
-
 Bound = Literal["work", "fill", "links", "gradients", "memory"]
 
 
 class Shares(Record):
-    """A step in four parts that add up to it; each as a share of it.
+    """Breakdown of the step time into four shares that add up to 1.
 
     Attributes:
-        work: The busiest device computes.
-        fill: What is left: the pipeline fills and drains, and stages wait for each other.
-        links: By how much the step shortens if messages take no time.
-        gradients: By how much it shortens if summing gradients takes no time.
+        work: Computation of the busiest device.
+        fill: The remainder: filling and draining the pipeline, and waiting for other stages.
+        links: Reduction of the step if messages took no time.
+        gradients: Reduction of the step if gradient synchronisation took no time.
     """
 
     work: float = Field(ge=0, le=1)
@@ -34,19 +30,18 @@ class Shares(Record):
 
 
 class Alternative(Record):
-    """The same request with one change, planned again.
+    """The plan for a request with one change.
 
     Attributes:
         text: The change in words.
-        num_microbatches: Of a step then.
-        step_time_s: `None` if nothing was found.
-        time_per_sample_s: Of a step, by its samples where their number is known, else by its
-            micro-batches.
-        gain: Share of the time per sample that is saved.
-        proven: Whether the search ended with its proof. If not, a longer one may find a shorter
-            step: the step time is at most this, the gain at least.
-        unit: What is bought, e.g. ``device``; empty if nothing is.
-        saved_s_per_unit: Of the step, for one unit: the price worth paying.
+        num_microbatches: Micro-batches of its step.
+        step_time_s: `None` if no plan was found.
+        time_per_sample_s: Step time per sample; per micro-batch if their size is unknown.
+        gain: Share of the time per sample that the change saves.
+        proven: Whether the search finished with a proof. If not, the step time is an upper bound
+            and the gain a lower bound.
+        unit: Resource that the change adds, e.g. ``device``; empty if none.
+        saved_s_per_unit: Reduction of the step time per unit of that resource.
     """
 
     text: str
@@ -60,15 +55,15 @@ class Alternative(Record):
 
 
 class RuleComparison(Record):
-    """The same profile split by somebody else's rule, on as many devices, by the same simulator.
+    """The profile split by a published rule on as many devices, priced by the same simulator.
 
     Attributes:
-        name: Whose rule.
-        balance: Layers of each stage; empty if the rule gives none.
-        replicas: Of each stage.
+        name: Name of the rule.
+        balance: Layers per stage; empty if the rule yields no split.
+        replicas: Devices per stage.
         step_time_s: `None` if the split cannot be used.
-        ratio: Of that step to the plan's.
-        reason: Why it cannot be used, or why the plan could not have been it.
+        ratio: Its step time divided by the plan's.
+        reason: Why it cannot be used, or why the planner could not choose it.
     """
 
     name: str
@@ -80,23 +75,23 @@ class RuleComparison(Record):
 
 
 class Explanation(Record):
-    """Why a plan takes as long as it does.
+    """Bottleneck analysis of a plan.
 
     Attributes:
-        step_time_s: The plan's.
-        num_microbatches: Likewise.
-        microbatch_size: Samples of a micro-batch; `None` if the profile does not say.
+        step_time_s: The plan's step time.
+        num_microbatches: The plan's micro-batches per step.
+        microbatch_size: Samples per micro-batch; `None` if the profile does not say.
         time_per_sample_s: See `Alternative`.
-        bound: What holds it up most: the largest of `shares`; ``memory`` where planning without
-            memory limits would save over 1 % and more than free links or gradient sums would.
-        reason: The same in words, with its numbers.
-        shares: Of the step.
+        bound: The bottleneck: the largest of `shares`, or ``memory`` if planning without memory
+            limits would save over 1 % and more than free links or gradient sums would.
+        reason: The bottleneck in words, with its numbers.
+        shares: Breakdown of the step time.
         bubble: Idle share of all devices' time.
-        busiest_stage: The one whose device computes longest.
-        busiest_link: The stage in front of the cut that is sending longest; `None` for one stage.
-        link_busy: Share of the step that cut is sending, both ways.
-        memory_used: Largest share of its limit that any device needs; `None` without limits.
-        unlimited_step_time_s: Planned without memory limits; `None` if there are none.
+        busiest_stage: Stage whose device computes longest.
+        busiest_link: Stage before the cut that sends longest; `None` for a single stage.
+        link_busy: Share of the step during which that cut is sending, both ways.
+        memory_used: Largest share of its memory limit that any device needs; `None` without limits.
+        unlimited_step_time_s: Step time planned without memory limits; `None` if there are none.
         unlimited_proven: As `Alternative.proven`.
     """
 
@@ -118,19 +113,17 @@ class Explanation(Record):
     comparisons: tuple[RuleComparison, ...] = ()
 
     def __str__(self) -> str:
-        pass  # SELFIMPORT
-
         return format_explanation(self)
 
 
 NOT_PROVEN = (
-    "at most, at least: the search was cut short, or its schedule has no proof; a longer one may "
-    "find better"
+    "at most, at least: the search hit its time limit, or has no proof for this schedule; a longer "
+    "search may find better plans"
 )
 
 
 def format_explanation(explanation: Explanation) -> str:
-    """What `print(explanation)` shows."""
+    """Format an explanation as `print(explanation)` shows it."""
     shares = explanation.shares
     blocks = [
         "\n".join(
@@ -165,7 +158,7 @@ def _alternative(entry: Alternative) -> tuple[str, ...]:
         most + format_time(entry.step_time_s),
         most + format_time(entry.time_per_sample_s),
         f"{least}{entry.gain:.1%}",
-        "" if price is None else f"{least}{format_time(price)} a step for each {entry.unit}",
+        "" if price is None else f"{least}{format_time(price)} per step and {entry.unit}",
     )
 
 
@@ -179,7 +172,7 @@ def _comparison(entry: RuleComparison) -> tuple[str, ...]:
 
 
 def _few(numbers: tuple[int, ...]) -> str:
-    """The first numbers; a pipeline may have hundreds of stages."""
+    """Format the first dozen of a list of numbers."""
     most = 12
     words = ", ".join(map(str, numbers[:most]))
     return f"[{words}, ...]" if len(numbers) > most else f"[{words}]" if numbers else ""

@@ -242,12 +242,12 @@ class Proof(Record):
 
     @property
     def gap(self) -> float:
-        """(value - lower bound) / value; 0 is proven optimal."""
+        """Return (value - lower bound) / value; 0 is proven optimal."""
         return (self.value - self.lower_bound) / self.value if self.value else 0.0
 
     @property
     def search_gap(self) -> float:
-        """The same for the least objective found: how far the search is from proven."""
+        """Return the gap of the best objective found, which shows how complete the search is."""
         best = self.value if self.best_value is None else self.best_value
         return (best - self.lower_bound) / best if best else 0.0
 
@@ -345,12 +345,12 @@ class Plan(Document):
                 f"a device holds more than {self.chunks} stage{'s' * (self.chunks > 1)}"
             )
         if self.layer_order and sorted(self.layer_order) != list(range(next_layer)):
-            raise ValueError(f"layer_order is no order of the {next_layer} layers")
+            raise ValueError(f"layer_order is not a permutation of the {next_layer} layers")
         for send in self.direct_sends:
             if not send.source + 1 < send.target < len(self.stages):
                 raise ValueError(
                     f"a direct send goes from stage {send.source} to {send.target} of "
-                    f"{len(self.stages)}; it passes by at least one"
+                    f"{len(self.stages)}; it must skip at least one stage"
                 )
         if len(self.boundaries) not in (0, len(self.stages) - 1):
             raise ValueError(f"{len(self.stages)} stages have {len(self.stages) - 1} boundaries")
@@ -362,25 +362,25 @@ class Plan(Document):
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """Every layer in order, over all stages."""
+        """Return the layers of all stages, in order."""
         return tuple(name for stage in self.stages for name in stage.layer_names)
 
     @property
     def microbatch_size(self) -> int | None:
-        """Samples in a micro-batch; `None` if the inputs do not say."""
+        """Return the samples in a micro-batch; `None` if the inputs do not say."""
         shape = self.inputs[0].shape if self.inputs else ()
         return (shape[0] or None) if shape else None
 
     @property
     def samples_per_s(self) -> float | None:
-        """Of a step; `None` if the size of micro-batches is not known."""
+        """Return the throughput of a step; `None` if the micro-batch size is unknown."""
         size = self.microbatch_size
         if not size or not self.step_time_s:
             return None
         return size * self.num_microbatches / self.step_time_s
 
     def memory_by_device(self) -> dict[str, int]:
-        """What each device needs for all the stages it holds, at most, in bytes."""
+        """Return the peak memory of each device in bytes, over all stages it holds."""
         held: dict[str, int] = {}
         for stage in self.stages:
             for name in stage.devices:
@@ -389,12 +389,12 @@ class Plan(Document):
 
     @property
     def simulated_gap(self) -> float:
-        """How far, relatively, the simulated step is above what any plan could reach."""
+        """Return the relative distance of the simulated step from its lower bound."""
         bound_s = min(self.proof.simulated_lower_bound_s, self.step_time_s)
         return (self.step_time_s - bound_s) / self.step_time_s if self.step_time_s else 0.0
 
     def baseline(self, name: str) -> Baseline | None:
-        """The baseline of that name, e.g. ``equal_layers``."""
+        """Return the baseline of a name, e.g. ``equal_layers``."""
         return next((entry for entry in self.baselines if entry.name == name), None)
 
     def __str__(self) -> str:
@@ -403,7 +403,7 @@ class Plan(Document):
         return format_plan(self)
 
     def _repr_html_(self) -> str | None:
-        """What notebooks show; `None`, for the plain text, where nothing is there to draw it."""
+        """Return HTML for notebooks; `None`, which makes them show text, if nothing renders it."""
         from ..document_html import render_html
 
         return render_html("plan", self)

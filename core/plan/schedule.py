@@ -1,4 +1,4 @@
-"""The order in which every rank works: one document that the simulator and the runtime read."""
+"""Pipeline schedules: each rank's actions in order, as read by the simulator and the runtime."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ class Schedule(Document):
         return len(self.stage_ranks)
 
     def rank_of(self, stage: int, microbatch: int) -> int:
-        """The rank that does this micro-batch of this stage."""
+        """Return the rank that runs a micro-batch of a stage."""
         replicas = self.stage_ranks[stage]
         return replicas[microbatch % len(replicas)]
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
-        """The stages that a rank holds, in order."""
+        """Return the stages that a rank holds, in order."""
         return tuple(stage for stage, ranks in enumerate(self.stage_ranks) if rank in ranks)
 
     @model_validator(mode="after")
@@ -127,7 +127,7 @@ class Schedule(Document):
     def _check_stage_ranks(self) -> None:
         for stage, replicas in enumerate(self.stage_ranks):
             if not replicas or len(set(replicas)) < len(replicas):
-                raise ValueError(f"stage {stage} is on ranks {replicas}; it needs one or several")
+                raise ValueError(f"stage {stage} is on ranks {replicas}; it needs distinct ranks")
             if min(replicas) < 0 or max(replicas) >= len(self.ranks):
                 raise ValueError(f"stage {stage} is on ranks {replicas} of {len(self.ranks)}")
         idle = set(range(len(self.ranks))).difference(*self.stage_ranks)
@@ -143,4 +143,4 @@ class Schedule(Document):
             )
         right = self.rank_of(action.stage, action.microbatch)
         if right != rank:
-            raise ValueError(f"rank {rank} performs {action}, which is rank {right}'s to do")
+            raise ValueError(f"rank {rank} performs {action}, which belongs to rank {right}")

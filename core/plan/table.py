@@ -1,8 +1,9 @@
-"""A plan as plain text: one row a stage, then what the step will be and how good that is."""
+"""Plain-text table of a plan: a row per stage, then the step time, baselines and proof."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..text_table import format_table, sanitize
@@ -18,57 +19,33 @@ BASELINE_NAMES = {
 }
 
 NOT_TIMES: tuple[Objective, ...] = ("memory", "devices", "balance_size")
-"""Plans by these are not meant to be fast, and how far they are from the fastest is no proof."""
+"""Objectives that do not aim at speed: the distance to the fastest plan says nothing about them."""
 
 MAX_COUNTS = 16
-"""Longer lists of layer counts are cut short."""
+"""Most layer counts listed."""
 
 
 def format_plan(plan: Plan) -> str:
-    """The table `print(plan)` shows; columns that would say nothing are left out."""
+    """Format a plan as `print(plan)` shows it."""
     rows = list(zip(*build_plan_columns(plan), strict=True))
     return "\n".join([format_table(rows), "", *format_summary(plan)])
 
 
 def build_plan_columns(plan: Plan) -> list[tuple[str, ...]]:
-    """Heading and cells of each column that says something of this plan."""
-    return [column for column in _columns(plan) if column]
-
-
-def _columns(plan: Plan) -> list[tuple[str, ...]]:
-    """The same; empty for what no stage of the plan has."""
+    """Return each column's heading and cells, without the columns that this plan does not use."""
     stages = plan.stages
-    has_replicas = any(stage.replicas > 1 for stage in stages)
-    recomputes = any(stage.recompute != "never" for stage in stages)
+    hidden: set[str] = set()
+    if all(stage.replicas == 1 for stage in stages):
+        hidden |= {"replicas", "sync"}
+    if all(stage.recompute == "never" for stage in stages):
+        hidden |= {"recompute"}
     return [
-        ("stage", *(str(index) for index in range(len(stages)))),
-        ("device", *(_devices(stage) for stage in stages)),
-        ("replicas", *(str(stage.replicas) for stage in stages)) if has_replicas else (),
-        ("layers", *(str(stage.num_layers) for stage in stages)),
-        ("forward", *(format_time(stage.forward_time_s) for stage in stages)),
-        ("backward", *(format_time(stage.backward_time_s) for stage in stages)),
-        ("recompute", *(stage.recompute.replace("_", " ") for stage in stages))
-        if recomputes
-        else (),
-        ("in flight", *(str(stage.in_flight) for stage in stages)),
-        ("memory", *(format_bytes(stage.memory.total_bytes) for stage in stages)),
-        ("limit", *(_limit(stage) for stage in stages)),
-        ("used", *(_used(stage) for stage in stages)),
-        (
-            "sends",
-            *(
-                format_bytes(stage.send_forward_bytes + stage.send_backward_bytes)
-                for stage in stages
-            ),
-        ),
-        ("sync", *(format_time(stage.sync_time_s) for stage in stages)) if has_replicas else (),
-        ("from", *(stage.layer_names[0] for stage in stages)),
-        ("to", *(stage.layer_names[-1] for stage in stages)),
+        ("stage", *map(str, range(len(stages)))),
+        *((heading, *map(cell, stages)) for heading, cell in COLUMNS if heading not in hidden),
     ]
 
 
 def _devices(stage: Stage) -> str:
-    """Names of one or two devices, else the first and the last."""
     names = stage.devices
     return ",".join(names) if len(names) < 3 else f"{names[0]}..{names[-1]}"
 
@@ -82,8 +59,27 @@ def _used(stage: Stage) -> str:
     return f"{stage.memory.total_bytes / limit:.0%}" if limit else ""
 
 
+# The only list of a plan's columns: print(plan), narrow terminals and notebooks all read it.
+COLUMNS: tuple[tuple[str, Callable[[Stage], str]], ...] = (
+    ("device", _devices),
+    ("replicas", lambda stage: str(stage.replicas)),
+    ("layers", lambda stage: str(stage.num_layers)),
+    ("forward", lambda stage: format_time(stage.forward_time_s)),
+    ("backward", lambda stage: format_time(stage.backward_time_s)),
+    ("recompute", lambda stage: stage.recompute.replace("_", " ")),
+    ("in flight", lambda stage: str(stage.in_flight)),
+    ("memory", lambda stage: format_bytes(stage.memory.total_bytes)),
+    ("limit", _limit),
+    ("used", _used),
+    ("sends", lambda stage: format_bytes(stage.send_forward_bytes + stage.send_backward_bytes)),
+    ("sync", lambda stage: format_time(stage.sync_time_s)),
+    ("from", lambda stage: stage.layer_names[0]),
+    ("to", lambda stage: stage.layer_names[-1]),
+)
+
+
 def format_summary(plan: Plan) -> list[str]:
-    """Step time, other splits, the proof and notes, a line each."""
+    """Format step time, baselines, proof and notes, a line each."""
     lines = [
         f"step time {format_time(plan.step_time_s)} ({plan.schedule}, "
         f"{count(plan.num_microbatches, 'micro-batch')}, {_source(plan)}), "
@@ -97,7 +93,7 @@ def format_summary(plan: Plan) -> list[str]:
 
 
 def _past_stages(plan: Plan) -> list[str]:
-    """What goes straight from a stage to one further on, both ways; not among what stages send."""
+    """Format the direct sends, which are not part of the column of sent bytes."""
     sends = [
         f"{send.source} to {send.target} {format_bytes(send.forward_bytes + send.backward_bytes)}"
         for send in plan.direct_sends
@@ -105,48 +101,51 @@ def _past_stages(plan: Plan) -> list[str]:
     if not sends:
         return []
     more = f" and {len(sends) - MAX_COUNTS} more" if len(sends) > MAX_COUNTS else ""
-    return [f"sent past other stages: {', '.join(sends[:MAX_COUNTS])}{more}"]
+    return [f"direct sends: {', '.join(sends[:MAX_COUNTS])}{more}"]
 
 
 def _source(plan: Plan) -> str:
-    """What the times come from, and how far off they may be where that is known."""
+    """Describe the source of the times, with the error to expect if it is known."""
     if not plan.estimated:
         return "MEASURED profile"
     if plan.error_band is None:
         return "ESTIMATED profile"
-    return f"ESTIMATED profile, expect an error of {plan.error_band:.0%}"
+    return f"ESTIMATED profile, expected error {plan.error_band:.0%}"
 
 
 def format_proof(plan: Plan) -> list[str]:
-    """How good the plan is by its objective, and how good its simulated step."""
+    """Compare the plan's objective and its simulated step with their lower bounds, a line each."""
     proof, objective = plan.proof, plan.options.objective
     value = format_objective(objective, proof.value)
     if proof.status == "optimal":
-        verdict = "optimal by its objective"
+        verdict = "optimal"
     elif proof.lower_bound > 0:
         bound = format_objective(objective, proof.lower_bound)
-        verdict = f"within {_percent(proof.gap)} of the best possible ({bound}) by its objective"
+        # `gap` is relative to the plan's value; people read the excess over the bound.
+        excess = _percent(proof.value / proof.lower_bound - 1)
+        verdict = f"at most {excess} above the lower bound ({bound})"
     else:
-        verdict = "nothing is known of other plans by its objective"
-    lines = [f"proof: {verdict}, the {proof.objective}: {value}"]
+        verdict = "no lower bound known"
+    lines = [f"proof: {proof.objective}: {value}, {verdict}"]
     if proof.best_value is not None and proof.best_value < proof.value:
         least = format_objective(objective, proof.best_value)
         lines.append(
-            f"proof: the least objective found, {least}, is within {_percent(proof.search_gap)} "
-            "of the best possible; that plan takes longer in the simulator"
+            f"proof: the best value found is {least}, with a gap of {_percent(proof.search_gap)} "
+            "to the lower bound; that plan is slower in the simulator"
         )
-    bound_s = proof.simulated_lower_bound_s
+    bound_s = min(proof.simulated_lower_bound_s, plan.step_time_s)
     if bound_s > 0 and objective not in NOT_TIMES:
-        near = f"within {_percent(plan.simulated_gap)} of" if plan.simulated_gap > 1e-9 else "at"
-        lines.append(
-            f"proof: simulated step {near} what no plan can beat, "
-            f"{format_time(min(bound_s, plan.step_time_s))}"
+        near = (
+            f"at most {_percent(plan.step_time_s / bound_s - 1)} above"
+            if plan.simulated_gap > 1e-9
+            else "equal to"
         )
+        lines.append(f"proof: simulated step {near} the lower bound ({format_time(bound_s)})")
     return lines
 
 
 def format_objective(objective: Objective, value: float) -> str:
-    """A value of an objective, in its unit."""
+    """Format a value of an objective in its unit."""
     if objective in ("memory", "balance_size"):
         return format_bytes(value)
     if objective == "devices":
@@ -155,12 +154,12 @@ def format_objective(objective: Objective, value: float) -> str:
 
 
 def _percent(share: float) -> str:
-    """Rounded up, so that what is claimed is true."""
-    return f"{math.ceil(share * 1e4 - 1e-6) / 100:.2f} %"
+    """Format a share, rounded up to a tenth of a percent, so that "at most" remains true."""
+    return f"{math.ceil(share * 1e3 - 1e-6) / 10:.1f} %"
 
 
 def _gain(step_time_s: float, baseline: Baseline) -> str:
-    """How the plan compares with another split."""
+    """Compare the plan with a baseline, in a line."""
     what = f"{BASELINE_NAMES.get(baseline.name, baseline.name)} {_split(baseline)}"
     other_s = baseline.step_time_s
     if other_s is None:
@@ -169,7 +168,7 @@ def _gain(step_time_s: float, baseline: Baseline) -> str:
 
 
 def _compared(step_time_s: float, other_s: float) -> str:
-    """One time against another: in percent, from twice the time on in multiples."""
+    """Compare two times: in percent, or as a multiple if one is at least twice the other."""
     faster, slower = sorted((step_time_s, other_s))
     ratio = slower / faster if faster else 1.0
     if ratio < 1.0005:

@@ -1,4 +1,4 @@
-"""When everything happens: a schedule with durations, simulated or measured."""
+"""Timelines: the start and end of every action of a step, simulated or measured."""
 
 from __future__ import annotations
 

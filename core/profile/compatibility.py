@@ -1,4 +1,4 @@
-"""Whether profiles are of one model on one kind of device with one set of settings."""
+"""Comparison of profiles: same model, kind of device and settings, or not."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SETTINGS = {
     "cuda_version": "CUDA",
     "driver": "driver",
 }
-"""Fields of the provenance that change what is measured, and their names for people."""
+"""Fields of the provenance that affect the measurement, with their names for people."""
 
 Difference = tuple[str, str, str]
-"""What differs, and both values."""
+"""The name of what differs, and both values."""
 
 
 def setting_differences(one: Profile, other: Profile) -> list[Difference]:
-    """Settings, device and software in which two profiles differ."""
+    """List the settings, devices and software versions in which two profiles differ."""
     found: list[Difference] = []
     kinds = [profile.provenance.device.partition(":")[0] for profile in (one, other)]
     if kinds[0] != kinds[1]:
@@ -37,48 +37,46 @@ def setting_differences(one: Profile, other: Profile) -> list[Difference]:
             found.append((name, _text(before), _text(after)))
     if one.provenance.source == other.provenance.source == "measured":
         runs = ["none" if profile.reconciliation is None else "timed" for profile in (one, other)]
-        if runs[0] != runs[1]:  # a graph without its code is measured on made-up weights and values
+        if runs[0] != runs[1]:  # a graph is measured without its code, on random weights
             found.append(("run of the whole model (a graph has none)", runs[0], runs[1]))
     return found
 
 
 def model_differences(one: Profile, other: Profile) -> list[Difference]:
-    """Ways in which two profiles are not of the same model cut into the same layers."""
+    """List the ways in which two profiles are not of the same model cut into the same layers."""
     found: list[Difference] = []
     if one.model != other.model:
         found.append(("model", one.model, other.model))
     if one.spec != other.spec:
         found.append(("family or configuration", str(one.spec), str(other.spec)))
     names = [[entry.layer.name for entry in profile.layers] for profile in (one, other)]
-    if names[0] != names[1]:
-        found.append(("layers", *_first_apart(*names)))
+    found += _first_difference("layers", *names)
     weights = [
-        [(entry.names[0], entry.size_bytes) for entry in profile.parameters]
+        [str((entry.names[0], entry.size_bytes)) for entry in profile.parameters]
         for profile in (one, other)
     ]
-    if weights[0] != weights[1]:
-        found.append(("parameters", *_first_apart(*[list(map(str, each)) for each in weights])))
-    frozen = [
-        [f"{entry.names[0]} {'trained' if entry.trainable else 'frozen'}" for entry in each]
-        for each in (one.parameters, other.parameters)
-    ]
-    if weights[0] == weights[1] and frozen[0] != frozen[1]:
-        found.append(("trainable parameters", *_first_apart(*frozen)))
+    found += _first_difference("parameters", *weights)
+    if weights[0] == weights[1]:
+        frozen = [
+            [f"{entry.names[0]} {'trained' if entry.trainable else 'frozen'}" for entry in each]
+            for each in (one.parameters, other.parameters)
+        ]
+        found += _first_difference("trainable parameters", *frozen)
+    # The first dimension is the number of samples, in which profiles to be merged may differ.
     inputs = [
-        [(entry.name, entry.shape[1:], entry.dtype) for entry in profile.inputs]
+        str([(entry.name, entry.shape[1:], entry.dtype) for entry in profile.inputs])
         for profile in (one, other)
     ]
     if inputs[0] != inputs[1]:
-        found.append(("inputs beside the samples", str(inputs[0]), str(inputs[1])))
-    if (one.loss is None) != (other.loss is None):
-        has = ["none" if entry.loss is None else "one" for entry in (one, other)]
-        found.append(("loss", has[0], has[1]))
+        found.append(("inputs beside the samples", inputs[0], inputs[1]))
+    has_loss = ["none" if entry.loss is None else "one" for entry in (one, other)]
+    if has_loss[0] != has_loss[1]:
+        found.append(("loss", has_loss[0], has_loss[1]))
     return found
 
 
 def forward_differences(one: Profile, other: Profile) -> list[Difference]:
-    """Signs that two profiles of the same layers do not compute the same between them."""
-    found: list[Difference] = []
+    """List signs that the same layers of two profiles compute different things."""
     sent = [
         [
             f"after {boundary.after}: {tensor.name} of {len(tensor.shape)} dimensions"
@@ -87,20 +85,16 @@ def forward_differences(one: Profile, other: Profile) -> list[Difference]:
         ]
         for profile in (one, other)
     ]
-    if sent[0] != sent[1]:
-        found.append(("tensors between layers", *_first_apart(*sent)))
+    found = _first_difference("tensors between layers", *sent)
     same_size = _shapes(one) == _shapes(other)
-    if same_size:
+    if same_size and _has_classes(one) and _has_classes(other):
         classes = [
             [f"{entry.layer.name} of class {entry.layer.cost_class}" for entry in profile.layers]
             for profile in (one, other)
         ]
-        if _has_classes(one) and _has_classes(other) and classes[0] != classes[1]:
-            found.append(("what layers do", *_first_apart(*classes)))
+        found += _first_difference("operations of layers", *classes)
     kept = [_keepers(profile, together=same_size) for profile in (one, other)]
-    if kept[0] != kept[1]:
-        found.append(("layers that keep activations", *_first_apart(*kept)))
-    return found
+    return [*found, *_first_difference("layers that keep activations", *kept)]
 
 
 def _shapes(profile: Profile) -> list[tuple[int, ...]]:
@@ -112,11 +106,9 @@ def _has_classes(profile: Profile) -> bool:
 
 
 def _keepers(profile: Profile, *, together: bool) -> list[str]:
-    """Sets of layers that keep a storage together, or just the layers that keep any.
-
-    At another size a library may copy where it shared before (a dimension of one sample needs no
-    copy to be contiguous), so that there only the layers can be compared.
-    """
+    """List the sets of layers that keep a storage together, or just the layers that keep any."""
+    # At another batch size a library may copy where it shared before (a dimension of length 1 is
+    # always contiguous), so that only the layers can be compared.
     sets = {entry.layers for entry in profile.storages if entry.size_bytes}
     if together:
         return [str(layers) for layers in sorted(sets)]
@@ -124,15 +116,16 @@ def _keepers(profile: Profile, *, together: bool) -> list[str]:
 
 
 def check_mergeable(profiles: Sequence[Profile], names: Sequence[str]) -> None:
-    """Insist that profiles differ in nothing but how many samples they are of.
+    """Check that profiles differ in nothing but the number of samples.
 
     Args:
         profiles: At least one.
-        names: Of each, for the message.
+        names: Their names, for the message.
 
     Raises:
-        InvalidInput: They differ otherwise; the message says in what.
+        InvalidInput: They differ otherwise; the message says how.
     """
+    # Each is compared with the first, and with the first of its own size, where more must agree.
     first_of_shape: dict[tuple[tuple[int, ...], ...], int] = {}
     for index, profile in enumerate(profiles):
         alike = first_of_shape.setdefault(tuple(_shapes(profile)), index)
@@ -141,11 +134,7 @@ def check_mergeable(profiles: Sequence[Profile], names: Sequence[str]) -> None:
 
 
 def check_distinct(profiles: Sequence[Profile], names: Sequence[str]) -> None:
-    """Insist that no profile was given twice: it would count as two measurements.
-
-    Args:
-        profiles: At least one.
-        names: Of each, for the message.
+    """Check that no profile was given twice, which would count as two measurements.
 
     Raises:
         InvalidInput: Two are equal; the message says which.
@@ -155,8 +144,8 @@ def check_distinct(profiles: Sequence[Profile], names: Sequence[str]) -> None:
         earlier = first_of.setdefault(profile.content_id(), index)
         if earlier != index:
             raise InvalidInput(
-                f"{names[earlier]} and {names[index]} are one profile ({profile.content_id()}); "
-                "a profile counts once: leave one out, or measure again"
+                f"{names[earlier]} and {names[index]} are the same profile "
+                f"({profile.content_id()}); leave one out, or measure again"
             )
 
 
@@ -168,17 +157,18 @@ def _check_pair(one: Profile, other: Profile, names: tuple[str, str]) -> None:
             f"\n  {what}: {_short(before)} and {_short(after)}" for what, before, after in found
         )
         raise InvalidInput(
-            f"{names[0]} and {names[1]} cannot be merged, they differ in more than their "
-            f"micro-batches:{lines}"
+            f"{names[0]} and {names[1]} cannot be merged: they differ in more than the "
+            f"micro-batch size:{lines}"
         )
 
 
-def _first_apart(one: Sequence[str], other: Sequence[str]) -> tuple[str, str]:
-    """The first entries that differ, with how many there are."""
+def _first_difference(what: str, one: Sequence[str], other: Sequence[str]) -> list[Difference]:
+    """Return the first entries that differ, or the lengths; nothing if all entries are equal."""
     for position, (before, after) in enumerate(zip(one, other, strict=False)):
         if before != after:
-            return f"{before} (number {position} of {len(one)})", f"{after} (of {len(other)})"
-    return f"{len(one)}", f"{len(other)}"
+            where = f"{before} (number {position} of {len(one)})"
+            return [(what, where, f"{after} (of {len(other)})")]
+    return [(what, str(len(one)), str(len(other)))] if len(one) != len(other) else []
 
 
 def _text(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What differs between two profiles: of two devices, two commits, or two settings."""
+"""Layer-by-layer difference of two profiles, e.g. of two devices, commits or settings."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class TimeChange(Record):
     """A time before and after.
 
     Attributes:
-        significant: Whether the difference is beyond the larger of both spreads (the distance
-            between the quartiles); `None` where neither has a spread, as in estimates.
+        significant: Whether the difference exceeds the larger of both interquartile ranges;
+            `None` if neither is known, as in estimates.
     """
 
     before_s: float = Field(ge=0)
@@ -27,7 +27,7 @@ class TimeChange(Record):
 
     @property
     def relative(self) -> float | None:
-        """(after - before) / before; `None` if there was nothing before, but is after."""
+        """Return (after - before) / before; `None` for an increase from 0."""
         return _relative(self.before_s, self.after_s)
 
 
@@ -39,7 +39,7 @@ class SizeChange(Record):
 
     @property
     def relative(self) -> float | None:
-        """(after - before) / before; `None` if there was nothing before, but is after."""
+        """Return (after - before) / before; `None` for an increase from 0."""
         return _relative(self.before_bytes, self.after_bytes)
 
 
@@ -50,7 +50,7 @@ def _relative(before: float, after: float) -> float | None:
 
 
 class LayerChange(Record):
-    """One layer in both profiles, or their sums."""
+    """A layer in both profiles, or the totals."""
 
     name: str
     forward: TimeChange
@@ -59,7 +59,7 @@ class LayerChange(Record):
 
     @property
     def time(self) -> TimeChange:
-        """Forward and backward together."""
+        """Return the change of forward and backward together."""
         flags = (self.forward.significant, self.backward.significant)
         known = [flag for flag in flags if flag is not None]
         return TimeChange(
@@ -70,16 +70,16 @@ class LayerChange(Record):
 
 
 class ProfileDiff(Record):
-    """Two profiles side by side.
+    """The difference of two profiles.
 
     Attributes:
-        before_id: Content id of the first.
-        after_id: Content id of the second.
-        settings: What differs in device, software and settings, and both values.
-        layers: In both, in the order of the first.
-        total: All layers of each, those in one alone included; the loss not.
-        only_before: Layers of the first alone.
-        only_after: Layers of the second alone.
+        before_id: Content id of the first profile.
+        after_id: Content id of the second profile.
+        settings: Differences in device, software and settings, with both values.
+        layers: Layers in both, in the order of the first.
+        total: Totals over all layers of each, without the loss.
+        only_before: Layers of the first profile only.
+        only_after: Layers of the second profile only.
     """
 
     before_id: str
@@ -103,7 +103,7 @@ def diff(before: Profile, after: Profile) -> ProfileDiff:
     if not common:
         raise InvalidInput(
             f"the profiles of {before.model or 'one model'} and {after.model or 'another'} have no "
-            "layer of the same name; compare profiles of one model"
+            "layer name in common; compare profiles of the same model"
         )
     return ProfileDiff(
         before_id=before.content_id(),
@@ -152,8 +152,9 @@ def _total(before: Profile, after: Profile) -> LayerChange:
 
 
 def time_change(before: Sequence[Timing], after: Sequence[Timing]) -> TimeChange:
-    """The sums of timings; their spreads add as those of independent measurements do."""
+    """Compare sums of timings."""
     sums_s = [math.fsum(timing.median_s for timing in part) for part in (before, after)]
+    # Spreads of independent measurements add in quadrature.
     spreads_s = [math.hypot(*(timing.spread_s for timing in part)) for part in (before, after)]
     spread_s = max(spreads_s)
     return TimeChange(
@@ -164,7 +165,7 @@ def time_change(before: Sequence[Timing], after: Sequence[Timing]) -> TimeChange
 
 
 def _kept(profile: Profile) -> int:
-    """Activations of the whole model; shared storages count once."""
+    # Layers may share a storage; their sum is exact only where the profile lists no storages.
     return sum(storage.size_bytes for storage in profile.storages) or sum(
         entry.saved_activation_bytes for entry in profile.layers
     )

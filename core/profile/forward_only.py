@@ -1,4 +1,4 @@
-"""A profile of forwards alone, to plan inference from."""
+"""Reduction of a training profile to forward passes, for planning inference."""
 
 from __future__ import annotations
 
@@ -9,14 +9,11 @@ NOTE = "forward only: backwards, gradients and kept activations were left out, f
 
 
 def for_inference(profile: Profile) -> Profile:
-    """The same profile without all that only training has.
+    """Return a copy of a profile without the costs of training.
 
-    Backwards take no time, nothing is kept for them, no gradient is sent or summed, and no weight
-    has a gradient or an optimizer's state. Plans made from it are for forwards: with the objective
-    ``throughput``, for a stream of requests; with ``latency``, for one at a time.
-
-    Args:
-        profile: Of training; times of the forward are taken over as they were measured.
+    Backwards take no time, no activations are kept, no gradients are sent or summed, and no weight
+    has a gradient or optimizer state. Use the objective ``throughput`` for a stream of requests,
+    ``latency`` for one request at a time.
     """
     return profile.model_copy(
         update={

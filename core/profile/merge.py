@@ -1,4 +1,4 @@
-"""Profiles of one model at several micro-batch sizes as one profile at any size."""
+"""Interpolation of a profile at any micro-batch size from profiles at several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .profile import LayerProfile, LossProfile, Profile, SavedStorage, Timing
 from .scale import get_microbatch_size, list_sizes, list_timings, scale_profile
 
 GROWTH = "; bytes that grow faster than the number of samples are underestimated"
-"""What lines above the measured sizes leave out."""
+"""Limitation of extrapolation to larger sizes."""
 
 PartT = TypeVar("PartT", LayerProfile, LossProfile)
 _T = TypeVar("_T")
@@ -26,29 +26,29 @@ _T = TypeVar("_T")
 def merge(
     profiles: Sequence[Profile], *, samples: int | None = None, names: Sequence[str] = ()
 ) -> Profile:
-    """One profile from several of the same model, device and settings.
+    """Merge profiles of one model, device and set of settings into one at a given size.
 
-    Profiles of the same micro-batch size are pooled (`pool_profiles`). Times at a size in between
-    are those of the line between the nearest measured sizes, and so are bytes, rounded up: exact
-    where bytes are so much per sample and so much besides. Beyond the measured sizes the line of
-    the two nearest goes on, but nothing shrinks with more samples, and below the smallest nothing
-    is less than in proportion. With one size alone everything is in proportion (`scale_profile`).
+    Profiles of equal micro-batch size are pooled (`pool_profiles`). Between measured sizes, times
+    and bytes (rounded up) are interpolated linearly from the two nearest, which is exact for bytes
+    that are a constant plus a multiple of the samples. Beyond them the line of the two nearest is
+    extrapolated, but nothing shrinks with more samples, and below the smallest size nothing falls
+    faster than in proportion. A single size is scaled in proportion (`scale_profile`).
 
-    Where three sizes or more were measured, the error to expect is measured too: each size in
-    between is interpolated from its neighbours and compared with what was measured there. It adds
-    to the error the profiles have themselves, where they are estimates.
+    With three or more sizes the expected error is measured, too: each size in between is
+    interpolated from its neighbours and compared with its own measurement. It is added to the
+    error of the profiles themselves, if they are estimates.
 
     Args:
         profiles: At least one.
-        samples: Of the micro-batch; `None` if all profiles have the same size, which it is.
-        names: Of the profiles, for messages.
+        samples: Micro-batch size; may be `None` if all profiles have the same.
+        names: Names of the profiles, for messages.
 
     Returns:
-        A profile that says it is measured only if the size itself was.
+        A profile marked as measured only if that very size was measured.
 
     Raises:
-        InvalidInput: There is none, one is there twice, they differ in more than their size, or
-            no size is named.
+        InvalidInput: There are no profiles, two are equal, they differ in more than their size, or
+            ``samples`` is missing.
     """
     if not profiles:
         raise InvalidInput("name at least one profile to merge")
@@ -62,22 +62,17 @@ def merge(
     if samples is None:
         if len(measured) > 1:
             raise InvalidInput(
-                f"the profiles are of micro-batches of {_listed(measured)} samples; say of how "
-                "many the merged one is to be (--microbatch)"
+                f"the profiles have micro-batches of {' and '.join(map(str, measured))} samples; "
+                "give the size of the merged one (--microbatch)"
             )
         (samples,) = measured
     if samples < 1:
-        raise InvalidInput(f"a micro-batch has at least one sample, not {samples}")
+        raise InvalidInput(f"a micro-batch needs at least one sample, not {samples}")
     return profile_at_size(measured, samples)
 
 
 def profile_at_size(measured: Mapping[int, Profile], samples: int) -> Profile:
-    """The profile at one size; see `merge`.
-
-    Args:
-        measured: By size, ascending.
-        samples: The size wanted.
-    """
+    """Return the profile at one size from profiles by ascending size; see `merge`."""
     if samples in measured:
         return measured[samples]
     sizes = sorted(measured)
@@ -99,7 +94,7 @@ def profile_at_size(measured: Mapping[int, Profile], samples: int) -> Profile:
 
 
 def _pooled(profiles: Sequence[Profile]) -> Profile:
-    """Pooled, with the largest error any of them has."""
+    """Pool profiles, keeping the largest expected error."""
     found, band = pool_profiles(profiles), _largest_band(profiles)
     if band == found.provenance.error_band:
         return found
@@ -108,13 +103,12 @@ def _pooled(profiles: Sequence[Profile]) -> Profile:
 
 
 def _largest_band(profiles: Sequence[Profile]) -> float | None:
-    """Of the profiles' own errors."""
     bands = [entry.provenance.error_band for entry in profiles]
     return max((band for band in bands if band is not None), default=None)
 
 
 def _sum_of(*bands: float | None) -> float | None:
-    """Errors of one thing after another, on the safe side; `None` if none is known."""
+    """Add errors of successive steps, assuming the worst; return `None` if none is known."""
     known = [band for band in bands if band is not None]
     return sum(known) if known else None
 
@@ -131,7 +125,7 @@ def _labelled(profile: Profile, note: str, band: float | None) -> Profile:
 
 
 def _band(measured: Mapping[int, Profile]) -> float | None:
-    """Largest relative error of the whole time where it can be checked; `None` for two sizes."""
+    """Measure the largest relative error of interpolation; `None` for fewer than three sizes."""
     errors = []
     sizes = sorted(measured)
     for low, middle, high in zip(sizes, sizes[1:], sizes[2:], strict=False):
@@ -144,7 +138,7 @@ def _band(measured: Mapping[int, Profile]) -> float | None:
 
 
 def _nearest(sizes: Sequence[int], samples: int) -> tuple[int, int]:
-    """The measured sizes on both sides, or the two nearest on one."""
+    """Return the measured sizes on both sides, or the two nearest on one side."""
     pairs = list(pairwise(sizes))
     for low, high in pairs:
         if samples < high:
@@ -154,7 +148,7 @@ def _nearest(sizes: Sequence[int], samples: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _Line:
-    """The line through two sizes, at a third."""
+    """The line through the values at two sizes, evaluated at a third."""
 
     low: int
     high: int
@@ -195,6 +189,8 @@ class _Line:
     def timing(self, one: Timing, other: Timing) -> Timing:
         share = (self.samples - self.low) / (self.high - self.low)
         time_s = one.median_s + share * (other.median_s - one.median_s)
+        # Outside the measured range a noisy slope could yield negative or falling times: bound
+        # them below by proportion, and by the nearest measurement.
         if self.samples < self.low:
             time_s = min(max(time_s, one.median_s * self.samples / self.low), one.median_s)
         elif self.samples > self.high:
@@ -206,7 +202,8 @@ class _Line:
         )
 
     def size(self, one: int, other: int) -> int:
-        """Bytes, or a length of a tensor; exact for lines, rounded up."""
+        """Evaluate the line for bytes or a tensor's length, rounding up."""
+        # Fractions: floating-point error would round an exact byte count up by one.
         share = Fraction(self.samples - self.low, self.high - self.low)
         exact = one + share * (other - one)
         if self.samples < self.low:
@@ -218,7 +215,9 @@ class _Line:
     def storages(
         self, one: Sequence[SavedStorage], other: Sequence[SavedStorage]
     ) -> tuple[SavedStorage, ...]:
-        """Storages kept by the same layers count together: an interval holds all or none."""
+        """Interpolate the total size of the storages that are kept by the same set of layers."""
+        # Storages of two sizes cannot be paired one by one. An interval of layers holds all
+        # storages of a set or none, so their total is all that planning needs.
         totals = [_by_keepers(one), _by_keepers(other)]
         keepers = sorted({*totals[0], *totals[1]})
         return tuple(
@@ -243,15 +242,15 @@ class _Line:
         return one.model_copy(update={"shape": shape})
 
     def same_many(self, what: str, one: Sequence[_T], other: Sequence[_T]) -> list[tuple[_T, _T]]:
-        """Pairs of what both sizes have.
+        """Pair the elements at both sizes.
 
         Raises:
-            InvalidInput: They do not have equally many: the model does something else.
+            InvalidInput: Their numbers differ, so the model behaves differently.
         """
         if len(one) != len(other):
             raise InvalidInput(
-                f"the profile at {self.low} samples has {len(one)} {what} where the one at "
-                f"{self.high} has {len(other)}; the model does not do the same at both sizes"
+                f"the profile at {self.low} samples has {len(one)} {what}, the one at {self.high} "
+                f"has {len(other)}; the model behaves differently at the two sizes"
             )
         return list(zip(one, other, strict=True))
 
@@ -261,7 +260,3 @@ def _by_keepers(storages: Sequence[SavedStorage]) -> dict[tuple[int, ...], int]:
     for storage in storages:
         found[storage.layers] = found.get(storage.layers, 0) + storage.size_bytes
     return found
-
-
-def _listed(sizes: Mapping[int, Profile]) -> str:
-    return " and ".join(map(str, sizes))

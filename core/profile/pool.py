@@ -1,4 +1,4 @@
-"""Repeated profiles of the same thing as one: the medians of their medians."""
+"""Pooling of repeated profiles into one, with medians of their medians."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ PartT = TypeVar("PartT", LayerProfile, LossProfile)
 
 
 def pool_profiles(profiles: Sequence[Profile]) -> Profile:
-    """Profiles of one model and micro-batch, measured alike, as one profile.
+    """Pool profiles of one model and micro-batch size.
 
-    A time is the median of the profiles' medians, its spread the larger of their median spread
-    and the distance between the quartiles of the medians. Of bytes the largest counts.
+    A time is the median of the profiles' medians; its spread is the larger of their median spread
+    and the interquartile range of the medians. Bytes are the largest of all profiles.
 
     Args:
-        profiles: See `core.profile_alike.check_mergeable`; at least one.
+        profiles: At least one; see `compatibility.check_mergeable`.
     """
     if len(profiles) == 1:
         return profiles[0]
@@ -42,7 +42,7 @@ def pool_profiles(profiles: Sequence[Profile]) -> Profile:
 
 
 def pool_timings(timings: Sequence[Timing]) -> Timing:
-    """The median of medians; see `pool_profiles`."""
+    """Pool timings; see `pool_profiles`."""
     medians = [timing.median_s for timing in timings]
     between_s = 0.0
     if len(medians) > 1:
@@ -56,13 +56,13 @@ def pool_timings(timings: Sequence[Timing]) -> Timing:
 
 
 def total_time_s(layers: Sequence[LayerProfile], loss: LossProfile | None) -> float:
-    """Forward and backward of all layers, and of the loss."""
+    """Return the time of forward and backward over all layers and the loss."""
     parts: list[LayerProfile | LossProfile] = [*layers, *([loss] if loss else [])]
     return sum(part.forward.median_s + part.backward.median_s for part in parts)
 
 
 def _part(entries: Sequence[PartT]) -> PartT:
-    """One layer, or the loss; what some profiles did not time is left out."""
+    """Pool one layer, or the loss, leaving out what some profiles did not time."""
     timed = [list_timings(entry) for entry in entries]
     sized = [list_sizes(entry) for entry in entries]
     updates: dict[str, object] = {
@@ -94,5 +94,4 @@ def _reconciled(
 
 
 def _notes(profiles: Sequence[Profile]) -> tuple[str, ...]:
-    """Every note once."""
     return tuple(dict.fromkeys(note for profile in profiles for note in profile.notes))

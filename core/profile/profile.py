@@ -1,4 +1,4 @@
-"""What each layer of a model costs on a device, for one micro-batch."""
+"""Profiles: the cost of each layer of a model on a device, for one micro-batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..graph.tensors import TensorSpec
 from ..models.families import ModelSpec
 
 Tf32 = Literal["off", "products", "convolutions", "products and convolutions"]
-"""Which operations on float32 are rounded to tf32."""
+"""The float32 operations that are rounded to tf32."""
 
 
 class Timing(Record):
@@ -173,9 +173,7 @@ class Profile(Document):
         names: set[str] = set()
         for entry in self.layers:
             if entry.layer.name in names:
-                raise ValueError(
-                    f"two layers are called {entry.layer.name!r}; names must be unique"
-                )
+                raise ValueError(f"two layers are named {entry.layer.name!r}; names must be unique")
             names.add(entry.layer.name)
         for position, storage in enumerate(self.storages):
             if list(storage.layers) != sorted(set(storage.layers)) or not (

@@ -1,4 +1,4 @@
-"""How many samples a profile is of, and the profile in proportion to another number of them."""
+"""Micro-batch size of a profile, and scaling of a profile in proportion to another size."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .profile import LayerProfile, LossProfile, Profile, SavedStorage, Timing
 
 
 def get_microbatch_size(profile: Profile) -> int:
-    """Samples of the profile's micro-batch: the first dimension of its first input.
+    """Return the samples of a profile's micro-batch: the first dimension of its first input.
 
     Raises:
-        InvalidInput: It lists no input with a dimension.
+        InvalidInput: The profile lists no such input.
     """
     if not profile.inputs or not profile.inputs[0].shape or not profile.inputs[0].shape[0]:
         raise InvalidInput(
-            "batch_size needs a profile that says how many samples its micro-batch has: the first "
-            "dimension of its first input, and this profile lists none; profile again, or ask for "
+            "batch_size needs a profile with a known micro-batch size (the first dimension of its "
+            "first input), which this profile does not list; profile again, or give "
             "num_microbatches",
             field="/options/batch_size",
         )
@@ -30,22 +30,20 @@ def get_microbatch_size(profile: Profile) -> int:
 
 
 def scale_profile(profile: Profile, factor: Fraction) -> Profile:
-    """The profile of micro-batches ``factor`` times as large, if everything grows with samples.
+    """Scale a profile to micro-batches ``factor`` times as large, in proportion.
 
-    Times, activations, workspace, what crosses boundaries and the loss's share are scaled, bytes
-    rounded up; parameters are not. Small micro-batches keep a device less busy than that, so
-    times scaled down are too good and times scaled up too bad: the result is an estimate. A
-    tensor is scaled in its first dimension that is a multiple of the profile's size; one without
-    any does not change.
+    Times, activations, workspace, boundaries and the loss are scaled, bytes rounded up; parameters
+    are not. Small micro-batches use a device less efficiently, so scaled-down times are optimistic
+    and scaled-up times pessimistic: the result is an estimate.
 
     Raises:
-        InvalidInput: The profile says nothing about its size, or the new one is no whole number.
+        InvalidInput: The profile's size is unknown, or the new one is not an integer.
     """
     if factor == 1:
         return profile
     size = get_microbatch_size(profile)
     if (size * factor).denominator != 1:
-        raise InvalidInput(f"{factor} times micro-batches of {size} samples are no whole samples")
+        raise InvalidInput(f"{factor} of {size} samples is not a whole number of samples")
     scale = _Scale(size, factor)
     loss = profile.loss
     return profile.model_copy(
@@ -70,19 +68,19 @@ def scale_profile(profile: Profile, factor: Fraction) -> Profile:
 
 
 def list_timings(entry: LayerProfile | LossProfile) -> dict[str, Timing]:
-    """What was timed, by field."""
+    """Return the timings of a layer or the loss, by field."""
     return {name: found for name, found in entry if isinstance(found, Timing)}
 
 
 def list_sizes(entry: LayerProfile | LossProfile) -> dict[str, int]:
-    """Bytes that depend on the micro-batch, by field."""
+    """Return the sizes that depend on the micro-batch, by field."""
     return {
         name: found for name, found in entry if name.endswith("_bytes") and isinstance(found, int)
     }
 
 
 def _assumption(measured: int, size: int) -> str:
-    """What `scale_profile` takes for granted, and which way that errs."""
+    # The sentence becomes a note of the profile, and so enters its id: do not reword it lightly.
     error = "shorter" if size < measured else "longer"
     return (
         f"times and activations are ESTIMATED: scaled in proportion from micro-batches of "
@@ -111,6 +109,8 @@ class _Scale:
         return tuple(self.tensor(tensor) for tensor in tensors)
 
     def tensor(self, tensor: TensorSpec) -> TensorSpec:
+        # The batch need not be the first dimension (attention masks, transposed activations): take
+        # the first that is a multiple of it. A tensor without one does not depend on the batch.
         for place, length in enumerate(tensor.shape):
             if length % self.batch == 0:
                 longer = int(length * self.factor)
@@ -125,7 +125,7 @@ class _Scale:
         return entry.model_copy(update={**self._timings(entry), **self._sizes(entry)})
 
     def _timings(self, entry: LayerProfile | LossProfile) -> dict[str, Timing]:
-        """Issuing operations takes the CPU as long for any number of samples."""
+        # Dispatching operations takes the CPU as long for any number of samples.
         return {
             name: self.timing(found)
             for name, found in list_timings(entry).items()

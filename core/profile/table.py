@@ -1,4 +1,4 @@
-"""A profile as plain text: its modules with bars and shares, then what the numbers are worth."""
+"""Plain-text table of a profile: modules with bars and shares, then the measurement's quality."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .totals import LayerTotals, ProfileTotals
 HEADINGS = ("layer", "forward", "backward", "time", "parameters", "activations", "memory", "")
 
 UNRELIABLE = 0.25
-"""Sums of layers further than this from the whole model are remarked upon."""
+"""Relative error above which the sum of the layers is reported as unreliable."""
 
 BAR = 10
-"""Characters for the largest share shown."""
+"""Length of the longest bar, in characters."""
 
 MOST_REASON = 100
-"""Characters of why a layer is opaque."""
+"""Most characters shown of the reason why a layer is opaque."""
 
 
 @dataclass(frozen=True)
 class _Line:
-    """One row before its bars are known."""
+    """A row before its bars are known."""
 
     label: str
     costs: LayerTotals
@@ -35,12 +35,12 @@ class _Line:
 
 
 def format_profile(profile: Profile, *, tree: bool = True, depth: int | None = None) -> str:
-    """The table `print(profile)` and ``stagewright show`` show.
+    """Format a profile as `print(profile)` and ``stagewright show`` show it.
 
     Args:
-        profile: What was measured or estimated.
-        tree: Fold layers by module, equal neighbours as one row; a row a layer otherwise.
-        depth: Levels of modules shown; all if `None`.
+        profile: The profile.
+        tree: Group layers by module, folding equal neighbours; otherwise one row per layer.
+        depth: Levels of modules shown; `None` for all.
     """
     rows = build_profile_rows(profile, tree=tree, depth=depth)
     return "\n".join([format_table(rows), "", *format_profile_details(profile)])
@@ -49,9 +49,14 @@ def format_profile(profile: Profile, *, tree: bool = True, depth: int | None = N
 def build_profile_rows(
     profile: Profile, *, tree: bool = True, depth: int | None = None
 ) -> list[tuple[str, ...]]:
-    """Headings, a row a layer or module, the sum."""
+    """Build the headings, a row per layer or module, and the totals."""
     sums = ProfileTotals(profile)
-    lines = list(_tree_lines(profile, sums, depth) if tree else _flat_lines(profile, sums))
+    names = [entry.layer.name for entry in profile.layers]
+    classes = [entry.layer.cost_class for entry in profile.layers]
+    nodes = module_tree(names, classes) if tree else ()
+    lines = list(
+        _node_lines(profile, sums, nodes, depth, 0) if tree else _flat_lines(profile, sums)
+    )
     if profile.loss is not None:
         loss = profile.loss
         costs = LayerTotals(
@@ -71,14 +76,6 @@ def _flat_lines(profile: Profile, sums: ProfileTotals) -> Iterator[_Line]:
         yield _Line(entry.layer.name, sums.of([index]), _marks(profile, [index], same))
 
 
-def _tree_lines(profile: Profile, sums: ProfileTotals, depth: int | None) -> Iterator[_Line]:
-    nodes = module_tree(
-        [entry.layer.name for entry in profile.layers],
-        [entry.layer.cost_class for entry in profile.layers],
-    )
-    yield from _node_lines(profile, sums, nodes, depth, 0)
-
-
 def _node_lines(
     profile: Profile,
     sums: ProfileTotals,
@@ -95,7 +92,7 @@ def _node_lines(
 
 
 def _marks(profile: Profile, layers: Sequence[int], repeats: int) -> str:
-    """How many are equal, and which run as their author wrote them."""
+    """Describe how many layers are equal, and which are opaque."""
     marks = [f"x{repeats}"] if repeats > 1 else []
     opaque = [profile.layers[index].layer for index in layers if profile.layers[index].layer.opaque]
     if len(opaque) == 1:
@@ -128,7 +125,7 @@ def _share(share: float, largest: float) -> str:
 
 
 def _total(profile: Profile, sums: ProfileTotals) -> tuple[str, ...]:
-    """Sums in which tied weights and shared storages count once, unlike a sum of the rows."""
+    # Tied weights and shared storages count once here, so this is not the sum of the rows.
     whole = sums.whole
     return (
         count(len(profile.layers), "layer"),
@@ -143,24 +140,23 @@ def _total(profile: Profile, sums: ProfileTotals) -> tuple[str, ...]:
 
 
 def format_profile_details(profile: Profile) -> list[str]:
-    """What was measured and what the numbers are worth, a line each."""
+    """Describe what was measured, and the measurement's quality, a line each."""
     provenance = profile.provenance
     device = sanitize(provenance.device_name or provenance.device)
     model = sanitize(profile.model)
     lines = [f"{provenance.source.upper()} {model} on {device}, one micro-batch{_shape(profile)}"]
     if provenance.error_band is not None:
-        lines.append(f"expect an error of {provenance.error_band:.1%}")
+        lines.append(f"expected error {provenance.error_band:.1%}")
     lines += [*_reconciliation(profile), *_provenance(profile)]
     return [*lines, *map(sanitize, profile.notes)]
 
 
 def format_quality(profile: Profile) -> list[str]:
-    """What the numbers are worth: sum against the whole model, spread of repeats, clocks."""
+    """Describe the measurement's quality: sum of the layers, spread of repeats, clocks."""
     return [*_reconciliation(profile), *_spread(profile), *_clocks(profile)]
 
 
 def _shape(profile: Profile) -> str:
-    """Of the first input, whose first dimension is the samples."""
     if not profile.inputs:
         return ""
     first = profile.inputs[0]
@@ -178,14 +174,14 @@ def _reconciliation(profile: Profile) -> list[str]:
     ]
     if abs(whole.relative_error) > UNRELIABLE:
         lines.append(
-            "that is much: other work on this machine, or layers too small to time; "
-            "measure again, with a larger --budget or a larger micro-batch"
+            "this is a large error: the machine was busy, or the layers are too small to time; "
+            "measure again with a larger --budget or a larger micro-batch"
         )
     return lines
 
 
 def _provenance(profile: Profile) -> list[str]:
-    """Software and settings, how far times spread, what the clock did, and the document's id."""
+    """Describe software and settings, spread, clocks and the document's id, a line each."""
     provenance = profile.provenance
     software = {
         "torch": provenance.torch_version,
@@ -212,7 +208,6 @@ def _provenance(profile: Profile) -> list[str]:
 
 
 def _spread(profile: Profile) -> list[str]:
-    """How far repeats were apart, of layers that take any time."""
     timings = [timing for entry in profile.layers for timing in (entry.forward, entry.backward)]
     relative = [timing.spread_s / timing.median_s for timing in timings if timing.median_s]
     if not any(relative):
@@ -220,8 +215,8 @@ def _spread(profile: Profile) -> list[str]:
     repeats = sorted(timing.repeats for timing in timings)
     times = f"{repeats[0]}" if repeats[0] == repeats[-1] else f"{repeats[0]} to {repeats[-1]}"
     return [
-        f"{times} repeats; their quartiles are {median(relative):.1%} of a time apart in the "
-        f"median, {max(relative):.1%} at most"
+        f"{times} repeats per layer; interquartile range {median(relative):.1%} of the median, at "
+        f"most {max(relative):.1%}"
     ]
 
 
@@ -231,5 +226,5 @@ def _clocks(profile: Profile) -> list[str]:
         return []
     line = f"clock {clocks.before_mhz} MHz before, {clocks.after_mhz} MHz after"
     if clocks.throttled_by:
-        line += f"; HELD BACK by {', '.join(map(sanitize, clocks.throttled_by))}"
+        line += f"; THROTTLED by {', '.join(map(sanitize, clocks.throttled_by))}"
     return [line]

@@ -1,4 +1,4 @@
-"""What a set of layers costs together: times, memory, shares of the whole."""
+"""Totals over sets of layers: times, memory and shares of the whole model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .profile import Profile
 
 @dataclass(frozen=True)
 class LayerTotals:
-    """Sums over layers; tied weights and shared storages count once."""
+    """Totals of a set of layers, in which tied weights and shared storages count once."""
 
     forward_s: float
     backward_s: float
@@ -28,7 +28,7 @@ class LayerTotals:
 
 
 class ProfileTotals:
-    """Sums over any layers of one profile."""
+    """Computes totals over any set of one profile's layers."""
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
@@ -39,7 +39,7 @@ class ProfileTotals:
         self.whole_time_s = total_time_s(profile.layers, profile.loss)
 
     def of(self, layers: Sequence[int]) -> LayerTotals:
-        """What these layers cost."""
+        """Return the totals of these layers."""
         entries = [self._profile.layers[index] for index in layers]
         storages = self._profile.storages
         weights = {place for index in layers for place in self._weights_of[index]}
@@ -56,16 +56,16 @@ class ProfileTotals:
         )
 
     def time_share(self, costs: LayerTotals) -> float:
-        """Of forward and backward of all layers and the loss."""
+        """Return the share of the time of all layers and the loss."""
         return costs.time_s / self.whole_time_s if self.whole_time_s else 0.0
 
     def memory_share(self, costs: LayerTotals) -> float:
-        """Of all parameters and activations."""
+        """Return the share of all parameters and activations."""
         return costs.memory_bytes / self.whole.memory_bytes if self.whole.memory_bytes else 0.0
 
 
 def _by_layer(users: Sequence[Sequence[int]], num_layers: int) -> list[list[int]]:
-    """Places in ``users`` that name each layer."""
+    """Return for each layer the positions in ``users`` that list it."""
     found: list[list[int]] = [[] for _ in range(num_layers)]
     for place, layers in enumerate(users):
         for index in layers:

@@ -1,4 +1,4 @@
-"""The sample a family is usually trained with: one micro-batch, as data."""
+"""Default samples of the model families: one micro-batch each, as data."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from ..models.transformer_families import (
 )
 
 IMAGE_SIDE = 224
-"""Pixels a side of an ImageNet crop (He et al. 2016)."""
+"""Side of an ImageNet crop in pixels (He et al. 2016)."""
 
 DEFAULT_LENGTH = 512
-"""Tokens of a sample where neither a preset nor the caller says."""
+"""Tokens per sample if neither a preset nor the caller gives a length."""
 
 
 def default_sample(
     spec: ModelSpec, microbatch: int = 1, sequence_length: int | None = None
 ) -> Sample:
-    """Inputs and target of one micro-batch of a family.
+    """Return inputs and target of one micro-batch of a family.
 
     Args:
         spec: The family and its configuration.
-        microbatch: Samples in it.
-        sequence_length: Tokens a sample; `None` takes 512, or the longest if that is less.
+        microbatch: Number of samples.
+        sequence_length: Tokens per sample; `None` for 512, or the model's maximum if smaller.
 
     Raises:
-        InvalidInput: A length was given to a family without one, or is longer than it takes.
+        InvalidInput: The family has no sequence length, or the length exceeds its maximum.
     """
     if isinstance(spec, MLPSpec | ResNetSpec | UNetSpec | ViTSpec):
         if sequence_length is not None:
@@ -51,7 +51,7 @@ def default_sample(
 
 
 def get_max_sequence_length(spec: ModelSpec) -> int | None:
-    """The most tokens a sample may have; `None` where nothing limits them."""
+    """Return the most tokens that a sample may have; `None` if unlimited."""
     if isinstance(spec, GPT2Spec):
         return spec.config.n_positions
     if isinstance(spec, LlamaSpec | Qwen2Spec | MixtralSpec | BertSpec):
@@ -65,7 +65,7 @@ def _length(spec: ModelSpec, wanted: int | None) -> int:
         return min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
     if limit is not None and wanted > limit:
         raise InvalidInput(
-            f"a sequence of {wanted} tokens is longer than the {limit} this {spec.family} takes",
+            f"{wanted} tokens exceed this {spec.family}'s maximum sequence length of {limit}",
             field="/sequence",
         )
     return wanted
@@ -74,11 +74,8 @@ def _length(spec: ModelSpec, wanted: int | None) -> int:
 def _of_numbers(spec: MLPSpec | ResNetSpec | UNetSpec | ViTSpec, microbatch: int) -> Sample:
     shape: tuple[int, ...]
     if isinstance(spec, MLPSpec):
-        name, shape, classes = (
-            "input",
-            (microbatch, spec.config.input_size),
-            spec.config.output_size,
-        )
+        name, shape = "input", (microbatch, spec.config.input_size)
+        classes = spec.config.output_size
     elif isinstance(spec, ViTSpec):
         side = spec.config.image_size
         name, shape = "pixel_values", (microbatch, spec.config.num_channels, side, side)

@@ -33,9 +33,9 @@ class Preset:
 
     Attributes:
         spec: Family and configuration.
-        num_parameters: As published, or as its published checkpoint has; tied weights once.
-        source: Where the configuration is published.
-        sequence_length: Tokens of a training sample in that publication, where it has any.
+        num_parameters: As published, or of the published checkpoint; tied weights count once.
+        source: Publication of the configuration.
+        sequence_length: Tokens per training sample in that publication, if it says.
     """
 
     spec: ModelSpec
@@ -45,18 +45,18 @@ class Preset:
 
 
 def find_preset(name: str) -> Preset:
-    """The published model of that name.
+    """Return the published model of a name or alias.
 
     Raises:
-        InvalidInput: There is none; the message lists all.
+        InvalidInput: The name is unknown; the message lists all.
     """
     found = PRESETS.get(ALIASES.get(name.lower(), name.lower()))
     if found is None:
         near = get_close_matches(name.lower(), [*PRESETS, *ALIASES], n=1)
         raise InvalidInput(
-            f"there is no model called {name!r}"
+            f"unknown model {name!r}"
             + (f"; did you mean {near[0]!r}?" if near else ".")
-            + f" Known are {', '.join(PRESETS)}"
+            + f" Known models: {', '.join(PRESETS)}"
         )
     return found
 
@@ -204,7 +204,7 @@ PRESETS: dict[str, Preset] = {
     "resnet101": _resnet(101, 44_549_160),
     "resnet152": _resnet(152, 60_192_808),
 }  # fmt: skip
-"""Numbers of parameters of image models are those torchvision states for the same networks."""
+"""Published models by name. Parameter counts of image models are torchvision's."""
 
 ALIASES = {
     "gpt2-small": "gpt2",

@@ -1,4 +1,4 @@
-"""How a profile is to be measured, as data that every caller shares."""
+"""Requests to measure or estimate a model, shared by the command line, the service and Python."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class ProfilingOptions(Record):
 
 
 class FactoryCall(Record):
-    """A model that whoever runs the service registered by name.
+    """A model factory that the service's administrator has registered.
 
     Attributes:
-        name: As registered; what is imported for it is the registration's to say.
-        arguments: Keyword arguments, checked against the registration's JSON Schema.
+        name: The registered name, which determines the code that is imported.
+        arguments: Keyword arguments, checked against the registered JSON Schema.
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,63}$")
@@ -51,11 +51,11 @@ class FactoryCall(Record):
 
 
 class ModelCode(Record):
-    """A model as Python, for a service that allows it.
+    """A model as Python source, for a service that permits it.
 
     Attributes:
-        source: Text of a module.
-        entry: Name of the function in it that returns the model, an ``nn.Module``.
+        source: Text of a Python module.
+        entry: Name of its function that returns the model, an ``nn.Module``.
     """
 
     source: str = Field(min_length=1, max_length=2**18)
@@ -63,14 +63,14 @@ class ModelCode(Record):
 
 
 class MeasureRequest(Record):
-    """What to measure, in a process of its own: a model and a sample as data, or a graph.
+    """Input of the measuring process: a model and its sample, or a graph.
 
     Attributes:
-        model: Family and configuration of a model to be built.
+        model: Family and configuration of the model to build.
         sample: Its inputs.
-        graph: Instead of both, a captured model that can be rebuilt; it carries its own sample.
-        factory: Instead of a model, one that is registered where it is measured.
-        code: Instead of a model, its code.
+        graph: A rebuildable graph, instead of a model and a sample; it has its own sample.
+        factory: A registered model factory, instead of ``model``.
+        code: The model's code, instead of ``model``.
     """
 
     model: ModelSpec | None = None
@@ -91,13 +91,13 @@ class MeasureRequest(Record):
 
 
 class EstimateOptions(Record):
-    """How costs are told without the device.
+    """Settings of an analytical estimate.
 
     Attributes:
-        device: What to take every device of the cluster for, by its name in the catalogue; `None`
-            goes by each device's kind, or by its memory where the kind says nothing.
-        precision: Of weights, activations and products; `None` takes 16 bits on GPUs and float32
-            on CPUs, and for a graph the type of its weights.
+        device: Accelerator of the catalogue to assume for every device; `None` infers it from
+            each device's kind, or from its memory if the kind is unknown.
+        precision: Precision of weights, activations and products; `None` for 16 bits on GPUs,
+            float32 on CPUs, and the weights' type for a graph.
     """
 
     device: str | None = Field(None, max_length=80)
@@ -105,13 +105,13 @@ class EstimateOptions(Record):
 
 
 class EstimateRequest(Record):
-    """What to estimate, in a process of its own: a model and a sample as data, or a graph.
+    """Input of the estimating process: a model and its sample, or a graph.
 
     Attributes:
         model: Family and configuration.
-        sample: Its inputs; `core.default_samples` if not given.
-        graph: Instead of both, a captured model that can be rebuilt.
-        cluster: The devices to estimate for; other kinds than the first get a speed.
+        sample: Its inputs; by default those of `default_samples`.
+        graph: A rebuildable graph, instead of a model and a sample.
+        cluster: Devices to estimate for; kinds other than the first are given a speed.
     """
 
     model: ModelSpec | None = None
@@ -130,12 +130,12 @@ class EstimateRequest(Record):
 
 
 class Estimated(Record):
-    """The answer to an `EstimateRequest`.
+    """Result of an `EstimateRequest`.
 
     Attributes:
-        profile: For the cluster's first kind of device.
-        cluster: As asked, other kinds of devices with their speed.
-        taken: For each kind, what the catalogue calls it.
+        profile: Profile for the cluster's first kind of device.
+        cluster: The requested cluster, with speeds for the other kinds.
+        taken: Accelerator of the catalogue assumed for each kind.
     """
 
     profile: Profile

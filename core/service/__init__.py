@@ -1,1 +1,4 @@
-"""What the service answers, read alike by the server that says it and the client that hears it."""
+"""The service's answers as documents, shared by the server and the client.
+
+Requests live in `requests`.
+"""

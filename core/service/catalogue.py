@@ -1,4 +1,4 @@
-"""What can be asked of a service: devices, model families, and its limits."""
+"""The service's catalogue: accelerators, model families, capabilities and limits."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..graph.sample import Sample
 from ..models.families import ModelSpec
 
 CodeOf = Literal["nobody", "this release's own families", "the administrator's", "the sender's"]
-"""Whose code runs."""
+"""The party whose code runs on the service."""
 
 
 class AcceleratorList(Record):
-    """The catalogue that estimates go by."""
+    """The accelerators for which costs can be estimated."""
 
     accelerators: tuple[Accelerator, ...]
 
@@ -23,8 +23,8 @@ class Published(Record):
     """A published model of a family.
 
     Attributes:
-        model: What to send as ``model``.
-        sequence_length: Tokens of a sample in its publication, where it has any.
+        model: Value for the request field ``model``.
+        sequence_length: Tokens per sample in its publication, if it says.
     """
 
     name: str
@@ -35,14 +35,14 @@ class Published(Record):
 
 
 class ModelFamily(Record):
-    """Models that can be asked for by name.
+    """A family of models that can be named instead of sent.
 
     Attributes:
         config_schema: JSON Schema of the ``config``.
-        default_sample: The sample an estimate takes where none is given, of the default config.
-        published: Known models of the family.
-        available: Whether this server can build one; workers of its own are not asked.
-        reason: Why not.
+        default_sample: Sample used for estimates of the default config if none is given.
+        published: Published models of the family.
+        available: Whether this server itself, not counting its workers, can build the models.
+        reason: Reason if it cannot.
     """
 
     family: str
@@ -55,19 +55,19 @@ class ModelFamily(Record):
 
 
 class ModelFamilyList(Record):
-    """Every family."""
+    """All model families."""
 
     model_families: tuple[ModelFamily, ...]
 
 
 class Tier(Record):
-    """One way to say what the model is.
+    """One form in which a model can be given.
 
     Attributes:
-        name: The field of ``POST /v1/plans``, or the route to send it to.
-        runs_code: Whose code runs for it.
-        available: Whether this server takes it now.
-        reason: Why not.
+        name: Field of ``POST /v1/plans``, or the route that accepts it.
+        runs_code: The party whose code runs for it.
+        available: Whether this server accepts it at present.
+        reason: Reason if it does not.
     """
 
     name: str
@@ -78,10 +78,10 @@ class Tier(Record):
 
 
 class FactoryEntry(Record):
-    """A model that is registered by name.
+    """A registered model factory.
 
     Attributes:
-        name: What to send as ``factory.name``.
+        name: Value for ``factory.name``.
         arguments_schema: JSON Schema of ``factory.arguments``.
     """
 
@@ -91,7 +91,7 @@ class FactoryEntry(Record):
 
 
 class Limits(Record):
-    """What a request may be at most."""
+    """Limits of a request."""
 
     body_bytes: int
     plan_deadline_s: float
@@ -103,12 +103,12 @@ class Limits(Record):
 
 
 class Capabilities(Record):
-    """What this server does.
+    """Capabilities of this server.
 
     Attributes:
-        models: Ways to say what the model is.
-        factories: Models that are registered here.
-        sandbox: What children that estimate and measure on this machine are put into.
+        models: Forms in which a model can be given.
+        factories: Registered model factories.
+        sandbox: Sandbox of the child processes that estimate and measure on this machine.
     """
 
     version: str

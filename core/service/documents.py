@@ -1,4 +1,4 @@
-"""Stored profiles and graphs, and the lists of what is stored."""
+"""Stored profiles and graphs, and lists of stored documents."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from .stored import Stored
 
 
 class StoredProfile(Stored):
-    """A profile as stored."""
+    """A stored profile."""
 
     profile: Profile
 
 
 class StoredGraph(Stored):
-    """A graph as stored."""
+    """A stored graph."""
 
     graph: Graph
 
 
 class ProfileSummary(Stored):
-    """One line of a list of profiles.
+    """An entry in a list of profiles.
 
     Attributes:
         model: Class name of the model.
-        num_layers: How many layers it has.
-        estimated: Whether it was estimated rather than measured.
-        family: The family of models it was built from; `None` if it was not.
-        num_parameters: Of the model, tied ones once; `None` where the profile does not list them.
+        estimated: Whether the profile was estimated rather than measured.
+        family: Model family, if the model was built from one.
+        num_parameters: Tied weights count once; `None` if the profile does not list them.
     """
 
     model: str
@@ -40,23 +39,22 @@ class ProfileSummary(Stored):
 
 
 class GraphSummary(Stored):
-    """One line of a list of graphs."""
+    """An entry in a list of graphs."""
 
     model: str
     num_layers: int
 
 
 class PlanSummary(Stored):
-    """One line of a list of plans.
+    """An entry in a list of plans.
 
     Attributes:
-        status: Whether there is a plan.
         profile_id: The profile planned from; `model`, `family`, `num_layers` and
-            `num_parameters` are of it, as in a `ProfileSummary`.
-        devices: How many of each kind were asked for, e.g. ``8 x H100``.
-        schedule: The plan's, or the one asked for where nothing fits.
-        num_stages: `None` where nothing fits.
-        step_time_s: Likewise.
+            `num_parameters` describe it, as in a `ProfileSummary`.
+        devices: Requested devices of each kind, e.g. ``8 x H100``.
+        schedule: The plan's schedule, or the requested one if infeasible.
+        num_stages: `None` if infeasible.
+        step_time_s: `None` if infeasible.
     """
 
     status: Status
@@ -72,21 +70,21 @@ class PlanSummary(Stored):
 
 
 class PlanList(Record):
-    """Plans, newest first; ``next_cursor`` asks for those before them, `None` if there are none."""
+    """Plans, newest first; ``next_cursor`` requests the next page, `None` on the last one."""
 
     plans: tuple[PlanSummary, ...]
     next_cursor: str | None = None
 
 
 class ProfileList(Record):
-    """Profiles, likewise."""
+    """Profiles, newest first; ``next_cursor`` as in `PlanList`."""
 
     profiles: tuple[ProfileSummary, ...]
     next_cursor: str | None = None
 
 
 class GraphList(Record):
-    """Graphs, likewise."""
+    """Graphs, newest first; ``next_cursor`` as in `PlanList`."""
 
     graphs: tuple[GraphSummary, ...]
     next_cursor: str | None = None

@@ -1,4 +1,4 @@
-"""A job as the service shows it: measurements, and plans that need one."""
+"""Jobs of the service: measurements, and plans that need one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FINAL_STATES = frozenset({"succeeded", "failed", "cancelled"})
 
 
 class JobResult(Record):
-    """What a job made, and where it is."""
+    """The document that a job produced, and its location."""
 
     kind: Literal["plan", "profile", "graph"]
     id: str
@@ -23,17 +23,16 @@ class JobResult(Record):
 
 
 class JobView(Record):
-    """A job as it stands.
+    """The current state of a job.
 
     Attributes:
-        kind: What it does.
-        attempt: How often it was started.
-        deadline_at: When it has to have ended.
-        needs: Devices it has to run on: how many of each kind.
-        message: What keeps it from running, and what would help.
-        progress: What it last reported: ``step``, and ``done`` of ``total`` where it counts.
-        result: What it made, if it succeeded.
-        problem: Why it did not.
+        attempt: Number of times it was started.
+        deadline_at: Time by which it must finish.
+        needs: Number of devices of each kind that it needs.
+        message: Why it cannot run yet, and what would help.
+        progress: Last reported progress: ``step``, and ``done`` of ``total`` if countable.
+        result: The document it produced, if it succeeded.
+        problem: Why it failed.
     """
 
     id: str
@@ -56,19 +55,19 @@ class JobView(Record):
 
 
 class JobList(Record):
-    """Jobs, newest first; ``next_cursor`` asks for those before them, `None` if there are none."""
+    """Jobs, newest first; ``next_cursor`` requests the next page, `None` on the last one."""
 
     jobs: tuple[JobView, ...]
     next_cursor: str | None = None
 
 
 class JobEvent(Record):
-    """Something that happened to a job.
+    """An event of a job.
 
     Attributes:
-        number: 1, 2, 3 and so on without gaps; resume after the last one seen.
+        number: Consecutive from 1, without gaps; resume after the last one seen.
         kind: ``queued``, ``started``, ``progress``, ``requeued`` or a final state.
-        data: More of it.
+        data: Details, depending on the kind.
     """
 
     number: int

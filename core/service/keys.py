@@ -1,4 +1,4 @@
-"""Keys of the service, without their secrets."""
+"""API keys of the service, without their secrets."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .stored import Stored
 
 
 class Quotas(Record):
-    """Limits of one key; `None` is no limit.
+    """Quotas of a key; `None` for no limit.
 
     Attributes:
-        max_requests_per_minute: The store keeps it; who answers requests counts them.
-        max_unfinished_jobs: Jobs queued or running at a time, see `Jobs.submit`.
+        max_requests_per_minute: Enforced by each server process.
+        max_unfinished_jobs: Jobs queued or running at a time.
     """
 
     max_requests_per_minute: int | None = Field(None, ge=1)
@@ -23,7 +23,7 @@ class Quotas(Record):
 
 
 class ApiKey(Stored):
-    """A key as it is stored: its secret cannot be had from it."""
+    """A stored key, from which its secret cannot be derived."""
 
     project_id: str
     name: str
@@ -35,13 +35,13 @@ class ApiKey(Stored):
 
 
 class NewApiKey(Record):
-    """A key just made, and the only time its secret is seen."""
+    """A newly created key, with its secret, which is never shown again."""
 
     key: ApiKey
     secret: str = Field(repr=False)
 
 
 class KeyList(Record):
-    """Keys, oldest first, revoked ones too."""
+    """Keys, oldest first, including revoked ones."""
 
     keys: tuple[ApiKey, ...]

@@ -1,4 +1,4 @@
-"""The answer to one planning request."""
+"""Answers to planning requests."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Status = Literal["planned", "infeasible"]
 
 
 class WayOutAnswer(Record):
-    """A change with which there would be a plan.
+    """A change that would make the request feasible.
 
     Attributes:
         text: The change in words.
-        num_devices: Devices then; more than asked for are copies of the last one.
-        options: To ask for then.
-        step_time_s: Of a plan found quickly; `None` if there was no time to find one.
+        num_devices: Number of devices; those beyond the requested ones are copies of the last.
+        options: The changed options.
+        step_time_s: Step time of a plan found quickly; `None` if there was no time to find one.
     """
 
     text: str
@@ -33,13 +33,13 @@ class WayOutAnswer(Record):
 
 
 class InfeasibleAnswer(Record):
-    """Why nothing satisfies the request.
+    """The reason why a request is infeasible.
 
     Attributes:
         constraint: The binding constraint, e.g. ``memory``.
-        required: What the best attempt needs, in the constraint's unit; `None` if not a number.
-        available: What the limit allows, in the same unit; `None` if not a number.
-        message: Both numbers in words, and the ways out.
+        required: Requirement of the best attempt, in the constraint's unit; `None` if infinite.
+        available: The limit, in the same unit; `None` if infinite.
+        message: Both numbers in words, and the remedies.
         ways_out: Changes that help, the least step time for as many samples first.
     """
 
@@ -51,7 +51,7 @@ class InfeasibleAnswer(Record):
 
 
 def to_infeasible_answer(error: Infeasible) -> InfeasibleAnswer:
-    """Why there is no plan, as an answer."""
+    """Convert an `Infeasible` error to the service's answer."""
     return InfeasibleAnswer(
         constraint=error.constraint,
         required=_number(error.required),
@@ -70,7 +70,7 @@ def to_infeasible_answer(error: Infeasible) -> InfeasibleAnswer:
 
 
 def _number(value: float | None) -> float | None:
-    """JSON has no infinity."""
+    # JSON has no infinity.
     return value if value is not None and isfinite(value) else None
 
 
@@ -93,10 +93,10 @@ class PlanRecord(Record):
         return self
 
     def require(self) -> Plan:
-        """The plan.
+        """Return the plan.
 
         Raises:
-            Infeasible: There is none; with the binding limit, both numbers and the ways out.
+            Infeasible: There is none; the error has the binding constraint and both numbers.
         """
         if self.plan is not None:
             return self.plan
@@ -109,16 +109,13 @@ class PlanRecord(Record):
         )
 
     def record_id(self) -> str:
-        """Equal exactly for the same answer to the same request.
-
-        Not the plan's own content id: two clusters may lead to the same plan, and each request
-        is kept.
-        """
+        """Return an id that is equal exactly for the same answer to the same request."""
+        # Not the plan's own content id: requests for two clusters may lead to the same plan.
         return f"plan_{content_digest(self)}"
 
 
 class StoredPlan(PlanRecord, Stored):
-    """A plan record as stored; printed, its id and the plan's table."""
+    """A stored plan record, which prints as its id and the plan's table."""
 
     def __str__(self) -> str:
         if self.plan is not None:

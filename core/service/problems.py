@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problems: what a failed request is answered with."""
+"""Error responses as problem documents (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ TYPE_PREFIX = "urn:problem-type:stagewright:"
 
 
 class FieldError(Record):
-    """One field at fault.
+    """An invalid field.
 
     Attributes:
-        pointer: JSON pointer (RFC 6901) into the body; empty for the body as a whole.
-        parameter: The query parameter instead, if it is not in the body.
-        detail: What is wrong with it and what is accepted.
+        pointer: JSON pointer (RFC 6901) into the body; empty for the whole body.
+        parameter: The query parameter, if the field is not in the body.
+        detail: What is wrong and what is accepted.
     """
 
     pointer: str | None = None
@@ -26,15 +26,15 @@ class ProblemDocument(Record):
     """The body of an error response (RFC 9457).
 
     Attributes:
-        type: Names the kind of problem; programs compare this.
-        title: The kind in words; the same for every occurrence.
-        detail: What happened this time, and the way out.
-        errors: For invalid input, every field at fault.
-        not_ready: Of a server that is not ready, what is missing.
-        request_id: The request's, as in the server's log; to quote to whoever runs the server.
-        layer: For memory that ran out, the layer to blame, if it is one.
-        required_bytes: Likewise what was needed there.
-        available_bytes: And what the device, or the limit, has in all.
+        type: Identifier of the kind of problem, for programs.
+        title: The kind in words, equal for every occurrence.
+        detail: What happened, and the remedy.
+        errors: Every invalid field, if the input is invalid.
+        not_ready: What is missing, if the server is not ready.
+        request_id: Id of the request in the server's log.
+        layer: The layer that ran out of memory.
+        required_bytes: Memory that the layer, or the model, needed.
+        available_bytes: Total memory of the device, or the limit.
     """
 
     type: str

@@ -1,4 +1,4 @@
-"""Fields that every stored row carries."""
+"""Base class of stored documents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..document import Record
 
 
 class Stored(Record):
-    """What every row carries: its id, and when it was first stored (UTC)."""
+    """A stored document: its id, and the time at which it was first stored (UTC)."""
 
     id: str
     created_at: datetime

@@ -1,4 +1,4 @@
-"""Answers to what-if questions: what a split would cost, and plans side by side."""
+"""Answers to what-if questions: the cost of a given split, and comparisons of plans."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ class Simulation(Record):
     """The answer to a `SimulationRequest`.
 
     Attributes:
-        status: Whether the split can be used as it stands.
         plan: The split with its costs.
-        infeasible: Why it cannot be used.
-        timeline: One step, if asked for.
+        infeasible: The reason if the split cannot be used.
+        timeline: Timeline of a step, if requested.
     """
 
     status: Literal["simulated", "infeasible"]
@@ -27,13 +26,13 @@ class Simulation(Record):
 
 
 class ComparedPlan(Record):
-    """One plan of a comparison; what an infeasible one has not is `None`.
+    """One plan of a comparison; fields that an infeasible one lacks are `None`.
 
     Attributes:
-        samples_per_s: Micro-batches' samples a second, where the profile knows their size.
-        times_slowest: Step time as a share of the longest one compared.
-        peak_memory_bytes: Of the device that needs most.
-        gap: How far, relatively, the plan may be from the best there is.
+        samples_per_s: Throughput, if the profile knows the micro-batch size.
+        times_slowest: Step time divided by the longest one compared.
+        peak_memory_bytes: Peak memory of the device that needs most.
+        gap: Relative gap between the plan's objective and its lower bound.
     """
 
     id: str
@@ -59,9 +58,9 @@ class Comparison(Record):
     """Plans side by side, in the order asked for.
 
     Attributes:
-        fastest: Id of the plan with the most samples a second, or, where a size is not known, the
-            shortest step; `None` if there is no plan.
-        same_profile: Whether all are of one profile: else they differ in more than the plan.
+        fastest: Id of the plan with the highest throughput, or the shortest step if a micro-batch
+            size is unknown; `None` if there is no plan.
+        same_profile: Whether all plans were made from one profile.
     """
 
     plans: tuple[ComparedPlan, ...]

@@ -127,7 +127,7 @@ def test_layers_and_boundaries_must_agree():
     with pytest.raises(ValueError, match="6 layers have 5 boundaries"):
         Profile.model_validate({**dict(PROFILE), "boundaries": PROFILE.boundaries[1:]})
     layers = (PROFILE.layers[0], *PROFILE.layers[:5])
-    with pytest.raises(ValueError, match=r"two layers are called 'block\.0'"):
+    with pytest.raises(ValueError, match=r"two layers are named 'block\.0'"):
         Profile.model_validate({**dict(PROFILE), "layers": layers})
 
 

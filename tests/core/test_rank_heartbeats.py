@@ -92,7 +92,7 @@ def test_a_rank_that_never_came_is_named_and_nobody_waits_for_its_key():
     here = [Heartbeats(store, rank, 3) for rank in range(2)]
     verdict = here[0].find_out()
     assert verdict.ranks == (2,)
-    assert verdict.what.startswith("rank 2 never came")
+    assert verdict.what.startswith("rank 2 never joined")
     assert here[1].find_out() == verdict
     for rank in here:
         rank.close()

@@ -249,7 +249,7 @@ def test_sizes_are_few_and_near_the_measured_one():
 @pytest.mark.parametrize(
     ("profiles", "said"),
     [
-        ([chain_profile([1])], "says how many samples"),
+        ([chain_profile([1])], "known micro-batch size"),
         ([batched(chain_profile([1])), batched(chain_profile([2]))], "same micro-batch size"),
         ([batched(chain_profile([1]), 1), batched(chain_profile([1, 1]))], "different layers"),
         ([], "at least one profile"),

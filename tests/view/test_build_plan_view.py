@@ -196,7 +196,7 @@ def test_a_command_with_any_name_is_seen_whole_and_means_that_name():
 def test_a_plan_that_was_only_priced_has_no_proof():
     made = planned()
     assert any(
-        "of the best possible" in line or "optimal" in line
+        "above the lower bound" in line or "optimal" in line
         for line in build_plan_view(made).header.proof
     )
     (line,) = build_plan_view(made, searched=False).header.proof

@@ -45,7 +45,7 @@ def test_cluster_lists_devices_and_links(run, cluster_file):
     assert ran.code == 0
     lines = [" ".join(line.split()) for line in ran.stdout.splitlines()]
     assert "1GiB:0..1GiB:1 2 1GiB 1.0 GiB x 1" in lines
-    assert "link 2 10 us 11.2 GiB/s the same" in lines
+    assert "link 2 10 us 11.2 GiB/s as bandwidth" in lines
 
 
 def test_cluster_of_many_has_a_row_for_each_run_of_equal_devices(run, tmp_path):

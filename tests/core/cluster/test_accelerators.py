@@ -44,7 +44,9 @@ def test_a_device_without_bfloat16_takes_float16_and_says_so():
     assert default_precision([v100]) == default_precision([a100, v100]) == "float16"
     assert default_precision([a100, cpu]) == "bfloat16"
     assert default_precision([cpu, a100]) == "float32"
-    with pytest.raises(InvalidInput, match="V100 SXM2 16 GB has no bfloat16 products; it has"):
+    with pytest.raises(
+        InvalidInput, match="V100 SXM2 16 GB does not support bfloat16; it supports"
+    ):
         check_precision(v100, "bfloat16")
     check_precision(cpu, "bfloat16")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from stagewright.core.cluster.cluster import Cluster
-from stagewright.core.cluster.shorthand import parse, parse_devices
+from stagewright.core.cluster.shorthand import parse_devices
 from stagewright.core.errors import InvalidInput
 from stagewright.planner.plan import plan
 from tests.core.affine import affine_profile
@@ -28,11 +28,6 @@ def test_several_kinds_are_joined_by_the_slowest_link():
     assert cluster.levels[0].bandwidth_bytes_per_s == 32e9
 
 
-@pytest.mark.parametrize("text", ["4x24GB", "2xcpu", "4x8x80GB", "2x80GB,4x24GB"])
-def test_shorthand_without_names_is_as_before(text):
-    assert parse_devices(text) == parse(text, max_devices=2**20)
-
-
 def test_names_are_read_wherever_a_cluster_is():
     """Cause: the command line took 8xH200, `Cluster.parse` and `plan` did not."""
     assert Cluster.parse("4xA100") == parse_devices("4xA100")
@@ -43,12 +38,12 @@ def test_names_are_read_wherever_a_cluster_is():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("4xH900", "the catalogue has no device 'H900'"),
+        ("4xH900", "unknown device 'H900'; did you mean H200"),
         ("2xH200,4x24GB", "name every kind"),
-        ("0xH200", "says 0 devices"),
+        ("0xH200", "has 0 devices"),
         ("4x8xH100,2xH200", "nodes of different sizes"),
-        ("H200", "cannot read devices"),
-        ("9999999xH200", "1048576 in all"),
+        ("H200", "cannot parse devices"),
+        ("9999999xH200", "limited to 1048576"),
     ],
 )
 def test_refused_with_a_way_out(text, said):

@@ -64,7 +64,7 @@ def test_nodes_of_several_kinds():
 
 @pytest.mark.parametrize("text", ["2x8x80GB,4x24GB", "2x8x80GB,2x4x24GB"])
 def test_nodes_that_do_not_nest_need_a_file(text):
-    with pytest.raises(InvalidInput, match="equally many devices a node"):
+    with pytest.raises(InvalidInput, match="equally many devices per node"):
         Cluster.parse(text)
 
 
@@ -96,7 +96,7 @@ def test_no_devices_are_no_part_of_a_cluster(text):
 
 def test_exactly_as_many_as_allowed_are_read_and_one_more_is_not():
     assert len(Cluster.parse("2x3xcpu", max_devices=6).devices) == 6
-    with pytest.raises(InvalidInput, match="are 6 devices; at most 5"):
+    with pytest.raises(InvalidInput, match="has 6 devices; shorthand is limited to 5"):
         Cluster.parse("2x3xcpu", max_devices=5)
 
 

@@ -23,7 +23,7 @@ def test_replicas_take_microbatches_in_turn():
 @pytest.mark.parametrize(
     ("stage_ranks", "ranks", "message"),
     [
-        (((0, 1),), (("0F1",), ("0F0",)), "rank 0 performs 0F1, which is rank 1's to do"),
+        (((0, 1),), (("0F1",), ("0F0",)), "rank 0 performs 0F1, which belongs to rank 1"),
         (((0,),), (("0F0", "0F1"), ()), "rank 1 holds no stage"),
         (((0, 0),), (("0F0", "0F1"),), r"stage 0 is on ranks \(0, 0\)"),
         (((),), (("0F0", "0F1"),), r"stage 0 is on ranks \(\)"),

@@ -79,7 +79,7 @@ def test_profiles_without_a_common_layer_are_refused():
             )
         }
     )
-    with pytest.raises(InvalidInput, match="no layer of the same name"):
+    with pytest.raises(InvalidInput, match="no layer name in common"):
         diff(other, renamed)
 
 

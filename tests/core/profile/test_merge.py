@@ -104,7 +104,7 @@ def test_merged_estimates_keep_their_own_error(samples):
     merged = merge(estimates, samples=samples)
     assert merged.provenance.error_band == pytest.approx(expected)
     made = plan([merged], Cluster.parse("2x80GB"), PlanOptions(num_microbatches=4))
-    assert "ESTIMATED profile, expect an error of 45%" in str(made)
+    assert "ESTIMATED profile, expected error 45%" in str(made)
 
 
 def test_errors_of_estimates_and_of_lines_add_up():
@@ -188,7 +188,9 @@ def test_repeats_at_several_sizes_are_pooled_first():
 
 def test_a_profile_given_twice_is_refused():
     """Cause: `merge a.json a.json` said "pooled from 2 profiles" of one measurement."""
-    with pytest.raises(InvalidInput, match=r"a\.json and copy\.json are one profile \(profile_"):
+    with pytest.raises(
+        InvalidInput, match=r"a\.json and copy\.json are the same profile \(profile_"
+    ):
         merge(
             [affine_profile(4), affine_profile(4, scale=2.0), affine_profile(4)],
             names=["a.json", "b.json", "copy.json"],
@@ -273,7 +275,11 @@ def fewer_storages(profile):
     [
         (affine_profile(2), frozen(affine_profile(8)), "trainable parameters"),
         (affine_profile(2), another_boundary(affine_profile(8)), "tensors between layers"),
-        (of_classes(affine_profile(2), "a"), of_classes(affine_profile(2), "b"), "what layers do"),
+        (
+            of_classes(affine_profile(2), "a"),
+            of_classes(affine_profile(2), "b"),
+            "operations of layers",
+        ),
         (affine_profile(2), fewer_storages(affine_profile(2)), "layers that keep activations"),
     ],
 )
@@ -295,7 +301,7 @@ def test_another_gpu_of_the_same_kind_is_the_same():
 
 
 def test_a_size_has_to_be_said_where_there_are_several():
-    with pytest.raises(InvalidInput, match="2 and 8 samples; say of how many"):
+    with pytest.raises(InvalidInput, match="2 and 8 samples; give the size"):
         merge([affine_profile(2), affine_profile(8)])
     with pytest.raises(InvalidInput, match="at least one sample, not 0"):
         merge([affine_profile(2), affine_profile(8)], samples=0)
@@ -306,5 +312,5 @@ def test_a_size_has_to_be_said_where_there_are_several():
 def test_models_that_do_something_else_at_another_size_are_refused():
     other = affine_profile(8)
     fewer = other.model_copy(update={"edges": other.edges[:-1]})
-    with pytest.raises(InvalidInput, match="3 edges where the one at 8 has 2"):
+    with pytest.raises(InvalidInput, match="3 edges, the one at 8 has 2"):
         merge([affine_profile(2), fewer], samples=4)

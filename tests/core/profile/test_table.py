@@ -133,11 +133,11 @@ def test_summary_says_where_the_numbers_come_from(profile):
     )
     assert format_profile(told).split("\n\n")[1].splitlines() == [
         "ESTIMATED Blocks on Fast GPU, one micro-batch",
-        "expect an error of 12.3%",
+        "expected error 12.3%",
         "torch 2.13.0, CUDA 13.0, driver 580.1, 1 thread, 2 busy neighbours, autocast to "
         "bfloat16, compiled",
-        "7 to 9 repeats; their quartiles are 7.5% of a time apart in the median, 10.0% at most",
-        "clock 1980 MHz before, 1200 MHz after; HELD BACK by power cap",
+        "7 to 9 repeats per layer; interquartile range 7.5% of the median, at most 10.0%",
+        "clock 1980 MHz before, 1200 MHz after; THROTTLED by power cap",
         "calibrated by profile_1",
         f"id {told.content_id()}",
         "a note",

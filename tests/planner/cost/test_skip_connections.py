@@ -145,7 +145,7 @@ def test_a_plan_lists_what_goes_past_stages_and_is_shorter():
     assert made.step_time_s < relayed.step_time_s
     assert plan_timeline(made).step_time_s == pytest.approx(made.step_time_s, rel=1e-12)
     assert "values go past stages" in " ".join(made.notes)
-    assert "sent past other stages: 1 to 6 8.0 KiB, 2 to 5 4.0 KiB" in str(made)
+    assert "direct sends: 1 to 6 8.0 KiB, 2 to 5 4.0 KiB" in str(made)
     assert (relayed.direct_sends, made.proof.value) == ((), relayed.proof.value)
     # Stage 3 has no use for either: neither sent nor held there.
     ours, theirs = made.stages[3], relayed.stages[3]
@@ -271,7 +271,7 @@ def test_stages_of_one_device_hand_over_without_a_message():
 def test_documents_without_a_stage_between_are_refused():
     made = plan(unet(3), flat(7), PlanOptions(num_stages=7, skips="direct"))
     neighbour = DirectSend(source=1, target=2, tensors=("t0",))
-    with pytest.raises(ValueError, match="passes by at least one"):
+    with pytest.raises(ValueError, match="must skip at least one"):
         type(made).model_validate({**dict(made), "direct_sends": (neighbour,)})
 
 

@@ -67,7 +67,7 @@ def test_labelled_with_a_measured_error():
     assert found.notes[0].startswith("ESTIMATED for NVIDIA H100 SXM at bfloat16")
     made = plan([found], Cluster.parse("2x80GB"), PlanOptions(num_microbatches=4))
     assert (made.estimated, made.error_band) == (True, found.provenance.error_band)
-    assert f"ESTIMATED profile, expect an error of {made.error_band:.0%}" in str(made)
+    assert f"ESTIMATED profile, expected error {made.error_band:.0%}" in str(made)
 
 
 def test_backward_is_its_two_parts():
