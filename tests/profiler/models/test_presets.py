@@ -43,7 +43,7 @@ def test_default_sample_fits(name):
 
 
 def test_a_sequence_too_long_is_refused():
-    with pytest.raises(InvalidInput, match="2000 tokens exceed .* of 1024"):
+    with pytest.raises(InvalidInput, match=r"2000 tokens exceed .* of 1024"):
         default_sample(PRESETS["gpt2"].spec, 1, 2000)
     with pytest.raises(InvalidInput, match="no sequence length"):
         default_sample(PRESETS["resnet50"].spec, 1, 128)
