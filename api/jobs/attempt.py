@@ -16,8 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from ...core.errors import DeadlineExceeded
 from ...core.profile.profile import Profile
 from ...core.service.plans import PlanRecord
-from ..planning.cache_keys import is_final
-from ..planning.service import Planning
+from ..planning.service import Planning, is_final
 from ..store.errors import StoreUnavailable
 from ..store.records import FinalState, Job
 from ..store.store import Store

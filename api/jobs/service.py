@@ -18,9 +18,8 @@ from ...core.requests.requests import MeasureRequest, ProfilingOptions
 from ...core.service.jobs import JobResult, JobView
 from ..auth.principal import Principal
 from ..errors import MeasuringUnavailable
-from ..planning.cache_keys import measure_digest
-from ..planning.requests import PlanRequest
-from ..planning.service import Planning, Unmeasured, pointing_at
+from ..planning.requests import PlanRequest, digest_measurement
+from ..planning.service import MeasurementNeeded, Planning, pointing_at
 from ..store.jobs import JobStore
 from ..store.records import Job, JobRequest, JobState, Page
 from ..store.store import Store, utc_now
@@ -71,7 +70,7 @@ class JobService:
         self,
         principal: Principal,
         request: PlanRequest,
-        unmeasured: Unmeasured,
+        unmeasured: MeasurementNeeded,
         *,
         submit_key: str | None,
     ) -> Job:
@@ -120,7 +119,7 @@ class JobService:
                 return await self._done(principal, spec, needs, submit_key, known), True
         return await self._submit(principal, "profile", spec, needs, submit_key), False
 
-    async def measured_before(
+    async def find_measurement(
         self, project_id: str, measure: MeasureRequest, cluster: Cluster
     ) -> str | None:
         """Return the id of an earlier equal measurement's profile, if there is one."""
@@ -199,7 +198,7 @@ class JobService:
         )
 
     def _digest(self, measure: MeasureRequest, kind: str | None, cluster: Cluster | None) -> str:
-        return measure_digest(
+        return digest_measurement(
             measure, required_resource(measure, kind, cluster), self._options.place
         )
 

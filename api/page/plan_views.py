@@ -86,7 +86,7 @@ class Views:
             profile = await run_in_threadpool(
                 self._store.documents.profile, principal.project_id, stored.profile_id
             )
-            found = await self._planning.elsewhere(
+            found = await self._planning.run_in_solver(
                 drawing, plan, profile.profile, stored.cluster, with_step
             )
             self._kept[key] = found
@@ -117,9 +117,9 @@ class Views:
             options=request.options,
         )
         try:
-            question = await self._planning.question(principal, asked)
-            return await self._planning.elsewhere(
-                changed_view, question, request.step, request.layers
+            split = await self._planning.resolve_split(principal, asked)
+            return await self._planning.run_in_solver(
+                changed_view, split, request.step, request.layers
             )
         except InvalidInput as error:
             return ViewAnswer(status="refused", refused=str(error)).model_dump_json()

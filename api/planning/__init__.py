@@ -1,4 +1,4 @@
-"""Planning as a service: requests, caching, admission and the pool of solver processes.
+"""Planning as a service: requests, their limits and cache keys, and the pool of solver processes.
 
-The algorithms live in `stagewright.planner`; HTTP lives in `routes` and `http`.
+The algorithms live in `stagewright.planner`, HTTP in `routes` and `http`.
 """

@@ -25,14 +25,14 @@ MEDIA_TYPES: dict[PlanFormat, tuple[str, str]] = {
     "svg": ("image/svg+xml", "svg"),
     "chrome_trace": ("application/json", "trace.json"),
 }
-"""Of each form of a plan its media type and how the file's name ends."""
+"""Media type and file name extension of each format."""
 
 
 class TraceFile(Record):
-    """What viewers of Chrome's traces read.
+    """File for trace viewers such as Perfetto.
 
     Attributes:
-        trace_events: In the Trace Event Format.
+        trace_events: Events in Chrome's Trace Event Format.
     """
 
     trace_events: tuple[dict[str, Any], ...] = Field(alias="traceEvents")
@@ -42,7 +42,7 @@ class TraceFile(Record):
 ProfileFormat = Literal["profile", "csv"]
 
 MAX_ACTIONS = 100_000
-"""Ranks' actions in one answer; a hundred bytes each."""
+"""Actions in one response, of all ranks; each takes about a hundred bytes."""
 
 
 def export_headers(filename: str) -> dict[str, str]:
@@ -54,10 +54,10 @@ def export_headers(filename: str) -> dict[str, str]:
 
 
 def plan_of(record: StoredPlan) -> Plan:
-    """The plan of a record.
+    """Return the plan of a record.
 
     Raises:
-        Problem: 409: nothing fitted its request, so there is none.
+        Problem: 409: its request is infeasible, so it has none.
     """
     if record.plan is None:
         raise no_plan(record.id)
@@ -65,26 +65,22 @@ def plan_of(record: StoredPlan) -> Plan:
 
 
 def no_plan(record_id: str) -> Problem:
-    """That there is nothing to show."""
+    """Return the problem of an infeasible record, which has no plan to show."""
     return Problem(
         409,
         "no-plan",
-        f"nothing fits the request of {record_id}, so there is no schedule to show; its "
-        "'infeasible' says why, and what would help",
+        f"{record_id} is infeasible, so it has no schedule; its field 'infeasible' says why and "
+        "what would help",
     )
 
 
 def plan_text(record_json: str, form: PlanForm) -> str | None:
-    """A stored plan in another form; `None` if nothing fitted, and there is none.
+    """Convert a `StoredPlan`; return `None` if it is infeasible.
 
-    Takes seconds for the largest, and is done where plans are searched for.
-
-    Args:
-        record_json: The `StoredPlan`.
-        form: Which.
+    The largest take seconds, so this runs in a solver process.
 
     Raises:
-        InvalidInput: It would have too many actions.
+        InvalidInput: The result would have too many actions.
     """
     plan = StoredPlan.model_validate_json(record_json).plan
     if plan is None or form == "plan":
@@ -99,20 +95,15 @@ def plan_text(record_json: str, form: PlanForm) -> str | None:
 
 
 def profile_text(stored_json: str, form: ProfileFormat) -> str:
-    """A `StoredProfile` in another form."""
+    """Convert a `StoredProfile`."""
     profile = StoredProfile.model_validate_json(stored_json).profile
     return profile.to_json() if form == "profile" else profile_csv(profile)
 
 
 def _check_size(plan: Plan) -> None:
-    """Refuse to write out a step that nobody could look at.
-
-    Raises:
-        InvalidInput: It has too many actions.
-    """
     actions = 2 * plan.num_stages * plan.num_microbatches
     if actions > MAX_ACTIONS:
         raise InvalidInput(
-            f"a step of this plan has {actions} actions, and at most {MAX_ACTIONS} are written "
-            "out; export the plan (format=plan) and do it with the library"
+            f"a step of this plan has {actions} actions, and at most {MAX_ACTIONS} are exported; "
+            "export the plan itself (format=plan) and convert it with the library"
         )

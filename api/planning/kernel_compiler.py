@@ -1,4 +1,4 @@
-"""Having the planner's inner loops compiled, once for an installation."""
+"""Compilation of the planner's kernels, once per installation."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ import subprocess
 import sys
 import threading
 
-from ...planner import numba_cache as compiling
+from ...planner import numba_cache
 
 COMMAND = (
     sys.executable,
     "-c",
-    f"import os; os.nice(14); from {compiling.__name__} import compile_all; compile_all()",
+    f"import os; os.nice(14); from {numba_cache.__name__} import compile_all; compile_all()",
 )
-"""It comes after everything else: plans are found without it, too."""
+"""Niced below everything else: plans are found without the kernels, too."""
 
 _log = logging.getLogger(__name__)
 
 
 class Compiler:
-    """Compiles in a process of its own, if that is still to be done.
+    """Compiles the kernels in a process of its own, if that is still to be done.
 
-    It takes half a minute. What is small is planned in plain Python until then.
+    It takes half a minute. Small problems are planned in plain Python until then.
 
     Attributes:
-        done: Set once all is compiled, or cannot be. Processes that were spawned see it, too.
+        done: Set once compilation has ended, successfully or not; spawned processes share it.
     """
 
     def __init__(self) -> None:
         self.done = multiprocessing.get_context("spawn").Event()
         self._process: subprocess.Popen[bytes] | None = None
-        if compiling.is_done():
+        if numba_cache.is_done():
             self.done.set()
             return
         self._process = subprocess.Popen(COMMAND, stdin=subprocess.DEVNULL)
         threading.Thread(target=self._wait, args=(self._process,), daemon=True).start()
 
     def close(self) -> None:
-        """End it, done or not."""
+        """Kill the process if it still runs."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        if process.wait() > 0:
-            _log.warning("the planner's loops could not be compiled: plans take longer")
+        if process.wait() > 0:  # negative when `close` killed it
+            _log.warning("the planner's kernels could not be compiled: planning takes longer")
         self.done.set()

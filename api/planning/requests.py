@@ -1,15 +1,18 @@
-"""What may be asked of the service."""
+"""Planning requests: validation, and the digests under which their results are cached."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from math import prod
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from ... import __version__
 from ...core.cluster.cluster import Cluster
-from ...core.document import Record
+from ...core.document import Record, json_digest
 from ...core.errors import InvalidInput
 from ...core.graph.graph import Graph
 from ...core.graph.sample import MAX_SAMPLE_BYTES, Sample
@@ -19,17 +22,24 @@ from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile
 from ...core.requests.requests import (
     EstimateOptions,
+    EstimateRequest,
     FactoryCall,
     MeasureRequest,
     ModelCode,
     ProfilingOptions,
 )
 from ...core.units import format_bytes
+from ...schedules.numba_jit import is_available
 from ..model_sources.graph_limits import check_graph, check_rebuilt
 
 MAX_SHORTHAND_DEVICES = 65_536
-"""A few bytes of request must not become much work; a body of 16 MiB holds about as many devices
-as a document. 200 layers over so many devices were planned in 3 s of processor time."""
+"""A short request must not cause much work: a body of 16 MiB holds about as many devices as a
+document. 200 layers over this many devices were planned in 3 s of processor time."""
+
+SOURCES = ("profile", "profiles", "profile_id", "model", "graph", "graph_id", "factory", "code")
+
+PACKAGES = ("torch", "transformers", "numpy")
+"""Packages whose versions change profiles and plans."""
 
 
 def _parse_shorthand(value: object) -> object:
@@ -44,34 +54,29 @@ ClusterInput = Annotated[
 """A cluster document, or its shorthand such as ``4x24GB``, ``8xH200`` or ``2x80GB,4x24GB``."""
 
 
-SOURCES = ("profile", "profiles", "profile_id", "model", "graph", "graph_id", "factory", "code")
-DATA = ", ".join(map(repr, SOURCES[:-2]))
-CHOICES = f"exactly one of {DATA}, or where the server takes them 'factory' or 'code'"
-
-
 class PlanRequest(Record):
-    """Plan a model from its profile, or estimate or measure the model first.
+    """Request to plan a model from its profile, or to estimate or measure the model first.
 
     Attributes:
         profile: Costs of the model's layers; nothing is run.
-        profiles: Several of one model, measured at several sizes of micro-batches, where the
-            options name a ``batch_size``: the size is chosen too.
-        profile_id: A profile the service has stored.
+        profiles: Profiles of one model at several micro-batch sizes, with a ``batch_size`` among
+            the options: the plan chooses the size, too.
+        profile_id: A profile stored in this service.
         model: A family and its configuration, to be estimated or measured by the service.
-        graph: A captured model, as ``stagewright capture`` writes it: operations and shapes, no
-            weights and no code. It is estimated; with ``profiling`` it is measured, with made-up
+        graph: A captured model, as ``stagewright capture`` writes it: operations and shapes,
+            without weights or code. It is estimated, or with ``profiling`` measured with random
             weights.
-        graph_id: A graph the service has stored.
-        factory: A model that is registered on the server by name; it is measured.
-        code: A model's code, where the server allows it; it is measured.
-        sample: The inputs of one micro-batch; an estimate of a ``model`` has a usual one.
-        estimate: Tell costs by the catalogue of devices; of a graph that is the usual way.
-        profiling: How to measure, which is what happens to a ``model`` without ``estimate``.
+        graph_id: A graph stored in this service.
+        factory: A model that the server registers by name; it is measured.
+        code: A model's code, if the server allows it; it is measured.
+        sample: The inputs of one micro-batch; estimates of a ``model`` have a default.
+        estimate: Estimate costs from the device catalogue; the default for a graph.
+        profiling: How to measure; a ``model`` is measured unless ``estimate`` is given.
         cluster: The devices: a document, or shorthand such as ``4x24GB``, ``2xcpu``, ``8xH200``,
             ``4x8x80GB`` (4 nodes of 8) or ``2x80GB,4x24GB`` (two kinds).
         options: What to plan for.
-        deadline_s: Longest to search: then the best plan so far is the answer, or a problem with
-            status 422 if there is none. The server's own limit if not given.
+        deadline_s: Limit of the search; then the best plan so far is the response, or a problem
+            with status 422 if there is none. The server's own limit if not given.
     """
 
     profile: Profile | None = None
@@ -92,14 +97,14 @@ class PlanRequest(Record):
     @model_validator(mode="after")
     def _check(self) -> Self:
         given = [name for name in SOURCES if getattr(self, name) is not None]
-        if not given:
-            raise InvalidInput(f"say what to plan by {CHOICES}; found none")
-        if len(given) > 1:
+        if len(given) != 1:
+            *others, factory, code = map(repr, SOURCES)
             raise InvalidInput(
-                f"say what to plan by {CHOICES}; found {' and '.join(map(repr, given))}",
-                field=f"/{given[-1]}",
+                f"give exactly one of {', '.join(others)}, or where the server accepts them "
+                f"{factory} or {code}; found {' and '.join(map(repr, given)) or 'none'}",
+                field=f"/{given[-1]}" if given else None,
             )
-        self._check_source(given[0])
+        self._check_costs(given[0])
         if self.sample is not None:
             check_sample_size(self.sample)
         if self.graph is not None:
@@ -107,35 +112,27 @@ class PlanRequest(Record):
             inside("/graph", check_rebuilt, self.graph)
         return self
 
-    def _check_source(self, source: str) -> None:
-        """Refuse what says how to learn the costs of something else than is given."""
-        taken = {
+    def _check_costs(self, source: str) -> None:
+        """Refuse fields about estimating or measuring that do not go with the source."""
+        accepted = {
             "model": {"sample", "estimate", "profiling"},
             "graph": {"estimate", "profiling"},
             "factory": {"sample", "profiling"},
             "code": {"sample", "profiling"},
-        }
-        allowed = taken.get(source.removesuffix("_id"), set())
+        }.get(source.removesuffix("_id"), set())
         for name in ("sample", "profiling", "estimate"):
-            if getattr(self, name) is None or name in allowed:
+            if getattr(self, name) is None or name in accepted:
                 continue
             if source.startswith("graph"):
-                raise InvalidInput(
-                    f"{name!r} is for a 'model': a graph carries its own sample", field=f"/{name}"
-                )
-            if source in ("factory", "code"):
-                raise InvalidInput(
-                    f"what a {source!r} makes is measured, not estimated; leave {name!r} out",
-                    field=f"/{name}",
-                )
-            raise InvalidInput(
-                f"{name!r} says how to learn the costs of a 'model', and none is given",
-                field=f"/{name}",
-            )
+                why = f"{name!r} goes with a 'model': a graph has its own sample"
+            elif source in ("factory", "code"):
+                why = f"the model of a {source!r} is measured, not estimated; remove {name!r}"
+            else:
+                why = f"{name!r} goes with a 'model', which is not given"
+            raise InvalidInput(why, field=f"/{name}")
         if self.estimate is not None and self.profiling is not None:
             raise InvalidInput("a model is estimated or measured, not both", field="/profiling")
-        is_measured = source in ("model", "factory", "code") and self.estimate is None
-        if is_measured and self.sample is None:
+        if source in ("model", "factory", "code") and self.is_measured and self.sample is None:
             way_out = ", or 'estimate' it" if source == "model" else ""
             raise InvalidInput(
                 f"a model is measured with a sample; give one{way_out}", field="/sample"
@@ -143,17 +140,17 @@ class PlanRequest(Record):
 
     @property
     def is_measured(self) -> bool:
-        """Whether something has to be measured before planning."""
+        """Return True if something has to be measured before planning."""
         if self.graph is not None or self.graph_id is not None:
             return self.profiling is not None
         models = (self.model, self.factory, self.code)
         return self.estimate is None and any(model is not None for model in models)
 
     def measure_request(self, graph: Graph | None = None) -> MeasureRequest | None:
-        """What has to be measured before planning, if anything.
+        """Return the measurement to be made before planning; `None` if there is none.
 
         Args:
-            graph: What ``graph_id`` names.
+            graph: The graph that ``graph_id`` names.
         """
         if not self.is_measured:
             return None
@@ -168,7 +165,7 @@ class PlanRequest(Record):
 
 
 def inside(field: str, check: Callable[[Graph], None], graph: Graph) -> None:
-    """Check a graph that is part of a body, and point at it there."""
+    """Check a graph that is part of a body; an error names the field inside that part."""
     try:
         check(graph)
     except InvalidInput as error:
@@ -176,16 +173,61 @@ def inside(field: str, check: Callable[[Graph], None], graph: Graph) -> None:
 
 
 def check_sample_size(sample: Sample) -> None:
-    """Refuse a sample whose tensors together are larger than the service makes up.
+    """Refuse a sample whose tensors are too large to be made up.
 
     Raises:
-        InvalidInput: It has more than `MAX_SAMPLE_BYTES`.
+        InvalidInput: Together they have more than `MAX_SAMPLE_BYTES`.
     """
     tensors = [*sample.inputs.values(), *([sample.target] if sample.target else [])]
     size_bytes = sum(prod(tensor.shape) * ELEMENT_SIZE_BYTES[tensor.dtype] for tensor in tensors)
     if size_bytes > MAX_SAMPLE_BYTES:
         raise InvalidInput(
-            f"the sample has {format_bytes(size_bytes)}, at most {format_bytes(MAX_SAMPLE_BYTES)} "
-            "are accepted; make the micro-batch smaller",
+            f"the sample has {format_bytes(size_bytes)}, and at most "
+            f"{format_bytes(MAX_SAMPLE_BYTES)} are accepted; make the micro-batch smaller",
             field="/sample",
         )
+
+
+def digest_plan_request(request: PlanRequest, deadline_s: float) -> str:
+    """Return the digest of a planning request with this much time to search."""
+    asked = request.model_dump(mode="json", exclude={"deadline_s", "profile", "graph"})
+    for name in ("profile", "graph"):
+        asked[name] = None
+        document = getattr(request, name)
+        if document is not None:  # the digest of a stored document's id, so that both are found
+            asked[f"{name}_id"] = document.content_id()
+    # Without compiled kernels the same deadline allows less of the search.
+    return _digest({"plan": asked, "deadline_s": deadline_s, "compiled": is_available()})
+
+
+def digest_estimate(request: EstimateRequest) -> str:
+    """Return the digest of an estimate for one kind of device; their number does not matter."""
+    first = request.cluster.devices[0]
+    asked: dict[str, Any] = {
+        **request.model_dump(mode="json", exclude={"cluster", "graph"}),
+        "graph": None if request.graph is None else request.graph.content_id(),
+        "kind": first.kind,
+        "memory_bytes": first.memory_bytes,
+    }
+    return _digest({"estimate": asked})
+
+
+def digest_measurement(request: MeasureRequest, needs: str, place: str) -> str:
+    """Return the digest of a measurement on one kind of device at one place (see `jobs`)."""
+    asked = request.model_dump(mode="json", exclude={"graph"})
+    if request.graph is not None:
+        asked["graph"] = request.graph.content_id()
+    return _digest({"measure": asked, "needs": needs, "place": place})
+
+
+def _digest(asked: dict[str, Any]) -> str:
+    versions = {"stagewright": __version__, **{name: _version(name) for name in PACKAGES}}
+    return json_digest({**asked, "versions": versions})
+
+
+@cache  # looking a version up takes longer than the rest of a digest
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

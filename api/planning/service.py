@@ -1,4 +1,4 @@
-"""What the service does, free of HTTP: measure if asked, plan, keep both."""
+"""The planning service: estimate or measure if asked, plan, and store both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...core.plan.plan import PlanOptions
 from ...core.profile.profile import Profile
 from ...core.requests.requests import EstimateOptions, EstimateRequest, MeasureRequest
 from ...core.service.plans import PlanRecord, StoredPlan, to_infeasible_answer
-from ...planner.plan import plan
+from ...planner.plan import plan, was_cut_short
 from ..auth.principal import Principal
 from ..http.field_errors import FieldError
 from ..http.problems import Problem
@@ -29,8 +29,7 @@ from ..store.errors import RecordNotFound
 from ..store.records import Stored
 from ..store.store import Store
 from .admission import check_effort
-from .cache_keys import estimate_digest, is_final, plan_digest
-from .requests import PlanRequest
+from .requests import PlanRequest, digest_estimate, digest_plan_request
 from .solver_pool import Solver
 from .what_if import (
     Comparison,
@@ -46,24 +45,23 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 MANY_LAYERS = 500
-"""A digest of fewer takes some milliseconds."""
+"""The digest of a request with fewer takes a few milliseconds, less than to change threads."""
 
-MeasuredBefore = Callable[[str, MeasureRequest, Cluster], Awaitable[str | None]]
-"""Of a project and a cluster: the profile of an earlier measurement, by its id."""
-
+FindMeasurement = Callable[[str, MeasureRequest, Cluster], Awaitable[str | None]]
+"""Returns the profile id of an earlier measurement in a project, for a cluster, or `None`."""
 
 Reused = Literal["plan", "profile"] | None
 
 
 @dataclass(frozen=True)
-class Answered:
-    """A plan, and what of it had been found out before.
+class PlanAnswer:
+    """A stored plan.
 
     Attributes:
-        plan_id: Of the stored plan.
-        text: The stored plan, as JSON.
-        reused: ``plan`` if the very request had been answered, ``profile`` if the model's costs
-            were known; `None` if everything is new.
+        plan_id: Id of the stored plan.
+        text: The stored plan as JSON.
+        reused: ``plan`` if this request was answered before, ``profile`` if the model's costs were
+            known; `None` if everything is new.
     """
 
     plan_id: str
@@ -72,14 +70,14 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Unmeasured:
-    """What has to be measured before a request can be answered.
+class MeasurementNeeded:
+    """A request that cannot be answered before its model is measured.
 
     Attributes:
         measure: The measurement.
-        plan_digest: Of the whole request.
-        deadline_s: Longest its plan may be searched for.
-        fresh: Measure even what was measured before.
+        plan_digest: Digest of the whole request.
+        deadline_s: Time to search for the plan.
+        fresh: Whether to ignore earlier measurements.
     """
 
     measure: MeasureRequest
@@ -92,11 +90,11 @@ class Planning:
     """Answers planning requests.
 
     Args:
-        store: Where profiles and answers are kept.
-        estimator: What estimates one.
-        solver: Where plans are searched for.
-        deadline_s: Longest one request may search for a plan.
-        foreign: What models of others this server runs; none if not given.
+        store: Keeps profiles and plans.
+        estimator: Estimates profiles.
+        solver: Runs searches.
+        deadline_s: Longest search of one request.
+        foreign: Models of others that this server runs; none if not given.
         builds_here: Whether models are built on this machine, rather than by workers elsewhere.
     """
 
@@ -121,59 +119,60 @@ class Planning:
         self,
         principal: Principal,
         request: PlanRequest,
-        measured_before: MeasuredBefore,
+        find_measurement: FindMeasurement,
         *,
         fresh: bool = False,
-    ) -> Answered | Unmeasured:
-        """Plan, and keep the request with its answer; infeasible is an answer.
-
-        Planning and storing run elsewhere: the event loop stays free.
+    ) -> PlanAnswer | MeasurementNeeded:
+        """Plan, and store the request with its result; infeasible is a result, too.
 
         Args:
-            principal: Whose project it is kept in.
-            request: What is asked.
-            measured_before: Tells the profile of an earlier measurement that will do.
-            fresh: Find everything out again, whatever is known.
+            principal: Owner of the project it is stored in.
+            request: The request.
+            find_measurement: Finds an earlier measurement of the same model.
+            fresh: Whether to ignore earlier results.
 
         Returns:
-            The answer, or what has to be measured first.
+            The stored plan, or the measurement that has to come first.
 
         Raises:
-            InvalidInput: The request makes no sense together, asks for more than this service
-                does, or for more time than it gives.
+            InvalidInput: Fields of the request contradict each other, or it exceeds a limit of
+                this server.
             DeadlineExceeded: No plan was found in time, and none was proven impossible.
-            Problem: 403: it asks for a measurement, which the caller may not. 422: no plan was
-                found in the time that the request itself allows.
+            Problem: 403: it asks for a measurement, which the principal may not. 422: no plan was
+                found within the request's own deadline.
             StagewrightError: Estimating failed.
         """
-        deadline_s = self._deadline(request)
-        measure = await self._to_measure(principal.project_id, request)
+        deadline_s = self._choose_deadline(request)
+        measure = await self._find_measure_request(principal.project_id, request)
         if measure is not None:
+            # Before the cache is consulted: it would answer those who may not measure, too.
             self.check_measurement(principal, measure)
-            fresh = fresh or measure.factory is not None  # what it makes may have changed
-        digest = await self._beside(request, plan_digest, request, deadline_s)
+            fresh = fresh or measure.factory is not None  # what a factory makes may have changed
+        digest = await self._run_beside(request, digest_plan_request, request, deadline_s)
         project = principal.project_id
         if not fresh:
-            known = await run_in_threadpool(self._known_plan, project, digest)
+            known = await run_in_threadpool(self._recall_plan, project, digest)
             if known is not None:
                 return known
         if measure is not None:
-            profile_id = None if fresh else await measured_before(project, measure, request.cluster)
+            profile_id = (
+                None if fresh else await find_measurement(project, measure, request.cluster)
+            )
             if profile_id is None:
-                return Unmeasured(measure, digest, deadline_s, fresh)
+                return MeasurementNeeded(measure, digest, deadline_s, fresh)
             found = await run_in_threadpool(self._store.documents.profile, project, profile_id)
             record = await self.from_profile(request, found.profile, deadline_s)
-            return await run_in_threadpool(self._keep, project, digest, record, "profile")
-        profiles, cluster, known_profile = await self._profiles(project, request, fresh)
-        await self._beside(request, check_effort, profiles, cluster, request.options)
-        record = await self._decide(request, profiles, cluster, deadline_s)
-        reused: Reused = "profile" if known_profile else None
-        return await run_in_threadpool(self._keep, project, digest, record, reused)
+            return await run_in_threadpool(self._put_plan, project, digest, record, "profile")
+        profiles, cluster, is_known = await self._get_profiles(project, request, fresh)
+        await self._run_beside(request, check_effort, profiles, cluster, request.options)
+        record = await self._search(request, profiles, cluster, deadline_s)
+        reused: Reused = "profile" if is_known else None
+        return await run_in_threadpool(self._put_plan, project, digest, record, reused)
 
-    async def _beside(
+    async def _run_beside(
         self, request: PlanRequest, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """What a function returns that takes long where the request holds a large document."""
+        """Run a function in a thread if the request holds a document large enough to matter."""
         given = (*([request.profile] if request.profile else []), *(request.profiles or ()))
         num_layers = sum(len(profile.layers) for profile in given)
         if request.graph is None and num_layers < MANY_LAYERS:
@@ -181,64 +180,66 @@ class Planning:
         return await in_busy_thread(work, *args, **kwargs)
 
     def check_measurement(self, principal: Principal, measure: MeasureRequest) -> None:
-        """Refuse what may not be measured here, or not by this caller.
+        """Refuse a measurement that this server does not make, or not for this principal.
 
         Raises:
-            InvalidInput, Problem: See `models.foreign.ForeignModels.check`; a family cannot be
-                built here.
+            InvalidInput, Problem: See `ForeignModels.check`; or a family cannot be built here.
         """
         principal.require("measure", "measuring a model")
         self._foreign.check(principal, measure)
         if self._builds_here:
             check_buildable(measure.model)
 
-    async def _to_measure(self, project: str, request: PlanRequest) -> MeasureRequest | None:
-        """What has to be measured first, a graph that is named looked up."""
+    async def _find_measure_request(
+        self, project: str, request: PlanRequest
+    ) -> MeasureRequest | None:
         if request.graph_id is None or not request.is_measured:
             return request.measure_request()
+        return request.measure_request(await self._read_graph(project, request.graph_id))
+
+    async def _read_graph(self, project: str, graph_id: str) -> Graph:
         with pointing_at("/graph_id"):
-            found = await run_in_threadpool(self._store.documents.graph, project, request.graph_id)
+            found = await run_in_threadpool(self._store.documents.graph, project, graph_id)
             check_rebuilt(found.graph)
-        return request.measure_request(found.graph)
+        return found.graph
 
     async def from_profile(
         self, request: PlanRequest, profile: Profile, deadline_s: float
     ) -> PlanRecord:
-        """The answer to a request whose model was measured; stores nothing.
+        """Plan a request whose model has been measured; store nothing.
 
         Raises:
             InvalidInput, DeadlineExceeded: See `create_plan`.
         """
         check_effort([profile], request.cluster, request.options)
-        return await self._decide(request, [profile], request.cluster, deadline_s)
+        return await self._search(request, [profile], request.cluster, deadline_s)
 
-    async def _decide(
+    async def _search(
         self,
         request: PlanRequest,
         profiles: Sequence[Profile],
         cluster: Cluster,
         deadline_s: float,
     ) -> PlanRecord:
-        """As `decide`, in a process of its own.
+        """Run `decide` in a solver process.
 
         Raises:
-            InvalidInput, DeadlineExceeded: See `decide`.
-            Problem: 422: no plan was found in the time that the request itself allows.
+            Problem: 422: no plan was found within the request's own deadline.
         """
         try:
             return await self._solver.search(decide, profiles, cluster, request.options, deadline_s)
         except DeadlineExceeded as error:
             if request.deadline_s is None:
                 raise
-            told = FieldError(pointer="/deadline_s", detail=str(error))
-            raise Problem(422, "deadline-exceeded", str(error), errors=[told]) from None
+            wrong = FieldError(pointer="/deadline_s", detail=str(error))
+            raise Problem(422, "deadline-exceeded", str(error), errors=[wrong]) from None
 
     async def create_profile(self, project_id: str, profile: Profile) -> Stored:
-        """Keep a profile."""
+        """Store a profile."""
         return await run_in_threadpool(self._store.documents.put_profile, project_id, profile)
 
     async def create_graph(self, project_id: str, graph: Graph) -> Stored:
-        """Keep a graph.
+        """Store a graph.
 
         Raises:
             InvalidInput: It is too large for this service.
@@ -247,56 +248,39 @@ class Planning:
         return await run_in_threadpool(self._store.documents.put_graph, project_id, graph)
 
     async def simulate(self, principal: Principal, request: SimulationRequest) -> Simulation:
-        """Price a split somebody chose; nothing is stored.
+        """Price a given split; store nothing.
 
         Raises:
-            InvalidInput: It is no split of that profile, or larger than this service does.
+            InvalidInput: It is no split of that profile, or exceeds a limit of this server.
         """
-        question = await self.question(principal, request)
-        return await self.elsewhere(price, question, request.timeline)
+        split = await self.resolve_split(principal, request)
+        return await self.run_in_solver(price, split, request.timeline)
 
-    async def question(self, principal: Principal, request: SimulationRequest) -> PricedSplit:
-        """What is to be priced, all that is stored looked up.
+    async def resolve_split(self, principal: Principal, request: SimulationRequest) -> PricedSplit:
+        """Return the split to be priced, with everything stored looked up.
 
         Raises:
-            InvalidInput: There is no split, or it is larger than this service does.
+            InvalidInput: There is no split, or it exceeds a limit of this server.
         """
-        profile, base = await run_in_threadpool(self._base, principal.project_id, request)
-        plan_of_base = None if base is None else base.plan
+        profile, base = await run_in_threadpool(self._read_base, principal.project_id, request)
+        base_plan = None if base is None else base.plan
         cluster = request.cluster or (base.cluster if base else None)
         options = request.options or (base.options if base else PlanOptions())
         balance, replicas = request.balance, request.replicas or ()
-        if balance is None and plan_of_base is not None:
-            balance = plan_of_base.balance
-            replicas = tuple(stage.replicas for stage in plan_of_base.stages)
+        if balance is None and base_plan is not None:
+            balance = base_plan.balance
+            replicas = tuple(stage.replicas for stage in base_plan.stages)
         if balance is None or cluster is None:
             raise InvalidInput(
-                "nothing fitted the request of that plan, so it has no split; give a 'balance'",
+                "that plan is infeasible, so it has no split to start from; give a 'balance'",
                 field="/balance",
             )
         check_effort([profile], cluster, options)
-        return PricedSplit(plan_of_base, profile, cluster, options, balance, tuple(replicas))
+        return PricedSplit(base_plan, profile, cluster, options, balance, tuple(replicas))
 
-    async def elsewhere(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What a function returns that keeps a processor busy, where plans are searched for."""
-        return await self._solver.run(work, *args, **kwargs)
-
-    async def compare(self, principal: Principal, request: ComparisonRequest) -> Comparison:
-        """Put stored plans side by side.
-
-        Raises:
-            InvalidInput: One of them is not stored.
-        """
-        return compare(await run_in_threadpool(self._named_plans, principal.project_id, request))
-
-    def _named_plans(self, project: str, request: ComparisonRequest) -> tuple[StoredPlan, ...]:
-        found = []
-        for position, plan_id in enumerate(request.plan_ids):
-            with pointing_at(f"/plan_ids/{position}"):
-                found.append(self._store.documents.plan(project, plan_id))
-        return tuple(found)
-
-    def _base(self, project: str, request: SimulationRequest) -> tuple[Profile, StoredPlan | None]:
+    def _read_base(
+        self, project: str, request: SimulationRequest
+    ) -> tuple[Profile, StoredPlan | None]:
         documents = self._store.documents
         if request.profile is not None:
             return request.profile, None
@@ -308,7 +292,26 @@ class Planning:
             base = documents.plan(project, request.plan_id)
             return documents.profile(project, base.profile_id).profile, base
 
-    def _deadline(self, request: PlanRequest) -> float:
+    async def run_in_solver(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run short CPU-bound work in a solver process."""
+        return await self._solver.run(work, *args, **kwargs)
+
+    async def compare(self, principal: Principal, request: ComparisonRequest) -> Comparison:
+        """Compare stored plans.
+
+        Raises:
+            InvalidInput: One of them is not stored.
+        """
+        return compare(await run_in_threadpool(self._read_plans, principal.project_id, request))
+
+    def _read_plans(self, project: str, request: ComparisonRequest) -> tuple[StoredPlan, ...]:
+        found = []
+        for position, plan_id in enumerate(request.plan_ids):
+            with pointing_at(f"/plan_ids/{position}"):
+                found.append(self._store.documents.plan(project, plan_id))
+        return tuple(found)
+
+    def _choose_deadline(self, request: PlanRequest) -> float:
         if request.deadline_s is None:
             return self._deadline_s
         if request.deadline_s > self._deadline_s:
@@ -319,23 +322,24 @@ class Planning:
             )
         return request.deadline_s
 
-    def _known_plan(self, project: str, digest: str) -> Answered | None:
+    def _recall_plan(self, project: str, digest: str) -> PlanAnswer | None:
         found = self._store.reuse.recall(project, "plan", digest)
         if found is None:
             return None
-        return Answered(found, self._store.documents.plan_json(project, found), "plan")
+        return PlanAnswer(found, self._store.documents.plan_json(project, found), "plan")
 
-    def _keep(self, project: str, digest: str, record: PlanRecord, reused: Reused) -> Answered:
+    def _put_plan(
+        self, project: str, digest: str, record: PlanRecord, reused: Reused
+    ) -> PlanAnswer:
         known_by = digest if is_final(record) else None
         stored = self._store.documents.put_plan(project, record, request_digest=known_by)
-        return Answered(stored.id, stored.model_dump_json(), reused)
+        return PlanAnswer(stored.id, stored.model_dump_json(), reused)
 
-    async def _profiles(
+    async def _get_profiles(
         self, project: str, request: PlanRequest, fresh: bool
     ) -> tuple[tuple[Profile, ...], Cluster, bool]:
-        """The profiles to plan from, stored; the cluster; whether the costs were known."""
-        known = False
-        cluster = request.cluster
+        """Return the profiles, stored, the cluster, and whether the costs were known."""
+        cluster, is_known = request.cluster, False
         if request.profile_id is not None:
             with pointing_at("/profile_id"):
                 found = await run_in_threadpool(
@@ -347,23 +351,20 @@ class Planning:
         elif request.profile is not None:
             profiles = (request.profile,)
         else:
-            profile, cluster, known = await self._estimated(project, request, fresh)
+            profile, cluster, is_known = await self._estimate(project, request, fresh)
             profiles = (profile,)
+        # Stored before the search: a client that gives up can name them by id the next time.
         for profile in profiles:
             await self.create_profile(project, profile)
-        return profiles, cluster, known
+        return profiles, cluster, is_known
 
-    async def _estimated(
+    async def _estimate(
         self, project: str, request: PlanRequest, fresh: bool
     ) -> tuple[Profile, Cluster, bool]:
-        """The estimate of a model or graph, the cluster with its speeds, whether it was known."""
+        """Return the estimate, the cluster with its speeds, and whether the estimate was known."""
         graph = request.graph
         if request.graph_id is not None:
-            with pointing_at("/graph_id"):
-                graph = (
-                    await run_in_threadpool(self._store.documents.graph, project, request.graph_id)
-                ).graph
-                check_rebuilt(graph)
+            graph = await self._read_graph(project, request.graph_id)
         elif graph is not None:
             await self.create_graph(project, graph)
         elif self._builds_here:
@@ -377,10 +378,11 @@ class Planning:
             estimate=request.estimate or EstimateOptions(),
         )
         kinds = {(device.kind, device.memory_bytes) for device in cluster.devices}
-        if len(kinds) > 1:  # speeds between kinds are part of the answer, and no profile's
+        if len(kinds) > 1:
+            # The estimate then includes speeds between the kinds, which no profile can hold.
             found = await self._estimator.estimate(asked)
             return found.profile, found.cluster, False
-        digest = estimate_digest(asked)
+        digest = digest_estimate(asked)
         if not fresh:
             known = await run_in_threadpool(self._store.reuse.recall, project, "profile", digest)
             if known is not None:
@@ -394,26 +396,31 @@ class Planning:
 
 @contextmanager
 def pointing_at(field: str) -> Iterator[None]:
-    """What a body names and is not stored is a field at fault, not a missing page."""
+    """Blame a field of the body for what it names and what is not stored: a 422, not a 404."""
     try:
         yield
     except (RecordNotFound, InvalidInput) as error:
         raise InvalidInput(str(error), field=field) from None
 
 
+def is_final(record: PlanRecord) -> bool:
+    """Return True if more time would not improve the result, so that it may be reused."""
+    return record.plan is None or not was_cut_short(record.plan)
+
+
 def decide(
     profiles: Sequence[Profile], cluster: Cluster, options: PlanOptions, deadline_s: float
 ) -> PlanRecord:
-    """Plan, with infeasibility as an answer.
+    """Plan, and return infeasibility as a result.
 
-    The answer names the profile it is of; where nothing fits, the first.
+    The result names the profile that was chosen; if nothing fits, the first.
 
     Raises:
         InvalidInput: The planner refuses the request.
         DeadlineExceeded: No plan was found in time, and none was proven impossible.
     """
     try:
-        answer = plan(profiles, cluster, options, deadline_s=deadline_s)
+        found = plan(profiles, cluster, options, deadline_s=deadline_s)
     except Infeasible as error:
         return PlanRecord(
             status="infeasible",
@@ -424,8 +431,8 @@ def decide(
         )
     return PlanRecord(
         status="planned",
-        profile_id=answer.profile_id,
+        profile_id=found.profile_id,
         cluster=cluster,
         options=options,
-        plan=answer,
+        plan=found,
     )

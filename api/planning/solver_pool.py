@@ -1,4 +1,4 @@
-"""Searching for plans in processes of their own, so that no search slows another request down."""
+"""Pool of solver processes, so that no search slows another request down."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import asynccontextmanager
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import ParamSpec, TypeVar
 
@@ -25,62 +27,60 @@ from ...schedules import numba_jit as jit
 from ..errors import SolverEnded
 from ..telemetry.tracing import span
 from .kernel_compiler import Compiler
-from .solver_process import PlanningProcess
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_IN_THREADS = 2
-"""Without processes; more would only slow each other down."""
+"""Calls at a time without processes; more threads would only slow each other down."""
 
 MAX_BYTES = 8 * 2**30
-"""Address space of one process. Where the largest request allowed needed 0.7 GB (see `effort`),
+"""Address space of one process. The largest request allowed needed 0.7 GB (see `admission`);
 numpy and numba map several more that they never touch."""
 
 PARENT_CHECKED_S = 1.0
 
 PROFILES_KEPT = 8
-"""As read, in each planning process. The largest allowed take some hundred MB."""
+"""Parsed profiles cached in each process. The largest allowed take some hundred MB."""
 
 NICENESS = 5
-"""Of these processes: while a search keeps every processor busy, requests are answered first."""
-
-
-def _unobserved(work: str, duration_s: float) -> None:
-    """Nobody wants to know."""
+"""Of solver processes: while searches keep every core busy, the server still answers first."""
 
 
 class Solver:
-    """Runs work that keeps a processor busy, away from the event loop.
+    """Runs CPU-bound work away from the event loop.
 
-    Searches may take as long as they are allowed. Whatever is short never waits behind them: it
-    has a process more than they have.
+    Searches may take as long as they are allowed to. Short work never waits behind them, since
+    there is one process more than searches may use.
 
     Args:
-        processes: How many for searches; with 0, a few threads of the server's own process
-            instead.
-        observe: Told the name of every function that was run, and how many seconds it took.
+        processes: Processes for searches; with 0, a few threads of the server's own process.
+        observe: Called with the name of each function that was run and its duration in seconds.
+            The name is a label of the metrics, so renaming such a function changes them.
 
     Attributes:
         num_waiting: Calls that wait for a process.
         num_running: Calls that have one.
     """
 
-    def __init__(self, processes: int, observe: Callable[[str, float], None] = _unobserved) -> None:
+    def __init__(
+        self, processes: int, observe: Callable[[str, float], None] = lambda work, duration_s: None
+    ) -> None:
         self._processes = processes
         self._observe = observe
         self.num_waiting = 0
         self.num_running = 0
         number = processes + 1 if processes else 0
-        self._all = [PlanningProcess(self._start) for _ in range(number)]
+        self._all = [SolverProcess(self._start) for _ in range(number)]
         self._idle = list(self._all)
         self._compiler: Compiler | None = None
         self._is_closed = False
-        self._turns = asyncio.Semaphore(number or MAX_IN_THREADS)
+        self._calls = asyncio.Semaphore(number or MAX_IN_THREADS)
         self._searches = asyncio.Semaphore(processes or MAX_IN_THREADS - 1)
 
     async def search(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """As `run`, of what may take long."""
+        """Run a function that may take long; see `run`."""
+        # Searches queue here, before they take one of `_calls`: that leaves one for short work.
         await self._acquire(self._searches)
         try:
             return await self.run(work, *args, **kwargs)
@@ -88,16 +88,16 @@ class Solver:
             self._searches.release()
 
     async def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """What a function returns; in a process, it and all it takes and gives is pickled.
+        """Run a function in a solver process; function, arguments and result are pickled.
 
-        Cancelling it ends its process.
+        Cancelling the call kills its process.
 
         Raises:
-            InvalidInput: It needed more memory than a process gets.
-            SolverEnded: Its process ended; no other call's did.
+            InvalidInput: The work needed more memory than a process has.
+            SolverEnded: The process ended; other calls are unaffected.
             Exception: Whatever the function raises.
         """
-        async with self._turn(getattr(work, "__name__", "other")):
+        async with self._measured(getattr(work, "__name__", "other")):
             if not self._processes:
                 return await run_in_threadpool(work, *args, **kwargs)
             process = self._idle.pop()
@@ -114,9 +114,8 @@ class Solver:
                 self._idle.insert(len(self._idle) if process.is_started else 0, process)
 
     @asynccontextmanager
-    async def _turn(self, name: str) -> AsyncIterator[None]:
-        """One of the processes is this call's, and its time is noted."""
-        await self._acquire(self._turns)
+    async def _measured(self, name: str) -> AsyncIterator[None]:
+        await self._acquire(self._calls)
         self.num_running += 1
         started = time.perf_counter()
         try:
@@ -125,17 +124,17 @@ class Solver:
         finally:
             self._observe(name, time.perf_counter() - started)
             self.num_running -= 1
-            self._turns.release()
+            self._calls.release()
 
-    async def _acquire(self, limit: asyncio.Semaphore) -> None:
+    async def _acquire(self, semaphore: asyncio.Semaphore) -> None:
         self.num_waiting += 1
         try:
-            await limit.acquire()
+            await semaphore.acquire()
         finally:
             self.num_waiting -= 1
 
     def check(self) -> None:
-        """Return if the next call will find a process; ended ones are replaced first.
+        """Make sure that the next call finds a process; replace one that has ended.
 
         Raises:
             SolverEnded: No process starts.
@@ -144,22 +143,24 @@ class Solver:
             for process in self._idle[-1:]:
                 process.prepare()
         except OSError as error:
-            raise SolverEnded(f"no planning process starts: {error}") from None
+            raise SolverEnded(f"no solver process starts: {error}") from None
 
     def close(self) -> None:
-        """End the processes, whatever they are at; none starts any more."""
+        """Kill the processes, busy or not; none starts any more."""
         self._is_closed = True
         if self._compiler is not None:
             self._compiler.close()
+        # All are killed before any is waited for, so that they end side by side.
         for ended in [process.end() for process in self._all]:
             for process in ended:
                 process.join()
 
     def _start(self) -> ProcessPoolExecutor:
         if self._is_closed:
-            raise SolverEnded("this server is stopping; ask again")
+            raise SolverEnded("this server is shutting down; ask again")
         if self._compiler is None:
             self._compiler = Compiler()
+        # Spawned: a fork of this process, which has threads, could inherit a lock that is held.
         return ProcessPoolExecutor(
             1,
             mp_context=multiprocessing.get_context("spawn"),
@@ -168,8 +169,91 @@ class Solver:
         )
 
 
+class SolverProcess:
+    """One process that takes one call at a time, started at the first and restarted if it ends.
+
+    A pool of several would be killed as a whole when one of its processes ends, and every other
+    search with it.
+
+    Args:
+        start: Returns a pool of one process; the process itself may start later.
+    """
+
+    def __init__(self, start: Callable[[], ProcessPoolExecutor]) -> None:
+        self._start = start
+        self._pool: ProcessPoolExecutor | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Return True if the next call need not start the process."""
+        return self._pool is not None
+
+    def prepare(self) -> ProcessPoolExecutor:
+        """Return the pool for the next call, with a new process if the last one ended.
+
+        Raises:
+            OSError: No process starts.
+        """
+        if self._pool is not None and not _is_alive(self._pool):
+            self.end()
+        if self._pool is None:
+            self._pool = self._start()
+        return self._pool
+
+    async def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a function in the process; cancelling the call kills the process.
+
+        Raises:
+            SolverEnded: The process ended.
+            Exception: Whatever the function raises.
+        """
+        pool = self.prepare()
+        running: asyncio.Future[R] | None = None
+        try:
+            running = asyncio.wrap_future(pool.submit(work, *args, **kwargs))
+            # Shielded: the pool must not see its own future cancelled while the work runs on.
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if running is not None:
+                running.add_done_callback(_retrieve)
+            self.end()
+            raise
+        except BrokenProcessPool:
+            self.end()
+            raise SolverEnded(
+                "the solver process was killed, most likely for lack of memory; ask for fewer "
+                "micro-batches or stages, or ask again later"
+            ) from None
+
+    def end(self) -> list[BaseProcess]:
+        """Kill the process, busy or not; return what the caller may join."""
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return []
+        # The executor has no public way to kill a process that is busy (Python 3.14 adds one).
+        processes: list[BaseProcess] = list((pool._processes or {}).values())
+        for process in processes:
+            with suppress(ProcessLookupError, ValueError):
+                process.kill()
+        pool.shutdown(wait=False, cancel_futures=True)
+        return processes
+
+
+def _retrieve(running: asyncio.Future[R]) -> None:
+    # Without this asyncio would log that the exception was never retrieved.
+    if not running.cancelled():
+        running.exception()
+
+
+def _is_alive(pool: ProcessPoolExecutor) -> bool:
+    # The executor notices the end of its process only with the next submission, or a little later.
+    return not pool._broken and all(
+        process.is_alive() for process in (pool._processes or {}).values()
+    )
+
+
 def _reduced(profile: Profile) -> tuple[Callable[[str], Profile], tuple[str]]:
-    """How a profile is sent to another process: as JSON, which is read once for many requests."""
+    # As JSON, and not as thousands of pickled models: a process reads each text once and caches it.
     return _read_profile, (profile.to_json(),)
 
 
@@ -182,18 +266,19 @@ ForkingPickler.register(Profile, _reduced)
 
 
 def _prepare(parent: int, compiled: multiprocessing.synchronize.Event) -> None:
-    """Limit this process, and have it end with the server, however that ends.
+    """Limit this process, tie its life to the server's, and load numba.
 
-    numba is loaded whatever is asked first, once it has nothing to compile: it takes a second, and
-    from then on a plan of twenty layers takes 15 ms instead of 80.
+    Loading takes a second, once all is compiled. From then on a plan of twenty layers takes 15 ms
+    instead of 80, whatever is asked first.
     """
     os.nice(NICENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which drains first
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     allowed = MAX_BYTES if hard == resource.RLIM_INFINITY else min(MAX_BYTES, hard)
     resource.setrlimit(resource.RLIMIT_AS, (allowed, hard))
 
     def watch() -> None:
+        # A server killed by SIGKILL ends no children; theirs is then another parent.
         while os.getppid() == parent:
             time.sleep(PARENT_CHECKED_S)
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Questions that store nothing: a split priced as it stands, and plans side by side."""
+"""What-if questions: price a given split, compare stored plans. Nothing is stored."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ Count = Annotated[int, Field(ge=1, le=2**20)]
 
 
 class SimulationRequest(Record):
-    """What a split would cost; nothing is searched and nothing is stored.
+    """Request to price a split; nothing is searched and nothing is stored.
 
     Attributes:
-        plan_id: A stored plan: its profile, cluster, options and split, where nothing else is
-            given.
+        plan_id: A stored plan, whose profile, cluster, options and split are the defaults of the
+            other fields.
         profile_id: A stored profile instead.
         profile: A profile instead.
         balance: Layers of each stage.
         replicas: Devices of each stage; one each if empty.
         cluster: The devices.
         options: What to plan for.
-        timeline: Whether to answer with when everything starts and ends, too.
+        timeline: Whether the response includes the start and end of every action.
     """
 
     plan_id: str | None = Field(None, max_length=80)
@@ -62,9 +62,9 @@ class SimulationRequest(Record):
         if self.plan_id is None:
             for name in ("balance", "cluster"):
                 if getattr(self, name) is None:
-                    raise InvalidInput(f"without a plan, give a {name!r}", field=f"/{name}")
+                    raise InvalidInput(f"give a {name!r}, since no plan is named", field=f"/{name}")
         if self.replicas is not None and self.balance is None:
-            raise InvalidInput("'replicas' go with a 'balance'; give one", field="/balance")
+            raise InvalidInput("'replicas' needs a 'balance'; give both", field="/balance")
         return self
 
 
@@ -77,7 +77,7 @@ def simulate(
     with_timeline: bool,
     profile_id: str | None = None,
 ) -> Simulation:
-    """Price a split.
+    """Price a split of a profile.
 
     Raises:
         InvalidInput: It is no split of that profile.
@@ -102,11 +102,14 @@ def simulate_changed(
     replicas: tuple[int, ...],
     with_timeline: bool,
 ) -> Simulation:
-    """Price a split of a plan's layers: in its order, and at the size of micro-batches it chose.
+    """Price a split of a plan's layers, in the plan's order and at its micro-batch size.
 
     Raises:
-        InvalidInput: It is no split of them.
+        InvalidInput: It is no split of those layers.
     """
+    # The profile is as it was stored. Where the plan chose a micro-batch size or reordered layers,
+    # the split is priced on the layers as planned, without asking for that choice again, and the
+    # result states the options that were asked for.
     asked, layers = options, profile
     is_sized = base.options.batch_size is not None and asked.batch_size == base.options.batch_size
     if is_sized:
@@ -117,7 +120,8 @@ def simulate_changed(
     if order:
         layers = as_ordered(base, layers)
     is_known = is_sized or bool(order) or base.options.batch_size is None
-    profile_id = base.profile_id if is_known else None  # of one size chosen among several profiles
+    # Several profiles were given for a batch size that now differs: none of them is the plan's.
+    profile_id = base.profile_id if is_known else None
     found = simulate(layers, cluster, asked, balance, replicas, with_timeline, profile_id)
     if found.plan is None or not (is_sized or order):
         return found
@@ -128,11 +132,11 @@ def simulate_changed(
 
 @dataclass(frozen=True)
 class PricedSplit:
-    """A split with everything its price depends on.
+    """A split with everything that its price depends on.
 
     Attributes:
-        base: The plan that is changed; `None` for a profile's split.
-        profile: Its layers as they were profiled.
+        base: The plan that is changed; `None` for a split of a profile.
+        profile: The layers as they were profiled.
         cluster: The devices.
         options: What to plan for.
         balance: Layers of each stage.
@@ -148,10 +152,10 @@ class PricedSplit:
 
 
 def price(split: PricedSplit, with_timeline: bool) -> Simulation:
-    """Price a split.
+    """Price a split of a profile or a changed plan (the name is a label of the metrics).
 
     Raises:
-        InvalidInput: It is no split of that profile, or of those layers.
+        InvalidInput: It is no split of those layers.
     """
     rest = split.cluster, split.options, split.balance, split.replicas, with_timeline
     if split.base is None:
@@ -160,10 +164,10 @@ def price(split: PricedSplit, with_timeline: bool) -> Simulation:
 
 
 class ComparisonRequest(Record):
-    """Stored plans to put side by side.
+    """Request to compare stored plans.
 
     Attributes:
-        plan_ids: Two to eight of them, each once.
+        plan_ids: Two to eight distinct plans.
     """
 
     plan_ids: tuple[Annotated[str, Field(max_length=80)], ...] = Field(min_length=2, max_length=8)
@@ -171,15 +175,16 @@ class ComparisonRequest(Record):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(set(self.plan_ids)) != len(self.plan_ids):
-            raise InvalidInput("name each plan once", field="/plan_ids")
+            raise InvalidInput("name each plan only once", field="/plan_ids")
         return self
 
 
 def compare(records: tuple[StoredPlan, ...]) -> Comparison:
-    """Put plans side by side."""
+    """Compare plans and name the fastest."""
     steps = [record.plan.step_time_s for record in records if record.plan is not None]
     plans = tuple(_compared(record, max(steps, default=0.0)) for record in records)
     ready = [entry for entry in plans if entry.step_time_s is not None]
+    # Plans may differ in batch size; then only the throughput compares them.
     if all(entry.samples_per_s is not None for entry in ready):
         ready.sort(key=lambda entry: -(entry.samples_per_s or 0.0))
     else:

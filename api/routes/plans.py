@@ -31,7 +31,7 @@ from ..planning.exports import (
     plan_text,
 )
 from ..planning.requests import PlanRequest
-from ..planning.service import Answered, Planning
+from ..planning.service import PlanAnswer, Planning
 from ..store.store import Store
 from .dependencies import TheJobs, ThePlanning, TheSettings, TheStore
 from .idempotency import (
@@ -109,13 +109,13 @@ async def create_plan(
 
     async def make() -> Response:
         search = planning.create_plan(
-            principal, body, jobs.measured_before, fresh=is_fresh(request)
+            principal, body, jobs.find_measurement, fresh=is_fresh(request)
         )
         # With an idempotency key the client can come back for the response, so the search goes on
         # without it; otherwise a client that disconnects frees the solver process.
         is_kept = idempotency_key is not None
         answer = await (search if is_kept else while_connected(request.receive, search))
-        if isinstance(answer, Answered):
+        if isinstance(answer, PlanAnswer):
             return _plan_response(answer.plan_id, answer.text, answer.reused)
         job = await jobs.submit_plan(principal, body, answer, submit_key=await submit_key(request))
         job = await jobs.wait(job, wait_s, even_unserved=applied is not None)
@@ -254,7 +254,7 @@ async def _converted(
     record = await run_in_threadpool(store.documents.plan_json, principal.project_id, plan_id)
 
     async def make() -> str:
-        text = await planning.elsewhere(plan_text, record, form)
+        text = await planning.run_in_solver(plan_text, record, form)
         if text is None:
             raise no_plan(plan_id)
         return text

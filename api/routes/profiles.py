@@ -100,7 +100,7 @@ async def export_profile(
     return await tagged_elsewhere(
         request,
         of_release(f"{profile_id}.{format}"),
-        lambda: planning.elsewhere(profile_text, stored, format),
+        lambda: planning.run_in_solver(profile_text, stored, format),
         media_type,
         export_headers(f"{profile_id}.{ending}"),
     )

@@ -75,7 +75,7 @@ def test_a_key_gets_the_first_answer_again(client, request_body, monkeypatch):
     headers = {"Idempotency-Key": "one"}
     first = client.post("/v1/plans", json=request_body, headers=headers)
     monkeypatch.setattr("stagewright.api.planning.service.decide", None)
-    monkeypatch.setattr("stagewright.api.planning.cache_keys.__version__", "another")
+    monkeypatch.setattr("stagewright.api.planning.requests.__version__", "another")
     second = client.post("/v1/plans", json=request_body, headers=headers)
     assert (second.status_code, second.content) == (first.status_code, first.content)
     assert second.headers["Location"] == first.headers["Location"]
@@ -121,7 +121,7 @@ def test_the_same_is_not_planned_twice_and_the_answer_says_so(client, request_bo
 
 def test_another_release_plans_again(client, request_body, monkeypatch):
     client.post("/v1/plans", json=request_body)
-    monkeypatch.setattr("stagewright.api.planning.cache_keys.__version__", "another")
+    monkeypatch.setattr("stagewright.api.planning.requests.__version__", "another")
     second = client.post("/v1/plans", json=request_body)
     assert "Stagewright-Reused" not in second.headers
 
