@@ -26,7 +26,7 @@ def of_kinds(count: int) -> Cluster:
 
 def test_so_many_kinds_of_devices_and_no_more():
     check_effort([LAYERS], of_kinds(effort.MAX_KINDS), PlanOptions())
-    with pytest.raises(InvalidInput, match=r"5 kinds of devices .* at most 4") as caught:
+    with pytest.raises(InvalidInput, match=r"5 kinds of devices .* limit of 4") as caught:
         check_effort([LAYERS], of_kinds(effort.MAX_KINDS + 1), PlanOptions())
     assert caught.value.field == "/cluster"
 

@@ -77,7 +77,7 @@ def test_that_a_split_does_not_fit_is_an_answer(client, planned):
         ({"balance": None, "replicas": [1]}, "/balance", "balance"),
         ({"balance": [0, 4]}, "/balance/0", "greater"),
         ({"replicas": [1]}, "/replicas", "1 numbers of replicas for 2 stages"),
-        ({"options": {"num_microbatches": 2**20}}, "/options/num_microbatches", "simulates"),
+        ({"options": {"num_microbatches": 2**20}}, "/options/num_microbatches", "limit"),
     ],
 )
 def test_the_field_at_fault_is_named(client, profile, change, pointer, words, monkeypatch):
@@ -118,5 +118,5 @@ def test_what_nobody_could_look_at_is_not_written_out(client, planned, monkeypat
     for what in ("schedule", "timeline", "export?format=svg"):
         response = client.get(f"/v1/plans/{planned['id']}/{what}")
         assert response.status_code == 422
-        assert "at most 10 are written out" in response.json()["detail"]
+        assert "at most 10 are exported" in response.json()["detail"]
     assert client.get(f"/v1/plans/{planned['id']}/export?format=plan").status_code == 200
