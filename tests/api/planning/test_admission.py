@@ -54,7 +54,7 @@ def test_without_numba_less_is_simulated_and_the_way_out_is_said(monkeypatch, sc
 def test_other_schedules_count_every_stage_of_a_device(monkeypatch):
     monkeypatch.setattr(effort, "is_available", lambda: True)
     check(num_microbatches=2**12, schedule="zero_bubble")
-    with pytest.raises(InvalidInput, match="or for the 1f1b schedule"):
+    with pytest.raises(InvalidInput, match="or the 1f1b schedule"):
         check(num_microbatches=2**12 + 1, schedule="zero_bubble")
     check("4xcpu", num_microbatches=2**15, schedule="interleaved_1f1b", chunks=2)
     with pytest.raises(InvalidInput, match="up to 8 stages"):
