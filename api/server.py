@@ -257,6 +257,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._shutdown.refuse()
+        # uvicorn calls on_tick no more from here on, so a second signal needs a task to notice it.
         watching = asyncio.create_task(self._watch_signals())
         # uvicorn declares an int and hands it to asyncio, which takes a float.
         self.config.timeout_graceful_shutdown = max(MIN_CLOSING_S, self._shutdown.grace_left_s)  # type: ignore[assignment]

@@ -83,6 +83,7 @@ def build_services(
     watch(metrics, store, solver, shutdown)
     planning = build_planning(settings, store, solver, workers, foreign)
     notifications = JobNotifications()
+    # Streams of events and requests that wait for jobs end when shutdown begins to refuse work.
     shutdown.on_refusing(notifications.stop)
     runner = build_runner(settings, store, workers, planning, notifications, metrics)
     sessions = Sessions(settings.session_key, settings.oidc)

@@ -61,6 +61,7 @@ class SigningKeys:
         Raises:
             IdentityProviderUnreachable: The provider does not answer, and no usable key is cached.
         """
+        # An unknown id may be a new key of the provider's rotation.
         if key_id not in self._keys or self._age_s(self._fetched_at) > FRESH_S:
             self._refresh()
         if self._age_s(self._fetched_at) > USABLE_S:
@@ -75,7 +76,7 @@ class SigningKeys:
         try:
             if self._age_s(self._tried_at) < BETWEEN_FETCHES_S:
                 return
-            self._tried_at = self._now()
+            self._tried_at = self._now()  # before the fetch, so that a failing one counts as well
             self._keys = parse_jwks(self._fetch(self._url))
             self._fetched_at = self._tried_at
         except (OSError, ValueError, RecursionError) as error:

@@ -53,6 +53,7 @@ class AuthMiddleware:
         elif scope["type"] == "http":
             try:
                 principal, headers = await self._admit(scope)
+            # Only errors of admission: those of routes have become responses further inside.
             except Problem as problem:
                 await problem.response()(scope, receive, send)
                 return

@@ -85,6 +85,7 @@ class OidcTokens:
             return claims
         except jwt.InvalidTokenError as error:
             raise _invalid(str(error)) from None
+        # A token is the sender's text: deep or odd JSON makes the parsers raise any of these.
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
             raise _invalid("it cannot be parsed") from None
 

@@ -51,6 +51,7 @@ def needed_scope(method: str, path: str) -> Scope:
         method: In upper case.
         path: Decoded, without the query.
     """
+    # Most privileged first, and "admin" for all that is not listed.
     if is_below(path, KEYS) or is_below(path, AUDIT):
         return "admin"
     if path == METRICS and method in SAFE_METHODS:

@@ -35,6 +35,7 @@ def allowed_methods(paths: Paths, path: str) -> str | None:
 
 def unknown_path_message(paths: Paths, path: str) -> str:
     """Return the message for an unknown path, with the nearest known one."""
+    # Cut: comparing takes time that grows with the product of the lengths.
     near = get_close_matches(path[:200], paths, n=1, cutoff=0.8)
     meant = f" Did you mean {near[0]}?" if near else ""
     return f"No such page.{meant} See GET /openapi.json for all paths."

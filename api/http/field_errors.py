@@ -58,6 +58,7 @@ def _path_in(
             behind_tag = True
             continue
         behind_tag = False
+        # What the body does not have at this place is pydantic's own, the name of a union's member.
         if isinstance(here, dict) and part in here:
             here = here[part]
         elif isinstance(here, list) and part in range(len(here)):

@@ -64,7 +64,7 @@ def _items(kind: type[BaseModel] | None, found: list[Any], place: tuple[str, ...
         return found
     validate = _reader(kind)
     items: list[Any] = []
-    for start in range(0, len(found), SLICE):
+    for start in range(0, len(found), SLICE):  # other threads run between two slices
         try:
             items += validate(found[start : start + SLICE])
         except ValidationError as error:

@@ -128,9 +128,11 @@ def install_problems(app: FastAPI, paths: Paths) -> None:
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, FrameworkError)
+        # Starlette lists the methods of the first matching route alone; see `allowed_methods`.
         if error.status_code == 405 and (allowed := allowed_methods(paths, request.url.path)):
             error.headers = {**(error.headers or {}), "Allow": allowed}
             error.detail = f"{request.method} is not allowed here. Allowed: {allowed}."
+        # Only Starlette's own 404: one that a route raises says more.
         if error.status_code == 404 and error.detail == HTTPStatus.NOT_FOUND.phrase:
             error.detail = unknown_path_message(paths, request.url.path)
         return problem_of_http_error(error).response()
@@ -146,6 +148,7 @@ def install_problems(app: FastAPI, paths: Paths) -> None:
     async def on_bug(_: Request, error: Exception) -> Response:
         return internal_problem().response()
 
+    # Starlette takes the handler of the most derived class, whatever the order here.
     app.add_exception_handler(Problem, on_problem)
     app.add_exception_handler(FrameworkError, on_http_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
@@ -166,6 +169,7 @@ def problem_of_http_error(error: FrameworkError) -> Problem:
 
 def problem_of_validation(error: RequestValidationError, request: Request | None = None) -> Problem:
     """Return the problem for a request that does not fit its model, with every field at fault."""
+    # Suggestions need the body's type, which is the route's; without a request there are none.
     errors = field_errors(error.errors(), error.body)
     if request is not None:
         errors = [

@@ -22,6 +22,7 @@ async def refuse_unknown_parameters(request: Request) -> None:
     """
     if not request.scope["query_string"] or not request.url.path.startswith(API):
         return
+    # From the route's own declaration, so that no second list can fall behind.
     known = set(_names(request.scope["route"].dependant))
     unknown = [name for name in request.query_params if name not in known]
     if unknown:

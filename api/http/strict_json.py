@@ -84,6 +84,7 @@ class StrictRoute(APIRoute):
 
 
 def _parse(body: bytes) -> Any:
+    # pydantic's parser limits the depth and refuses lone surrogates; NaN has to be forbidden.
     try:
         return from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -102,6 +103,7 @@ def _checked(adapter: TypeAdapter[Any], found: Any, half_read: Any = None) -> An
         ValidationError: It is invalid.
         Problem: 422: it is valid only because pydantic took ``true`` or a string for a number.
     """
+    # pydantic converts silently, so the result is compared with the input afterwards.
     value = adapter.validate_python(found if half_read is None else half_read)
     places = find_conversions(value, found)
     if not places:
@@ -135,12 +137,14 @@ def find_conversions(value: Any, found: Any) -> list[tuple[Place, Kind]]:
         value: The validated value.
         found: The JSON it was made from.
     """
+    # bool before int: in Python True is an int, too.
     if isinstance(value, bool):
         return [] if isinstance(found, bool) else [((), "boolean")]
     if isinstance(value, int | float):
         return [((), "number")] if isinstance(found, bool | str) else []
     places: list[tuple[Place, Kind]] = []
     for key, inner, was in _pairs(value, found):
+        # Most members are plain and unchanged: this saves a call for each.
         if type(inner) is type(was) and type(was) in PLAIN:
             continue
         places += [((key, *place), kind) for place, kind in find_conversions(inner, was)]

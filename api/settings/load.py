@@ -111,6 +111,7 @@ def configure(
     for name, value in (flags or {}).items():
         if value is not None:
             found[(name,)] = (value, Origin("flag", "--" + name.replace("_", "-")))
+    # Checked once, merged: a section may be spread over the file and variables.
     settings = _validated(found, known)
     origins = {
         setting.name: found[path][1] if path in found else Origin("default")
@@ -188,6 +189,7 @@ def _validated(
     try:
         return ServerSettings.model_validate(values)
     except ValidationError as error:
+        # One error at a time, without the input: that may be a secret, which a log would keep.
         first = error.errors(include_input=False, include_url=False)[0]
     path = tuple(str(part) for part in first["loc"])
     # The location may end inside a value, e.g. at an item of a list.
@@ -215,7 +217,7 @@ def _with_secrets(
     """Return the settings with secrets read from their files."""
     changed: dict[str, str | None] = {}
     told, troubles = dict(origins), dict[str, str]()
-    for name, path in (
+    for name, path in (  # read after validation: the files may be named by any source
         ("token", settings.token_file),
         ("session_key", settings.session_key_file),
     ):
@@ -277,7 +279,7 @@ def read_secret(path: Path) -> str:
             text = file.read(MAX_BYTES + 1).decode().removesuffix("\n").removesuffix("\r")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise InvalidInput(f"Cannot read the secret in {path}: {why}") from None
+        raise InvalidInput(f"cannot read the secret in {path}: {why}") from None
     if not text or "\n" in text or len(text) > MAX_BYTES:
         raise InvalidInput(f"{path} has to contain one secret on one line")
     return text

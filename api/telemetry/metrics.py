@@ -92,6 +92,7 @@ class Metrics:
             status: `None` if the connection was closed before there was one.
             duration_s: `None` for a stream, which lasts as long as its reader wants.
         """
+        # Clients may send any word as a method, and each would be a label of its own.
         known = method if method in METHODS else "other"
         self._requests.labels(
             known, route, "none" if status is None else f"{status // 100}xx"

@@ -32,6 +32,7 @@ def span(name: str, **attributes: str | int | float | None) -> Iterator[None]:
         name: Name of the span, e.g. ``stagewright.solve``.
         attributes: Attributes without the prefix ``stagewright.``; `None` is left out.
     """
+    # Imported here: it is an extra, and takes long to import where it is not used.
     try:
         from opentelemetry import trace
     except ModuleNotFoundError:
@@ -125,6 +126,7 @@ def _provider(kind: str, environment: Mapping[str, str]) -> Any:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
 
+    # A name in the environment would lose against one given in code.
     named = "OTEL_SERVICE_NAME" in environment or "service.name=" in environment.get(
         "OTEL_RESOURCE_ATTRIBUTES", ""
     )

@@ -292,7 +292,7 @@ def test_unfinished_jobs_are_limited_by_key(store):
     request = JobRequest(kind="plan", request_json="{}", key_id="somebody else")
     jobs = [submit(store.jobs, first, request) for _ in range(2)]
     assert {job.key_id for job in jobs} == {first.id}
-    with pytest.raises(TooManyJobs, match="2 jobs are unfinished"):
+    with pytest.raises(TooManyJobs, match="limit of 2 unfinished jobs"):
         submit(store.jobs, first, request)
     theirs = submit(store.jobs, second, request)
     with pytest.raises(RecordNotFound):

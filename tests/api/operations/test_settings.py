@@ -152,13 +152,13 @@ def test_secrets_come_from_files_of_their_own(said, tmp_path):
 @pytest.mark.parametrize(
     ("variables", "says"),
     [
-        ({"STAGEWRIGHT_TOKEN_FILE": "nowhere"}, "annot read the secret in nowhere"),
+        ({"STAGEWRIGHT_TOKEN_FILE": "nowhere"}, "cannot read the secret in nowhere"),
         ({"STAGEWRIGHT_TOKEN_FILE": "empty"}, "one secret on one line"),
         ({"STAGEWRIGHT_TOKEN_FILE": "two"}, "one secret on one line"),
         ({"STAGEWRIGHT_TOKEN_FILE": "one", "STAGEWRIGHT_TOKEN": "other-token"}, "one of the two"),
         ({"STAGEWRIGHT_DATABASE_PASSWORD_FILE": "one"}, "postgresql://user@host"),
         ({"STAGEWRIGHT_DATABASE_PASSWORD_FILE": "one",
-          "STAGEWRIGHT_DATABASE": "postgresql://u:other@h/n"}, "a password already"),
+          "STAGEWRIGHT_DATABASE": "postgresql://u:other@h/n"}, "already has a password"),
     ],
 )  # fmt: skip
 def test_secret_files_that_do_not_fit_are_refused(said, monkeypatch, tmp_path, variables, says):
