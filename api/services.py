@@ -20,7 +20,7 @@ from .jobs.workers import WorkerBackend
 from .middleware.graceful_shutdown import GracefulShutdown
 from .model_sources.custom_code import ForeignModels
 from .model_sources.estimator import Estimator
-from .model_sources.measure import prove
+from .model_sources.measure import check_confinement
 from .model_sources.pt2_upload import ProgramReader
 from .page.plan_views import Views
 from .planning.service import Planning
@@ -74,7 +74,7 @@ def build_services(
     # First all that may refuse the settings, before the database is opened.
     foreign = ForeignModels.from_settings(settings)
     if is_local(settings.scheduler):
-        prove(settings)
+        check_confinement(settings)
     store = Store(settings.database) if store is None else store
     workers = build_workers(settings) if workers is None else workers
     shutdown = GracefulShutdown() if shutdown is None else shutdown

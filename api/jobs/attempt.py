@@ -63,7 +63,7 @@ QUEUED_LOOK_S = 5.0
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """When to give up on workers.
+    """Limits after which workers are given up.
 
     Attributes:
         attempts: A job whose worker was lost this many times fails.

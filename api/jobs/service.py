@@ -37,7 +37,7 @@ POLL_S = 2.0
 
 @dataclass(frozen=True)
 class JobOptions:
-    """How this server treats jobs.
+    """Settings of a server that concern its jobs.
 
     Attributes:
         place: Where measurements are made (see `measuring_place`).

@@ -1,4 +1,5 @@
-"""Turn what a client sent as its model into a profile.
+"""Profiles of the models that clients send: families, graphs, exported programs, code.
 
-Nothing here knows routes or jobs; a client's code runs only in a child of `sandbox`.
+Everything a client sent is parsed, built and run in children of `sandbox`, never in the server;
+routes and jobs are not known here.
 """

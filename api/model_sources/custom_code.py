@@ -1,4 +1,4 @@
-"""Models of others that this server runs: registered ones, and code where it is allowed."""
+"""Clients' models that this server runs: registered factories and, where allowed, code."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .measure import CODE_IS_OFF
 
 @dataclass(frozen=True)
 class ForeignModels:
-    """What whoever runs this server lets it run.
+    """Models the operator lets this server run.
 
     Attributes:
-        factories: Registered by name.
-        allow_code: Whether code may be sent.
+        factories: Registered factories by name.
+        allow_code: Whether clients may send code.
     """
 
     factories: Factories = field(default_factory=dict)
@@ -26,7 +26,7 @@ class ForeignModels:
 
     @classmethod
     def from_settings(cls, settings: ServerSettings) -> ForeignModels:
-        """Raises: InvalidInput: The file of factories does not fit."""
+        """Read the registered factories. Raises: InvalidInput."""
         file = settings.factories_file
         return cls({} if file is None else read_factories(file), settings.allow_code)
 

@@ -1,7 +1,7 @@
-"""Estimating a model in a process of its own, so that torch never enters the server's.
+"""Estimates of a model in a child process, so that the server never imports torch.
 
-Nothing of the model is run: its operations are applied to tensors that have shapes and no memory.
-A process of its own all the same: operators are not safe against every argument.
+The model is not executed: its operators run on meta tensors, which have shapes but no data. The
+child is confined nevertheless, because operators are not safe against arbitrary arguments.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ if TYPE_CHECKING:
 MAX_CONCURRENT = 2
 
 DEADLINE_S = 120.0
-"""Longest wait for an estimate, waiting for others included."""
+"""Time limit of an estimate, including the wait for earlier ones."""
 
 MEMORY_BYTES = 8 * 2**30
-"""Nothing an estimate looks at has values."""
+"""Enough, since meta tensors have no data."""
 
 WITHOUT_TORCH = (
-    "estimating needs torch, on the server (install stagewright[torch]) or on a worker that it "
-    "reaches; or post a profile instead ('stagewright estimate')"
+    "estimating needs torch, on the server (install stagewright[torch]) or on a connected worker; "
+    "or post a profile instead ('stagewright estimate')"
 )
 
-Elsewhere = Callable[[str], Awaitable[str]]
-"""Estimates on another machine: an `EstimateRequest` in, an `Estimated` out, as JSON."""
+RemoteEstimator = Callable[[str], Awaitable[str]]
+"""Estimates on another machine: takes an `EstimateRequest`, returns an `Estimated`, as JSON."""
 
 
 class Estimator:
-    """Estimates a few models at a time.
+    """Estimator of models, `MAX_CONCURRENT` at a time.
 
     Args:
-        command: The child's program; it reads and writes as `profiler.estimates.child` does.
-        deadline_s: Longest wait for an estimate, waiting for others included.
-        memory_bytes: Most one child may keep; by default the lesser of `MEMORY_BYTES` and what a
-            measuring one may.
-        sandbox: Whether children get one.
-        elsewhere: Asked where torch is not installed here.
+        command: The child's program, with the protocol of `profiler.estimates.child`.
+        deadline_s: Time limit, including the wait for earlier estimates.
+        memory_bytes: Memory limit of a child, at most `MEMORY_BYTES`; by default that of a
+            measuring child.
+        sandbox: Whether children are put into a sandbox.
+        elsewhere: Used if torch is not installed here.
     """
 
     def __init__(
@@ -62,38 +62,38 @@ class Estimator:
         deadline_s: float = DEADLINE_S,
         memory_bytes: int | None = None,
         sandbox: SandboxChoice = "auto",
-        elsewhere: Elsewhere | None = None,
+        elsewhere: RemoteEstimator | None = None,
     ) -> None:
         self._command = tuple(command)
         self._deadline_s = deadline_s
-        self._limits = _limits(memory_bytes, deadline_s + 1.0)  # cancelling ends it before
+        self._limits = _limits(memory_bytes, deadline_s + 1.0)  # the timeout here comes first
         self._sandbox = sandbox
         self._elsewhere = elsewhere
-        self._turn = asyncio.Semaphore(MAX_CONCURRENT)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     async def estimate(self, request: EstimateRequest) -> Estimated:
-        """The profile of a model on devices that need not be here.
+        """Return the estimated profile of a model on the requested devices.
 
         Raises:
-            MeasuringUnavailable: torch is not installed here, nor on any worker.
-            WorkersUnavailable: The workers, who would do it, cannot be reached.
-            InvalidInput, CaptureError, MeasurementError: The child says so.
-            OutOfMemory: It took more memory than it may.
-            DeadlineExceeded: There was no estimate in time; the child has been killed.
+            MeasuringUnavailable: torch is installed neither here nor on a worker.
+            WorkersUnavailable: The workers cannot be reached.
+            InvalidInput, CaptureError, MeasurementError: Reported by the child.
+            OutOfMemory: The child exceeded its memory limit.
+            DeadlineExceeded: The estimate took too long; the child has been killed.
         """
         try:
-            async with asyncio.timeout(self._deadline_s), self._turn:
+            async with asyncio.timeout(self._deadline_s), self._slots:
                 with span("stagewright.estimate"):
                     output = await self._output(request.model_dump_json())
         except TimeoutError:
             raise DeadlineExceeded(
-                f"there was no estimate after {self._deadline_s:g} s; ask again later, or "
+                f"no estimate within {self._deadline_s:g} s; retry later, or "
                 "estimate where the model is ('stagewright estimate') and post the profile"
             ) from None
         try:
             return Estimated.model_validate_json(output)
         except ValidationError as error:
-            raise MeasuringFailed(f"the child's estimate does not fit: {error}") from None
+            raise MeasuringFailed(f"the child returned no valid estimate: {error}") from None
 
     async def _output(self, request_json: str) -> str | bytes:
         if importlib.util.find_spec("torch") is not None:
@@ -109,10 +109,10 @@ class Estimator:
 
 
 def estimate_confined(request_json: str, settings: ServerSettings, stopped: threading.Event) -> str:
-    """The answer of a child of this thread's, on a worker; `Estimated` as JSON.
+    """Estimate in a child of this thread, on a worker; return an `Estimated` as JSON.
 
     Raises:
-        StagewrightError: See `confined.run.run_confined`.
+        StagewrightError: See `run_confined`.
     """
     output = run_confined(
         settings.estimate_command,

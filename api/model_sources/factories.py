@@ -1,6 +1,6 @@
-"""Models that whoever runs the service registered by name.
+"""Model factories that the operator registered by name.
 
-The file is TOML; a name stands for what is imported, alone or with what its arguments may be::
+The file is TOML; a name stands for an import, alone or with a schema of its arguments::
 
     resnet50 = "corp_models.vision:resnet50"
 
@@ -13,7 +13,7 @@ The file is TOML; a name stands for what is imported, alone or with what its arg
     num_layers = { type = "integer", minimum = 1, maximum = 48 }
 
 ``arguments`` is a JSON Schema (draft 2020-12) of an object; properties it does not name are
-refused, unless it says otherwise. Without it there are no arguments.
+rejected unless it allows them. Without a schema a factory takes no arguments.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ TARGET = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 
 
 class Factory(Record):
-    """One registration.
+    """A registered factory.
 
     Attributes:
-        target: ``package.module:callable``, imported in the measuring child alone.
-        path: Folders to find it in, besides where Python looks anyway.
-        description: For those who may ask for it.
+        target: ``package.module:callable``, imported only in the measuring child.
+        path: Folders added to Python's import path.
+        description: Shown to clients.
         arguments: JSON Schema of its keyword arguments.
     """
 
@@ -50,7 +50,7 @@ class Factory(Record):
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
 
     def schema_of_arguments(self) -> dict[str, JsonValue]:
-        """With what it leaves out: they are an object, and have no other properties."""
+        """Return the schema completed: an object without additional properties."""
         return {"type": "object", "additionalProperties": False, **self.arguments}
 
 
@@ -58,10 +58,10 @@ Factories = Mapping[str, Factory]
 
 
 def read_factories(file: Path) -> Factories:
-    """The registrations in a file.
+    """Read the factories registered in a file.
 
     Raises:
-        InvalidInput: It cannot be read, or one of them does not fit.
+        InvalidInput: The file cannot be read, or an entry is invalid.
     """
     try:
         read = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -71,10 +71,10 @@ def read_factories(file: Path) -> Factories:
 
 
 def check_call(call: FactoryCall, factories: Factories) -> None:
-    """Refuse what is not registered, or arguments that do not fit.
+    """Check that a factory is registered and its arguments match the schema.
 
     Raises:
-        InvalidInput: ``field`` points into the request.
+        InvalidInput: They do not; ``field`` points into the request.
     """
     import jsonschema
 
@@ -105,11 +105,9 @@ def _factory(name: str, value: Any, file: Path) -> Factory:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise InvalidInput(
-            f"the factory {name!r} in {file} does not fit: {where}: {first['msg']}"
-        ) from None
+        raise InvalidInput(f"invalid factory {name!r} in {file}: {where}: {first['msg']}") from None
     except jsonschema.SchemaError as error:
         raise InvalidInput(
-            f"the arguments of the factory {name!r} in {file} are no JSON Schema: {error.message}"
+            f"the arguments of factory {name!r} in {file} are not a JSON Schema: {error.message}"
         ) from None
     return factory

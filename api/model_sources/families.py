@@ -1,4 +1,4 @@
-"""Families that this server could build, found out without building: before a child is started."""
+"""Check, before a child is started, whether this server can build a model family."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from ...core.errors import InvalidInput
 from ...core.models.families import ModelSpec
 
 OWN_FAMILIES = ("mlp", "resnet", "unet")
-"""Those that need nothing beside torch; all others are built by ``transformers``."""
+"""Families that need only torch; all others are built by ``transformers``."""
 
 INSTEAD = (
-    "whoever runs the server installs stagewright[hf] there; or send a graph that "
-    "'stagewright capture' writes where transformers is installed"
+    "ask the server's operator to install stagewright[hf], or send a graph made by "
+    "'stagewright capture' where transformers is installed"
 )
 
 
 def why_not_buildable(family: str) -> str:
-    """What is missing on this machine to build a family; nothing if it can be."""
+    """Return what this machine lacks to build a family; empty if nothing."""
     if family in OWN_FAMILIES or importlib.util.find_spec("transformers") is not None:
         return ""
     return "transformers is not installed on this server"
 
 
 def check_buildable(model: ModelSpec | None) -> None:
-    """Refuse a family that cannot be built here.
+    """Check that a family can be built here.
 
     Raises:
-        InvalidInput: It cannot.
+        InvalidInput: It cannot; the message says what is missing.
     """
     reason = "" if model is None else why_not_buildable(model.family)
     if model is not None and reason:

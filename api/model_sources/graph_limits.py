@@ -1,6 +1,6 @@
-"""How large a graph this service takes: more would keep it busy, or its answer would be of no use.
+"""Size limits of graphs: larger ones would occupy the service without a useful answer.
 
-What a graph may *do* is checked wherever one is read (`core.rebuildable`).
+The operators of a graph are checked wherever one is parsed (`core.graph.rebuildable`).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ MAX_LAYERS = 20_000
 MAX_OPERATIONS = 50_000
 """A decoder of 126 layers (Llama 3.1 405B) has about 6,000."""
 MAX_CROSSING = 500_000
-"""Tensors over all boundaries and edges."""
+"""Tensors of all boundaries and edges together."""
 
 
 def check_graph(graph: Graph) -> None:
-    """Refuse a graph that is too large for this service.
+    """Check that a graph is within the limits.
 
     Raises:
-        InvalidInput: It is; the message has both numbers.
+        InvalidInput: It is not; the message has both numbers.
     """
     regions = sum(len(region.operations) for region in graph.regions)
     crossing = sum(len(boundary.tensors) for boundary in graph.boundaries) + len(graph.edges)
@@ -33,8 +33,8 @@ def check_graph(graph: Graph) -> None:
     ):
         if found > limit:
             raise InvalidInput(
-                f"the graph has {found} {what}, and this service takes at most {limit}; profile "
-                "the model where it is, and send the profile",
+                f"the graph has {found} {what}, and at most {limit} are accepted; profile the "
+                "model where it is, and send the profile",
                 field=field,
             )
     for tensor in graph.inputs:
@@ -47,17 +47,17 @@ def check_graph(graph: Graph) -> None:
 
 
 def check_rebuilt(graph: Graph) -> None:
-    """Refuse a graph that does not say how to run it, and so what it costs.
+    """Check that a graph lists its operations, without which it cannot be costed.
 
     Raises:
-        InvalidInput: It does not; the message says what stood in the way.
+        InvalidInput: It does not; the message says why.
     """
     if graph.rebuildable:
         return
     reasons = graph.not_rebuildable
     where = f" ({reasons[0].layer or reasons[0].operation}: {reasons[0].reason})" if reasons else ""
     raise InvalidInput(
-        f"the graph lists no operations that can be looked at{where[:300]}; profile the model "
-        "where its code is ('stagewright profile'), and send the profile",
+        f"the graph does not list its operations{where[:300]}; profile the model where its code "
+        "is ('stagewright profile'), and send the profile",
         field="/rebuildable",
     )

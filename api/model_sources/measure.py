@@ -1,4 +1,4 @@
-"""Measuring what was sent, in a child; a job calls this on its worker."""
+"""Measurement of a client's model in a confined child, on a job's worker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..settings.settings import ServerSettings
 
 FOREIGN_COMMAND = (sys.executable, "-P", "-m", "stagewright.profiler.untrusted_worker")
-"""Measures models of others: registered ones, and code where it is allowed."""
+"""Program that measures registered factories and clients' code."""
 
 SandboxChoice = Literal["auto", "required", "off"]
 
@@ -32,26 +32,26 @@ _log = logging.getLogger(__name__)
 
 
 CODE_IS_OFF = (
-    "this server runs no code it is sent; send a graph that 'stagewright capture' writes, or have "
+    "this server does not run clients' code; send a graph made by 'stagewright capture', or have "
     "the server started with --allow-code"
 )
 
 
 class MeasuringFailed(StagewrightError):
-    """The child succeeded, but its answer cannot be read: a bug of ours, not of the request."""
+    """The child succeeded with an invalid answer: a bug of Stagewright, not of the request."""
 
 
 @dataclass(frozen=True)
 class MeasuringSetup:
-    """How a worker measures; plain values, so that it can be sent to one.
+    """Setup of a worker's measurements; plain values, so that it can be sent to the worker.
 
     Attributes:
         command: The measuring program.
-        deadline_s: Longest a child may take.
-        memory_bytes: Most it may keep; `None` for `default_memory_bytes` of the worker's machine.
-        sandbox: Whether children get one: where there is one, always, or never.
-        factories: What is registered.
-        allow_code: Whether code is measured, which takes a cell that holds, whatever ``sandbox``.
+        deadline_s: Time limit of a child.
+        memory_bytes: Its memory limit; `None` for `default_memory_bytes` of the worker's machine.
+        sandbox: Whether children are put into a sandbox: if there is one, always, or never.
+        factories: Registered factories by name.
+        allow_code: Whether clients' code is measured, which always takes a tested cell.
     """
 
     command: tuple[str, ...]
@@ -83,18 +83,18 @@ def measure_confined(
     on_progress: OnProgress | None = None,
     stopped: threading.Event | None = None,
 ) -> Profile:
-    """The profile of what a request describes, measured in a child of this thread's.
+    """Measure a model in a child of this thread and return its profile.
 
     Args:
-        request: What to measure.
-        setup: How.
+        request: The measurement.
+        setup: Commands and limits.
         on_progress: Called in this thread with ``done``, ``total``, ``layer``.
         stopped: Ends the child when set.
 
     Raises:
         Refused: A sandbox is required, and there is none.
-        MeasuringFailed: What the child answered is no profile, and the model is not to blame.
-        StagewrightError: See `run.run_confined`.
+        MeasuringFailed: The child's answer is not a profile although no foreign code ran.
+        StagewrightError: See `run_confined`.
     """
     command, cell = _command(request, setup)
     output = run_confined(
@@ -109,28 +109,29 @@ def measure_confined(
     try:
         return Profile.model_validate_json(output)
     except ValidationError as error:
+        # Foreign code can exit the child with status 0 at any moment.
         if request.code is not None or request.factory is not None:
             raise MeasurementError("the model ended its process before it was measured") from None
-        raise MeasuringFailed(f"the child's profile does not fit: {error}") from None
+        raise MeasuringFailed(f"the child returned no valid profile: {error}") from None
 
 
-def prove(settings: ServerSettings) -> None:
-    """Find out whether what the settings ask of sandboxes is to be had on this machine.
+def check_confinement(settings: ServerSettings) -> None:
+    """Check that this machine can confine children as the settings require.
 
     Raises:
-        Refused: It is not; the message says which probe got out, or what is missing.
+        Refused: It cannot; the message says which probe escaped, or what is missing.
     """
     if settings.allow_code:
         try:
             proven_cell()
         except Refused as error:
-            raise Refused(f"code is not run here (allow_code): {error}") from None
+            raise Refused(f"clients' code cannot be run here (allow_code): {error}") from None
     if settings.sandbox == "required":
         find_sandbox()
 
 
 def _command(request: MeasureRequest, setup: MeasuringSetup) -> tuple[tuple[str, ...], Cell]:
-    """The program that measures a request, and what it is put into.
+    """Return the program that measures a request, and its confinement.
 
     Raises:
         InvalidInput: The factory is not registered here, or code is not allowed.
@@ -153,10 +154,10 @@ def _command(request: MeasureRequest, setup: MeasuringSetup) -> tuple[tuple[str,
 
 
 def choose_sandbox(choice: SandboxChoice) -> Sandbox | None:
-    """What children are put into.
+    """Return the sandbox for children, if any.
 
     Raises:
-        Refused: One is required, and there is none.
+        Refused: A sandbox is required, and there is none.
     """
     if choice == "off":
         return None
@@ -169,6 +170,6 @@ def choose_sandbox(choice: SandboxChoice) -> Sandbox | None:
 def _sandbox_if_any() -> Sandbox | None:
     try:
         return find_sandbox()
-    except Refused as error:  # said once, and in /v1/capabilities
-        _log.warning("models are measured in capped children without a sandbox: %s", error)
+    except Refused as error:  # logged once; /v1/capabilities shows it too
+        _log.warning("children have limits on memory and time, but no sandbox: %s", error)
         return None

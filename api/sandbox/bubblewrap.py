@@ -1,7 +1,7 @@
-"""What bubblewrap takes away from a child: the network, other processes, nearly all files.
+"""Sandbox by bubblewrap: no network, no other processes, hardly any files.
 
-Inside there are the system's programs, this Python and this package, to be read and not written,
-a ``/tmp`` in memory, and the graphics devices. https://github.com/containers/bubblewrap
+Inside are the system's programs, this Python and this package, all read-only, a ``/tmp`` in
+memory, and the graphics devices. https://github.com/containers/bubblewrap
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...core.errors import Refused
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt")
 CONFIGURED = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives",
               "/etc/localtime")  # fmt: skip
-"""Of ``/etc``: how libraries are found and what time it is. No users, no names of hosts."""
+"""Parts of ``/etc``: how libraries are found and the time zone; no users and no host names."""
 
 GRAPHICS = ("/dev/nvidia*", "/dev/dri", "/dev/kfd")
 NOBODY = "65534"
@@ -33,33 +33,33 @@ TEMPORARY_BYTES = 2**30
 CHECKED_WITHIN_S = 20.0
 
 PACKAGES = ("stagewright", "pydantic", "numpy", "torch")
-"""A child needs those of them that are installed."""
+"""Packages a child needs, of those installed."""
 
 FIND_PACKAGES = (
     "import importlib.util as util, sys; "
     "sys.exit(', '.join(name for name in sys.argv[1:] if util.find_spec(name) is None) or 0)"
 )
-"""Ends with the names of those that are not found; nothing is imported, which takes seconds."""
+"""Prints the names not found; importing the packages would take seconds."""
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """How to start bubblewrap.
+    """Command line of bubblewrap.
 
     Attributes:
-        program: Where it is.
-        readable: What a child reads besides the system's programs.
+        program: Path of bubblewrap.
+        readable: Paths readable by a child besides the system's programs.
     """
 
     program: str
     readable: tuple[str, ...] = ()
 
     def with_paths(self, paths: Sequence[str]) -> Sandbox:
-        """The same, with more to read."""
+        """Return a sandbox with further readable paths."""
         return Sandbox(self.program, (*self.readable, *paths))
 
     def around(self, command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-        """A command that runs another inside."""
+        """Return the command that runs another command inside."""
         words = [self.program, "--unshare-all", "--unshare-user", "--disable-userns"]
         words += ["--die-with-parent", "--cap-drop", "ALL", "--uid", NOBODY, "--gid", NOBODY]
         words += ["--hostname", "sandbox", "--clearenv"]
@@ -70,23 +70,24 @@ class Sandbox:
         words += ["--proc", "/proc", "--dev", "/dev"]
         for place in ("/tmp", "/dev/shm"):
             words += ["--size", str(TEMPORARY_BYTES), "--tmpfs", place]
-        for path in (*CONFIGURED, *self.readable):  # later than what would hide one below /tmp
+        for path in (*CONFIGURED, *self.readable):  # after /tmp, which would hide paths below it
             words += ["--ro-bind-try", path, path]
         devices = [path for pattern in GRAPHICS for path in glob.glob(pattern)]
         for device in devices:
             words += ["--dev-bind", device, device]
-        if devices:  # the driver looks there which devices there are
+        if devices:  # where the driver looks up its devices
             words += ["--ro-bind", "/sys", "/sys"]
+        # Last: until here bubblewrap has to create mount points in them.
         words += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--"]
         return [*words, *command]
 
 
 @cache
 def find_sandbox() -> Sandbox:
-    """Bubblewrap, if it is here and works for this user.
+    """Return a sandbox that was tried and works for this user.
 
     Raises:
-        Refused: It does not; the message says what would help.
+        Refused: Bubblewrap is missing or does not work; the message says what would help.
     """
     program = shutil.which("bwrap")
     if program is None:
@@ -109,11 +110,11 @@ def find_sandbox() -> Sandbox:
 
 
 def _why_not(returncode: int, stderr: str) -> str:
-    """Why a child did not find what it needs, and what would help."""
+    """Explain why a trial child failed, and what would help."""
     said = (stderr.strip().splitlines() or [f"exit code {returncode}"])[-1]
     if not said.startswith("bwrap:"):
         return (
-            f"Python does not find everything inside a sandbox: {said}; install it all into one "
+            f"Python does not find packages inside a sandbox: {said}; install everything into one "
             "virtual environment"
         )
     if "execvp" in said:
@@ -130,7 +131,7 @@ def _why_not(returncode: int, stderr: str) -> str:
 
 
 def _python() -> list[str]:
-    """Folders with this Python, its packages and this one, outer ones first."""
+    """Return the folders of this Python, its packages and this package, parents first."""
     package = Path(stagewright.__file__).parent
     folders = {sys.prefix, sys.base_prefix, str(package)}
     folders |= {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
@@ -142,7 +143,7 @@ def _python() -> list[str]:
 
 
 def _links(program: str) -> Iterator[str]:
-    """A program, and where it leads to if it is a link, link by link."""
+    """Yield a program's path and, link by link, the paths it leads to."""
     while program:
         yield program
         leads = os.readlink(program) if os.path.islink(program) else ""
@@ -154,7 +155,7 @@ def _is_below(path: str, folders: set[str]) -> bool:
 
 
 def _part_paths() -> list[str]:
-    """Of an editable installation, whose parts may lie elsewhere."""
+    """Return the paths of an editable installation, whose parts may lie elsewhere."""
     from ... import core
     from .. import __path__ as api
 
@@ -162,7 +163,7 @@ def _part_paths() -> list[str]:
 
 
 def _system(path: str) -> list[str]:
-    """A folder of the system's, which may be a link to another."""
+    """Return the options for a system folder, which may be a link (``/bin`` to ``/usr/bin``)."""
     if os.path.islink(path):
         return ["--symlink", os.readlink(path), path]
     return ["--ro-bind-try", path, path]

@@ -1,7 +1,7 @@
-"""Control groups: limits on memory and processes that the kernel keeps.
+"""Control groups: limits on memory and processes enforced by the kernel.
 
-Watching what processes keep misses memory that none of them maps, such as a file in memory, and
-is late by a moment. A control group counts all of it, but making one takes the right to.
+Polling the memory of processes misses memory that none of them maps, such as files in memory, and
+lags behind. A control group counts all of it, but creating one takes privileges.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from ...core.errors import Refused, StagewrightError
 
 MAX_PROCESSES = 512
-"""Threads count too."""
+"""Threads count as processes."""
 
 REMOVED_WITHIN_S = 5.0
 NAME = "stagewright-child-"
@@ -28,31 +28,31 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Cgroup:
-    """The group of one child.
+    """Control group of one child.
 
     Attributes:
-        folders: One for cgroup v2; one for memory and one for processes in v1.
+        folders: One in cgroup v2; one for memory and one for processes in v1.
     """
 
     folders: tuple[str, ...]
 
     def ran_out(self) -> bool:
-        """Whether the kernel ended something in it for want of memory."""
-        told = ""
+        """Return True if the kernel killed a process of the group for lack of memory."""
+        events = ""
         for folder in self.folders:
             for name in ("memory.events", "memory.oom_control"):
                 with suppress(OSError):
-                    told += Path(folder, name).read_text()
-        return any(int(count) for count in re.findall(r"^oom_kill (\d+)$", told, re.MULTILINE))
+                    events += Path(folder, name).read_text()
+        return any(int(count) for count in re.findall(r"^oom_kill (\d+)$", events, re.MULTILINE))
 
 
 @dataclass(frozen=True)
 class CgroupParents:
-    """Where groups of children are made.
+    """Parents of the children's groups.
 
     Attributes:
-        memory: Folder of a group that may have others in it.
-        pids: Likewise, for processes; the same in cgroup v2.
+        memory: Folder of the group that limits memory.
+        pids: Folder of the group that limits processes; in cgroup v2 equal to ``memory``.
     """
 
     memory: str
@@ -60,10 +60,10 @@ class CgroupParents:
 
     @contextmanager
     def group(self, memory_bytes: int) -> Iterator[Cgroup]:
-        """A new group, removed with whatever is in it.
+        """Yield a new group, and at the end kill its processes and remove it.
 
         Raises:
-            StagewrightError: It cannot be made.
+            StagewrightError: It cannot be created.
         """
         for parent in {self.memory, self.pids}:
             _tidy(Path(parent))
@@ -75,7 +75,7 @@ class CgroupParents:
                     Path(folder).mkdir()
                 _limit(folders[0], folders[-1], memory_bytes)
             except OSError as error:
-                raise StagewrightError(f"no control group can be made: {error}") from error
+                raise StagewrightError(f"cannot create a control group: {error}") from error
             yield Cgroup(folders)
         finally:
             for folder in folders:
@@ -83,7 +83,7 @@ class CgroupParents:
 
 
 def find_cgroups() -> CgroupParents:
-    """Where this process may make groups.
+    """Return where this process may create groups.
 
     Raises:
         Refused: Nowhere; the message says what would help.
@@ -91,6 +91,8 @@ def find_cgroups() -> CgroupParents:
     mine = dict(_own())
     if "memory" in mine and "pids" in mine:
         return CgroupParents(mine["memory"], mine["pids"])
+    # cgroup v2 delegates controllers only to children of a group without processes of its own,
+    # hence the attempt one level up (systemd's DelegateSubgroup).
     for candidate in filter(None, (mine.get(""), os.path.dirname(mine.get("", "")))):
         control = Path(candidate, "cgroup.subtree_control")
         with suppress(OSError):
@@ -101,13 +103,14 @@ def find_cgroups() -> CgroupParents:
             ):
                 return CgroupParents(candidate, candidate)
     raise Refused(
-        "this process may not make control groups that limit memory and processes; under systemd, "
-        "set Delegate=yes and DelegateSubgroup=server, in a container mount cgroups writable"
+        "this process may not create control groups that limit memory and processes; under "
+        "systemd set Delegate=yes and DelegateSubgroup=server, in a container mount cgroups "
+        "writable"
     )
 
 
 def _own() -> Iterator[tuple[str, str]]:
-    """Controllers of this process and the folders of its groups; the empty name is cgroup v2's."""
+    """Yield controllers and folders of this process's groups; cgroup v2 has an empty name."""
     mounts: dict[str, str] = {}
     with suppress(OSError):
         for line in Path("/proc/self/mountinfo").read_text().splitlines():
@@ -137,7 +140,7 @@ def _limit(memory: str, pids: str, memory_bytes: int) -> None:
 
 
 def _tidy(parent: Path) -> None:
-    """Remove what processes left that were killed; a group that is still used stays."""
+    """Remove groups left behind by killed servers; a group in use cannot be removed."""
     for left in parent.glob(f"{NAME}*"):
         maker = left.name.removeprefix(NAME).partition("-")[0]
         if not Path("/proc", maker).exists():
@@ -146,8 +149,9 @@ def _tidy(parent: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Kill what is in a group, and remove it."""
+    """Kill a group's processes and remove it."""
     ends_s = time.monotonic() + REMOVED_WITHIN_S
+    # A group can be removed only once the kernel has reaped its last process.
     while folder.exists():
         with suppress(OSError):
             for pid in (folder / "cgroup.procs").read_text().split():

@@ -1,4 +1,4 @@
-"""The one place that starts a child on what somebody sent."""
+"""Confined children, the only processes that handle what clients send."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .child_messages import error_of, progress_of
 from .limits import ChildLimits
 from .process_tree import descendants, end_all, memory_bytes
 
-LOOKED_AT_S = 0.05
-"""How often memory, the deadline and whether to stop are looked at."""
+CHECK_S = 0.05
+"""Interval at which memory, deadline and the stop event are checked."""
 
 PROGRESS_S = 0.1
-"""Progress that comes faster is skipped."""
+"""Shortest interval between reported progress; faster progress is dropped."""
 
 READ_BYTES = 2**16
-MAX_TALK_BYTES = 2**16
+MAX_STDERR_BYTES = 2**16
 
 LAUNCH = (sys.executable, "-I", "-S", str(Path(__file__).with_name("launch.py")))
 
@@ -47,35 +47,35 @@ def run_confined(
     on_progress: OnProgress | None = None,
     stopped: threading.Event | None = None,
 ) -> bytes:
-    """What a child writes when it is given a request.
+    """Run a command on a request in a confined child and return its output.
 
-    It sees a few variables of the environment and none that is a secret, and ends with the thread
-    that calls this, however that ends. Whatever happens, nothing it started is left.
+    The child sees only a few environment variables, none of them secret, and dies with the calling
+    thread. Whatever happens, it and all its descendants are killed before this returns.
 
     Args:
-        command: The program; it reads the request on standard input and answers on standard
-            output, and on standard error it talks as `profiler.child` does.
-        request: What it is given.
-        limits: What it may take. Memory is looked at 20 times a second, so for so long there may
-            be more.
-        sandbox: Takes away the network and everything but reading what Python needs.
-        cgroups: Limit its memory and processes by the kernel, which nothing escapes.
+        command: The program; it reads the request on standard input, answers on standard output
+            and writes progress and errors to standard error in the format of `profiler.child`.
+        request: The child's standard input.
+        limits: Limits on the child. Memory is checked 20 times a second and may be exceeded in
+            between.
+        sandbox: Removes the network and all files but those Python needs to read.
+        cgroups: Limit memory and processes by the kernel, which cannot be evaded.
         on_progress: Called in this thread with ``done``, ``total``, ``layer``.
         stopped: Ends the child when set.
 
     Raises:
-        InvalidInput, CaptureError, MeasurementError: The child says so, or ended without a word.
-        OutOfMemory: It took more memory than it may; the error has what it measured by then if it
-            said so, what it was seen to have, and what it may have.
-        DeadlineExceeded: There was no answer in time.
+        InvalidInput, CaptureError, MeasurementError: Reported by the child, or it ended silently.
+        OutOfMemory: It exceeded its memory; the error names the layer it last reported, the
+            memory it had and the limit.
+        DeadlineExceeded: It did not finish in time.
         Cancelled: ``stopped`` was set.
     """
     environment = child_environment()
     inner = list(command) if sandbox is None else sandbox.around(command, environment)
-    with _given(request) as given, _group(cgroups, limits) as group:
+    with _as_file(request) as stdin, _group(cgroups, limits) as group:
         process = subprocess.Popen(
             [*LAUNCH, str(os.getpid()), ":".join(group.folders), *inner],
-            stdin=given,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
@@ -83,18 +83,19 @@ def run_confined(
         )
         assert process.stdout is not None
         assert process.stderr is not None
-        heard = _Heard(limits, on_progress)
+        output = _ChildOutput(limits, on_progress)
         try:
             with process.stdout, process.stderr:
-                _attend(process, heard, limits, stopped)
+                _follow(process, output, limits, stopped)
         finally:
             end_all(process.pid)
             process.wait()
+        # The exit code first: a child that answered was not hurt by an OOM kill among its own.
         if process.returncode == 0:
-            return bytes(heard.output)
+            return bytes(output.answer)
         if group.ran_out():
-            raise _too_much(heard.layer, limits.memory_bytes, limits)
-        raise error_of(process.returncode, bytes(heard.talk))
+            raise _out_of_memory(output.layer, limits.memory_bytes, limits)
+        raise error_of(process.returncode, bytes(output.stderr))
 
 
 async def run_confined_async(
@@ -105,7 +106,7 @@ async def run_confined_async(
     sandbox: Sandbox | None = None,
     on_progress: OnProgress | None = None,
 ) -> bytes:
-    """`run_confined` in a thread; cancelling ends the child before it is done."""
+    """Run `run_confined` in a thread; cancellation kills the child and waits for its end."""
     stopped = threading.Event()
     work = asyncio.create_task(
         asyncio.to_thread(
@@ -123,84 +124,87 @@ async def run_confined_async(
     except asyncio.CancelledError:
         stopped.set()
         await asyncio.wait([work])
-        work.exception()  # it is Cancelled, and nobody else asks
+        work.exception()  # retrieved, or asyncio would report it as never retrieved
         raise
 
 
-class _Heard:
-    """What a child said so far: its answer, its talk, how far it is."""
+class _ChildOutput:
+    """Output of a child so far: its answer, its stderr and its progress."""
 
     def __init__(self, limits: ChildLimits, on_progress: OnProgress | None) -> None:
-        self.output = bytearray()
-        self.talk = bytearray()
+        self.answer = bytearray()
+        self.stderr = bytearray()
         self.layer: str | None = None
         self._limits = limits
         self._line = bytearray()
         self._on_progress = on_progress
-        self._told_s = 0.0
+        self._reported_s = 0.0
 
-    def answer(self, piece: bytes) -> None:
-        """More of standard output."""
-        self.output += piece
-        if len(self.output) > self._limits.output_bytes:
+    def add_answer(self, piece: bytes) -> None:
+        self.answer += piece
+        if len(self.answer) > self._limits.output_bytes:
             raise MeasurementError(
-                f"the answer of the measuring process is over "
+                f"the measuring process answered more than "
                 f"{format_bytes(self._limits.output_bytes)}; measure a smaller model"
             )
 
-    def talked(self, piece: bytes) -> None:
-        """More of standard error; its end is kept, and its lines may say how far it is."""
-        self.talk += piece
-        del self.talk[:-MAX_TALK_BYTES]
+    def add_stderr(self, piece: bytes) -> None:
+        """Keep the end of standard error, and report the progress in its lines."""
+        self.stderr += piece
+        del self.stderr[:-MAX_STDERR_BYTES]
         *lines, rest = (self._line + piece).split(b"\n")
         self._line = bytearray(rest[-READ_BYTES:])
         for line in lines:
-            told = progress_of(bytes(line))
-            if told is not None:
-                self.layer = told["layer"] or None
-                self._tell(told)
+            progress = progress_of(bytes(line))
+            if progress is not None:
+                self.layer = progress["layer"] or None
+                self._report(progress)
 
-    def _tell(self, told: dict[str, Any]) -> None:
-        now = time.monotonic()
-        if self._on_progress and (now - self._told_s > PROGRESS_S or told["done"] == told["total"]):
-            self._told_s = now
-            self._on_progress(told)
+    def _report(self, progress: dict[str, Any]) -> None:
+        now, is_last = time.monotonic(), progress["done"] == progress["total"]
+        if self._on_progress and (is_last or now - self._reported_s > PROGRESS_S):
+            self._reported_s = now
+            self._on_progress(progress)
 
 
-def _attend(
+def _follow(
     process: subprocess.Popen[bytes],
-    heard: _Heard,
+    output: _ChildOutput,
     limits: ChildLimits,
     stopped: threading.Event | None,
 ) -> None:
-    """Listen to a child until it ends.
+    """Read a child's output until it ends.
 
     Raises:
-        StagewrightError: It has to be ended.
+        StagewrightError: It exceeded a limit or has to stop.
     """
     ends_s = time.monotonic() + limits.deadline_s
     with selectors.DefaultSelector() as pipes:
-        for pipe, hear in ((process.stdout, heard.answer), (process.stderr, heard.talked)):
+        for pipe, add in (
+            (process.stdout, output.add_answer),
+            (process.stderr, output.add_stderr),
+        ):
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
-            pipes.register(pipe, selectors.EVENT_READ, hear)
-        looks_s = 0.0
+            pipes.register(pipe, selectors.EVENT_READ, add)
+        next_check_s = 0.0
         while True:
             has_ended = process.poll() is not None
-            heard_more = _hear(pipes, 0 if has_ended else LOOKED_AT_S)
-            if has_ended and not heard_more:  # what it started may hold its pipes open
+            has_read = _read_pipes(pipes, 0 if has_ended else CHECK_S)
+            # Not until end of file: descendants of the child may hold its pipes open.
+            if has_ended and not has_read:
                 return
-            if (now := time.monotonic()) >= looks_s:
-                looks_s = now + LOOKED_AT_S
-                _check(process.pid, heard.layer, limits, ends_s, stopped)
+            if (now := time.monotonic()) >= next_check_s:
+                next_check_s = now + CHECK_S
+                _check_limits(process.pid, output.layer, limits, ends_s, stopped)
 
 
-def _hear(pipes: selectors.BaseSelector, timeout_s: float) -> bool:
-    """Take what there is to read; whether there was any."""
+def _read_pipes(pipes: selectors.BaseSelector, timeout_s: float) -> bool:
+    """Read what is available and return whether there was anything."""
     if not pipes.get_map():
         time.sleep(timeout_s)
         return False
-    heard = False
+    has_read = False
     for key, _ in pipes.select(timeout_s):
         stream: IO[bytes] = key.fileobj  # type: ignore[assignment]  # what was registered
         piece = os.read(stream.fileno(), READ_BYTES)
@@ -208,39 +212,39 @@ def _hear(pipes: selectors.BaseSelector, timeout_s: float) -> bool:
             pipes.unregister(stream)
         else:
             key.data(piece)
-            heard = True
-    return heard
+            has_read = True
+    return has_read
 
 
-def _check(
+def _check_limits(
     pid: int, layer: str | None, limits: ChildLimits, ends_s: float, stopped: threading.Event | None
 ) -> None:
     if stopped is not None and stopped.is_set():
-        raise Cancelled("the measurement was stopped; ask again if it is still wanted")
+        raise Cancelled("the measurement was stopped; start it again if it is still needed")
     if time.monotonic() > ends_s:
         raise DeadlineExceeded(
-            f"there was no answer after {limits.deadline_s:g} s; lower profiling.budget_s, "
-            "ask again later, or measure elsewhere and post the profile"
+            f"no answer within {limits.deadline_s:g} s; lower profiling.budget_s, retry later, "
+            "or measure elsewhere and post the profile"
         )
     used_bytes = memory_bytes(descendants(pid))
     if used_bytes > limits.memory_bytes:
-        raise _too_much(layer, used_bytes, limits)
+        raise _out_of_memory(layer, used_bytes, limits)
 
 
 @contextmanager
-def _given(request: bytes) -> Iterator[IO[bytes]]:
+def _as_file(request: bytes) -> Iterator[IO[bytes]]:
     with tempfile.TemporaryFile() as file:
         file.write(request)
         file.seek(0)
         yield file
 
 
-def _too_much(layer: str | None, used_bytes: int, limits: ChildLimits) -> OutOfMemory:
+def _out_of_memory(layer: str | None, used_bytes: int, limits: ChildLimits) -> OutOfMemory:
     where = f" at layer {layer!r}" if layer else ""
     return OutOfMemory(
-        f"the measuring process had {format_bytes(used_bytes)}{where}, and this server gives it "
-        f"{format_bytes(limits.memory_bytes)}; measure a smaller model or a smaller micro-batch, "
-        "or estimate it",
+        f"the measuring process used {format_bytes(used_bytes)}{where}, and this server's limit "
+        f"is {format_bytes(limits.memory_bytes)}; measure a smaller model or micro-batch, or "
+        "estimate it",
         layer=layer,
         required_bytes=used_bytes,
         available_bytes=limits.memory_bytes,
@@ -251,20 +255,20 @@ def _group(cgroups: CgroupParents | None, limits: ChildLimits) -> AbstractContex
     return nullcontext(Cgroup(())) if cgroups is None else cgroups.group(limits.memory_bytes)
 
 
-HANDED_ON = (
+PASSED_VARIABLES = (
     "PATH", "LANG", "LC_ALL", "TZ", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_PROC_BIND",
     "OMP_PLACES", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES", "LD_LIBRARY_PATH", "PYTORCH_CUDA_ALLOC_CONF",
 )  # fmt: skip
-"""Variables that change how torch runs; every other stays with the server."""
+"""Variables that change how torch runs; all others stay with the server."""
 
 
 def child_environment() -> dict[str, str]:
-    """Variables of a child that measures or estimates."""
-    given = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
+    """Return the environment variables of a child."""
+    given = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
     return {
         **given,
-        "USER": "nobody",  # torch asks who it is, and would look for a list of users
+        "USER": "nobody",  # else torch would look it up in /etc/passwd, which is not there
         "LOGNAME": "nobody",
         "HF_HUB_OFFLINE": "1",
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -1,4 +1,4 @@
-"""What a child says: JSON lines on standard error, of which the last may be an error's."""
+"""Messages of a child: JSON lines on standard error, the last of which may report an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...core.errors import (
 CHILD_ERRORS: dict[str, type[StagewrightError]] = {
     error.__name__: error for error in (InvalidInput, CaptureError, MeasurementError, OutOfMemory)
 }
-"""Errors whose message a child addresses to the caller."""
+"""Errors whose message is meant for the client."""
 
 MAX_LOGGED_CHARACTERS = 8000
 MAX_MESSAGE_CHARACTERS = 2000
@@ -28,39 +28,39 @@ _log = logging.getLogger(__name__)
 
 
 def progress_of(line: bytes) -> dict[str, Any] | None:
-    """How far a child says it is: ``done``, ``total`` and ``layer``; `None` for other talk."""
-    told = _object(line)
-    done, total, layer = told.get("done"), told.get("total"), told.get("layer", "")
+    """Return a line's ``done``, ``total`` and ``layer``; `None` if it reports no progress."""
+    message = _parse_object(line)
+    done, total, layer = message.get("done"), message.get("total"), message.get("layer", "")
     if not (_is_count(done) and _is_count(total) and isinstance(layer, str)):
         return None
     return {"done": done, "total": total, "layer": _printable(layer)[:MAX_NAME_CHARACTERS]}
 
 
-def error_of(returncode: int, talk: bytes) -> StagewrightError:
-    """Why a child ended; what it said beyond its last line goes to the log and no further."""
-    lines = talk.decode("utf-8", "replace").strip().splitlines()
+def error_of(returncode: int, stderr: bytes) -> StagewrightError:
+    """Return the error that explains a child's end; its stderr goes to the log only."""
+    lines = stderr.decode("utf-8", "replace").strip().splitlines()
     _log.warning(
         "measuring child ended with %s:\n%s", returncode, "\n".join(lines)[-MAX_LOGGED_CHARACTERS:]
     )
     reported = _reported(lines[-1] if lines else "")
     if reported is not None:
         return reported
-    number = -returncode if returncode < 0 else returncode - 128  # a sandbox ends as a shell does
+    number = -returncode if returncode < 0 else returncode - 128  # bwrap exits as a shell does
     if number in {*signal.Signals}:
         return MeasurementError(
-            f"the measuring process was ended by {signal.Signals(number).name}; the model "
-            "most likely needs more memory than the server has: measure a smaller one, "
-            "or a smaller micro-batch"
+            f"the measuring process was killed by {signal.Signals(number).name}; the model most "
+            "likely needs more memory than the server has: measure a smaller model or a smaller "
+            "micro-batch"
         )
     return MeasurementError(
-        "the model failed while it was built or measured, for a reason the measuring process did "
-        "not foresee; the server's log has the details, and `stagewright profile` shows them"
+        "the model failed while it was built or measured, with an unexpected error; the server's "
+        "log has the details, and `stagewright profile` shows them"
     )
 
 
 def _reported(line: str) -> StagewrightError | None:
-    """The error of `CHILD_ERRORS` that a line announces, if it does."""
-    announced = _object(line)
+    """Return the error of `CHILD_ERRORS` that a line reports, if any."""
+    announced = _parse_object(line)
     error_class = CHILD_ERRORS.get(str(announced.get("error")))
     if error_class is None or "message" not in announced:
         return None
@@ -84,18 +84,19 @@ def _out_of_memory(message: str, announced: dict[str, Any]) -> OutOfMemory:
     )
 
 
-def _object(line: str | bytes) -> dict[str, Any]:
+def _parse_object(line: str | bytes) -> dict[str, Any]:
     try:
-        told = json.loads(line)
+        parsed = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _printable(text: str) -> str:
-    """The text without halves of characters, which JSON may hold and nothing else takes."""
+    """Return text without lone surrogates, which JSON may hold and UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _is_count(value: object, below: int = 2**31) -> bool:
+    # A child is not trusted: its numbers end up in columns and messages.
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below

@@ -1,7 +1,6 @@
-"""Tries to get out of a sandbox, from inside; run by path, with the standard library alone.
+"""Probes that try to escape from a sandbox, run inside it with the standard library alone.
 
-``escape_probes.py NAME`` reads JSON on standard input and prints a JSON list of what
-it got away with.
+``escape_probes.py NAME`` reads JSON on standard input and prints a JSON list of its successes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 CHUNK = 2**20
 CLONE_NEWUSER = 0x10000000
 WRITABLE = ("/tmp", "/dev/shm")
-"""Memory of its own, gone with it."""
+"""Private memory file systems, which vanish with the sandbox."""
 
 
 def network(given: dict[str, Any]) -> Iterable[str]:
@@ -112,7 +111,7 @@ def privileges(_: dict[str, Any]) -> Iterable[str]:
 
 
 def outliving(given: dict[str, Any]) -> Iterable[str]:
-    """Leaves a process in a session of its own, with a name to be looked for."""
+    """Leave a process in a new session, under a name to be looked for."""
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
@@ -127,7 +126,7 @@ def outliving(given: dict[str, Any]) -> Iterable[str]:
 
 
 def memory(given: dict[str, Any]) -> Iterable[str]:
-    """Takes twice what is allowed; who gets to the end has escaped."""
+    """Take more memory than allowed; reaching the end is an escape."""
     kept = {"itself": _itself, "children": _children, "files": _files}[given["way"]](given["bytes"])
     if kept > given["allowed"]:
         yield f"kept {kept} bytes ({given['way']}) with {given['allowed']} allowed"
@@ -157,7 +156,7 @@ def _itself(many: int) -> int:
 
 
 def _children(many: int) -> int:
-    """Each takes a part, and none of them too much."""
+    """Share the memory among processes, none of which takes too much alone."""
     parts, ready = 8, os.pipe()
     children = []
     for _ in range(parts):
@@ -179,7 +178,7 @@ def _children(many: int) -> int:
 
 
 def _files(many: int) -> int:
-    """Files in memory, which no process maps, and then those of ``/tmp``."""
+    """Fill files in memory, which no process maps, and then files in ``/tmp``."""
     kept, held = 0, []
     with suppress(OSError):
         for _ in range(0, many, 16 * CHUNK):
@@ -195,13 +194,13 @@ def _files(many: int) -> int:
 
 
 def _is_scratch(folder: str, readable: Iterable[str]) -> bool:
-    """Whether it is memory of its own; of what may be read below it, nothing is."""
+    """Return True if a folder is private memory and no mounted readable path."""
     outside = any(folder == place or folder.startswith(place + os.sep) for place in readable)
     return folder.startswith(WRITABLE) and not outside
 
 
 def _leads_to(folder: str, name: str, readable: Iterable[str]) -> bool:
-    """Whether something is there because what may be read lies at or below it."""
+    """Return True if an entry is visible only because a readable path lies at or below it."""
     path = os.path.join(folder, name)
     return any(place == path or place.startswith(path + os.sep) for place in readable)
 

@@ -1,8 +1,8 @@
-"""Becomes a child, after tying it to its parent; run by path, with the standard library alone.
+"""Launcher of a child: ties the process to its parent, then executes the child's command.
 
-``launch.py PARENT_PID CGROUPS COMMAND...``: ends with its parent, leaves no core file, is the
-first to go when memory runs out, collects what its own children leave behind, and joins control
-groups (their folders, with colons between) before anything of the command runs.
+``launch.py PARENT_PID CGROUPS COMMAND...``, run by path, with the standard library alone. The
+process dies with its parent, writes no core file, is the OOM killer's first choice, adopts
+orphaned descendants, and joins control groups (folders separated by colons) before the command.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
             score.write("1000")
-    if os.getppid() != int(parent):  # it ended before the kernel was told
+    if os.getppid() != int(parent):  # the parent ended before prctl, so no signal would come
         os._exit(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for cgroup in filter(None, cgroups.split(":")):

@@ -1,4 +1,4 @@
-"""How much a child may take."""
+"""Limits on a child process."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SHARE_OF_MEMORY = 0.75
-"""Of the machine's memory, for all a child and what it starts keep; the server needs the rest."""
+"""Share of the machine's memory for a child and its descendants; the server needs the rest."""
 
 CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Where a container reads its own limit, of cgroup v2 and v1."""
+"""Memory limit of this container, in cgroup v2 and v1."""
 
 
 @dataclass(frozen=True)
 class ChildLimits:
-    """Of one child with everything it starts.
+    """Limits on one child and its descendants together.
 
     Attributes:
-        memory_bytes: Memory of its own and shared memory; files it only maps do not count.
-        deadline_s: Longest it may take.
-        output_bytes: Longest answer.
+        memory_bytes: Anonymous and shared memory; mapped files do not count.
+        deadline_s: Time limit.
+        output_bytes: Size limit of the answer.
     """
 
     memory_bytes: int
@@ -32,7 +32,7 @@ class ChildLimits:
 
 
 def default_memory_bytes() -> int:
-    """What a child may keep where nobody said: `SHARE_OF_MEMORY` of what this machine has."""
+    """Return `SHARE_OF_MEMORY` of this machine's or container's memory."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return int(SHARE_OF_MEMORY * min([installed, *map(_limit, CGROUP_LIMITS)]))
 

@@ -1,4 +1,4 @@
-"""A child and everything it started: what they keep in memory, and their end."""
+"""Memory use and termination of a process and its descendants."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 
 COUNTED = (b"RssAnon:", b"RssShmem:")
-"""Of ``/proc/PID/status``; mapped files can be had again and do not count."""
+"""Lines of ``/proc/PID/status``; mapped files can be read again and do not count."""
 
 
 def descendants(pid: int) -> list[int]:
-    """A process and all below it, itself first; empty where the kernel does not tell."""
+    """Return a process and all its descendants, itself first; dead ones may be missing."""
     found = [pid]
-    for parent in found:  # grows while it is read
+    for parent in found:  # the list grows during the iteration
         for task in _tasks(parent):
             with suppress(OSError, ValueError):
                 found += map(int, (task / "children").read_text().split())
@@ -22,12 +22,14 @@ def descendants(pid: int) -> list[int]:
 
 
 def memory_bytes(pids: list[int]) -> int:
-    """Memory of processes together, without files they only map."""
+    """Return the memory of all processes together, without mapped files."""
     return sum(map(_kept_bytes, pids))
 
 
 def end_all(pid: int) -> None:
-    """Kill a process, its group and all it started; safe to call when they are gone."""
+    """Kill a process, its group and its descendants; safe to call when they are gone."""
+    # Deepest first: a parent that is still alive keeps its children findable, and the launcher,
+    # a subreaper, adopts those whose parent has died.
     for member in reversed(descendants(pid)):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(member, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Whether the sandbox holds on this machine: found out by trying to get out of it.
+"""Self-test of the sandbox on this machine: probes that try to escape from it.
 
-Code of strangers is run only where every probe fails to. What nothing here tells is whether the
-kernel has holes; keep it up to date.
+Clients' code runs only where every probe fails. Vulnerabilities of the kernel cannot be tested;
+keep it up to date.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from typing import Any
 from ...core.errors import Cancelled, MeasurementError, OutOfMemory, Refused, StagewrightError
 from .bubblewrap import Sandbox, find_sandbox
 from .cgroups import MAX_PROCESSES, CgroupParents, find_cgroups
-from .child import HANDED_ON, run_confined
+from .child import PASSED_VARIABLES, run_confined
 from .limits import ChildLimits
 
 PROBES = Path(__file__).with_name("escape_probes.py")
 MEBIBYTE = 2**20
 ALLOWED_BYTES = 96 * MEBIBYTE
-"""Enough for Python alone."""
+"""Enough for the Python interpreter alone."""
 
 FORKING_BYTES = 4 * 2**30
-"""Pages that processes share count for each of them."""
+"""Large, because shared pages count for every process."""
 
 PROBED_WITHIN_S = 30.0
 GONE_WITHIN_S = 3.0
 NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
-VARIABLES = (*HANDED_ON, "HOME", "TMPDIR", "USER", "LOGNAME", "PWD", "HF_HUB_OFFLINE",
+VARIABLES = (*PASSED_VARIABLES, "HOME", "TMPDIR", "USER", "LOGNAME", "PWD", "HF_HUB_OFFLINE",
              "PYTHONDONTWRITEBYTECODE", "LC_CTYPE")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What a child is put into; code of strangers takes both.
+    """Confinement of a child; clients' code requires both parts.
 
     Attributes:
-        sandbox: Takes away what it could reach.
-        cgroups: Limit what it takes, by the kernel.
+        sandbox: Limits what it can reach.
+        cgroups: Limit what it can consume.
     """
 
     sandbox: Sandbox | None
@@ -57,21 +57,21 @@ class Cell:
 
 @cache
 def proven_cell() -> Cell:
-    """A cell that held against every probe, tried once in this process.
+    """Return a cell that held against every probe, tested once per process.
 
     Raises:
-        Refused: There is none; the message says what is missing, or which probes got out.
+        Refused: There is none; the message says what is missing or which probes escaped.
     """
     cell = Cell(find_sandbox(), find_cgroups())
     escapes = try_to_escape(cell)
     if escapes:
-        told = "; ".join(f"{probe}: {found}" for probe, found in escapes.items())
-        raise Refused(f"the sandbox does not hold on this machine ({told})")
+        found = "; ".join(f"{probe}: {loot}" for probe, loot in escapes.items())
+        raise Refused(f"the sandbox does not hold on this machine ({found})")
     return cell
 
 
 def try_to_escape(cell: Cell) -> dict[str, str]:
-    """Every probe that got out, with what it got."""
+    """Return the probes that escaped, with what they reached."""
     escapes: dict[str, str] = {}
     with _bait() as given:
         given["readable"] = cell.sandbox.readable if cell.sandbox else ()
@@ -86,7 +86,7 @@ def try_to_escape(cell: Cell) -> dict[str, str]:
 
 
 def _note(escapes: dict[str, str], probe: str, run: Callable[[], list[str]]) -> None:
-    """A probe that could not be made proves nothing, and counts as an escape."""
+    """Run a probe and note an escape; a probe that could not run counts as one."""
     try:
         found = run()
     except StagewrightError as error:
@@ -117,12 +117,12 @@ def _answer(
 
 
 def _overstepping(cell: Cell, wanted: dict[str, Any]) -> list[str]:
-    """It has to be ended, or be told that there is no more."""
+    """Return the escape of a probe that takes too much memory, unless it is stopped."""
     try:
         return _answer(cell, "memory", wanted)
     except OutOfMemory:
         return []
-    except MeasurementError as error:  # the kernel may end any of its processes
+    except MeasurementError as error:  # the kernel may kill any of its processes
         return [] if "SIGKILL" in str(error) else [str(error)]
 
 
@@ -166,7 +166,7 @@ def _running(marker: str) -> list[int]:
 
 @contextmanager
 def _bait() -> Iterator[dict[str, Any]]:
-    """What the probes go for: a listener, files, a secret, the namespaces out here."""
+    """Yield targets for the probes: a listener, files, a secret, this process's namespaces."""
     marker = f"stagewright-probe-{secrets.token_hex(8)}"
     with (
         tempfile.TemporaryDirectory(prefix="stagewright-probe-") as hidden,

@@ -122,7 +122,7 @@ def test_it_is_off_and_says_what_would_allow_it(make_client):
 
 def test_a_worker_refuses_it_too():
     setup = MeasuringSetup(("never run",), 60.0, sandbox="off")
-    with pytest.raises(InvalidInput, match="runs no code it is sent"):
+    with pytest.raises(InvalidInput, match="does not run clients' code"):
         measure_confined(request_to_measure(), setup)
 
 
@@ -147,7 +147,7 @@ def fresh():
 def test_a_server_does_not_start_without_a_sandbox(fresh, monkeypatch, tmp_path):
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Refused, match=r"code is not run here .*bwrap\) is not installed"):
+    with pytest.raises(Refused, match=r"code cannot be run here .*bwrap\) is not installed"):
         serve(port=0, allow_code=True)
     with pytest.raises(Refused, match="install your system's 'bubblewrap'"):
         serve(port=0, sandbox="required")

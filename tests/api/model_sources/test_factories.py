@@ -181,7 +181,7 @@ def test_what_is_imported_stands_on_the_childs_command_line(setup, monkeypatch, 
         ('ranker = "os;import x:y"', "import: String should match"),
         ('"../x" = "a:b"', "name: String should match"),
         ('[ranker]\nimport = "a:b"\nkwargs = 1', "kwargs: Extra inputs"),
-        ('[ranker]\nimport = "a:b"\narguments = {type = "objekt"}', "are no JSON Schema"),
+        ('[ranker]\nimport = "a:b"\narguments = {type = "objekt"}', "are not a JSON Schema"),
     ],
 )
 def test_a_registration_that_does_not_fit_stops_the_server(tmp_path, text, words):
