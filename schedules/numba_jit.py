@@ -12,9 +12,11 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache, cached_property
+from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 LARGE_STEPS = 500_000
 """Plain Python runs about a million steps a second: from here on importing numba pays at once."""
@@ -47,12 +49,23 @@ def load_if_worthwhile(steps: int) -> None:
         importlib.import_module("numba")
 
 
+def int_zeros(count: int) -> NDArray[np.int64]:
+    """Return a column of zeros: a list in plain Python, an array in compiled code."""
+    return [0] * count  # type: ignore[return-value]
+
+
+def float_zeros(count: int) -> NDArray[np.float64]:
+    """Return a column of zeros: a list in plain Python, an array in compiled code."""
+    return [0.0] * count  # type: ignore[return-value]
+
+
 class Kernel(Generic[P, R]):
     """Decorator for a function to run compiled on large inputs and as plain Python on small ones.
 
-    The function may index its arguments (one-dimensional arrays), compute, and call what numba
-    supports; it writes its results into arguments. ``fastmath`` is off, so arithmetic is not
-    reordered, and compiled and plain results agree bit for bit.
+    The function may index its arguments (arrays and NamedTuples of arrays), compute, and call what
+    numba supports and functions of its own module. It returns its results, or writes them into
+    arguments that are one-dimensional arrays. ``fastmath`` is off, so arithmetic is not reordered,
+    and compiled and plain results agree bit for bit.
     """
 
     def __init__(self, function: Callable[P, R]) -> None:
@@ -69,6 +82,7 @@ class Kernel(Generic[P, R]):
         """Return the compiled function; the first call compiles it or reads numba's cache."""
         import numba
 
+        _make_callable(self.function)
         try:
             compiled: Any = numba.njit(cache=True)(self.function)
         except RuntimeError:  # no writable place for the cache, such as with a read-only home
@@ -80,11 +94,48 @@ class Kernel(Generic[P, R]):
         """Run as plain Python."""
         assert not kwargs, "numba takes arguments by position"
         # Indexing a list is several times faster than indexing an array.
-        lists: list[Any] = [
-            each.tolist() if isinstance(each, np.ndarray) else each for each in args
-        ]
+        lists: list[Any] = [_as_lists(each) for each in args]
         result = self.function(*lists)  # type: ignore[call-arg]
         for array, values in zip(args, lists, strict=True):
             if isinstance(array, np.ndarray):
                 array[:] = values
         return result
+
+
+def _as_lists(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, tuple):  # a NamedTuple
+        return type(value)(*map(_as_lists, value))
+    return value
+
+
+def _make_callable(function: Any) -> None:
+    """Let compiled code call what a function calls: others of its module, and columns of zeros.
+
+    numba compiles only such functions as are registered. Doing that by decorators would load it
+    at import, even where no kernel is ever worth compiling.
+    """
+    for name in function.__code__.co_names:
+        called = function.__globals__.get(name)
+        if called is int_zeros or called is float_zeros:
+            _register_zeros(called)
+        elif isinstance(called, FunctionType) and called.__module__ == function.__module__:
+            _register(called)
+
+
+@cache
+def _register(function: FunctionType) -> None:
+    """Register once: numba would keep, and try, every further registration."""
+    from numba import extending
+
+    extending.register_jitable(function)
+    _make_callable(function)
+
+
+@cache
+def _register_zeros(function: Callable[[int], Any]) -> None:
+    from numba import extending
+
+    dtype = np.int64 if function is int_zeros else np.float64
+    extending.overload(function)(lambda count: lambda count: np.zeros(count, dtype))

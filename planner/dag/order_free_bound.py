@@ -86,7 +86,7 @@ class OrderFree:
         return sum(len(entry) * entry.speed for entry in self.devices.classes)
 
     def _spread_s(self, work_s: float, spared: int = 1) -> float:
-        """The largest (n - spared) x any stage's work, at least (`BoxSearch._least_first`)."""
+        """Bound the largest (n - spared) x any stage's work; see `BranchAndBound._least_metric`."""
         slowest = min(entry.speed for entry in self.devices.classes)
         m = self.options.num_microbatches
         return max(0.0, m * work_s / self._power - spared * work_s / slowest)

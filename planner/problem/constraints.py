@@ -15,7 +15,7 @@ from ..cost.assignment import Assignment
 from ..cost.chain import legal_positions, tied_parameters
 from ..cost.device_classes import Devices
 from ..cost.stage_table import StageTable
-from ..search.arcs import Space
+from ..search.arcs import SearchSpace
 from .input_checks import chunks_of
 from .pin_conflicts import check_pins, describe_pins
 from .tied_weights import TiePattern, tie_patterns
@@ -30,7 +30,7 @@ class SearchPart:
         tied_s: Lower bound on the time that each of them spends on tied weights.
     """
 
-    space: Space
+    space: SearchSpace
     tied_s: float
 
 
@@ -80,7 +80,7 @@ def search_parts(
                     if entry.kind != pin.kind:
                         allowed[number] &= ~inside
     stage_pins = [(pin.stage, layer) for pin, layer in pinned if pin.stage is not None]
-    whole = Space(tables, devices, options, allowed=allowed)
+    whole = SearchSpace(tables, devices, options, allowed=allowed)
     if stage_pins:
         whole = _keep_stage_pins(whole, stage_pins)
     # Neither latency nor throughput pays for tied weights.
@@ -94,7 +94,7 @@ def search_parts(
         yield SearchPart(space, pattern.least_sync_s)
 
 
-def _keep_stage_pins(space: Space, stage_pins: list[tuple[int, int]]) -> Space:
+def _keep_stage_pins(space: SearchSpace, stage_pins: list[tuple[int, int]]) -> SearchSpace:
     # Stages that hold a pinned layer get that number plus one; those with two numbers are dropped.
     number = np.zeros(len(space.tables.first), dtype=np.int64)
     only = np.ones_like(number, dtype=np.bool_)

@@ -1,4 +1,4 @@
 """Exact search over chains: branch and bound above label setting.
 
-It sees arcs with costs, no profile, no plan and no schedule.
+`arcs` turns cost tables into stage arcs; the rest sees arcs, and no profile, plan or schedule.
 """

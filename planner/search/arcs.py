@@ -1,11 +1,11 @@
-"""Turn cost tables, devices and options into what the label search works on."""
+"""Stage arcs of a request: cost tables, devices and options as inputs of the label search."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -13,36 +13,46 @@ from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT, PlanOptions
 from ...core.profile.profile import Profile
 from ...schedules.traits import SPLIT_BACKWARD
 from ..cost.assignment import Assignment, moved_forward
-from ..cost.device_classes import Devices
+from ..cost.device_classes import DeviceClass, Devices
 from ..cost.stage_table import Mask, StageTable
-from .label_setting import (
+from .label_setting import StageArc
+from .stage_arcs import (
     DEPTH_ALL,
     DEPTH_ONE,
     DEPTH_PIPELINE,
     UNLIMITED_BYTES,
+    DevicePool,
     Floats,
-    Hop,
     Integers,
-    Machine,
-    Moves,
-    Rules,
+    SearchRules,
+    StageArcs,
 )
 
 Measure = Literal["1f1b", "gpipe", "throughput", "latency", "simulated_bound"]
-"""What the two metrics and the weight of a stage stand for; `docs/planner.md` has the formulas."""
+"""What weight and metrics of a stage stand for; `docs/planner.md` has the formulas."""
+
+
+class _ArcCosts(NamedTuple):
+    """Costs of every stage on one device class, recomputed or not, shape (E,)."""
+
+    weight: Floats
+    first_unit: Floats
+    second_unit: Floats
+    room: Integers
+    saved: Integers
 
 
 @dataclass(frozen=True, eq=False)
-class Space:
-    """Everything a plan may be, for one profile, cluster and set of options.
+class SearchSpace:
+    """All plans of one profile, cluster and set of options.
 
     Attributes:
         tables: Costs of every stage.
         devices: The cluster.
-        options: What is asked for.
+        options: Of the request.
         only: Stages allowed by constraints, shape (E,); `None` for all.
-        stage_number: See `Moves.stage_number`; `None` for any.
-        allowed: For each class, which stages it may run, [class, stage]; `None` for all.
+        stage_number: See `StageArcs.stage_number`, shape (E,); `None` for any.
+        allowed: Stages that each class may run, [class, stage]; `None` for all.
     """
 
     tables: StageTable
@@ -53,22 +63,12 @@ class Space:
     allowed: Mask | None = None
 
     @cached_property
-    def kept(self) -> slice | Integers:
-        """Which of the table's stages may be chosen."""
+    def chosen(self) -> slice | Integers:
+        """The stages of the table that may be chosen."""
         return slice(None) if self.only is None else np.flatnonzero(self.only)
 
-    @cached_property
-    def start(self) -> Integers:
-        """Where the stages beginning at each position start, shape (N + 1,)."""
-        positions = np.arange(self.tables.num_atoms + 1)
-        return np.searchsorted(self.tables.first[self.kept], positions).astype(np.int64)
-
-    @cached_property
-    def recompute_choices(self) -> tuple[bool, ...]:
-        return {"never": (False,), "auto": (False, True), "always": (True,)}[self.options.recompute]
-
-    def links(self) -> tuple[Floats, Floats]:
-        """Time to send a cut's activations, and its gradients, by level and position."""
+    def link_times_s(self) -> tuple[Floats, Floats]:
+        """Return the time to send a cut's activations, and its gradients, [level, position]."""
         arriving, returning = self.tables.arriving_bytes, self.tables.returning_bytes
         forward, backward = [], []
         for level in self.devices.levels:
@@ -76,20 +76,20 @@ class Space:
             backward.append(_transfer_s(level.latency_s, level.bandwidth_bytes_per_s, returning))
         return np.array(forward), np.array(backward)
 
-    def machine(self) -> Machine:
+    def pool(self) -> DevicePool:
+        """Return the device classes as arrays."""
         devices = self.devices
-        count = len(devices.classes)
+        count, levels = len(devices.classes), len(devices.levels)
         between = np.zeros((count, count), dtype=np.int64)
         for one in range(count):
             for other in range(count):
                 if one != other:
                     between[one, other] = devices.level_between(one, other)
         speeds = np.array([entry.speed for entry in devices.classes])
-        levels = len(devices.levels)
         only = devices.classes[0] if count == 1 else None
         inner = only.group_sizes[0] if only and levels > 1 else 0
-        whole = inner > 1 and only is not None and len(only) % inner == 0
-        return Machine(
+        in_whole_groups = inner > 1 and only is not None and len(only) % inner == 0
+        return DevicePool(
             total=np.array([len(entry) for entry in devices.classes], dtype=np.int64),
             groups=np.array(
                 [entry.group_sizes[-levels:] for entry in devices.classes], dtype=np.int64
@@ -103,116 +103,136 @@ class Space:
                     for level in devices.levels
                 ]
             ),
-            granule=inner if whole else 0,
+            granule=inner if in_whole_groups else 0,
         )
 
-    def rules(self, measure: Measure) -> Rules:
+    def rules(self, measure: Measure) -> SearchRules:
+        """Return the meaning of the metrics by one measure, and the limits asked for."""
         options = self.options
-        depth = DEPTH_ALL if options.schedule == "gpipe" else DEPTH_PIPELINE
-        common = Rules(
+        common = SearchRules(
             num_microbatches=options.num_microbatches,
-            depth=depth,
+            depth=DEPTH_ALL if options.schedule == "gpipe" else DEPTH_PIPELINE,
             max_replicas=options.max_replicas or 2**30,
             num_stages=options.num_stages or 0,
             max_stages=self.max_stages,
         )
         if measure == "throughput":
-            return replace(common, per_replica=True, sync_scale=1 / options.num_microbatches)
+            return common._replace(per_replica=True, sync_scale=1 / options.num_microbatches)
         if measure == "latency":
-            return replace(common, num_microbatches=1, depth=DEPTH_ONE, max_replicas=1)
+            return common._replace(num_microbatches=1, depth=DEPTH_ONE, max_replicas=1)
         if measure == "simulated_bound":
-            return replace(common, spared=0, sync_scale=0.0)
+            return common._replace(spared=0, sync_scale=0.0)
         return common
 
     @property
     def max_stages(self) -> int:
-        """At most this many stages; 0 where devices and positions already say so."""
+        """Most stages allowed; 0 where devices and positions already say so."""
         options = self.options
         most = min(self.tables.most_stages, len(self.devices.cluster.devices))
         limit = options.max_stages or most
         return limit if limit < most else 0
 
-    def moves(self, measure: Measure) -> Moves:
-        """Every stage with what it costs by one measure."""
-        tables, options = self.tables, self.options
-        span, n = self.kept, tables.num_atoms
-        first, last = tables.first[span], tables.last[span]
+    def arcs(self, measure: Measure) -> StageArcs:
+        """Return every stage on every class with its costs by one measure."""
+        tables, chosen = self.tables, self.chosen
+        n, first = tables.num_atoms, tables.first[chosen]
+        again = {"never": (False,), "auto": (False, True), "always": (True,)}
+        recompute_choices = (False,) if measure == "latency" else again[self.options.recompute]
         configs = [
-            (index, entry, recompute)
-            for index, entry in enumerate(self.devices.classes)
-            for recompute in ((False,) if measure == "latency" else self.recompute_choices)
+            (index, recompute)
+            for index in range(len(self.devices.classes))
+            for recompute in recompute_choices
         ]
-        training = measure != "latency"
-        forward, backward = tables.forward_s[span], tables.backward_s[span]
-        again = tables.recompute_s[span]
-        saved = tables.saved_bytes[span]
-        resident = tables.weights_bytes[span] + tables.workspace_bytes[span]
-        if training:
-            state = OPTIMIZER_BYTES_PER_ELEMENT[options.optimizer]
-            resident = (
-                resident + tables.gradients_bytes[span] + state * tables.learned_elements[span]
-            )
-        weights, firsts, seconds, rooms, kept = [], [], [], [], []
-        for index, entry, recompute in configs:
-            f = forward / entry.speed
-            b = (backward + again if recompute else backward) / entry.speed
-            nothing = np.zeros_like(f)
-            summed = {"throughput": nothing, "simulated_bound": nothing, "latency": f}
-            weights.append(summed.get(measure, f + b))
-            firsts.append({"latency": nothing, "gpipe": f}.get(measure, f + b))
-            seconds.append(b if measure == "gpipe" else nothing)
-            limit = UNLIMITED_BYTES if entry.limit_bytes is None else entry.limit_bytes
-            room = limit - resident - (saved if recompute else 0)
-            if self.allowed is not None:
-                room = np.where(self.allowed[index][span], room, -1)
-            rooms.append(np.maximum(room, -1))
-            held = tables.input_bytes[first] if recompute else saved
-            kept.append(held if training else np.zeros_like(held))
-        send_forward, send_backward = self.links()
-        both = send_forward + send_backward
-        no_link = np.zeros_like(both)
-        fastest = self.devices.fastest
-        lead = tables.front_backward_s / fastest
-        front = tables.front_forward_s / fastest
-        if options.schedule not in SPLIT_BACKWARD:  # there gradients run ahead of the work behind
-            front = front + lead
-        front[n] = 0.0  # nothing begins there
-        return Moves(
-            num_atoms=n,
-            start=self.start,
-            last=last,
-            config_class=np.array([index for index, _, _ in configs], dtype=np.int64),
-            config_recompute=np.array([recompute for _, _, recompute in configs], dtype=np.int64),
-            weight=np.array(weights),
-            first_unit=np.array(firsts),
-            second_unit=np.array(seconds),
-            room=np.array(rooms, dtype=np.int64),
-            saved=np.array(kept, dtype=np.int64),
-            fewest=np.ones((len(configs), len(first)), dtype=np.int64),
-            gradients=tables.gradients_bytes[span],
-            arriving=tables.arriving_bytes,
-            returning=tables.returning_bytes if training else np.zeros(n + 1, dtype=np.int64),
+        costs = [self._arc_costs(measure, index, recompute) for index, recompute in configs]
+        # configuration by configuration so far; by position first, where ties between plans are
+        # settled by configuration, then by last position
+        order = np.argsort(np.tile(first, len(configs)), kind="stable")
+        stages = np.tile(np.arange(len(first)), len(configs))[order]
+        config = np.repeat(np.arange(len(configs)), len(first))[order]
+        numbers = self.stage_number
+        return StageArcs(
+            first_arc=np.searchsorted(first[stages], np.arange(n + 1)).astype(np.int64),
+            last=tables.last[chosen][stages],
+            device_class=np.array([index for index, _ in configs], dtype=np.int64)[config],
+            recompute=np.array([recompute for _, recompute in configs], dtype=np.int64)[config],
+            weight=np.concatenate([each.weight for each in costs])[order],
+            first_unit=np.concatenate([each.first_unit for each in costs])[order],
+            second_unit=np.concatenate([each.second_unit for each in costs])[order],
+            room=np.concatenate([each.room for each in costs])[order],
+            saved=np.concatenate([each.saved for each in costs])[order],
+            min_replicas=np.ones(len(order), dtype=np.int64),
+            gradients=tables.gradients_bytes[chosen][stages],
             stage_number=(
-                np.zeros(len(first), dtype=np.int64)
-                if self.stage_number is None
-                else self.stage_number[span]
+                np.zeros(len(order), dtype=np.int64) if numbers is None else numbers[chosen][stages]
             ),
-            offset=front if measure == "simulated_bound" else np.zeros(n + 1),
-            lead=np.zeros(n + 1) if measure == "throughput" else lead,
-            weight_link={"latency": send_forward, "1f1b": both, "gpipe": both}.get(
-                measure, no_link
-            ),
-            metric_link=both if measure in ("1f1b", "throughput") else no_link,
+            **self._position_costs(measure),
         )
+
+    def _arc_costs(self, measure: Measure, index: int, recompute: bool) -> _ArcCosts:
+        """Price every stage on one class, with or without recomputation."""
+        tables, chosen, entry = self.tables, self.chosen, self.devices.classes[index]
+        saved = tables.saved_bytes[chosen]
+        backward = tables.backward_s[chosen]
+        if recompute:
+            backward = backward + tables.recompute_s[chosen]
+        f, b = tables.forward_s[chosen] / entry.speed, backward / entry.speed
+        zero = np.zeros_like(f)
+        weights = {"throughput": zero, "simulated_bound": zero, "latency": f}
+        room = self._room(entry, training=measure != "latency")
+        if recompute:  # while a micro-batch is recomputed, its activations are there once
+            room = room - saved
+        if self.allowed is not None:
+            room = np.where(self.allowed[index][chosen], room, -1)
+        kept = tables.input_bytes[tables.first[chosen]] if recompute else saved
+        return _ArcCosts(
+            weight=weights.get(measure, f + b),
+            first_unit={"latency": zero, "gpipe": f}.get(measure, f + b),
+            second_unit=b if measure == "gpipe" else zero,
+            room=np.maximum(room, -1).astype(np.int64),
+            saved=np.zeros_like(kept) if measure == "latency" else kept,
+        )
+
+    def _room(self, entry: DeviceClass, *, training: bool) -> Integers:
+        """Return the bytes that a stage's weights and optimizer leave on a device."""
+        tables, chosen = self.tables, self.chosen
+        resident = tables.weights_bytes[chosen] + tables.workspace_bytes[chosen]
+        if training:
+            state = OPTIMIZER_BYTES_PER_ELEMENT[self.options.optimizer]
+            resident = resident + tables.gradients_bytes[chosen]
+            resident = resident + state * tables.learned_elements[chosen]
+        limit = UNLIMITED_BYTES if entry.limit_bytes is None else entry.limit_bytes
+        room: Integers = limit - resident
+        return room
+
+    def _position_costs(self, measure: Measure) -> dict[str, Any]:
+        """Return the fields of `StageArcs` that belong to positions and cuts."""
+        tables, n = self.tables, self.tables.num_atoms
+        send_forward, send_backward = self.link_times_s()
+        both, free = send_forward + send_backward, np.zeros_like(send_forward)
+        lead = tables.front_backward_s / self.devices.fastest
+        front = tables.front_forward_s / self.devices.fastest
+        if self.options.schedule not in SPLIT_BACKWARD:
+            front = front + lead  # there, gradients run ahead of the work in front
+        front[n] = 0.0  # no stage begins there
+        links = {"latency": send_forward, "1f1b": both, "gpipe": both}
+        latency = measure == "latency"
+        return {
+            "arriving": tables.arriving_bytes,
+            "returning": np.zeros(n + 1, dtype=np.int64) if latency else tables.returning_bytes,
+            "offset": front if measure == "simulated_bound" else np.zeros(n + 1),
+            "lead": np.zeros(n + 1) if measure == "throughput" else lead,
+            "weight_link": links.get(measure, free),
+            "metric_link": both if measure in ("1f1b", "throughput") else free,
+        }
 
 
 def _transfer_s(latency_s: float, bandwidth: float, sizes: Integers) -> Floats:
-    """`LinkLevel.transfer_time_s` of many messages."""
+    """Compute `LinkLevel.transfer_time_s` of many messages."""
     return np.where(sizes > 0, latency_s + sizes / bandwidth, 0.0)
 
 
 def coarse_positions(profile: Profile, positions: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """At most so many of the positions, about equal work apart, both ends among them.
+    """Choose at most ``count`` positions about equal work apart, both ends among them.
 
     Of the positions within half an interval of an even one, the one that sends least is taken.
     """
@@ -235,18 +255,15 @@ def coarse_positions(profile: Profile, positions: tuple[int, ...], count: int) -
     return tuple(positions[index] for index in sorted(chosen))
 
 
-def from_hops(
-    hops: Sequence[Hop], tables: StageTable, config_class: Sequence[int],
-    config_recompute: Sequence[int], devices: Devices,
-) -> Assignment:  # fmt: skip
-    """What a path of the search stands for, moved to the first devices it can be moved to."""
-    order, cuts = tables.layout([*(hop.first for hop in hops), hops[-1].last])
+def to_assignment(arcs: Sequence[StageArc], tables: StageTable, devices: Devices) -> Assignment:
+    """Return the plan a path stands for, on the first devices it can be moved to."""
+    order, cuts = tables.layout([*(arc.first for arc in arcs), arcs[-1].last])
     found = Assignment(
         cuts=cuts,
-        replicas=tuple(hop.replicas for hop in hops),
-        classes=tuple(int(config_class[hop.config]) for hop in hops),
-        ends=tuple(hop.end for hop in hops),
-        recompute=tuple(bool(config_recompute[hop.config]) for hop in hops),
+        replicas=tuple(arc.replicas for arc in arcs),
+        classes=tuple(arc.device_class for arc in arcs),
+        ends=tuple(arc.end for arc in arcs),
+        recompute=tuple(arc.recompute for arc in arcs),
         order=order,
     )
     return moved_forward(found, devices)

@@ -1,128 +1,197 @@
-"""The label search compiled by numba; `labels_numpy` gives the same labels without it.
+"""Inner loops of the label search, compiled by numba where it is installed.
 
-Imported only where numba is there. The inner functions take plain arrays and numbers, because
-that is what numba compiles; their names are those of `labels`.
+`label_setting` states the recurrence. The functions here use only what both numba and plain
+Python understand: indexed columns, scalars and NamedTuples. Columns are arrays when compiled and
+lists otherwise, because Python indexes lists several times faster than arrays; hence
+``column[level][position]`` instead of ``column[level, position]``. Both ways give the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+import math
+from typing import NamedTuple
 
-import numba
-import numpy as np
-
-from .label_setting import (
+from ...schedules.numba_jit import float_zeros, int_zeros
+from .stage_arcs import (
+    DEPTH_ALL,
+    DEPTH_PIPELINE,
+    DevicePool,
     Floats,
     Integers,
-    Judged,
-    LabelStore,
-    Limits,
-    Machine,
-    Moves,
-    Rules,
-    last_pin,
-    watches_flying,
+    MetricCaps,
+    SearchRules,
+    StageArcs,
 )
 
-WHOLE = ("used", "flying", "stages", "ranks", "key", "parent", "move", "config", "count", "end",
-         "front")  # fmt: skip
-"""Columns of whole numbers of a label, as many of the first as there are classes."""
+FIRST, SECOND, SYNC = 0, 1, 2
+"""Indices of the metrics in ``next_metrics``."""
 
-ReducedArrays = tuple[Integers, Integers, Integers, Floats, Floats, float, Floats, float, Integers]
-"""Begin of each position's stages, their configuration and index; weight and devices in front;
-least weight, weight and price of devices in front, price; fewest replicas of the stages."""
+FAR = 2**40
+"""More replicas than any cluster has: nothing can be behind this position."""
 
-P = ParamSpec("P")
-R = TypeVar("R")
+SECANT_STEPS = 6
+"""The price of a device settles in two to four steps; more gain nothing measurable."""
 
+TOLERANCE = 1e-9
+"""Sums of device speeds are compared with this much slack, relative and absolute."""
 
-def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Machine code for a function, kept between runs where there is a place to keep it."""
-    try:
-        made: Any = numba.njit(cache=True)(function)
-    except RuntimeError:  # nowhere to keep the cache: a read-only home
-        made = numba.njit(function)
-    result: Callable[P, R] = made
-    return result
+IN_FLIGHT, STAGES, REPLICAS, KEY, PARENT, ARC, COUNT, END, FRONT, USED = range(10)
+"""Integer columns of a label; from ``USED`` on one column for each device class.
 
+``REPLICAS`` are those of all its stages and ``COUNT`` those of its first stage, whose devices end
+at ``END`` of their class. ``FRONT`` is the number from the front of a stage at or behind a pinned
+one, else 0.
+"""
 
-def run(
-    moves: Moves, machine: Machine, rules: Rules, limits: Limits, budget: int
-) -> tuple[LabelStore, Floats, bool]:
-    """See `labels.search`: all labels, the least values beyond the limits, whether complete."""
-    numbers, reals, nexts = _numbers(moves, machine, rules, limits, budget)
-    arc_start, arc_config, arc_move, before, demand, least, mixed, price, _ = _reduced(
-        moves, machine, numbers, reals, nexts
-    )
-    nexts[3] = least
-    whole, real, begin, finish, complete = _search(
-        moves.num_atoms, arc_start, arc_config, arc_move, moves.last, moves.config_class,
-        moves.weight, moves.first_unit, moves.second_unit, moves.room, moves.saved,
-        moves.gradients, moves.arriving, moves.returning, moves.stage_number, moves.offset,
-        moves.lead, before, moves.weight_link, moves.metric_link, demand, mixed, price,
-        machine.total, machine.groups, machine.between, machine.speed, machine.latency,
-        machine.bandwidth, numbers, reals, nexts,
-    )  # fmt: skip
-    k = len(machine.total)
-    store = LabelStore(
-        used=whole[:, :k],
-        **{name: whole[:, k + place] for place, name in enumerate(WHOLE[1:])},
-        weight=real[:, 0],
-        bucket=real[:, 1],
-        begin=begin,
-        finish=finish,
-    )
-    return store, nexts, bool(complete)
+LOOKED, SIZE = 0, 1
+"""Counters of a search: candidates looked at, labels kept."""
 
 
-def judge(moves: Moves, machine: Machine, rules: Rules, limits: Limits) -> Judged:
-    """See `labels.judge`."""
-    numbers, reals, nexts = _numbers(moves, machine, rules, limits, 0)
-    found = _reduced(moves, machine, numbers, reals, nexts)
-    count = np.full(moves.weight.shape, -1, dtype=np.int64)
-    count[found[1], found[2]] = found[8]
-    return Judged(float(found[5]), (float(nexts[0]), float(nexts[1]), float(nexts[2])), count)
+class RelaxedArcs(NamedTuple):
+    """Arcs that a path within the caps can have, and bounds on what is in front of a position.
+
+    Attributes:
+        first_arc: The remaining arcs from position i are ``first_arc[i] : first_arc[i + 1]``.
+        arc: Index in `StageArcs` of each remaining arc.
+        replicas: Replicas it needs at least.
+        front_weight: Least weight of a path from position 0, by position.
+        front_devices: Fewest devices of one, in devices of the slowest class.
+        front_priced: Least weight plus price of devices of one.
+        device_price: Seconds charged per device; 0 if devices are ample.
+        least_weight: A lower bound of every path's weight.
+    """
+
+    first_arc: Integers
+    arc: Integers
+    replicas: Integers
+    front_weight: Floats
+    front_devices: Floats
+    front_priced: Floats
+    device_price: float
+    least_weight: float
 
 
-def _numbers(
-    moves: Moves, machine: Machine, rules: Rules, limits: Limits, budget: int
-) -> tuple[Integers, Floats, Floats]:
-    """Everything that is one number, for compiled functions; and the least values beyond limits."""
-    numbers = np.array(
-        [
-            rules.num_microbatches, rules.depth, rules.max_ranks, rules.spared,
-            int(rules.per_replica), rules.max_replicas, rules.num_stages, rules.max_stages, budget,
-            int(watches_flying(moves, rules)), int(rules.count_ranks), last_pin(moves),
-        ],
-        dtype=np.int64,
-    )  # fmt: skip
-    reals = np.array(
-        [
-            limits.first, limits.second, limits.sync, limits.weight, limits.quantum,
-            rules.sync_scale, float((machine.total * machine.speed).sum()),
-        ]
-    )  # fmt: skip
-    return numbers, reals, np.full(4, np.inf)
+class UsableArcs(NamedTuple):
+    """Arcs with enough replicas, before bounds: columns by arc but ``first_arc``."""
+
+    first_arc: Integers
+    last: Integers
+    arc: Integers
+    replicas: Integers
+    weight: Floats
+    devices: Floats
 
 
-def _reduced(
-    moves: Moves, machine: Machine, numbers: Integers, reals: Floats, nexts: Floats
-) -> ReducedArrays:
-    return _reduce(
-        moves.num_atoms, moves.start, moves.last, moves.config_class, moves.weight,
-        moves.first_unit, moves.second_unit, moves.room, moves.saved, moves.fewest,
-        moves.arriving, moves.returning, moves.gradients, moves.offset, moves.lead,
-        moves.weight_link, moves.metric_link, machine.total, machine.granule, machine.groups,
-        machine.speed, machine.latency, machine.bandwidth, numbers, reals, nexts,
-    )  # fmt: skip
+class Labels(NamedTuple):
+    """Labels of a search; those at position i are ``begin[i] : finish[i]``.
+
+    Integer columns are stored label by label in ``columns``. ``bucket`` is the weight as compared:
+    rounded down to whole quanta.
+    """
+
+    columns: Integers
+    weight: Floats
+    bucket: Floats
+    begin: Integers
+    finish: Integers
+    num_labels: int
+    next_metrics: Floats
+    least_weight: float
+    complete: bool
 
 
-@compiled
-def _place(groups: Integers, is_last: bool, end: int, replicas: int) -> int:
-    """`DeviceClass.place`."""
+class LabelTable(NamedTuple):
+    """The growing part of `Labels`."""
+
+    columns: Integers
+    weight: Floats
+    bucket: Floats
+
+
+class Scope(NamedTuple):
+    """Everything but arcs that stays the same during one search.
+
+    Arcs are passed apart: numba counts the references to all arrays of a NamedTuple at every
+    call, and the functions called for every label need few of them.
+
+    Attributes:
+        watched: The integer columns in which dominance compares labels.
+        residue: Outermost group size of each class but one level, shape (K,).
+        power: All devices, in devices of the slowest class.
+        width: Integer columns of a label.
+        last_pin: Largest number from the front that a stage must have; 0 for none.
+        tracks_in_flight: See `label_setting`.
+    """
+
+    pool: DevicePool
+    rules: SearchRules
+    caps: MetricCaps
+    watched: Integers
+    residue: Integers
+    power: float
+    width: int
+    last_pin: int
+    tracks_in_flight: bool
+
+
+class Bound(NamedTuple):
+    """Bounds on everything in front of one position; see `RelaxedArcs`.
+
+    Attributes:
+        power: All devices, in devices of the slowest class.
+        price: Seconds charged per device.
+    """
+
+    weight: float
+    devices: float
+    priced: float
+    power: float
+    price: float
+
+
+class Extension(NamedTuple):
+    """One arc in front of one label, the cut between them on one link level.
+
+    Attributes:
+        arc: Its index.
+        device_class: Class it runs on.
+        gradients: Bytes to all-reduce over its replicas.
+        lead: Seconds of backward work that hide the all-reduce.
+        label: The label behind it.
+        row: Where that label's integer columns start.
+        class_behind: Class of that label's first stage; -1 at the last position.
+        level: Of the cut.
+        weight: Of the new label.
+        weight_cap: It may not exceed.
+        number: Stages of the new label.
+        front: Number of the stage from the front; see `FRONT`.
+        free: Devices of the class that the label leaves.
+        most: Replicas at most.
+    """
+
+    arc: int
+    device_class: int
+    gradients: int
+    lead: float
+    label: int
+    row: int
+    class_behind: int
+    level: int
+    weight: float
+    weight_cap: float
+    number: int
+    front: int
+    free: int
+    most: int
+
+
+# --- Devices and replicas ---------------------------------------------------------------------
+
+
+def place(groups: Integers, is_last: bool, end: int, replicas: int) -> int:
+    """Compute `DeviceClass.place`; -1 if the replicas fit nowhere in front of ``end``."""
     settled = False
-    while not settled:
+    while not settled:  # moving down for one level can break a smaller one's alignment
         settled = True
         for level in range(len(groups) - 1):
             size = groups[level]
@@ -146,24 +215,23 @@ def _place(groups: Integers, is_last: bool, end: int, replicas: int) -> int:
     return end
 
 
-@compiled
-def _level_of(groups: Integers, first: int, last: int) -> int:
+def level_of(groups: Integers, first: int, last: int) -> int:
+    """Return the innermost level whose group holds both device indices."""
     for level in range(len(groups)):
         if first // groups[level] == last // groups[level]:
             return level
     return len(groups) - 1
 
 
-@compiled
-def _next_count(
-    groups: Integers, total: int, is_last: bool, count: int, flying: int, least: int
+def next_count(
+    groups: Integers, total: int, is_last: bool, count: int, in_flight: int, fewest: int
 ) -> int:
-    """The next number of replicas to try after ``count``; -1 if none.
+    """Return the next number of replicas to try after ``count``; -1 if none.
 
     Below a whole group of the outermost level but one, every number that fits a level; for the
     last stage of a class, which may have a part of its last group, every number from which on
-    it begins further in front. In all other cases only those that leave fewer than ``least``
-    micro-batches in flight, which is what the best of those placed so far leaves.
+    it begins further in front. In all other cases only those that leave fewer than ``fewest``
+    micro-batches in flight, the best of those placed so far.
     """
     inner, border = 1, -1
     for level in range(len(groups) - 1):
@@ -181,608 +249,764 @@ def _next_count(
     low = count + 1
     while True:
         following = (low + step - 1) // step * step
-        if 0 < border <= following or following + flying >= least:
+        if 0 < border <= following or following + in_flight >= fewest:
             return border
-        turns = (flying + following - 1) // following
-        if following * (1 + turns) < least:
+        turns = (in_flight + following - 1) // following
+        if following * (1 + turns) < fewest:
             return following
         if turns <= 1:
             return border
-        # as many turns with more replicas leave more in flight
-        low = max(following + 1, (flying + turns - 2) // (turns - 1))
+        # as many turns with more replicas leave more in flight: go on to one turn fewer
+        low = max(following + 1, (in_flight + turns - 2) // (turns - 1))
 
 
-@compiled
-def _all_reduce(
-    size: int, ranks: int, level: int, latency: Floats, bandwidth: Floats, sizes: Integers
+def all_reduce_s(
+    size: int, replicas: int, level: int, latency: Floats, bandwidth: Floats, groups: Integers
 ) -> float:
-    """`Cluster.all_reduce_time_s`."""
+    """Compute `Cluster.all_reduce_time_s`: a ring at each level, on ever smaller shards."""
     time_s = 0.0
     inner = 1
     for index in range(level + 1):
-        members = ranks
+        members = replicas
         if index != level:
-            members = max(1, min(ranks, sizes[index] // inner))
+            members = max(1, min(replicas, groups[index] // inner))
         if members >= 2 and size > 0:
             time_s += 2 * (members - 1) * (latency[index] + size / members / bandwidth[index])
         size = (size + members - 1) // members
-        ranks = (ranks + members - 1) // members
-        inner = max(inner, sizes[index])
+        replicas = (replicas + members - 1) // members
+        inner = max(inner, groups[index])
     return time_s
 
 
-@compiled
-def _whole(count: int, granule: int) -> int:
-    """Devices taken up by so many replicas; see `Machine.granule`."""
-    if granule > 0 and count > granule:
-        return (count + granule - 1) // granule * granule
-    return count
-
-
-@compiled
-def _least_sync(
-    size: int, ranks: int, latency: Floats, bandwidth: Floats, sizes: Integers
+def least_sync_s(
+    size: int, replicas: int, latency: Floats, bandwidth: Floats, groups: Integers
 ) -> float:
-    """No so many replicas, nor more of them, sum gradients sooner; see `reduce_numpy`."""
+    """Bound the time to sum gradients over that many replicas, or more, from below.
+
+    They meet in the smallest group that holds them all. Where groups of an outer level are
+    smaller, as those of a class with few devices in each can be, nothing is known: 0.
+    """
     level = 0
-    while level < len(sizes) - 1 and sizes[level] < ranks:
-        if sizes[level + 1] < sizes[level]:
+    while level < len(groups) - 1 and groups[level] < replicas:
+        if groups[level + 1] < groups[level]:
             return 0.0
         level += 1
-    return _all_reduce(size, ranks, level, latency, bandwidth, sizes)
+    return all_reduce_s(size, replicas, level, latency, bandwidth, groups)
 
 
-@compiled
-def _beyond(groups: Integers, level: int, count: int) -> bool:
-    """`reduce_numpy.beyond`."""
-    last = groups.shape[1] - 1
-    return bool(groups.shape[0] == 1 and level < last and count > groups[0, : level + 1].max())
+def occupied(replicas: int, granule: int) -> int:
+    """Return the devices that many replicas occupy; see `DevicePool.granule`."""
+    if granule > 0 and replicas > granule:
+        return (replicas + granule - 1) // granule * granule
+    return replicas
 
 
-@compiled
-def _replicas_for(
-    unit: float, limit: float, offset: float, spared: int, per_replica: int, m: int, nexts: Floats,
-    which: int,
-) -> int:  # fmt: skip
-    """Fewest replicas that keep a metric within its limit; -1 if none do.
+def is_too_wide(groups: Integers, level: int, replicas: int) -> bool:
+    """Return True if that many replicas are never linked at a level to the stage behind.
 
-    The least value above the limit that fewer replicas would have goes to ``nexts``.
+    More than a group's size are whole groups, and what follows is in another group. Devices of
+    another class may share one, so nothing is known of several classes.
     """
-    if limit == np.inf:
+    if len(groups) > 1 or level >= len(groups[0]) - 1:
+        return False
+    widest = groups[0][0]
+    for inner in range(1, level + 1):
+        widest = max(widest, groups[0][inner])
+    return bool(replicas > widest)
+
+
+def fewest_for_metric(
+    unit: float, cap: float, offset: float, rules: SearchRules, next_metrics: Floats, metric: int
+) -> int:
+    """Return the fewest replicas that keep a metric within its cap; -1 if none do.
+
+    The least value above the cap that fewer replicas would have goes to ``next_metrics``.
+    """
+    m, spared = rules.num_microbatches, rules.spared
+    if cap == math.inf:
         return 1
-    if per_replica:
-        if unit <= limit:
+    if rules.per_replica:
+        if unit <= cap:
             return 1
-        if limit <= 0:
-            nexts[which] = min(nexts[which], unit / m)
+        if cap <= 0 or unit / cap > FAR:
+            next_metrics[metric] = min(next_metrics[metric], unit / m)
             return -1
-        count = int(np.ceil(unit / limit))
-        while unit / count > limit:
+        count = math.ceil(unit / cap)
+        # the quotient is rounded: step to the count that the comparison itself agrees with
+        while unit / count > cap:
             count += 1
-        while count > 1 and unit / (count - 1) <= limit:
+        while count > 1 and unit / (count - 1) <= cap:
             count -= 1
-        nexts[which] = min(nexts[which], unit / (count - 1))
+        next_metrics[metric] = min(next_metrics[metric], unit / (count - 1))
         return count
-    if offset + (m - spared) * unit <= limit:
+    if offset + (m - spared) * unit <= cap:
         return 1
-    if unit <= 0 or limit < offset:
-        nexts[which] = min(nexts[which], offset + (1 - spared) * unit)
+    if unit <= 0 or cap < offset:
+        next_metrics[metric] = min(next_metrics[metric], offset + (1 - spared) * unit)
         return -1
-    most = int((limit - offset) / unit) + spared
+    # most micro-batches per replica within the cap, rounding mended as above
+    most = int(min((cap - offset) / unit, float(m))) + spared
     most = max(min(most, m - 1), 0)
-    while most < m and offset + (most + 1 - spared) * unit <= limit:
+    while most < m and offset + (most + 1 - spared) * unit <= cap:
         most += 1
-    while most > 0 and offset + (most - spared) * unit > limit:
+    while most > 0 and offset + (most - spared) * unit > cap:
         most -= 1
-    nexts[which] = min(nexts[which], offset + (most + 1 - spared) * unit)
+    next_metrics[metric] = min(next_metrics[metric], offset + (most + 1 - spared) * unit)
     if most < 1:
         return -1
     return (m + most - 1) // most
 
 
-@compiled
-def _needed(
-    unit: float, second: float, limit: float, second_limit: float, offset: float, spared: int,
-    per_replica: int, m: int, nexts: Floats,
+def fewest_for_metrics(
+    unit: float, second: float, offset: float, rules: SearchRules, caps: MetricCaps,
+    next_metrics: Floats,
 ) -> int:  # fmt: skip
-    """Fewest replicas that keep both metrics within their limits; -1 if none do."""
-    count = _replicas_for(unit, limit, offset, spared, per_replica, m, nexts, 0)
+    """Return the fewest replicas that keep both metrics of a stage within their caps, or -1."""
+    count = fewest_for_metric(unit, caps.first, offset, rules, next_metrics, FIRST)
     if second > 0:
-        other = _replicas_for(second, second_limit, 0.0, spared, per_replica, m, nexts, 1)
+        other = fewest_for_metric(second, caps.second, 0.0, rules, next_metrics, SECOND)
         count = -1 if min(count, other) < 0 else max(count, other)
     return count
 
 
-@compiled
-def _raised(
-    need: int, most: int, behind: int, room: int, saved: int, buffer: int, m: int, depth: int
-) -> int:  # fmt: skip
-    """Fewest replicas, at least ``need``, that fit the memory; -1 if not even ``most`` do."""
+def fits_memory(
+    replicas: int, behind: int, room: int, saved: int, buffer: int, rules: SearchRules
+) -> bool:
+    """Return True if a stage of that many replicas fits its devices; see `default_depths`."""
+    share = (rules.num_microbatches + replicas - 1) // replicas
+    depth = 1
+    if rules.depth == DEPTH_PIPELINE:
+        depth = min(share, 1 + (behind + replicas - 1) // replicas)
+    elif rules.depth == DEPTH_ALL:
+        depth = share
+    else:
+        share = 1
+    return room - share * buffer - depth * saved >= 0
+
+
+def fewest_for_memory(
+    need: int, most: int, behind: int, room: int, saved: int, buffer: int, rules: SearchRules
+) -> int:
+    """Return the fewest replicas from ``need`` to ``most`` that fit the memory; -1 if none do.
+
+    More replicas never need more memory each, so the search may double and halve.
+    """
     if need > most:
         return -1
-    if _fits(need, behind, room, saved, buffer, m, depth):
+    if fits_memory(need, behind, room, saved, buffer, rules):
         return need
-    if not _fits(most, behind, room, saved, buffer, m, depth):
+    if not fits_memory(most, behind, room, saved, buffer, rules):
         return -1
     low, step = need, 1
     high = min(low + step, most)
-    while not _fits(high, behind, room, saved, buffer, m, depth):
+    while not fits_memory(high, behind, room, saved, buffer, rules):
         low, step = high, 2 * step
         high = min(low + step, most)
     while high - low > 1:
         middle = (low + high) // 2
-        if _fits(middle, behind, room, saved, buffer, m, depth):
+        if fits_memory(middle, behind, room, saved, buffer, rules):
             high = middle
         else:
             low = middle
     return high
 
 
-@compiled
-def _fits(count: int, behind: int, room: int, saved: int, buffer: int, m: int, depth: int) -> bool:
-    """Whether a stage of so many replicas fits its devices."""
-    share = (m + count - 1) // count
-    held = 1
-    if depth == 0:
-        held = min(share, 1 + (behind + count - 1) // count)
-    elif depth == 1:
-        held = share
-    else:
-        share = 1
-    return bool(room - share * buffer - held * saved >= 0)
+# --- Relaxation: every arc apart from the others ----------------------------------------------
 
 
-@compiled
-def _reduce(
-    num_atoms: int, start: Integers, last: Integers, config_class: Integers, weight: Floats,
-    first_unit: Floats, second_unit: Floats, room: Integers, saved: Integers,
-    fewest: Integers, arriving: Integers, returning: Integers, gradients: Integers,
-    offset: Floats, lead: Floats,
-    weight_link: Floats, metric_link: Floats, total: Integers, granule: int, groups: Integers,
-    speed: Floats, latency: Floats, bandwidth: Floats, numbers: Integers, reals: Floats,
-    nexts: Floats,
-) -> ReducedArrays:  # fmt: skip
-    """`reduce_numpy.reduce`: the stages left, and what is in front of every position."""
-    m, depth, _, spared, per_replica, max_replicas = (
-        numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5],
-    )  # fmt: skip
-    limit_first, limit_second, limit_sync, limit_weight, sync_scale, power = (
-        reals[0], reals[1], reals[2], reals[3], reals[5], reals[6],
-    )  # fmt: skip
-    num_configs, num_moves = weight.shape
-    levels = metric_link.shape[0]
-    count = np.full((num_configs, num_moves), -1, dtype=np.int64)
-    cost = np.zeros((num_configs, num_moves))
-    behind = np.full(num_atoms + 1, 2**40, dtype=np.int64)
-    behind[num_atoms] = 0
-    # micro-batches of a replica of the widest stage that a level can join to the one behind
-    most_at = np.zeros(levels, dtype=np.int64)
-    if len(groups) == 1:
-        for level in range(levels - 1):
-            widest = groups[0, : level + 1].max()
-            most_at[level] = (m + widest - 1) // widest
-    for i in range(num_atoms - 1, -1, -1):
-        for c in range(num_configs):
-            k = config_class[c]
-            for e in range(start[i], start[i + 1]):
-                j = last[e]
-                if room[c, e] < 0:
-                    continue
-                need = -1
-                link = np.inf
-                for level in range(1 if j == num_atoms else levels):
-                    unit = first_unit[c, e] + metric_link[level, j]
-                    if j < num_atoms and most_at[level] > 0 and not per_replica:
-                        beyond = offset[i] + (most_at[level] - spared) * unit
-                        if beyond > limit_first:
-                            nexts[0] = min(nexts[0], beyond)
-                            continue
-                    one = _needed(
-                        unit, second_unit[c, e], limit_first,
-                        limit_second, offset[i], spared, per_replica, m, nexts,
-                    )  # fmt: skip
-                    if one < 0 or (j < num_atoms and _beyond(groups, level, one)):
-                        continue
-                    if need < 0 or one < need:
-                        need = one
-                    link = min(link, weight_link[level, j])
-                if need < 0 or behind[j] >= 2**40:
-                    continue
-                need = max(need, fewest[c, e])
-                need = _raised(
-                    need, min(total[k], max_replicas, m), behind[j], room[c, e], saved[c, e],
-                    arriving[i] + returning[j], m, depth,
-                )  # fmt: skip
-                if need < 0:
-                    continue
-                if j < num_atoms:
-                    need = _whole(need, granule)
-                if need > 1:
-                    sync = _least_sync(gradients[e], need, latency, bandwidth, groups[k])
-                    sync = sync * sync_scale - lead[i]
-                    if sync > limit_sync and sync > 0:
-                        nexts[2] = min(nexts[2], sync)
-                        continue
-                count[c, e] = need
-                cost[c, e] = weight[c, e] + link
-                behind[i] = min(behind[i], need + behind[j])
-    arc_start, arc_config, arc_move = _arcs(num_atoms, start, count)
-    num_arcs = len(arc_move)
-    arc_last = np.zeros(num_arcs, dtype=np.int64)
-    arc_cost = np.zeros(num_arcs)
-    arc_power = np.zeros(num_arcs)
-    for arc in range(num_arcs):
-        c, e = arc_config[arc], arc_move[arc]
-        arc_last[arc] = last[e]
-        arc_cost[arc] = cost[c, e]
-        arc_power[arc] = _whole(count[c, e], granule) * speed[config_class[c]]
-    front_weight = np.zeros(num_atoms + 1)
-    front_power = np.zeros(num_atoms + 1)
-    back_weight = np.zeros(num_atoms + 1)
-    back_power = np.zeros(num_atoms + 1)
-    mixed_front = np.zeros(num_atoms + 1)
-    mixed_back = np.zeros(num_atoms + 1)
-    slack = power * (1 + 1e-9) + 1e-9
-    least, best_price = np.inf, 0.0
-    reachable = behind[0] < 2**40
-    if reachable:
-        _sweep(num_atoms, arc_start, arc_last, arc_cost, arc_power, 1.0, 0.0, front_weight,
-               back_weight)  # fmt: skip
-        _sweep(num_atoms, arc_start, arc_last, arc_cost, arc_power, 0.0, 1.0, front_power,
-               back_power)  # fmt: skip
-        reachable = back_power[0] <= slack
-    if not reachable:
-        front_weight[:] = 0.0
-        nothing = np.zeros(0, dtype=np.int64)
-        return (
-            np.zeros(num_atoms + 1, dtype=np.int64), nothing, nothing, front_weight, front_weight,
-            least, front_weight, best_price, nothing,
-        )  # fmt: skip
-    least = back_weight[0]
-    light, light_power = _trace(
-        num_atoms, arc_start, arc_last, arc_cost, arc_power, 1.0, 0.0, back_weight
+def relax_arcs(
+    arcs: StageArcs, pool: DevicePool, rules: SearchRules, caps: MetricCaps
+) -> tuple[Floats, RelaxedArcs]:
+    """Drop the arcs that no path within the caps can have, and bound the rest.
+
+    Replicas of every arc are the fewest by its own metrics and memory, given the fewest that can
+    be behind it. Then the shortest paths through it by weight, by devices, and by both at a price
+    per device (Handler and Zang 1980) say whether it can be part of a path.
+
+    Returns:
+        Least values of the three metrics beyond their caps, and what remains.
+    """
+    num_atoms = len(arcs.first_arc) - 1
+    next_metrics = float_zeros(3)
+    for metric in range(3):
+        next_metrics[metric] = math.inf
+    usable = usable_arcs(arcs, pool, rules, caps, next_metrics)
+    power = total_power(pool)
+    slack = power * (1 + TOLERANCE) + TOLERANCE
+    front_weight, back_weight = shortest_paths(usable, 1.0, 0.0)
+    front_devices, back_devices = shortest_paths(usable, 0.0, 1.0)
+    if not back_devices[0] <= slack:  # no path, or none with so few devices
+        none = int_zeros(0)
+        zeros = float_zeros(num_atoms + 1)
+        return next_metrics, RelaxedArcs(
+            int_zeros(num_atoms + 1), none, none, zeros, zeros, zeros, 0.0, math.inf
+        )
+    price, least_weight, front_priced, back_priced = price_devices(
+        usable, power, slack, front_weight, back_weight, back_devices
     )
-    heavy, heavy_power = _trace(
-        num_atoms, arc_start, arc_last, arc_cost, arc_power, 0.0, 1.0, back_power
-    )
-    if light_power > power:
-        for _ in range(6):  # Handler and Zang's secant on the price of a device
-            if light_power <= heavy_power:
-                break
-            price = (heavy - light) / (light_power - heavy_power)
-            if price <= 0:
-                break
-            best_price = price
-            _sweep(num_atoms, arc_start, arc_last, arc_cost, arc_power, 1.0, price, mixed_front,
-                   mixed_back)  # fmt: skip
-            least = max(least, mixed_back[0] - price * slack)
-            w, p = _trace(
-                num_atoms, arc_start, arc_last, arc_cost, arc_power, 1.0, price, mixed_back
-            )
-            if mixed_back[0] >= (light + price * light_power) * (1 - 1e-12):
-                break
-            if p <= power:
-                heavy, heavy_power = w, p
-            else:
-                light, light_power = w, p
-    size, arc_count = 0, np.zeros(num_arcs, dtype=np.int64)
-    for i in range(num_atoms):
-        begin = arc_start[i]
-        arc_start[i] = size
-        for arc in range(begin, arc_start[i + 1]):
-            j, r = arc_last[arc], arc_power[arc]
-            keep = front_power[i] + r + back_power[j] <= slack
-            keep = keep and not front_weight[i] + arc_cost[arc] + back_weight[j] > limit_weight
-            if keep and best_price > 0:
-                keep = not (
-                    mixed_front[i] + (arc_cost[arc] + best_price * r) + mixed_back[j]
-                    > limit_weight + best_price * slack
-                )
-            if keep:
-                arc_count[size] = count[arc_config[arc], arc_move[arc]]
-                arc_config[size] = arc_config[arc]
-                arc_move[size] = arc_move[arc]
-                size += 1
-    arc_start[num_atoms] = size
-    if best_price == 0:
-        mixed_front = front_weight
-    return (
-        arc_start, arc_config[:size], arc_move[:size], front_weight, front_power, least,
-        mixed_front, best_price, arc_count[:size],
-    )  # fmt: skip
-
-
-@compiled
-def _sweep(
-    num_atoms: int, start: Integers, last: Integers, cost: Floats, power: Floats,
-    of_weight: float, of_power: float, front: Floats, back: Floats,
-) -> None:  # fmt: skip
-    """Cheapest ways from position 0 and to position N, resources left aside."""
-    front[:] = np.inf
-    back[:] = np.inf
-    front[0] = 0.0
-    back[num_atoms] = 0.0
-    for i in range(num_atoms):
-        if front[i] < np.inf:
-            for arc in range(start[i], start[i + 1]):
-                step = of_weight * cost[arc] + of_power * power[arc]
-                front[last[arc]] = min(front[last[arc]], front[i] + step)
-    for i in range(num_atoms - 1, -1, -1):
-        for arc in range(start[i], start[i + 1]):
-            step = of_weight * cost[arc] + of_power * power[arc]
-            back[i] = min(back[i], step + back[last[arc]])
-
-
-@compiled
-def _trace(
-    num_atoms: int, start: Integers, last: Integers, cost: Floats, power: Floats,
-    of_weight: float, of_power: float, back: Floats,
-) -> tuple[float, float]:  # fmt: skip
-    """Weight and devices of the cheapest way that `_sweep` found."""
-    i, weight, used = 0, 0.0, 0.0
-    while i < num_atoms:
-        least, best = np.inf, -1
-        for arc in range(start[i], start[i + 1]):
-            way = of_weight * cost[arc] + of_power * power[arc] + back[last[arc]]
-            if way < least:
-                least, best = way, arc
-        weight += cost[best]
-        used += power[best]
-        i = last[best]
-    return weight, used
-
-
-@compiled
-def _arcs(num_atoms: int, start: Integers, count: Integers) -> tuple[Integers, Integers, Integers]:
-    """The stages that can be, by first position, then configuration, then last position."""
-    total = 0
-    for c in range(count.shape[0]):
-        for e in range(count.shape[1]):
-            total += int(count[c, e] >= 0)
-    arc_start = np.zeros(num_atoms + 1, dtype=np.int64)
-    arc_config = np.zeros(total, dtype=np.int64)
-    arc_move = np.zeros(total, dtype=np.int64)
+    first_arc = int_zeros(num_atoms + 1)
+    kept, replicas = int_zeros(len(usable.arc)), int_zeros(len(usable.arc))
     size = 0
     for i in range(num_atoms):
-        arc_start[i] = size
-        for c in range(count.shape[0]):
-            for e in range(start[i], start[i + 1]):
-                if count[c, e] >= 0:
-                    arc_config[size] = c
-                    arc_move[size] = e
-                    size += 1
-    arc_start[num_atoms] = size
-    return arc_start, arc_config, arc_move
+        first_arc[i] = size
+        for index in range(usable.first_arc[i], usable.first_arc[i + 1]):
+            j, w, d = usable.last[index], usable.weight[index], usable.devices[index]
+            if front_devices[i] + d + back_devices[j] > slack:
+                continue
+            if front_weight[i] + w + back_weight[j] > caps.weight:
+                continue
+            if price > 0:
+                priced = front_priced[i] + (w + price * d) + back_priced[j]
+                if priced > caps.weight + price * slack:
+                    continue
+            kept[size], replicas[size] = usable.arc[index], usable.replicas[index]
+            size += 1
+    first_arc[num_atoms] = size
+    return next_metrics, RelaxedArcs(
+        first_arc, kept[:size], replicas[:size], front_weight, front_devices, front_priced, price,
+        least_weight,
+    )  # fmt: skip
 
 
-@compiled
-def _offer(
-    whole: Integers, real: Floats, begin: int, size: int, label: Integers, w: float, step: float,
-    watched: Integers, key_at: int,
+def usable_arcs(
+    arcs: StageArcs, pool: DevicePool, rules: SearchRules, caps: MetricCaps, next_metrics: Floats
+) -> UsableArcs:
+    """Give every arc the fewest replicas it can have, and leave out those that can have none."""
+    num_atoms, num_arcs = len(arcs.first_arc) - 1, len(arcs.last)
+    first_arc, size = int_zeros(num_atoms + 1), 0
+    last, kept, replicas = int_zeros(num_arcs), int_zeros(num_arcs), int_zeros(num_arcs)
+    weight, devices = float_zeros(num_arcs), float_zeros(num_arcs)
+    needed, link = int_zeros(num_arcs), float_zeros(num_arcs)
+    # fewest replicas of any path from each position to the end
+    behind = int_zeros(num_atoms + 1)
+    for i in range(num_atoms - 1, -1, -1):
+        behind[i] = relax_position(i, arcs, pool, rules, caps, behind, needed, link, next_metrics)
+    for i in range(num_atoms):
+        first_arc[i] = size
+        for arc in range(arcs.first_arc[i], arcs.first_arc[i + 1]):
+            if needed[arc] > 0:
+                last[size], kept[size], replicas[size] = arcs.last[arc], arc, needed[arc]
+                weight[size] = arcs.weight[arc] + link[arc]
+                speed = pool.speed[arcs.device_class[arc]]
+                devices[size] = occupied(needed[arc], pool.granule) * speed
+                size += 1
+    first_arc[num_atoms] = size
+    return UsableArcs(
+        first_arc, last[:size], kept[:size], replicas[:size], weight[:size], devices[:size]
+    )
+
+
+def relax_position(
+    i: int, arcs: StageArcs, pool: DevicePool, rules: SearchRules, caps: MetricCaps,
+    behind: Integers, needed: Integers, link: Floats, next_metrics: Floats,
 ) -> int:  # fmt: skip
-    """Put a label among those from ``begin`` on, unless one is at least as good; the new size.
+    """Find the fewest replicas of each arc from a position; return the fewest of a whole path.
 
-    Labels that it beats go; the others keep their order. There is room for one more.
+    Writes replicas (0 for none) to ``needed`` and the least weight of the cut to ``link``.
     """
-    target = begin
-    for other in range(begin, size):
-        if whole[other, key_at] == label[key_at]:
-            worse = real[other, 1] <= step
-            better = real[other, 1] >= step
-            for column in range(key_at):
-                if watched[column]:
-                    if whole[other, column] > label[column]:
-                        worse = False
-                    elif whole[other, column] < label[column]:
-                        better = False
+    # Functions called for each arc get numbers and few arrays: numba counts the references to
+    # every array of a NamedTuple it passes on, which takes longer than what they compute.
+    fewest, offset, lead, is_inner = FAR, arcs.offset[i], arcs.lead[i], True
+    for arc in range(arcs.first_arc[i], arcs.first_arc[i + 1]):
+        room, j, k = arcs.room[arc], arcs.last[arc], arcs.device_class[arc]
+        if room < 0:
+            continue
+        is_inner = j < len(arcs.first_arc) - 1
+        need, link[arc] = fewest_over_levels(
+            arcs.first_unit[arc], arcs.second_unit[arc], offset, j, is_inner, arcs.metric_link,
+            arcs.weight_link, pool.groups, rules, caps, next_metrics,
+        )  # fmt: skip
+        if need < 0 or behind[j] >= FAR:
+            continue
+        need = fewest_for_memory(
+            max(need, arcs.min_replicas[arc]),
+            min(pool.total[k], rules.max_replicas, rules.num_microbatches),
+            behind[j], room, arcs.saved[arc], arcs.arriving[i] + arcs.returning[j], rules,
+        )  # fmt: skip
+        if need < 0:
+            continue
+        if is_inner:
+            need = occupied(need, pool.granule)
+        if need > 1:
+            sync_s = least_sync_s(
+                arcs.gradients[arc], need, pool.latency, pool.bandwidth, pool.groups[k]
+            )
+            exposed_s = sync_s * rules.sync_scale - lead
+            if exposed_s > caps.sync and exposed_s > 0:
+                next_metrics[SYNC] = min(next_metrics[SYNC], exposed_s)
+                continue
+        needed[arc] = need
+        fewest = min(fewest, need + behind[j])
+    return fewest
+
+
+def fewest_over_levels(
+    first_unit: float, second_unit: float, offset: float, j: int, is_inner: bool,
+    metric_link: Floats, weight_link: Floats, groups: Integers, rules: SearchRules,
+    caps: MetricCaps, next_metrics: Floats,
+) -> tuple[int, float]:  # fmt: skip
+    """Return the fewest replicas over all link levels of the cut at j, and its least weight.
+
+    The two may belong to different levels: this is a bound.
+    """
+    levels = len(metric_link) if is_inner else 1
+    need, link, widest = -1, math.inf, 0
+    for level in range(levels):
+        unit = first_unit + metric_link[level][j]
+        if is_inner and len(groups) == 1 and level < levels - 1 and not rules.per_replica:
+            # no wider stage is linked to the one behind at this level: it cannot do better
+            widest = max(widest, groups[0][level])
+            share = (rules.num_microbatches + widest - 1) // widest
+            least = offset + (share - rules.spared) * unit
+            if least > caps.first:
+                next_metrics[FIRST] = min(next_metrics[FIRST], least)
+                continue
+        one = fewest_for_metrics(unit, second_unit, offset, rules, caps, next_metrics)
+        if one < 0 or (is_inner and is_too_wide(groups, level, one)):
+            continue
+        if need < 0 or one < need:
+            need = one
+        link = min(link, weight_link[level][j])
+    return need, link
+
+
+def total_power(pool: DevicePool) -> float:
+    """Return all devices, counted in devices of the slowest class."""
+    power = 0.0
+    for k in range(len(pool.total)):
+        power += pool.total[k] * pool.speed[k]
+    return power
+
+
+def price_devices(
+    arcs: UsableArcs, power: float, slack: float, front_weight: Floats, back_weight: Floats,
+    back_devices: Floats,
+) -> tuple[float, float, Floats, Floats]:  # fmt: skip
+    """Find a price per device at which the lightest path uses about all devices.
+
+    The secant method of Handler and Zang: the next price makes the lightest path known with too
+    many devices and the lightest known with few enough equally dear. For every price p, no path
+    weighs less than (least weight + p x devices) - p x all devices.
+
+    Returns:
+        The price (0 if the lightest path has devices enough), a lower bound of every path's
+        weight, and the least priced weight in front of and behind every position.
+    """
+    price, least_weight = 0.0, back_weight[0]
+    front, back = front_weight, back_weight
+    light, light_devices = follow_path(arcs, 1.0, 0.0, back_weight)
+    heavy, heavy_devices = follow_path(arcs, 0.0, 1.0, back_devices)
+    if light_devices <= power:
+        return price, least_weight, front, back
+    for _ in range(SECANT_STEPS):
+        if light_devices <= heavy_devices:
+            break
+        step = (heavy - light) / (light_devices - heavy_devices)
+        if step <= 0:
+            break
+        price = step
+        front, back = shortest_paths(arcs, 1.0, price)
+        least_weight = max(least_weight, back[0] - price * slack)
+        weight, devices = follow_path(arcs, 1.0, price, back)
+        if back[0] >= (light + price * light_devices) * (1 - 1e-12):
+            break  # no path lies below the line through the two: the price is the best
+        if devices <= power:
+            heavy, heavy_devices = weight, devices
+        else:
+            light, light_devices = weight, devices
+    return price, least_weight, front, back
+
+
+def shortest_paths(arcs: UsableArcs, per_weight: float, per_device: float) -> tuple[Floats, Floats]:
+    """Return the least cost from position 0 to every position, and from there to the end."""
+    num_atoms = len(arcs.first_arc) - 1
+    front, back = float_zeros(num_atoms + 1), float_zeros(num_atoms + 1)
+    for i in range(num_atoms + 1):
+        front[i] = back[i] = math.inf
+    front[0] = back[num_atoms] = 0.0
+    for i in range(num_atoms):
+        if front[i] < math.inf:
+            for index in range(arcs.first_arc[i], arcs.first_arc[i + 1]):
+                cost = per_weight * arcs.weight[index] + per_device * arcs.devices[index]
+                j = arcs.last[index]
+                front[j] = min(front[j], front[i] + cost)
+    for i in range(num_atoms - 1, -1, -1):
+        for index in range(arcs.first_arc[i], arcs.first_arc[i + 1]):
+            cost = per_weight * arcs.weight[index] + per_device * arcs.devices[index]
+            back[i] = min(back[i], cost + back[arcs.last[index]])
+    return front, back
+
+
+def follow_path(
+    arcs: UsableArcs, per_weight: float, per_device: float, back: Floats
+) -> tuple[float, float]:
+    """Return weight and devices of the path that `shortest_paths` found."""
+    i, weight, devices = 0, 0.0, 0.0
+    while i < len(arcs.first_arc) - 1:
+        least, best = math.inf, -1
+        for index in range(arcs.first_arc[i], arcs.first_arc[i + 1]):
+            cost = per_weight * arcs.weight[index] + per_device * arcs.devices[index]
+            if cost + back[arcs.last[index]] < least:
+                least, best = cost + back[arcs.last[index]], index
+        weight += arcs.weight[best]
+        devices += arcs.devices[best]
+        i = arcs.last[best]
+    return weight, devices
+
+
+# --- Labels -----------------------------------------------------------------------------------
+
+
+def search_labels(
+    arcs: StageArcs, pool: DevicePool, rules: SearchRules, caps: MetricCaps, budget: int,
+    tracks_in_flight: bool, last_pin: int,
+) -> Labels:  # fmt: skip
+    """Keep all undominated labels of every position, from the last position to the first.
+
+    Args:
+        arcs: See `label_setting.search`.
+        pool: See there.
+        rules: See there.
+        caps: See there.
+        budget: See there.
+        tracks_in_flight: Whether dominance compares micro-batches in flight.
+        last_pin: Largest number from the front that a stage must have; 0 for none.
+    """
+    num_atoms = len(arcs.first_arc) - 1
+    next_metrics, relaxed = relax_arcs(arcs, pool, rules, caps)
+    scope = make_scope(pool, rules, caps, tracks_in_flight, last_pin)
+    table = LabelTable(int_zeros(scope.width), float_zeros(1), float_zeros(1))
+    counters = int_zeros(2)
+    counters[SIZE] = 1  # the base case: nothing used at the last position
+    begin, finish = int_zeros(num_atoms + 1), int_zeros(num_atoms + 1)
+    finish[num_atoms] = 1
+    for i in range(num_atoms - 1, -1, -1):
+        begin[i] = counters[SIZE]
+        bound = Bound(
+            relaxed.front_weight[i], relaxed.front_devices[i], relaxed.front_priced[i],
+            scope.power, relaxed.device_price,
+        )  # fmt: skip
+        for index in range(relaxed.first_arc[i], relaxed.first_arc[i + 1]):
+            if counters[LOOKED] > budget:
+                break
+            table = extend_over_arc(
+                i,
+                relaxed.arc[index],
+                bound,
+                arcs,
+                scope,
+                table,
+                begin,
+                finish,
+                counters,
+                next_metrics,
+            )
+        finish[i] = counters[SIZE]
+        if counters[LOOKED] > budget:
+            break
+    return Labels(
+        table.columns, table.weight, table.bucket, begin, finish, counters[SIZE], next_metrics,
+        relaxed.least_weight, counters[LOOKED] <= budget,
+    )  # fmt: skip
+
+
+def make_scope(
+    pool: DevicePool, rules: SearchRules, caps: MetricCaps, tracks_in_flight: bool, last_pin: int
+) -> Scope:
+    """Work out what dominance compares, and the residues that keys are made of."""
+    num_classes, levels = len(pool.groups), len(pool.groups[0])
+    residue = int_zeros(num_classes)
+    for k in range(num_classes):
+        residue[k] = 1
+        for level in range(levels - 1):
+            residue[k] = max(residue[k], pool.groups[k][level])
+    width = USED + num_classes
+    watched, size = int_zeros(width), 0
+    for column in range(width):
+        if (
+            column >= USED
+            or (column == IN_FLIGHT and tracks_in_flight)
+            or (column == STAGES and rules.max_stages > 0)
+            or (column == REPLICAS and rules.count_replicas)
+        ):
+            watched[size] = column
+            size += 1
+    return Scope(
+        pool, rules, caps, watched[:size], residue, total_power(pool), width, last_pin,
+        tracks_in_flight,
+    )  # fmt: skip
+
+
+def extend_over_arc(
+    i: int, arc: int, bound: Bound, arcs: StageArcs, scope: Scope, table: LabelTable,
+    begin: Integers, finish: Integers, counters: Integers, next_metrics: Floats,
+) -> LabelTable:  # fmt: skip
+    """Put one arc in front of every label at its end."""
+    # Columns are local names: in the loop, numba would count references at every `table.columns`.
+    rules, caps, columns, weights = scope.rules, scope.caps, table.columns, table.weight
+    j, k, width, classes = arcs.last[arc], arcs.device_class[arc], scope.width, arcs.device_class
+    arc_weight, pinned, total = arcs.weight[arc], arcs.stage_number[arc], scope.pool.total[k]
+    room, saved, buffer = arcs.room[arc], arcs.saved[arc], arcs.arriving[i] + arcs.returning[j]
+    weight_link, speed, is_inner = arcs.weight_link, scope.pool.speed, j < len(arcs.first_arc) - 1
+    feasible = feasible_replicas(i, arc, is_inner, arcs, scope)
+    for label in range(begin[j], finish[j]):
+        row = label * width
+        number = columns[row + STAGES] + 1
+        front = number_from_front(i == 0, pinned, columns[row + FRONT])
+        if front < 0 or not allows_stages(i == 0, number, rules):
+            continue
+        # a label may be heavier than the one it stands for, by a quantum per stage
+        cap = caps.weight + (caps.quantum * number if caps.quantum > 0 else 0.0)
+        if weights[label] + arc_weight + bound.weight > cap:
+            continue
+        free = total - columns[row + USED + k]
+        left = devices_left(columns, row + USED, speed, bound.power)
+        most = min(
+            free, rules.max_replicas, rules.num_microbatches,
+            rules.max_total_replicas - columns[row + REPLICAS],
+        )  # fmt: skip
+        for level in range(len(feasible)):
+            need = feasible[level]
+            if need < 0 or need > most:
+                continue
+            weight = weights[label] + (arc_weight + weight_link[level][j])
+            if is_hopeless(weight, left - need * speed[k], cap, bound):
+                continue
+            behind = columns[row + IN_FLIGHT]
+            need = fewest_for_memory(need, most, behind, room, saved, buffer, rules)
+            if need < 0:
+                continue
+            step = Extension(
+                arc, k, arcs.gradients[arc], arcs.lead[i], label, row,
+                classes[columns[row + ARC]] if is_inner else -1,
+                level, weight, cap, number, front, free, most,
+            )  # fmt: skip
+            table = try_counts(step, need, bound, scope, table, begin[i], counters, next_metrics)
+            columns, weights = table.columns, table.weight  # it may have grown
+    return table
+
+
+def feasible_replicas(
+    i: int, arc: int, is_inner: bool, arcs: StageArcs, scope: Scope
+) -> Integers:  # fmt: skip
+    """Return the fewest replicas within the metric caps for each level of the cut; -1 for none.
+
+    The values beyond the caps are not noted again: `relax_arcs` did.
+    """
+    j, unused = arcs.last[arc], float_zeros(3)
+    feasible = int_zeros(len(arcs.metric_link) if is_inner else 1)
+    for level in range(len(feasible)):
+        unit = arcs.first_unit[arc] + arcs.metric_link[level][j]
+        feasible[level] = fewest_for_metrics(
+            unit, arcs.second_unit[arc], arcs.offset[i], scope.rules, scope.caps, unused
+        )
+        if is_inner and is_too_wide(scope.pool.groups, level, feasible[level]):
+            feasible[level] = -1
+    return feasible
+
+
+def number_from_front(is_first: bool, pinned: int, behind: int) -> int:
+    """Return the number from the front of a stage, 0 if it is free; -1 if it may not be here.
+
+    Args:
+        is_first: Whether the stage begins at position 0.
+        pinned: Number the stage must have; 0 for any.
+        behind: Number of the stage behind it; 0 if that is free.
+    """
+    front = pinned
+    if behind > 0:
+        front = behind - 1
+        if front < 1 or (pinned > 0 and pinned != front):
+            return -1
+    if front > 0 and is_first != (front == 1):
+        return -1
+    return front
+
+
+def allows_stages(is_first: bool, number: int, rules: SearchRules) -> bool:
+    """Return True if a path may have that many stages from this one to the end."""
+    if rules.num_stages > 0 and (
+        number > rules.num_stages or is_first != (number == rules.num_stages)
+    ):
+        return False
+    return rules.max_stages == 0 or number <= rules.max_stages - (0 if is_first else 1)
+
+
+def devices_left(columns: Integers, at: int, speed: Floats, power: float) -> float:
+    """Return the devices a label leaves, in devices of the slowest class."""
+    left = power
+    for k in range(len(speed)):
+        left -= columns[at + k] * speed[k]
+    return left
+
+
+def is_hopeless(weight: float, left: float, cap: float, bound: Bound) -> bool:
+    """Return True if no path through a label keeps the weight's cap and has devices enough."""
+    if weight + bound.weight > cap:
+        return True
+    if bound.devices > left * (1 + TOLERANCE) + TOLERANCE:
+        return True
+    if bound.price == 0:
+        return False
+    slack = bound.power * (1 + TOLERANCE) + TOLERANCE
+    priced = weight + bound.price * (bound.power - left) + bound.priced
+    return bool(priced > cap + bound.price * slack)
+
+
+def try_counts(
+    step: Extension, need: int, bound: Bound, scope: Scope, table: LabelTable, begin: int,
+    counters: Integers, next_metrics: Floats,
+) -> LabelTable:  # fmt: skip
+    """Try the numbers of replicas, from ``need`` on, that may lead to different labels."""
+    pool, k, is_inner = scope.pool, step.device_class, step.class_behind >= 0
+    groups, total, num_classes = pool.groups[k], pool.total[k], len(pool.total)
+    between = pool.between[k]
+    is_last = table.columns[step.row + USED + k] == 0
+    behind = table.columns[step.row + IN_FLIGHT]
+    count, fewest = need, 2**60
+    while 0 < count <= step.most:
+        if is_inner and is_too_wide(pool.groups, step.level, count):
+            break
+        in_flight = count * (1 + (behind + count - 1) // count)
+        previous = -1
+        for pad in range(len(groups)):
+            counters[LOOKED] += 1 + num_classes // 4
+            # behind every border of a group: there the cut is on another level
+            size = 1 if pad == 0 else groups[pad - 1]
+            end = place(groups, is_last, step.free // size * size, count)
+            is_new = end >= 0 and end != previous
+            previous = end
+            if not is_new or (is_inner and cut_level(step, end, groups, between) != step.level):
+                continue
+            fewest = min(fewest, in_flight)
+            table = add_label(step, count, end, in_flight, bound, scope, table, begin, counters,
+                              next_metrics)  # fmt: skip
+        count = next_count(groups, total, is_last, count, behind, fewest)
+    return table
+
+
+def cut_level(step: Extension, end: int, groups: Integers, between: Integers) -> int:
+    """Return the link level between devices that end at ``end`` and the stage behind them."""
+    if step.class_behind == step.device_class:
+        return level_of(groups, end - 1, step.free)
+    return int(between[step.class_behind])
+
+
+def add_label(
+    step: Extension, count: int, end: int, in_flight: int, bound: Bound, scope: Scope,
+    table: LabelTable, begin: int, counters: Integers, next_metrics: Floats,
+) -> LabelTable:  # fmt: skip
+    """Make the label of a placed stage, unless its gradients or a bound rule it out."""
+    pool, k, quantum, num_classes = (
+        scope.pool, step.device_class, scope.caps.quantum, len(scope.pool.total),
+    )  # fmt: skip
+    if count > 1:
+        groups = pool.groups[k]
+        level = level_of(groups, end - count, end - 1)
+        sync_s = all_reduce_s(step.gradients, count, level, pool.latency, pool.bandwidth, groups)
+        exposed_s = sync_s * scope.rules.sync_scale - step.lead
+        if exposed_s > scope.caps.sync and exposed_s > 0:
+            next_metrics[SYNC] = min(next_metrics[SYNC], exposed_s)
+            return table
+    new = counters[SIZE]
+    if new == len(table.weight):
+        table = grow(table, scope.width)
+    # written behind the last label kept; `keep_undominated` moves it to its place
+    columns, row = table.columns, new * scope.width
+    for other in range(num_classes):
+        columns[row + USED + other] = columns[step.row + USED + other]
+    columns[row + USED + k] = pool.total[k] - (end - count)
+    left = devices_left(columns, row + USED, pool.speed, bound.power)
+    if is_hopeless(step.weight, left, step.weight_cap, bound):
+        return table
+    columns[row + IN_FLIGHT] = in_flight if scope.tracks_in_flight else 0
+    columns[row + STAGES], columns[row + FRONT] = step.number, step.front
+    columns[row + REPLICAS] = columns[step.row + REPLICAS] + count
+    columns[row + KEY] = key_of(step, k, columns, row + USED, scope)
+    columns[row + PARENT], columns[row + ARC] = step.label, step.arc
+    columns[row + COUNT], columns[row + END] = count, end
+    bucket = step.weight
+    if quantum > 0:
+        bucket = 0.0 if quantum == math.inf else float(math.floor(step.weight / quantum))
+    table.weight[new], table.bucket[new] = step.weight, bucket
+    # comparing with 64 / columns labels takes about as long as making one
+    counters[LOOKED] += (new - begin) * (num_classes + 3) // 64
+    counters[SIZE] = keep_undominated(
+        columns, table.weight, table.bucket, begin, new, scope.width, scope.watched
+    )
+    return table
+
+
+def key_of(step: Extension, k: int, columns: Integers, used: int, scope: Scope) -> int:
+    """Number the label's kind: labels of different kinds are not compared."""
+    key = 0
+    for other in range(len(scope.residue)):
+        left = scope.pool.total[other] - columns[used + other]
+        key = key * scope.residue[other] + left % scope.residue[other]
+    if len(scope.pool.total) > 1 and len(scope.pool.groups[0]) > 1:
+        key = key * len(scope.pool.total) + k
+    if scope.rules.num_stages > 0:
+        key = key * (scope.rules.num_stages + 1) + step.number
+    if scope.last_pin > 0:
+        key = key * (scope.last_pin + 1) + step.front
+    return key
+
+
+def keep_undominated(
+    columns: Integers, weight: Floats, bucket: Floats, begin: int, new: int, width: int,
+    watched: Integers,
+) -> int:  # fmt: skip
+    """Compare the label at ``new`` with those from ``begin`` on; return the new size.
+
+    It goes if one is at least as good in every watched column, and those it is at least as good
+    as go; the others keep their order, on which ties between plans depend.
+    """
+    row, target = new * width, begin
+    for other in range(begin, new):
+        at = other * width
+        if columns[at + KEY] == columns[row + KEY]:
+            worse = bucket[other] <= bucket[new]
+            better = bucket[other] >= bucket[new]
+            for index in range(len(watched)):
+                one, two = columns[at + watched[index]], columns[row + watched[index]]
+                if one > two:
+                    worse = False
+                elif one < two:
+                    better = False
+                if not worse and not better:
+                    break
             if worse and better:  # equal: the smaller weight stays
-                better = real[other, 0] > w
+                better = weight[other] > weight[new]
                 worse = not better
             if worse:
-                return size
+                return new
             if better:
                 continue
         if target != other:
-            whole[target] = whole[other]
-            real[target] = real[other]
+            move_label(columns, weight, bucket, other, target, width)
         target += 1
-    whole[target] = label
-    real[target, 0] = w
-    real[target, 1] = step
+    if target != new:
+        move_label(columns, weight, bucket, new, target, width)
     return target + 1
 
 
-@compiled
-def _search(
-    num_atoms: int, arc_start: Integers, arc_config: Integers, arc_move: Integers,
-    last: Integers, config_class: Integers, weight: Floats, first_unit: Floats,
-    second_unit: Floats, room: Integers, saved: Integers, gradients: Integers,
-    arriving: Integers, returning: Integers, stage_number: Integers, offset: Floats,
-    lead: Floats, weight_before: Floats, weight_link: Floats, metric_link: Floats,
-    demand: Floats, mixed: Floats, price: float, total: Integers, groups: Integers,
-    between: Integers, speed: Floats, latency: Floats, bandwidth: Floats, numbers: Integers,
-    reals: Floats, nexts: Floats,
-) -> tuple[Integers, Floats, Integers, Integers, bool]:  # fmt: skip
-    m, depth, max_ranks, spared, per_replica, max_replicas, num_stages, max_stages, budget = (
-        numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6],
-        numbers[7], numbers[8],
-    )  # fmt: skip
-    flies, count_ranks, last_pin = numbers[9] != 0, numbers[10] != 0, numbers[11]
-    limit_first, limit_second, limit_sync, limit_weight, quantum, sync_scale, power = (
-        reals[0], reals[1], reals[2], reals[3], reals[4], reals[5], reals[6],
-    )  # fmt: skip
-    slack = power * (1 + 1e-9) + 1e-9
-    num_classes, levels = groups.shape
-    residue = np.ones(num_classes, dtype=np.int64)
-    if levels > 1:
-        for k in range(num_classes):
-            residue[k] = groups[k, : levels - 1].max()
-    flying_at, stages_at, ranks_at, key_at = (
-        num_classes, num_classes + 1, num_classes + 2, num_classes + 3,
-    )  # fmt: skip
-    watched = np.ones(key_at, dtype=np.int64)
-    watched[flying_at], watched[stages_at], watched[ranks_at] = (
-        int(flies), int(max_stages > 0), int(count_ranks),
-    )  # fmt: skip
-    capacity = 1024
-    whole = np.zeros((capacity, num_classes + 10), dtype=np.int64)
-    real = np.zeros((capacity, 2))
-    whole[0, key_at + 1 : key_at + 4] = -1
-    begin = np.zeros(num_atoms + 1, dtype=np.int64)
-    finish = np.zeros(num_atoms + 1, dtype=np.int64)
-    finish[num_atoms] = 1
-    size, looked = 1, 0
-    needed = np.zeros(levels, dtype=np.int64)
-    unused = np.full(3, np.inf)
-    made = np.zeros(num_classes + 10, dtype=np.int64)
-
-    for i in range(num_atoms - 1, -1, -1):
-        begin[i] = size
-        for arc in range(arc_start[i], arc_start[i + 1]):
-            if looked > budget:
-                break
-            c, e = arc_config[arc], arc_move[arc]
-            k, j = config_class[c], last[e]
-            cut_levels = 1 if j == num_atoms else levels
-            for level in range(cut_levels):
-                needed[level] = _needed(
-                    first_unit[c, e] + metric_link[level, j], second_unit[c, e], limit_first,
-                    limit_second, offset[i], spared, per_replica, m, unused,
-                )  # fmt: skip
-                if j < num_atoms and _beyond(groups, level, needed[level]):
-                    needed[level] = -1
-            buffer = arriving[i] + returning[j]
-            for label in range(begin[j], finish[j]):
-                number = whole[label, stages_at] + 1
-                front = stage_number[e]
-                if whole[label, key_at + 6] > 0:
-                    front = whole[label, key_at + 6] - 1
-                    if front < 1 or (stage_number[e] > 0 and stage_number[e] != front):
-                        continue
-                if front > 0 and (i == 0) != (front == 1):
-                    continue
-                if num_stages > 0 and (number > num_stages or (i == 0) != (number == num_stages)):
-                    continue
-                if max_stages > 0 and number > max_stages - (i > 0):
-                    continue
-                # a label may be heavier than the one it stands for, by a quantum a stage
-                limit = limit_weight + (quantum * number if quantum > 0 else 0.0)
-                if real[label, 0] + weight[c, e] + weight_before[i] > limit:
-                    continue
-                free = total[k] - whole[label, k]
-                left = power
-                for kk in range(num_classes):
-                    left -= whole[label, kk] * speed[kk]
-                most = min(free, max_replicas, m, max_ranks - whole[label, ranks_at])
-                flying, is_last = whole[label, flying_at], whole[label, k] == 0
-                for level in range(cut_levels):
-                    need = needed[level]
-                    if need < 0 or need > most:
-                        continue
-                    w = real[label, 0] + (weight[c, e] + weight_link[level, j])
-                    spare = left - need * speed[k]
-                    if w + weight_before[i] > limit:
-                        continue
-                    if demand[i] > spare + left * 1e-9 + 1e-9:
-                        continue
-                    if price > 0 and (
-                        w + price * (power - spare) + mixed[i] > limit + price * slack
-                    ):
-                        continue
-                    need = _raised(need, most, flying, room[c, e], saved[c, e], buffer, m, depth)
-                    if need < 0:
-                        continue
-                    count, least = need, 2**60
-                    while 0 < count <= most:
-                        if j < num_atoms and _beyond(groups, level, count):
-                            break
-                        left_behind = count * (1 + (flying + count - 1) // count)
-                        after = left_behind if flies else 0
-                        previous = -1
-                        for pad in range(levels):
-                            looked += 1 + num_classes // 4
-                            start_at = free
-                            if pad > 0:
-                                start_at = free // groups[k, pad - 1] * groups[k, pad - 1]
-                            end = _place(groups[k], is_last, start_at, count)
-                            if end < 0 or end == previous:
-                                previous = end
-                                continue
-                            previous = end
-                            cut = 0
-                            if j < num_atoms:
-                                other_class = config_class[whole[label, key_at + 3]]
-                                if other_class == k:
-                                    cut = _level_of(groups[k], end - 1, free)
-                                else:
-                                    cut = between[k, other_class]
-                                if cut != level:
-                                    continue
-                            least = min(least, left_behind)
-                            if count > 1:
-                                group = _level_of(groups[k], end - count, end - 1)
-                                sync = (
-                                    _all_reduce(
-                                        gradients[e], count, group, latency, bandwidth, groups[k]
-                                    )
-                                    * sync_scale
-                                    - lead[i]
-                                )
-                                if sync > limit_sync and sync > 0:
-                                    nexts[2] = min(nexts[2], sync)
-                                    continue
-                            left_now = power
-                            for kk in range(num_classes):
-                                made[kk] = whole[label, kk]
-                            made[k] = total[k] - (end - count)
-                            for kk in range(num_classes):
-                                left_now -= made[kk] * speed[kk]
-                            if demand[i] > left_now * (1 + 1e-9) + 1e-9:
-                                continue
-                            if price > 0 and (
-                                w + price * (power - left_now) + mixed[i] > limit + price * slack
-                            ):
-                                continue
-                            code = 0
-                            for kk in range(num_classes):
-                                code = code * residue[kk] + (total[kk] - made[kk]) % residue[kk]
-                            if num_classes > 1 and levels > 1:
-                                code = code * num_classes + k
-                            if num_stages > 0:
-                                code = code * (num_stages + 1) + number
-                            if last_pin > 0:
-                                code = code * (last_pin + 1) + front
-                            step = w
-                            if quantum > 0:
-                                step = 0.0 if quantum == np.inf else np.floor(w / quantum)
-                            made[flying_at] = after
-                            made[stages_at] = number
-                            made[ranks_at] = whole[label, ranks_at] + count
-                            made[key_at] = code
-                            made[key_at + 1] = label
-                            made[key_at + 2] = e
-                            made[key_at + 3] = c
-                            made[key_at + 4] = count
-                            made[key_at + 5] = end
-                            made[key_at + 6] = front
-                            if size == capacity:
-                                capacity *= 2
-                                whole = _longer(whole, capacity)
-                                real = _longer(real, capacity)
-                            looked += (size - begin[i]) * key_at // 64  # compared with each
-                            size = _offer(
-                                whole, real, begin[i], size, made, w, step, watched, key_at
-                            )
-                        count = _next_count(groups[k], total[k], is_last, count, flying, least)
-        finish[i] = size
-        if looked > budget:
-            break
-    return whole[:size], real[:size], begin, finish, looked <= budget
+def move_label(
+    columns: Integers, weight: Floats, bucket: Floats, source: int, target: int, width: int
+) -> None:
+    """Copy one label over another."""
+    for column in range(width):
+        columns[target * width + column] = columns[source * width + column]
+    weight[target], bucket[target] = weight[source], bucket[source]
 
 
-@compiled
-def _longer(rows, capacity):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
-    """The same rows with room for more; of whole or of real numbers."""
-    longer = np.zeros((capacity, rows.shape[1]), dtype=rows.dtype)
-    longer[: len(rows)] = rows
-    return longer
+def grow(table: LabelTable, width: int) -> LabelTable:
+    """Return the labels with room for twice as many, at least 1024."""
+    size = len(table.weight)
+    capacity = max(2 * size, 1024)
+    columns = int_zeros(capacity * width)
+    weight, bucket = float_zeros(capacity), float_zeros(capacity)
+    for index in range(size * width):
+        columns[index] = table.columns[index]
+    for label in range(size):
+        weight[label], bucket[label] = table.weight[label], table.bucket[label]
+    return LabelTable(columns, weight, bucket)

@@ -1,399 +1,245 @@
-"""Shortest paths over stages that also spend devices and micro-batches in flight: exact.
+"""Exact label setting: shortest paths over stage arcs that also spend devices and memory.
 
-The planner's core. Stages are chosen from the last to the first; what has been chosen so far is
-a label, and of two labels at the same position one is dropped if the other is at least as good
-in every respect that later choices can notice.
+The planner's core. A plan is a path of stage arcs from position 0 to position N; an arc from i to
+j is a stage that runs atoms i .. j - 1 on one device class, with or without recomputation. Paths
+are built from the last stage to the first, because a 1F1B stage holds as many micro-batches as
+the stages behind it keep in flight.
 
-State: at position i, a label (devices used of each class, micro-batches in flight behind,
-stages and replicas behind, sum of weights w), for a way to run layers i .. L - 1.
-Base: at position N, nothing used, w = 0.
-Transition: at position i, for every stage [i, j), class, recomputation, and label at j: the
-fewest replicas r that keep the stage's metrics within their limits and fit its memory; its
-devices are placed in front of those used (`DeviceClass.place`); w grows by the stage's weight
-and by what its cut sends; with q micro-batches in flight behind, it has r (1 + ceil(q / r))
-(`default_depths`). More replicas than needed are tried only where they change the link level of
-a cut, or leave fewer micro-batches in flight: r = ceil(q / k) for whole k.
-Dominance: labels with equal device residues (so that everything in front can be shifted by whole
-groups), and w, devices and micro-batches in flight each at most the other's; stages and replicas
-too where their number is limited. From a stage of a given number on, labels count down to the
-first one, and those at different numbers are not compared. What does not matter to a request is
-left out.
+State: a label at position i stands for one way to run atoms i .. N - 1. It records the devices
+    used of each class (d), the micro-batches in flight at those stages (q), the number of stages
+    and replicas, and the sum of weights (w).
+Base case: one label at position N with d = 0, q = 0, w = 0.
+Transition: for every arc i -> j and every label at j, choose r, the fewest replicas that keep the
+    stage's metrics within their caps and fit its memory. Its devices are placed in front of those
+    used (`DeviceClass.place`). Then
+        w(i) = w(j) + weight(arc) + weight of sending over the cut at j
+        q(i) = r (1 + ceil(q(j) / r))
+    More replicas than needed are tried only where that changes the link level of a cut or leaves
+    fewer micro-batches in flight: r = ceil(q / k) for whole k.
+Bound: a label is dropped if w plus the least weight in front of i exceeds the cap, if the devices
+    left are fewer than the layers in front need, or if both together, at a price per device, do.
+    `label_kernel.relax_arcs` computes the three, and the arcs no path within the caps can have.
+Dominance: of two labels at i with equal keys one is dropped if the other's w, d and q are all at
+    most its own; stages and replicas too where their number is limited. Equal keys mean equal
+    device residues, so that everything in front can be shifted by whole groups. From a stage of a
+    pinned number on, labels count down to the first stage, and different numbers have different
+    keys. Respects that a request cannot notice are not compared.
+Complexity: O(arcs x labels per position) time for each search, O(N x labels per position) memory.
 
-O(stages of the profile x labels a position) for each search. This is the resource-constrained
-shortest path problem (Irnich and Desaulniers, "Shortest path problems with resource
-constraints", 2005).
+This is the resource-constrained shortest path problem (Irnich and Desaulniers, "Shortest path
+problems with resource constraints", 2005).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ...schedules import numba_jit as jit
-
-COLUMNS = ("used", "flying", "stages", "ranks", "weight", "bucket", "key", "parent", "move",
-           "config", "count", "end", "front")  # fmt: skip
-"""Columns of a `LabelStore`, in order."""
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Mask = NDArray[np.bool_]
-
-UNLIMITED_BYTES = 2**62
+from ...schedules.numba_jit import Kernel
+from . import label_kernel as kernel
+from .stage_arcs import (
+    DEPTH_PIPELINE,
+    UNLIMITED_BYTES,
+    DevicePool,
+    Floats,
+    Integers,
+    MetricCaps,
+    SearchRules,
+    StageArcs,
+)
 
 MAX_KEYS = 2**62
-"""More sorts of labels than that have no numbers of their own; no search is made then."""
+"""Keys are int64; with more combinations of residues and numbers than that no search is made."""
 
-DEPTH_PIPELINE, DEPTH_ALL, DEPTH_ONE = 0, 1, 2
-"""How many micro-batches a replica holds: by the replicas behind it, all it gets, or one."""
-
-
-@dataclass(frozen=True, eq=False)
-class Moves:
-    """Every stage a search may choose; E stages, C configurations (class and recomputation).
-
-    Attributes:
-        num_atoms: N; positions are 0 .. N.
-        start: Where the stages that begin at each position start, shape (N + 1,).
-        last: Position each stage ends at, shape (E,), ascending for each first position.
-        config_class: Class of each configuration, shape (C,).
-        config_recompute: Whether it recomputes, shape (C,).
-        weight: What a stage adds to the sum, shape (C, E).
-        first_unit: What its first metric multiplies, shape (C, E).
-        second_unit: What its second metric multiplies, shape (C, E).
-        room: Bytes left for activations and buffers, shape (C, E); -1 where it may not be.
-        saved: Bytes per micro-batch in flight, shape (C, E).
-        fewest: Replicas it has at least, shape (C, E).
-        gradients: Bytes summed over replicas, shape (E,).
-        arriving: Buffer bytes per micro-batch in front, shape (N + 1,).
-        returning: Buffer bytes per micro-batch behind, shape (N + 1,).
-        stage_number: Number from the front (1 is the first stage) a stage must have, 0 for any,
-            shape (E,).
-        offset: What the first metric adds, by first position, shape (N + 1,).
-        lead: Time that hides gradient summing, by first position, shape (N + 1,).
-        weight_link: What a cut adds to the weight, by level and position, shape (levels, N + 1).
-        metric_link: What it adds to the first unit, shape (levels, N + 1).
-    """
-
-    num_atoms: int
-    start: Integers
-    last: Integers
-    config_class: Integers
-    config_recompute: Integers
-    weight: Floats
-    first_unit: Floats
-    second_unit: Floats
-    room: Integers
-    saved: Integers
-    fewest: Integers
-    gradients: Integers
-    arriving: Integers
-    returning: Integers
-    stage_number: Integers
-    offset: Floats
-    lead: Floats
-    weight_link: Floats
-    metric_link: Floats
+STEPS_PER_ARC = 50
+"""Basic operations of a search for each arc, roughly; decides whether compiled code pays."""
 
 
-@dataclass(frozen=True, eq=False)
-class Machine:
-    """The classes of devices and the link levels, as arrays; K classes.
-
-    Attributes:
-        total: Devices of each class, shape (K,).
-        groups: See `DeviceClass.group_sizes`, shape (K, levels).
-        between: Level between two classes, shape (K, K).
-        speed: Relative to the slowest class, shape (K,).
-        latency: Of each level, shape (levels,).
-        bandwidth: Of an all-reduce at each level, shape (levels,).
-        granule: Replicas beyond this many take up a multiple of it of devices, and come in
-            multiples of it but on the last stage; 0 where they need not.
-    """
-
-    total: Integers
-    groups: Integers
-    between: Integers
-    speed: Floats
-    latency: Floats
-    bandwidth: Floats
-    granule: int
+_SEARCH = Kernel(kernel.search_labels)
+_RELAX = Kernel(kernel.relax_arcs)
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What metrics mean and what limits a search.
-
-    The first metric of a stage with n micro-batches a replica is offset + (n - spared) x unit;
-    divided by its replicas instead of multiplied where ``per_replica``.
-    """
-
-    num_microbatches: int
-    depth: int = DEPTH_PIPELINE
-    spared: int = 1
-    per_replica: bool = False
-    sync_scale: float = 1.0
-    max_replicas: int = 2**30
-    num_stages: int = 0
-    max_stages: int = 0
-    max_ranks: int = 2**40
-    count_ranks: bool = False
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Of one search: the largest metrics allowed, and what w may not exceed.
-
-    ``quantum`` 0 compares weights exactly; a positive one only to that many seconds, which loses
-    at most one quantum a stage; infinity not at all.
-    """
-
-    first: float = np.inf
-    second: float = np.inf
-    sync: float = np.inf
-    weight: float = np.inf
-    quantum: float = 0.0
-
-
-@dataclass(frozen=True)
-class Hop:
-    """One stage of a path: positions, configuration, replicas and where its devices end."""
+class StageArc:
+    """One stage of a path; its devices end before index ``end`` of its class."""
 
     first: int
     last: int
-    config: int
+    device_class: int
+    recompute: bool
     replicas: int
     end: int
 
 
 @dataclass(frozen=True)
-class Found:
+class ArcPath:
     """A path from position 0 to N.
 
     Attributes:
-        hops: Stages, the front one first.
-        weight: Sum of their weights and cuts.
-        used: Devices used up, idle ones between included, by class.
+        arcs: Its stages, the first one first.
+        weight: Sum of the weights of stages and cuts, in seconds.
+        used: Devices of each class, idle ones between stages included.
     """
 
-    hops: tuple[Hop, ...]
+    arcs: tuple[StageArc, ...]
     weight: float
     used: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a search found.
+class SearchOutcome:
+    """Result of one label search.
 
     Attributes:
         best: The path of least weight, if there is any.
-        others: Every other path that is not dominated, by fewest devices.
-        next_first: Least value above its limit the first metric of a refused stage has; below
-            it no other path appears.
-        least_weight: No path's weight is below, whether it finished or not.
-        complete: Whether it finished; if not, nothing can be concluded from an empty ``best``.
+        others: Other undominated paths, by fewest devices.
+        next_metrics: Least value above its cap that each metric of a refused stage has; no other
+            path appears with caps below these.
+        least_weight: A lower bound of every path's weight, complete or not.
+        complete: False if the budget ran out; then an empty ``best`` proves nothing.
+        labels: Labels kept.
     """
 
-    best: Found | None
-    others: tuple[Found, ...] = ()
-    next_first: float = np.inf
-    next_second: float = np.inf
-    next_sync: float = np.inf
+    best: ArcPath | None
+    others: tuple[ArcPath, ...] = ()
+    next_metrics: tuple[float, float, float] = (math.inf, math.inf, math.inf)
     least_weight: float = 0.0
     complete: bool = True
     labels: int = 0
 
+    def paths(self) -> Iterator[ArcPath]:
+        """Yield the best path, then the others."""
+        if self.best is not None:
+            yield self.best
+            yield from self.others
+
 
 @dataclass(frozen=True, eq=False)
-class Judged:
-    """What holds of every path within limits.
+class Relaxation:
+    """Facts about all paths within the caps, from stages considered apart from each other.
 
     Attributes:
-        least_weight: None is lighter; infinite where there is none.
-        nexts: Least value above its limit each metric of a refused stage has.
-        count: Replicas that each stage then has at least, -1 where it is no part of any, shape
-            (C, E).
+        least_weight: A lower bound of every path's weight; infinite where there is no path.
+        next_metrics: See `SearchOutcome.next_metrics`.
+        replicas: Replicas each arc needs at least; -1 if no path uses it, shape (A,).
     """
 
     least_weight: float
-    nexts: tuple[float, float, float]
-    count: Integers
-
-
-@dataclass(eq=False)
-class LabelStore:
-    """Labels as columns, all positions one after another."""
-
-    used: Integers
-    flying: Integers
-    stages: Integers
-    ranks: Integers
-    weight: Floats
-    bucket: Floats
-    key: Integers
-    parent: Integers
-    move: Integers
-    config: Integers
-    count: Integers
-    end: Integers
-    front: Integers
-    begin: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    finish: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    next_metrics: tuple[float, float, float]
+    replicas: Integers
 
 
 def search(
-    moves: Moves,
-    machine: Machine,
-    rules: Rules,
-    limits: Limits,
+    arcs: StageArcs,
+    pool: DevicePool,
+    rules: SearchRules,
+    caps: MetricCaps,
     *,
     budget: int = 2**62,
     paths: int = 1,
-) -> Outcome:
-    """The path of least weight whose every stage keeps the limits.
+) -> SearchOutcome:
+    """Find the path of least weight on which every stage keeps the caps.
 
     Args:
-        moves: Stages to choose from.
-        machine: Devices to place them on.
-        rules: Meaning of metrics, depth, and how many stages and replicas are allowed.
-        limits: Of this search.
-        budget: Labels to look at before giving up.
-        paths: How many paths to report at most.
+        arcs: Stages to choose from.
+        pool: Devices to place them on.
+        rules: Of the request.
+        caps: Of this search.
+        budget: Candidate labels to look at before giving up.
+        paths: Paths to report at most.
     """
-    if _num_keys(moves, machine, rules) > MAX_KEYS:
-        return Outcome(None, complete=False)
-    if _compiles(moves):
-        from .label_kernel import run
-    else:
-        from .label_setting_numpy import run
-    store, nexts, complete = run(moves, machine, rules, limits, budget)
-    if not complete:
-        return Outcome(None, complete=False, least_weight=float(nexts[3]))
-    found = _paths(store, moves, paths)
-    return Outcome(
-        best=found[0] if found else None,
-        others=tuple(found[1:]),
-        next_first=float(nexts[0]),
-        next_second=float(nexts[1]),
-        next_sync=float(nexts[2]),
-        least_weight=float(nexts[3]),
-        labels=len(store.weight),
+    caps = MetricCaps(*map(float, caps))  # Python's floats are quicker than numpy's scalars
+    last_pin = int(arcs.stage_number.max(initial=0))
+    if _num_keys(pool, rules, last_pin) > MAX_KEYS:
+        return SearchOutcome(None, complete=False)
+    found = _SEARCH(
+        len(arcs.last) * STEPS_PER_ARC,
+        arcs, pool, rules, caps, budget, _tracks_in_flight(arcs, rules), last_pin,
+    )  # fmt: skip
+    least_weight = float(found.least_weight)
+    if not found.complete:
+        return SearchOutcome(None, complete=False, least_weight=least_weight)
+    reported = _read_paths(found, arcs, len(pool.total), paths)
+    return SearchOutcome(
+        best=reported[0] if reported else None,
+        others=tuple(reported[1:]),
+        next_metrics=_three(found.next_metrics),
+        least_weight=least_weight,
+        labels=found.num_labels,
     )
 
 
-def _num_keys(moves: Moves, machine: Machine, rules: Rules) -> int:
-    """How many sorts of labels there are that are never compared with each other."""
-    number: int = (rules.num_stages + 1) * (last_pin(moves) + 1)
-    if machine.groups.shape[1] == 1:
+def relax(arcs: StageArcs, pool: DevicePool, rules: SearchRules, caps: MetricCaps) -> Relaxation:
+    """Bound all paths within the caps quickly, without placing anything.
+
+    O(A): every stage gets the fewest replicas that its own metrics, its memory and the fewest
+    replicas behind it allow; all of them together share the devices at a price.
+    """
+    next_metrics, found = _RELAX(
+        len(arcs.last) * STEPS_PER_ARC, arcs, pool, rules, MetricCaps(*map(float, caps))
+    )
+    replicas = np.full(len(arcs.last), -1, dtype=np.int64)
+    replicas[np.asarray(found.arc, dtype=np.int64)] = found.replicas
+    return Relaxation(float(found.least_weight), _three(next_metrics), replicas)
+
+
+def _num_keys(pool: DevicePool, rules: SearchRules, last_pin: int) -> int:
+    """Return the number of keys, that is of kinds of labels never compared with each other."""
+    number: int = (rules.num_stages + 1) * (last_pin + 1)
+    if pool.groups.shape[1] == 1:
         return number
-    residues: list[int] = machine.groups[:, :-1].max(axis=1).tolist()
+    residues: list[int] = pool.groups[:, :-1].max(axis=1).tolist()
     return number * math.prod(residues) * len(residues)
 
 
-def last_pin(moves: Moves) -> int:
-    """The largest number from the front that a stage must have; 0 where none must."""
-    return int(moves.stage_number.max(initial=0))
+def _tracks_in_flight(arcs: StageArcs, rules: SearchRules) -> bool:
+    """Return True if micro-batches in flight behind a stage can matter: some memory is limited."""
+    return rules.depth == DEPTH_PIPELINE and bool((arcs.room < UNLIMITED_BYTES // 2).any())
 
 
-def judge(moves: Moves, machine: Machine, rules: Rules, limits: Limits) -> Judged:
-    """What is known of all paths within limits without a search, quickly.
-
-    Every stage is counted apart: replicas by its own metrics and by the fewest that can be
-    behind it, no placement, all of them together within the devices by their price.
-    """
-    if _compiles(moves):
-        from .label_kernel import judge as compiled_judge
-
-        return compiled_judge(moves, machine, rules, limits)
-    from .label_setting_numpy import judge as plain_judge
-
-    return plain_judge(moves, machine, rules, limits)
+def _three(values: Floats | list[float]) -> tuple[float, float, float]:
+    return float(values[0]), float(values[1]), float(values[2])
 
 
-def _compiles(moves: Moves) -> bool:
-    """Whether a problem of this size is worth compiled functions."""
-    return jit.is_worthwhile(moves.weight.size * 50)
+def _read_paths(
+    found: kernel.Labels, arcs: StageArcs, num_classes: int, paths: int
+) -> list[ArcPath]:
+    """Read the labels at position 0 as paths: least weight first, then by fewest devices."""
+    low, high = int(found.begin[0]), int(found.finish[0])
+    width = kernel.USED + num_classes
+
+    def used(label: int) -> tuple[int, ...]:
+        at = label * width + kernel.USED
+        return tuple(int(count) for count in found.columns[at : at + num_classes])
+
+    order = sorted(range(low, high), key=lambda label: (float(found.weight[label]), label))
+    rest = sorted(order[1:], key=lambda label: (sum(used(label)), label))
+    return [
+        ArcPath(_read_arcs(found, arcs, width, label), float(found.weight[label]), used(label))
+        for label in [*order[:1], *rest][:paths]
+    ]
 
 
-def restricted(moves: Moves, count: Integers) -> Moves:
-    """Only the stages that are part of a path, with what is known of them; see `Judged.count`.
-
-    Rows stay contiguous, which ``[:, kept]`` would not keep: numba compiles every layout anew.
-    """
-    alive = count > 0
-    kept = np.flatnonzero(alive.any(axis=0))
-    first = np.repeat(np.arange(moves.num_atoms), np.diff(moves.start))[kept]
-    return replace(
-        moves,
-        start=np.searchsorted(first, np.arange(moves.num_atoms + 1)).astype(np.int64),
-        last=moves.last[kept],
-        weight=moves.weight.take(kept, axis=1),
-        first_unit=moves.first_unit.take(kept, axis=1),
-        second_unit=moves.second_unit.take(kept, axis=1),
-        room=np.where(alive, moves.room, -1).take(kept, axis=1),
-        saved=moves.saved.take(kept, axis=1),
-        fewest=np.maximum(count, 1).take(kept, axis=1),
-        gradients=moves.gradients[kept],
-        stage_number=moves.stage_number[kept],
-    )
-
-
-def empty_store(moves: Moves, machine: Machine) -> LabelStore:
-    """No labels but the one at the end, from which every path starts."""
-    n = moves.num_atoms
-    finish = np.zeros(n + 1, dtype=np.int64)
-    finish[n] = 1
-    return LabelStore(
-        used=np.zeros((1, len(machine.total)), dtype=np.int64),
-        flying=np.zeros(1, dtype=np.int64),
-        stages=np.zeros(1, dtype=np.int64),
-        ranks=np.zeros(1, dtype=np.int64),
-        weight=np.zeros(1),
-        bucket=np.zeros(1),
-        key=np.zeros(1, dtype=np.int64),
-        parent=np.full(1, -1, dtype=np.int64),
-        move=np.full(1, -1, dtype=np.int64),
-        config=np.full(1, -1, dtype=np.int64),
-        count=np.zeros(1, dtype=np.int64),
-        end=np.zeros(1, dtype=np.int64),
-        front=np.zeros(1, dtype=np.int64),
-        begin=np.zeros(n + 1, dtype=np.int64),
-        finish=finish,
-    )
-
-
-def watches_flying(moves: Moves, rules: Rules) -> bool:
-    """Whether micro-batches in flight behind a stage can matter: some memory is limited."""
-    return rules.depth == DEPTH_PIPELINE and bool((moves.room < UNLIMITED_BYTES // 2).any())
-
-
-def _paths(store: LabelStore, moves: Moves, paths: int) -> list[Found]:
-    """The least weight first, then by fewest devices."""
-    low, high = int(store.begin[0]), int(store.finish[0])
-    if low == high:
-        return []
-    order = sorted(range(low, high), key=lambda index: (float(store.weight[index]), index))
-    rest = sorted(order[1:], key=lambda index: (int(store.used[index].sum()), index))
-    return [_path(store, moves, index) for index in [order[0], *rest][:paths]]
-
-
-def _path(store: LabelStore, moves: Moves, index: int) -> Found:
-    hops = []
-    weight, used = float(store.weight[index]), tuple(int(x) for x in store.used[index])
-    while store.parent[index] >= 0:
-        move = int(store.move[index])
-        first = int(np.searchsorted(moves.start, move, side="right")) - 1
-        hops.append(
-            Hop(
-                first=first,
-                last=int(moves.last[move]),
-                config=int(store.config[index]),
-                replicas=int(store.count[index]),
-                end=int(store.end[index]),
+def _read_arcs(
+    found: kernel.Labels, arcs: StageArcs, width: int, label: int
+) -> tuple[StageArc, ...]:
+    """Follow a label's parents to position N, where the one of the base case has none."""
+    read = []
+    while label:
+        row = found.columns[label * width : (label + 1) * width]
+        arc = int(row[kernel.ARC])
+        read.append(
+            StageArc(
+                first=int(np.searchsorted(arcs.first_arc, arc, side="right")) - 1,
+                last=int(arcs.last[arc]),
+                device_class=int(arcs.device_class[arc]),
+                recompute=bool(arcs.recompute[arc]),
+                replicas=int(row[kernel.COUNT]),
+                end=int(row[kernel.END]),
             )
         )
-        index = int(store.parent[index])
-    return Found(tuple(hops), weight, used)
+        label = int(row[kernel.PARENT])
+    return tuple(read)

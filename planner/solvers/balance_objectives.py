@@ -17,7 +17,7 @@ from ..heuristics.chain_partition import balance
 from ..pipedream.objective import pipedream_chain
 from ..problem.constraints import broken_option
 from ..problem.problem import PlanningRequest
-from ..search.label_setting import Floats
+from ..search.stage_arcs import Floats
 
 
 def balanced(request: PlanningRequest) -> tuple[Priced, float]:

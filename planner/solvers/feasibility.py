@@ -13,8 +13,8 @@ from ..cost.assignment import Assignment
 from ..cost.device_classes import Devices
 from ..problem.pin_conflicts import Pins, describe_pins, least_conflict
 from ..problem.problem import PlanningRequest, all_parts
-from ..search.arcs import Measure, from_hops
-from ..search.branch_and_bound import BoxSearch, Effort
+from ..search.arcs import Measure, to_assignment
+from ..search.branch_and_bound import BranchAndBound, Effort
 
 
 def out_of_memory(request: PlanningRequest) -> Infeasible:
@@ -107,16 +107,10 @@ def any_plan(request: PlanningRequest, devices: Devices) -> Assignment | None:
         "latency" if request.pricer.only_forward else ("gpipe" if schedule == "gpipe" else "1f1b")
     )
     for part in all_parts(request, devices, with_ties=False):
-        search = BoxSearch(part.space, measure, effort)
-        path = search.first_plan()
+        search = BranchAndBound(part.space, measure, effort)
+        path = search.find_first()
         if path is not None:
-            return from_hops(
-                path.hops,
-                search.space.tables,
-                search.moves.config_class.tolist(),
-                search.moves.config_recompute.tolist(),
-                devices,
-            )
+            return to_assignment(path.arcs, search.space.tables, devices)
     return None
 
 

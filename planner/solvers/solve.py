@@ -16,9 +16,9 @@ from ..heuristics.baselines import take_faster_baseline
 from ..heuristics.candidates import move_cuts, pipedream_plans, reshape_stages, uniform_grids
 from ..problem.constraints import search_parts
 from ..problem.problem import PlanningRequest, all_parts
-from ..search.arcs import Measure, from_hops
-from ..search.branch_and_bound import GAVE_UP, ROUNDING, BoxSearch, Effort
-from ..search.label_setting import Hop
+from ..search.arcs import Measure, to_assignment
+from ..search.branch_and_bound import GAVE_UP, ROUNDING, BranchAndBound, Effort
+from ..search.label_setting import StageArc
 from .balance_objectives import balanced
 from .feasibility import any_plan, out_of_memory
 from .replica_rounding import filled
@@ -169,18 +169,18 @@ def _devices(request: PlanningRequest) -> Decision:
     effort = Effort(request.deadline)
     fewest, found, is_proven = math.inf, None, request.is_whole
     for part in all_parts(request, request.devices):
-        search = BoxSearch(part.space, _model(request), effort)
+        search = BranchAndBound(part.space, _model(request), effort)
         try:
-            paths = search.every_plan()
+            paths = search.find_every_count()
         except DeadlineExceeded:
             is_proven = False
             continue
-        least = min(paths, key=lambda path: path.num_ranks, default=None)
-        if least is not None and least.num_ranks < fewest:
-            fewest, found = least.num_ranks, _assignment(least.hops, search)
+        least = min(paths, key=lambda path: path.num_replicas, default=None)
+        if least is not None and least.num_replicas < fewest:
+            fewest, found = least.num_replicas, _assignment(least.arcs, search)
     if found is None and is_proven:
         raise out_of_memory(request)
-    pool, _ = _search(request, _model(request), max_ranks=int(fewest) if found else None)
+    pool, _ = _search(request, _model(request), max_total_replicas=int(fewest) if found else None)
     if found is not None:
         pool.add(found, math.inf)
     priced = _first(request, pool)
@@ -299,7 +299,7 @@ def _search(
     request: PlanningRequest,
     measure: Measure,
     *,
-    max_ranks: int | None = None,
+    max_total_replicas: int | None = None,
     limit_bytes: int | None = None,
 ) -> tuple[Pool, float]:
     """Plans by one measure, and the bound no plan is below.
@@ -326,9 +326,10 @@ def _search(
         effort = Effort(request.deadline, gap=max(level.gap, request.options.gap))
         bound = math.inf
         for part in search_parts(costs, devices, request.options):
-            search = BoxSearch(
+            search = BranchAndBound(
                 part.space, measure, effort,
-                tied_s=part.tied_s, max_ranks=max_ranks, best_value=best * (1 + 1e-9),
+                tied_s=part.tied_s, max_total_replicas=max_total_replicas,
+                best_value=best * (1 + 1e-9),
             )  # fmt: skip
             if costs.tied and measure in ("1f1b", "gpipe"):
                 search.tied_of = _tied_of(request.pricer, search)
@@ -338,7 +339,7 @@ def _search(
                 gave_up = True
                 search.unproven = 0.0
             for path in search.paths:
-                pool.add(_assignment(path.hops, search), path.value)
+                pool.add(_assignment(path.arcs, search), path.value)
             best = min([best, *(path.value for path in search.paths)])
             bound = min(bound, search.bound)
         if level.is_exact:
@@ -365,18 +366,12 @@ def _order_free(request: PlanningRequest, measure: Measure) -> float:
     return free.latency_s() if measure == "latency" else free.step_s()
 
 
-def _tied_of(pricer: Pricer, search: BoxSearch) -> Callable[[tuple[Hop, ...]], float]:
-    return lambda hops: pricer.tied_sync_s(_assignment(hops, search))
+def _tied_of(pricer: Pricer, search: BranchAndBound) -> Callable[[tuple[StageArc, ...]], float]:
+    return lambda arcs: pricer.tied_sync_s(_assignment(arcs, search))
 
 
-def _assignment(hops: Sequence[Hop], search: BoxSearch) -> Assignment:
-    return from_hops(
-        hops,
-        search.space.tables,
-        search.moves.config_class.tolist(),
-        search.moves.config_recompute.tolist(),
-        search.space.devices,
-    )
+def _assignment(arcs: Sequence[StageArc], search: BranchAndBound) -> Assignment:
+    return to_assignment(arcs, search.space.tables, search.space.devices)
 
 
 def _fastest(request: PlanningRequest, pool: Pool) -> Priced:
@@ -448,7 +443,9 @@ def _simulated_bound(request: PlanningRequest, priced: Priced) -> float:
     effort = Effort(request.deadline, gap=1e-3)
     bound = math.inf
     for part in all_parts(request, request.devices, with_ties=False):
-        search = BoxSearch(part.space, "simulated_bound", effort, best_value=priced.step_time_s)
+        search = BranchAndBound(
+            part.space, "simulated_bound", effort, best_value=priced.step_time_s
+        )
         bound = min(bound, search.narrow(1e-3))
     return min(max(bound, whole_s), priced.step_time_s)
 
@@ -477,12 +474,10 @@ def steady(request: PlanningRequest) -> Iterator[Assignment]:
     table = request.coarse(MAX_ATOMS).stages
     effort = Effort(request.deadline, gap=3e-2)
     for part in search_parts(table, request.devices, request.options, with_ties=False):
-        search = BoxSearch(part.space, "throughput", effort)
+        search = BranchAndBound(part.space, "throughput", effort)
         try:
             search.run(max_searches=MAX_SEARCHES)
         except DeadlineExceeded:
             return
-        classes = search.moves.config_class.tolist()
-        recompute = search.moves.config_recompute.tolist()
         for path in sorted(search.paths, key=lambda path: path.value)[:MAX_PLANS]:
-            yield from_hops(path.hops, table, classes, recompute, request.devices)
+            yield to_assignment(path.arcs, table, request.devices)

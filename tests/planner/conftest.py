@@ -12,7 +12,7 @@ def _compiled():
     """Machine code from the first plan on, where there is numba: thousands of plans are made.
 
     Small problems would not load it, and take ten times as long. That both ways give the same is
-    what `test_labels`, `test_properties` and `test_simulate` are for.
+    what `test_label_setting`, `test_properties` and `test_simulate` are for.
     """
     if jit.is_available():
         importlib.import_module("numba")

@@ -128,7 +128,7 @@ def test_boxes_halved_before_they_are_solved_hide_no_plan(schedule, monkeypatch)
     The best plan known is taken for a worse one, so that it has to be found again in some box.
     """
     halved, optimal = [], 0
-    opened, dived = search.BoxSearch._open_box, search.BoxSearch._dive
+    opened, dived = search.BranchAndBound._open_box, search.BranchAndBound._dive
 
     def open_box(self, *box):
         before = len(self.open)
@@ -142,9 +142,9 @@ def test_boxes_halved_before_they_are_solved_hide_no_plan(schedule, monkeypatch)
         return lower
 
     monkeypatch.setattr(search, "SPLIT_LABELS", 8)
-    monkeypatch.setattr(search, "SPLIT_PER_STAGE", 0)
-    monkeypatch.setattr(search.BoxSearch, "_dive", dive)
-    monkeypatch.setattr(search.BoxSearch, "_open_box", open_box)
+    monkeypatch.setattr(search, "SPLIT_PER_ARC", 0)
+    monkeypatch.setattr(search.BranchAndBound, "_dive", dive)
+    monkeypatch.setattr(search.BranchAndBound, "_open_box", open_box)
     for seed in range(2000, 2080):
         given = problem(seed, schedule=schedule)
         made, best = planned(given), least(given)

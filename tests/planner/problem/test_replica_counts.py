@@ -1,13 +1,12 @@
 """Numbers of replicas on grouped devices: none that could be better is left out."""
 
-import numpy as np
 import pytest
 
 from stagewright.core.cluster.cluster import Cluster, Device, LinkLevel
 from stagewright.core.plan.plan import Pin, PlanOptions
 from stagewright.core.profile.profile import Profile
 from stagewright.planner.plan import plan
-from stagewright.planner.search import label_setting as labels
+from stagewright.planner.search.label_kernel import next_count, place
 from tests.builders import chain_profile
 from tests.planner.instances import Instance
 from tests.planner.oracle import least
@@ -20,22 +19,19 @@ def _in_flight(count, behind):
 @pytest.mark.parametrize("groups", [(2,), (3,), (4,), (8,), (2, 4), (2, 8), (3, 6)])
 def test_every_number_that_leaves_fewer_in_flight_is_tried(groups):
     """Of the numbers that can be placed; at the end of a class and in front of other stages."""
-    pytest.importorskip("numba")
-    from stagewright.planner.search.label_kernel import _next_count, _place
-
-    sizes = np.array([*groups, 64])
+    sizes = [*groups, 64]
     for total in range(3, 27):
         for free in {total, total - 1, max(total - 4, 1)}:
             for need in range(1, free + 1):
                 for behind in range(0, 50, 3):
                     tried, count, fewest = [], need, 2**60
                     while 0 < count <= free:
-                        if _place(sizes, free == total, free, count) >= 0:
+                        if place(sizes, free == total, free, count) >= 0:
                             tried.append(count)
                             fewest = min(fewest, _in_flight(count, behind))
-                        count = _next_count(sizes, total, free == total, count, behind, fewest)
+                        count = next_count(sizes, total, free == total, count, behind, fewest)
                     for other in range(need, free + 1):
-                        if _place(sizes, free == total, free, other) >= 0:
+                        if place(sizes, free == total, free, other) >= 0:
                             assert any(
                                 entry <= other
                                 and _in_flight(entry, behind) <= _in_flight(other, behind)
@@ -87,7 +83,7 @@ def _partial_pair(objective):
 def test_replicas_that_leave_room_in_front(make, objective, compiled, monkeypatch):
     if compiled:
         pytest.importorskip("numba")
-    monkeypatch.setattr(labels, "_compiles", lambda _: compiled)
+    monkeypatch.setenv("STAGEWRIGHT_NUMBA", str(int(compiled)))
     given = make(objective)
     found = plan(given.profile, given.cluster, given.options)
     assert found.proof.status == "optimal"
