@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from pydantic_settings import (
 
 from ...core.errors import InvalidInput
 from .names import SettingName, setting_names, suggest_setting
+from .secrets import has_password, is_url, read_secret, with_password
 from .settings import PREFIX, ServerSettings
 
 CONFIG_VARIABLE = PREFIX + "CONFIG"
@@ -102,9 +103,9 @@ def configure(
     # In ascending order of precedence: each source replaces what the ones before it gave.
     found: dict[tuple[str, ...], tuple[Any, Origin]] = {}
     if chosen is not None:
-        said = _leaves(_read_toml(Path(chosen)))
-        _check_known([".".join(path) for path in said], known, f"{chosen}: ")
-        found |= {path: (value, Origin("file", str(chosen))) for path, value in said.items()}
+        in_file = _leaves(_read_toml(Path(chosen)))
+        _check_names(in_file, known, f"{chosen}: ")
+        found |= {path: (value, Origin("file", str(chosen))) for path, value in in_file.items()}
     _check_variables(known)
     for path, value in _leaves(EnvSettingsSource(_Sources)()).items():
         found[path] = (value, Origin("environment", known[path].variable))
@@ -112,7 +113,7 @@ def configure(
         if value is not None:
             found[(name,)] = (value, Origin("flag", "--" + name.replace("_", "-")))
     # Checked once, merged: a section may be spread over the file and variables.
-    settings = _validated(found, known)
+    settings = _validate(found, known)
     origins = {
         setting.name: found[path][1] if path in found else Origin("default")
         for path, setting in known.items()
@@ -143,18 +144,18 @@ def _leaves(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[tuple
     return found
 
 
-def _check_known(
-    said: Sequence[str], known: Mapping[tuple[str, ...], SettingName], where: str
+def _check_names(
+    given: Iterable[tuple[str, ...]], known: Mapping[tuple[str, ...], SettingName], where: str
 ) -> None:
     """Refuse unknown names in a file, all of them at once."""
     names = [setting.name for setting in known.values()]
-    wrong = [
-        f"{name} is not a setting; {suggest_setting(name, names)}"
-        for name in said
-        if name not in names
-    ]
-    if wrong:
-        raise InvalidInput(where + "\n".join(wrong))
+    unknown = [".".join(path) for path in given if path not in known]
+    if unknown:
+        raise InvalidInput(where + "\n".join(_unknown(name, names) for name in unknown))
+
+
+def _unknown(name: str, names: Sequence[str]) -> str:
+    return f"{name} is not a setting; {suggest_setting(name, names)}"
 
 
 def _check_variables(known: Mapping[tuple[str, ...], SettingName]) -> None:
@@ -168,15 +169,11 @@ def _check_variables(known: Mapping[tuple[str, ...], SettingName]) -> None:
                 f"{name} is not a setting: Kubernetes set it for a service named stagewright. Set "
                 "'enableServiceLinks: false' in the pod's spec."
             )
-    wrong = [
-        f"{name} is not a setting; {suggest_setting(name, sorted(names))}"
-        for name in ours.keys() - names
-    ]
-    if wrong:
-        raise InvalidInput("\n".join(sorted(wrong)))
+    if unknown := sorted(ours.keys() - names):
+        raise InvalidInput("\n".join(_unknown(name, sorted(names)) for name in unknown))
 
 
-def _validated(
+def _validate(
     found: Mapping[tuple[str, ...], tuple[Any, Origin]],
     known: Mapping[tuple[str, ...], SettingName],
 ) -> ServerSettings:
@@ -201,8 +198,8 @@ def _validated(
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] in ("string_too_short", "too_short"):
         message = "is empty"
-    said = _named(path, found[path][1]) if path in found else ".".join(path)
-    raise InvalidInput(f"{said}: {message[:1].lower()}{message[1:]}") from None
+    name = _named(path, found[path][1]) if path in found else ".".join(path)
+    raise InvalidInput(f"{name}: {message[:1].lower()}{message[1:]}") from None
 
 
 def _named(path: tuple[str, ...], origin: Origin) -> str:
@@ -216,14 +213,14 @@ def _with_secrets(
 ) -> Configuration:
     """Return the settings with secrets read from their files."""
     changed: dict[str, str | None] = {}
-    told, troubles = dict(origins), dict[str, str]()
+    changed_origins, troubles = dict(origins), dict[str, str]()
     for name, path in (  # read after validation: the files may be named by any source
         ("token", settings.token_file),
         ("session_key", settings.session_key_file),
     ):
         try:
-            if path is not None and _counts(f"{name}_file", name, origins):
-                told[name] = Origin("file", str(path))
+            if path is not None and _takes_precedence(f"{name}_file", name, origins):
+                changed_origins[name] = Origin("file", str(path))
                 changed[name] = None
                 changed[name] = read_secret(path)
         except InvalidInput as error:
@@ -235,14 +232,14 @@ def _with_secrets(
         troubles["database_password_file"] = str(error)
     if troubles and strict:
         raise InvalidInput("\n".join(troubles.values()))
-    return Configuration(settings.model_copy(update=changed), told, troubles)
+    return Configuration(settings.model_copy(update=changed), changed_origins, troubles)
 
 
 RANK = {"default": 0, "file": 1, "environment": 2, "flag": 3}
 """Precedence of sources: the higher wins."""
 
 
-def _counts(name: str, other: str, origins: Mapping[str, Origin]) -> bool:
+def _takes_precedence(name: str, other: str, origins: Mapping[str, Origin]) -> bool:
     """Return True if the first of two settings for one secret takes precedence.
 
     Raises:
@@ -260,45 +257,4 @@ def _is_whole(settings: ServerSettings, origins: Mapping[str, Origin]) -> bool:
     database, password = origins["database"], origins["database_password_file"]
     if RANK[database.kind] <= RANK[password.kind]:
         return False
-    from ..store.database import database_url
-
-    return "://" not in settings.database or database_url(settings.database).password is not None
-
-
-MAX_BYTES = 64 * 2**10
-
-
-def read_secret(path: Path) -> str:
-    """Return the one line of a file, without the line end that editors add.
-
-    Raises:
-        InvalidInput: It cannot be read, is empty, or has more than one line.
-    """
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1).decode().removesuffix("\n").removesuffix("\r")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise InvalidInput(f"cannot read the secret in {path}: {why}") from None
-    if not text or "\n" in text or len(text) > MAX_BYTES:
-        raise InvalidInput(f"{path} has to contain one secret on one line")
-    return text
-
-
-def with_password(address: str, path: Path) -> str:
-    """Return a database's URL with the password from a file.
-
-    Raises:
-        InvalidInput: The address is not a URL, already has a password, or the file is unusable.
-    """
-    if "://" not in address:
-        raise InvalidInput(
-            "database_password_file needs a database of the form postgresql://user@host:port/name"
-        )
-    from ..store.database import POSTGRESQL, database_url
-
-    url = database_url(address)
-    if url.password is not None:
-        raise InvalidInput("The database's URL already has a password. Leave out one of the two.")
-    whole = url.set(drivername=POSTGRESQL, password=read_secret(path))
-    return whole.render_as_string(hide_password=False)
+    return not is_url(settings.database) or has_password(settings.database)

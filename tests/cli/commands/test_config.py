@@ -117,4 +117,4 @@ def test_what_cannot_be_had_is_told_beside_its_setting(run, monkeypatch, tmp_pat
     monkeypatch.setenv("STAGEWRIGHT_TOKEN_FILE", "/nowhere/other")
     ran = run("config", "show", "--config", "s.toml")
     assert ran.code == 0
-    assert "STAGEWRIGHT_TOKEN and STAGEWRIGHT_TOKEN_FILE say the same" in ran.stderr
+    assert "STAGEWRIGHT_TOKEN and STAGEWRIGHT_TOKEN_FILE set the same" in ran.stderr
