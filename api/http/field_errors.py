@@ -41,6 +41,8 @@ def _field_error(item: Mapping[str, Any], body: object) -> FieldError:
         path.append(_discriminator(item))
     cause = _cause(item)
     inner = cause.field or "" if isinstance(cause, InvalidInput) else ""
+    if isinstance(item.get("input"), str):  # e.g. a cluster in shorthand: text has no fields
+        inner = ""
     return FieldError(pointer=clip(json_pointer(tuple(path)) + inner), detail=clip(_sentence(item)))
 
 
