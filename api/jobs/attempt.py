@@ -16,6 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from ...core.errors import DeadlineExceeded
 from ...core.profile.profile import Profile
 from ...core.service.plans import PlanRecord
+from ..model_sources.measure import MeasuringSetup
 from ..planning.service import Planning, is_final
 from ..store.errors import StoreUnavailable
 from ..store.records import FinalState, Job
@@ -34,6 +35,7 @@ from .messages import (
     WorkerStarted,
     WorkerTask,
 )
+from .notifications import JobNotifications
 from .outcome import (
     event_data,
     new_problem_json,
@@ -74,44 +76,44 @@ class RetryPolicy:
     silence_s: float = 15.0
 
 
-class JobAttempt:
-    """One attempt; lives on the server's event loop.
+@dataclass(frozen=True)
+class JobContext:
+    """Everything that the attempts of one server share.
 
-    The row in the store is the truth. Every write names the attempt's number, and once the store
-    says that another attempt is the present one, this one stops without a trace.
-
-    Args:
-        job: The queued job.
-        spec: Its specification.
-        store: Holds its row.
-        workers: Run the measurement.
-        planning: Makes a plan from the measured profile.
-        retry_policy: When to give up.
+    Attributes:
+        store: Holds the jobs.
+        workers: Run the measurements.
+        planning: Makes plans from measured profiles.
+        notifications: Notified of every change.
+        setup: How workers measure; see `WorkerTask`.
+        retry_policy: When to give up on workers.
         now: The store's clock.
-        changed: Called with the job's id after every change.
         metrics: Records waiting and running times.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        spec: JobSpec,
-        *,
-        store: Store,
-        workers: AsyncWorkers,
-        planning: Planning,
-        retry_policy: RetryPolicy,
-        now: Callable[[], datetime],
-        changed: Callable[[str], None],
-        metrics: Metrics,
-    ) -> None:
+    store: Store
+    workers: AsyncWorkers
+    planning: Planning
+    notifications: JobNotifications
+    setup: MeasuringSetup | None
+    retry_policy: RetryPolicy
+    now: Callable[[], datetime]
+    metrics: Metrics
+
+
+class JobAttempt:
+    """One attempt at a job; lives on the server's event loop.
+
+    The row in the store is the truth. Every write names the attempt's number, and once the store
+    says that another attempt is the present one, this one stops without a trace.
+    """
+
+    def __init__(self, job: Job, spec: JobSpec, context: JobContext) -> None:
         self.job = job
         self.is_running = False
         # Random, because two servers may attempt the same job at the same scheduler.
         self._key = f"{job.id}-{job.attempt + 1}-{secrets.token_hex(4)}"
-        self._spec, self._store, self._workers = spec, store, workers
-        self._planning, self._retry_policy, self._now = planning, retry_policy, now
-        self._changed, self._metrics = changed, metrics
+        self._spec, self._context, self._store = spec, context, context.store
         self._inbox: asyncio.Queue[WorkerMessage | None] = asyncio.Queue()
         self._last_message_s = time.monotonic()
         self._starting: asyncio.Future[Job | None] | None = None
@@ -120,7 +122,7 @@ class JobAttempt:
         """Read the row again at once, because its cancellation was requested."""
         self._inbox.put_nowait(None)
 
-    async def run(self, setup: object) -> None:
+    async def run(self) -> None:
         """Run until the job has ended, is queued again, or belongs to another attempt.
 
         Raises:
@@ -132,14 +134,14 @@ class JobAttempt:
             loop.call_soon_threadsafe(self._inbox.put_nowait, message)
 
         request_json = await run_in_threadpool(self._spec.measure.model_dump_json)
-        task = WorkerTask(self._key, request_json, self.job.needs or "", setup)
+        task = WorkerTask(self._key, request_json, self.job.needs or "", self._context.setup)
         try:
-            await self._workers.submit(task, on_message)
+            await self._context.workers.submit(task, on_message)
             if await self._wait_for_start():
                 with span("stagewright.measure", attempt=self.job.attempt):
                     await self._follow_to_end()
         finally:
-            await self._workers.stop(self._key)
+            await self._context.workers.stop(self._key)
 
     async def finish_with(self, profile: Profile) -> bool:
         """End the job with another job's profile; return whether it was still to be started."""
@@ -169,7 +171,7 @@ class JobAttempt:
                 break
             job = await self._read_job()
             if (job.state, job.attempt) != ("queued", self.job.attempt) or is_late(
-                job, self._now()
+                job, self._context.now()
             ):
                 return False
         if isinstance(message, WorkerStarted):
@@ -195,8 +197,8 @@ class JobAttempt:
         _log.info("job started", extra={"attempt": started.attempt, "worker": worker})
         if started.attempt == 1 and started.started_at is not None:
             waited = started.started_at - started.created_at
-            self._metrics.job_started(started.kind, waited.total_seconds())
-        self._changed(job.id)
+            self._context.metrics.job_started(started.kind, waited.total_seconds())
+        self._context.notifications.changed(job.id)
         return True
 
     async def _read_job(self) -> Job:
@@ -239,11 +241,11 @@ class JobAttempt:
 
     async def _check_silence(self) -> bool:
         """Return whether to go on waiting for a worker that sent nothing for `LOOK_S`."""
-        if time.monotonic() - self._last_message_s > self._retry_policy.silence_s:
-            silence_s = self._retry_policy.silence_s
+        if time.monotonic() - self._last_message_s > self._context.retry_policy.silence_s:
+            silence_s = self._context.retry_policy.silence_s
             await self._requeue_or_fail(f"its worker sent nothing for {silence_s:g} s")
             return False
-        if is_late(self.job, self._now()):
+        if is_late(self.job, self._context.now()):
             await self._finish("failed", problem=deadline_problem(self.job))
             return False
         return await self._is_ours(await self._read_job())
@@ -257,7 +259,7 @@ class JobAttempt:
         is_ours = await retry_until_available(
             self._store.jobs.report, self.job.id, self.job.attempt, "progress", data
         )
-        self._changed(self.job.id)
+        self._context.notifications.changed(self.job.id)
         return is_ours
 
     async def _is_ours(self, job: Job | None) -> bool:
@@ -266,7 +268,7 @@ class JobAttempt:
             self.is_running = False
             return False
         if job.cancel_requested:
-            await self._workers.stop(self._key)
+            await self._context.workers.stop(self._key)
             await self._finish("cancelled")
             return False
         return True
@@ -278,7 +280,9 @@ class JobAttempt:
             return
         await self._report(event_data(step="planning"))
         search = asyncio.create_task(
-            self._planning.from_profile(self._spec.plan, profile, self._spec.plan_deadline_s)
+            self._context.planning.from_profile(
+                self._spec.plan, profile, self._spec.plan_deadline_s
+            )
         )
         try:
             while not search.done():
@@ -325,14 +329,14 @@ class JobAttempt:
         digest = self._spec.plan_digest
         if plan is not None and is_final(plan) and digest and ended.result_id is not None:
             await self._remember("plan", digest, ended.result_id)
-        self._changed(self.job.id)
+        self._context.notifications.changed(self.job.id)
 
     def _record_end(self, job: Job) -> None:
         """Write the end to log and metrics."""
         duration_s = 0.0
         if job.started_at is not None and job.finished_at is not None:
             duration_s = (job.finished_at - job.started_at).total_seconds()
-        self._metrics.job_ended(job.kind, job.state, duration_s)
+        self._context.metrics.job_ended(job.kind, job.state, duration_s)
         values = {"state": job.state, "attempt": job.attempt, "duration_s": duration_s}
         _log.info("job ended", extra=values)
 
@@ -341,9 +345,9 @@ class JobAttempt:
         await retry_until_available(self._store.reuse.remember, project, kind, digest, result_id)
 
     async def _requeue_or_fail(self, why: str) -> None:
-        await requeue_or_fail(self._store, self.job, self._retry_policy, why)
+        await requeue_or_fail(self._store, self.job, self._context.retry_policy, why)
         self.is_running = False
-        self._changed(self.job.id)
+        self._context.notifications.changed(self.job.id)
 
     async def _next_message(self, timeout_s: float) -> WorkerMessage | None:
         """Return the worker's next message; `None` after a timeout or `check_now`."""

@@ -8,12 +8,12 @@ import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any
 
 from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from ..errors import WorkersUnavailable
+from ..model_sources.measure import MeasuringSetup
 from ..planning.service import Planning
 from ..store.errors import StoreUnavailable
 from ..store.records import Job, Retention
@@ -25,6 +25,7 @@ from .async_workers import RECONNECT_S, AsyncWorkers
 from .attempt import (
     GIVE_BACK_S,
     JobAttempt,
+    JobContext,
     RetryPolicy,
     deadline_problem,
     is_late,
@@ -60,16 +61,8 @@ class JobRunner:
     Everything it knows is in the store, so a killed server loses nothing: the next one, or
     another beside it, continues.
 
-    Args:
-        store: Holds the jobs.
-        workers: Run the measurements.
-        planning: Makes plans from measured profiles.
-        notifications: Notified of every change.
-        setup: How workers measure; see `WorkerTask`.
-        retry_policy: When to give up on workers.
-        retention: Periods for `Store.expire`, which is called now and then.
-        now: The store's clock.
-        metrics: Records waiting and running times.
+    The arguments are the fields of `JobContext`, and ``retention``, the periods after which rows
+    are removed from the store.
     """
 
     def __init__(
@@ -79,17 +72,25 @@ class JobRunner:
         planning: Planning,
         notifications: JobNotifications,
         *,
-        setup: Any = None,
+        setup: MeasuringSetup | None = None,
         retry_policy: RetryPolicy | None = None,
         retention: Retention | None = None,
         now: Callable[[], datetime] = utc_now,
         metrics: Metrics | None = None,
     ) -> None:
-        self._store, self._planning, self._notifications = store, planning, notifications
-        self._workers = AsyncWorkers(workers)
-        self._setup, self._retry_policy, self._now = setup, retry_policy or RetryPolicy(), now
+        self._context = JobContext(
+            store=store,
+            workers=AsyncWorkers(workers),
+            planning=planning,
+            notifications=notifications,
+            setup=setup,
+            retry_policy=retry_policy or RetryPolicy(),
+            now=now,
+            metrics=metrics or Metrics(),
+        )
+        self._store, self._workers = store, self._context.workers
+        self._notifications = notifications
         self._retention = retention or Retention(jobs_days=None, audit_days=None)
-        self._metrics = metrics or Metrics()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._attempts: dict[str, JobAttempt] = {}
         # Weak values: a lock exists for as long as some job holds or awaits it.
@@ -179,16 +180,16 @@ class JobRunner:
             job = await retry_until_available(self._store.jobs.get, job.project_id, job.id)
             if job.state != "queued":
                 return
-            if is_late(job, self._now()):
+            if is_late(job, self._context.now()):
                 await self._end_queued(job, deadline_problem(job))
                 return
             if await self._reuse(job, spec):
                 return
             await self._workers.until_reached(job.needs)
-            attempt = self._new_attempt(job, spec)
+            attempt = JobAttempt(job, spec, self._context)
             self._attempts[job.id] = attempt
             try:
-                await attempt.run(self._setup)
+                await attempt.run()
             finally:
                 if not attempt.is_running:  # else `stop` gives the job back
                     self._attempts.pop(job.id, None)
@@ -203,20 +204,7 @@ class JobRunner:
         if found is None:
             return False
         stored = await retry_until_available(self._store.documents.profile, job.project_id, found)
-        return await self._new_attempt(job, spec).finish_with(stored.profile)
-
-    def _new_attempt(self, job: Job, spec: JobSpec) -> JobAttempt:
-        return JobAttempt(
-            job,
-            spec,
-            store=self._store,
-            workers=self._workers,
-            planning=self._planning,
-            retry_policy=self._retry_policy,
-            now=self._now,
-            changed=self._notifications.changed,
-            metrics=self._metrics,
-        )
+        return await JobAttempt(job, spec, self._context).finish_with(stored.profile)
 
     async def _end_queued(self, job: Job, problem: str) -> None:
         """Fail a job that has not been started."""
@@ -265,8 +253,8 @@ class JobRunner:
         await run_in_threadpool(self._store.expire, self._retention)
 
     async def _look_after(self, job: Job) -> None:
-        now = self._now()
-        age, silence_s = now - job.created_at, self._retry_policy.silence_s
+        now = self._context.now()
+        age, silence_s = now - job.created_at, self._context.retry_policy.silence_s
         if job.state == "queued" and is_late(job, now):
             await self._end_queued(job, deadline_problem(job))
         elif job.id in self._tasks:
@@ -278,6 +266,6 @@ class JobRunner:
                 self.take(job)
         elif now - (job.heartbeat_at or now) > timedelta(seconds=silence_s):
             why = f"the server that ran it was lost {silence_s:g} s ago"
-            await requeue_or_fail(self._store, job, self._retry_policy, why)
+            await requeue_or_fail(self._store, job, self._context.retry_policy, why)
             self._notifications.changed(job.id)
             self.take(await retry_until_available(self._store.jobs.get, job.project_id, job.id))
