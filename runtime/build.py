@@ -1,11 +1,11 @@
-"""From a plan and a model to training steps, on whatever this process is part of."""
+"""Build a planned model for training, across processes or in one."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -44,25 +44,24 @@ def build(
     accumulate: int = 1,
     loss_scale: LossScale | Literal["auto"] | None = "auto",
 ) -> Training:
-    """A planned model ready to train: across processes under torchrun, in one process without.
+    """Build a planned model for training: across processes under torchrun, or in one process.
 
-    Where ``torch.distributed`` is initialised this rank gets its stages, and every rank calls it
-    with the same plan and model. Elsewhere all stages are in this process. The loop is the same.
-    What else pipelines take (a schedule or engine of your own, chunks) is given to one of them,
-    and that to `Training`.
+    With ``torch.distributed`` initialised, every rank calls this with the same plan and model and
+    gets its own stages. Otherwise all stages are in this process. The training loop is the same.
+    For other options of pipelines (a schedule of your own, chunks) create a pipeline yourself and
+    pass it to `Training`.
 
     Args:
         plan: Where to cut, and in which order to work.
-        model: The model the plan was made for. Built under ``torch.device("meta")`` it takes no
-            memory, and each rank gives memory to its own stages alone.
+        model: The model the plan was made for. Under ``torch.device("meta")`` it takes no memory,
+            and each rank allocates only its own stages.
         loss_fn: ``loss_fn(output, target)``, a mean: over each micro-batch in processes, over the
             batch in one process.
-        weights: Where the values of a model on the meta device come from; a path is that of a
-            checkpoint.
-        devices: This rank's device; in one process also one for every stage. `None` leaves stages
-            where the model is.
+        weights: Source of the values of a model on the meta device; a path is a checkpoint's.
+        devices: This rank's device, or in one process one for every stage. `None` leaves stages
+            on the model's device.
         group: The ranks, in order; the default group if `None`.
-        sample: See `runtime.cut.cut_for_plan`.
+        sample: See `cut_for_plan`.
         autocast: Run the stages and the loss under ``torch.autocast`` to this dtype; weights,
             gradients and optimizer state keep theirs.
         keyed_dropout: See `DistributedPipeline`.
@@ -74,55 +73,70 @@ def build(
 
     Raises:
         PlanMismatch: The plan is for another model or another number of ranks.
-        InvalidInput: An argument is not what it may be, or torchrun's process group was not
-            initialised.
+        InvalidInput: An argument is invalid, or torchrun's process group was not initialised.
     """
     if isinstance(weights, str | Path):
         weights = Weights(checkpoint=weights)
-    places = _places(devices)
-    across = dist.is_initialized()
+    chosen = _list_devices(devices)
+    shared: _Shared = {
+        "sample": sample,
+        "keyed_dropout": keyed_dropout,
+        "batch_statistics": batch_statistics,
+    }
     pipeline: DistributedPipeline | Pipeline
-    if across:
-        if len(places) > 1:
-            raise InvalidInput(f"a rank has one device, not {len(places)}; give this rank's")
+    is_distributed = dist.is_initialized()
+    if is_distributed:
+        if len(chosen) > 1:
+            raise InvalidInput(f"a rank has one device, not {len(chosen)}; pass this rank's")
         pipeline = DistributedPipeline(
             model,
             plan,
             loss_fn=loss_fn,
-            device=places[0] if places else None,
+            device=chosen[0] if chosen else None,
             group=group,
-            sample=sample,
             autocast=autocast,
-            keyed_dropout=keyed_dropout,
-            batch_statistics=batch_statistics,
             strategy=strategy,
             weights=weights,
+            **shared,
         )
     else:
-        _check_alone(strategy)
-        check_weights(model, weights)
-        if weights is not None:
-            materialise_whole(model, weights, _where(places))
-        with autocast_to(places[0] if places else default_device(model), autocast):
-            pipeline = Pipeline(
-                model,
-                plan,
-                devices=places or None,
-                sample=sample,
-                batch_statistics=batch_statistics,
-                keyed_dropout=keyed_dropout,
-            )
+        _check_single_process(strategy)
+        pipeline = _build_local(model, plan, weights, chosen, autocast, shared)
     return Training(
         pipeline,
-        loss_fn=None if across else loss_fn,
-        autocast=None if across else autocast,
+        loss_fn=None if is_distributed else loss_fn,
+        autocast=None if is_distributed else autocast,
         max_norm=max_norm,
         accumulate=accumulate,
         loss_scale=loss_scale,
     )
 
 
-def _places(
+class _Shared(TypedDict):
+    """Arguments that both kinds of pipeline take."""
+
+    sample: Any
+    keyed_dropout: int | None
+    batch_statistics: BatchStatistics
+
+
+def _build_local(
+    model: nn.Module,
+    plan: Plan,
+    weights: Weights | None,
+    devices: Sequence[torch.device],
+    autocast: torch.dtype | None,
+    shared: _Shared,
+) -> Pipeline:
+    check_weights(model, weights)
+    if weights is not None:
+        materialise_whole(model, weights, _materialisation_device(devices))
+    # Captured under autocast, so that boundaries have the dtypes that training will give them.
+    with autocast_to(devices[0] if devices else default_device(model), autocast):
+        return Pipeline(model, plan, devices=devices or None, **shared)
+
+
+def _list_devices(
     devices: torch.device | str | Sequence[torch.device | str] | None,
 ) -> list[torch.device]:
     if devices is None:
@@ -132,22 +146,23 @@ def _places(
     return [torch.device(device) for device in devices]
 
 
-def _where(places: Sequence[torch.device]) -> torch.device:
-    """Where a model gets its values in one process: several devices get theirs from the CPU."""
-    if len(places) == 1:
-        return places[0]
-    return torch.device("cuda" if not places and torch.cuda.is_available() else "cpu")
+def _materialisation_device(devices: Sequence[torch.device]) -> torch.device:
+    """Return where a whole model gets its values: for several devices, on the CPU."""
+    if len(devices) == 1:
+        return devices[0]
+    return torch.device("cuda" if not devices and torch.cuda.is_available() else "cpu")
 
 
-def _check_alone(strategy: Strategy | Mapping[int, Strategy] | None) -> None:
-    """A process that others were started beside must not train a model of its own."""
+def _check_single_process(strategy: Strategy | Mapping[int, Strategy] | None) -> None:
+    # Under torchrun, forgetting init_process_group would make every process train all of the
+    # model by itself, without an error.
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if started > 1:
         raise InvalidInput(
-            f"{started} processes were started, but they do not know of each other; call "
+            f"{started} processes were started, but they are not connected; call "
             "torch.distributed.init_process_group() before build, on every rank"
         )
     if strategy is not None:
         raise InvalidInput(
-            "strategy= is about replicas, and one process has none; start one process a device"
+            "strategy= is for replicas, and a single process has none; start one process per device"
         )

@@ -1,4 +1,4 @@
-"""A plan's promises against a recorded step: which stage or link took longer than planned."""
+"""Comparison of a plan's predictions with a recorded step, and correction of its profile."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ BACKWARD_PARTS = (Work.BACKWARD, Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT, Work
 
 @dataclass(frozen=True)
 class ComparedDuration:
-    """One duration of a plan, predicted and measured.
+    """One predicted and measured duration.
 
     Attributes:
-        what: For example ``stage 1 forward``.
-        predicted_s: Of one micro-batch.
-        measured_s: The median over micro-batches; `None` where a step does not show it.
+        what: What took this time, for example ``stage 1 forward``.
+        predicted_s: Prediction for one micro-batch.
+        measured_s: Median over micro-batches; `None` if the step does not show it.
     """
 
     what: str
@@ -32,20 +32,20 @@ class ComparedDuration:
     measured_s: float | None
 
     @property
-    def late_s(self) -> float:
-        """How much longer it took than predicted; negative if shorter."""
+    def excess_s(self) -> float:
+        """Return the measured minus the predicted time; 0 if it was not measured."""
         return 0.0 if self.measured_s is None else self.measured_s - self.predicted_s
 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """A plan against a recorded step.
+    """Comparison of a plan with a recorded step.
 
     Attributes:
-        step: From the first action to the end of the last; a recorded one does not show the sum of
-            gradients that follows.
-        stages: Forward and backward of each stage, two entries a stage.
-        links: What each boundary's messages take, forwards and then backwards.
+        step: From the first action to the end of the last. A recorded step does not include the
+            gradient synchronisation that follows.
+        stages: Forward and backward of each stage, two entries per stage.
+        links: Messages across each boundary, first of activations and then of gradients.
     """
 
     step: ComparedDuration
@@ -54,8 +54,8 @@ class RunComparison:
 
     @property
     def worst(self) -> ComparedDuration:
-        """The duration that is furthest from its prediction, in seconds."""
-        return max((*self.stages, *self.links), key=lambda each: abs(each.late_s))
+        """Return the duration with the largest error in seconds."""
+        return max((*self.stages, *self.links), key=lambda each: abs(each.excess_s))
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("", "predicted", "measured", "off by")]
@@ -70,23 +70,23 @@ class RunComparison:
         ]
         table = format_table(rows)
         worst = self.worst
-        way = "longer" if worst.late_s > 0 else "shorter"
-        said = f"{worst.what} is furthest off: {format_time(abs(worst.late_s))} {way}"
-        return f"{table}\n{said} than planned, a micro-batch"
+        way = "longer" if worst.excess_s > 0 else "shorter"
+        excess = f"{format_time(abs(worst.excess_s))} {way} than planned, per micro-batch"
+        return f"{table}\nlargest difference: {worst.what}, {excess}"
 
 
 def compare(plan: Plan, timeline: Timeline) -> RunComparison:
-    """A plan against a step recorded of it.
+    """Compare a plan with a recorded step of it.
 
-    A message's time is seen where its receiver waited for it: from the end of what made it to the
-    start of what reads it, the least over micro-batches.
+    A message's time is visible only where its receiver waited for it: from the end of the action
+    that sends it to the start of the action that reads it, the least over micro-batches.
 
     Args:
-        plan: What was run.
-        timeline: From `trace.record`, of the same stages.
+        plan: The plan that was run.
+        timeline: A step recorded by `trace.record`.
 
     Raises:
-        InvalidInput: The step is of other stages or micro-batches.
+        InvalidInput: The step has other stages or micro-batches.
     """
     seen = {(event.stage, event.microbatch) for event in timeline.events}
     wanted = {(s, k) for s in range(plan.num_stages) for k in range(plan.num_microbatches)}
@@ -130,45 +130,45 @@ def compare(plan: Plan, timeline: Timeline) -> RunComparison:
 
 
 def corrected(profile: Profile, plan: Plan, comparison: RunComparison) -> Profile:
-    """The profile with each stage's layers scaled to what the stage took.
+    """Return the profile with each stage's layers scaled to the stage's measured time.
 
-    A step shows stages, not layers, so layers of one stage keep their proportions. Time that a
-    plan adds to a stage's layers (recomputation, the loss) is scaled with them.
+    A step shows stages, not layers, so layers of a stage keep their proportions. Time that a plan
+    adds to a stage's layers (recomputation, the loss) is scaled with them.
 
     Raises:
-        InvalidInput: The plan is not of this profile's layers.
+        InvalidInput: The plan has other layers than the profile.
     """
     names = tuple(entry.layer.name for entry in profile.layers)
     if names != plan.layer_names:
         raise InvalidInput(
-            f"the plan has {len(plan.layer_names)} layers and the profile {len(names)}, or other "
-            "ones; give the profile that was planned from"
+            f"the plan's {len(plan.layer_names)} layers are not the profile's {len(names)}; pass "
+            "the profile that was planned from"
         )
     layers: list[LayerProfile] = []
     for index, stage in enumerate(plan.stages):
         forward, backward = comparison.stages[2 * index : 2 * index + 2]
         for entry in profile.layers[stage.first_layer : stage.first_layer + stage.num_layers]:
-            layers.append(_scaled(entry, _factor(forward), _factor(backward)))
+            layers.append(_scale_layer(entry, _factor(forward), _factor(backward)))
     note = (
         "times of layers corrected by a recorded step of a plan; the whole model was not measured"
     )
     changes = {
         "layers": tuple(layers),
         "notes": (*profile.notes, note),
-        "reconciliation": None,  # was of the layers' times before
+        "reconciliation": None,  # it was about the uncorrected times
     }
     return profile.model_copy(update=changes)
 
 
-def _scaled(entry: LayerProfile, forward: float, backward: float) -> LayerProfile:
-    changes: dict[str, Timing | None] = {"forward": _times(entry.forward, forward)}
+def _scale_layer(entry: LayerProfile, forward: float, backward: float) -> LayerProfile:
+    changes: dict[str, Timing | None] = {"forward": _scale_timing(entry.forward, forward)}
     for name in ("backward", "backward_input", "backward_weight"):
         timing = getattr(entry, name)
-        changes[name] = None if timing is None else _times(timing, backward)
+        changes[name] = None if timing is None else _scale_timing(timing, backward)
     return entry.model_copy(update=changes)
 
 
-def _times(timing: Timing, factor: float) -> Timing:
+def _scale_timing(timing: Timing, factor: float) -> Timing:
     return timing.model_copy(
         update={"median_s": timing.median_s * factor, "spread_s": timing.spread_s * factor}
     )
@@ -183,7 +183,7 @@ def _factor(each: ComparedDuration) -> float:
 def _message_s(
     timeline: Timeline, sender: int, receiver: int, works: tuple[Work, ...]
 ) -> float | None:
-    """The least time between a message's making and its use, where the receiver stood idle."""
+    """Return the shortest time from sending a message to its use, where the receiver was idle."""
     made = {e.microbatch: e for e in timeline.events if e.stage == sender and e.kind in works}
     found = []
     for rank in range(timeline.num_ranks):
@@ -193,6 +193,7 @@ def _message_s(
                 continue
             source = made.get(event.microbatch)
             reads = event.stage == receiver and event.kind in works
+            # Only a rank that was idle before the message was sent started because it arrived.
             if reads and source is not None and source.rank != rank and free_s <= source.end_s:
                 found.append(max(event.start_s - source.end_s, 0.0))
             free_s = event.end_s
@@ -200,7 +201,7 @@ def _message_s(
 
 
 def _by_microbatch(events: Iterable[TimelineEvent]) -> list[float]:
-    """The parts of each micro-batch's backward together."""
+    """Return the total duration of each micro-batch's backward parts."""
     found: dict[int, float] = {}
     for event in events:
         found[event.microbatch] = found.get(event.microbatch, 0.0) + _length(event)
@@ -218,4 +219,4 @@ def _length(event: TimelineEvent) -> float:
 def _percent(each: ComparedDuration) -> str:
     if not each.predicted_s:
         return ""
-    return f"{each.late_s / each.predicted_s:+.0%}"
+    return f"{each.excess_s / each.predicted_s:+.0%}"

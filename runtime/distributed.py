@@ -1,4 +1,4 @@
-"""A planned model across processes: one stage a rank, on ``torch.distributed``."""
+"""Training pipeline across processes, on ``torch.distributed``."""
 
 from __future__ import annotations
 
@@ -47,47 +47,48 @@ from .supported_plans import check_runnable, check_schedule
 class DistributedPipeline(PipelineRank):
     """This rank's stages of a planned model, ready to train.
 
-    Every rank builds the same model, makes a `DistributedPipeline` of it, and calls `step` with
-    the same batch; the first stage reads the inputs, the last one the target. Under ``torchrun``
-    with as many processes as the plan has devices::
+    Every rank builds the model, wraps it in a `DistributedPipeline` and calls `step` with the same
+    batch; the first stage reads the inputs, the last one the target. Under ``torchrun`` with one
+    process per device of the plan::
 
         dist.init_process_group()
         pipeline = DistributedPipeline(model, plan, loss_fn=loss_fn)
         optimizer = pipeline.optimizer(torch.optim.AdamW)
         for batch, target in data:
-            loss = pipeline.step(batch, target=target)   # where the last stage is; None elsewhere
+            loss = pipeline.step(batch, target=target)   # on the last stage; None elsewhere
             optimizer.step()
             optimizer.zero_grad()
         pipeline.close()
 
-    Ranks are numbered place by place: all replicas of the first stage, then those of the second
-    (`Schedule.stage_ranks`). Replicas are dealt the micro-batches in turn, and gradients are summed
-    over them: every rank's ``.grad`` is that of the mean over the whole batch.
+    Ranks are numbered stage by stage: all replicas of the first stage, then those of the second
+    (`Schedule.stage_ranks`). Micro-batches are dealt to replicas in turn, and gradients are summed
+    over them: every rank's ``.grad`` is that of the mean loss of the whole batch.
 
     Args:
-        model: The model the plan was made for, the same on every rank. On the meta device it takes
-            no memory, and each rank gives memory to its own stages alone, from ``weights``.
+        model: The model the plan was made for, equal on every rank. On the meta device it takes no
+            memory, and each rank allocates only its own stages and fills them from ``weights``.
         plan: Where to cut, and in which order to work.
         loss_fn: ``loss_fn(output, target)``, a mean over its micro-batch; gradients are those of
             the mean over the whole batch. `None` for a pipeline that only evaluates.
-        device: Where this rank's stages run; `None` leaves them where the model is, and puts those
-            of one without memory where the process group's backend works.
+        device: Where this rank's stages run. `None` leaves them on the model's device, or for a
+            model on meta on the device of the process group's backend.
         group: The ranks, in order; the default group if `None`.
-        sample: See `runtime.cut.cut_for_plan`.
+        sample: See `cut_for_plan`.
         schedule: An order of work instead of the plan's, for the same stages and micro-batches.
         autocast: Run the stages and the loss under ``torch.autocast`` to this dtype, the backward
-            outside of it. A plan made from a profile under the same autocast counts what is sent.
-        keyed_dropout: A seed by which dropout follows layer, step and micro-batch alone, so that
-            no number depends on the plan (`runtime.keyed_dropout`); `None` for masks as they come.
-        batch_statistics: How running statistics move; see `runtime.batch_statistics`.
+            outside of it. Plan from a profile under the same autocast, so that messages have the
+            planned dtypes.
+        keyed_dropout: A seed that makes dropout depend on the layer, step and micro-batch alone,
+            and not on the plan (`engine.keyed_dropout`); `None` to draw masks as they come.
+        batch_statistics: Policy for running statistics (`batchnorm.running_statistics`).
         strategy: What the replicas of a stage do, for all stages with several or by stage: sum
             gradients (``reduce``), leave that to ``ddp``, or ``fully_shard`` their weights; see
-            `runtime.strategies.choice.Strategy`. `None` does what the plan's stages say.
-        weights: Where the values of a model on the meta device come from.
+            `replicas.strategy.Strategy`. `None` follows the plan's stages.
+        weights: Source of the values of a model on the meta device.
 
     Raises:
-        PlanMismatch: The plan is for another model or another number of ranks, or uses what
-            `runtime.runnable` lists as not run in processes, or the strategy does not go with it.
+        PlanMismatch: The plan is for another model or another number of ranks, cannot be run in
+            processes (`supported_plans`), or does not allow the strategy.
         InvalidInput: ``torch.distributed`` is not initialised, or the schedule can never finish.
     """
 
@@ -125,9 +126,10 @@ class DistributedPipeline(PipelineRank):
         self._has_loss = loss_fn is not None
         self._dropout_seed = keyed_dropout
         self._sums_gradients = True
+        # An error from here on must stop the heartbeat, or other ranks take this one for alive.
         with ExitStack() as undo, self._detector.explain_errors():
             undo.callback(self.close)
-            # Captured under autocast, so that what is sent has the dtype it will have.
+            # Captured under autocast, so that messages have the dtypes that training will give.
             with autocast_to(choose_device(model, group), autocast):
                 self._pieces = cut_for_plan(model, plan, sample, direct=True, device=self.device)
             self._hold_stages(model, weights)
@@ -135,9 +137,8 @@ class DistributedPipeline(PipelineRank):
             self._sharing = share_weights(
                 self._pieces, self.stages, plan, self.schedule, self._ranks, chosen, self.device
             )
-            self.module = build_rank_module(
-                list(self.stages.values())
-            )  # some of its weights may be others
+            # Built again, for sharding has replaced parameters.
+            self.module = build_rank_module(list(self.stages.values()))
             self._last = self._last_stage(loss_fn)
             self._executor = self._build_executor(batch_statistics)
             undo.pop_all()
@@ -179,31 +180,32 @@ class DistributedPipeline(PipelineRank):
     def step(
         self, *args: Tensor, target: Any = None, loss_scale: float = 1.0, **kwargs: Tensor
     ) -> Tensor | None:
-        """Forward and backward of one batch; gradients are added to what is in ``.grad``.
+        """Run forward and backward of one batch, adding gradients to ``.grad``.
 
         Args:
-            *args: The whole batch as the model takes it: every rank may pass it, those of the
-                first stage use it.
-            target: The whole batch's target, a tensor or a nest of them: every rank may pass it,
-                those of the last stage use it.
-            loss_scale: What gradients, not the loss returned, are multiplied by.
+            *args: The model's inputs for the whole batch. Every rank may pass them; ranks of the
+                first stage use them.
+            target: The whole batch's target, a tensor or a nest of tensors. Every rank may pass
+                it; ranks of the last stage use it.
+            loss_scale: Factor on gradients, but not on the loss returned.
             **kwargs: Inputs by keyword.
 
         Returns:
-            The batch's mean loss where the last stage is, `None` elsewhere.
+            The batch's mean loss on ranks of the last stage, `None` elsewhere.
 
         Raises:
-            InvalidInput: The batch is not the plan's micro-batches.
+            InvalidInput: The batch does not have the plan's shapes.
             RankFailed: Another rank died or stopped answering; the message names it.
         """
         if not self._has_loss or self.plan.schedule == "forward_only":
             raise InvalidInput(
-                "this pipeline only evaluates; to train give it a loss_fn and a plan for training"
+                "this pipeline only evaluates; to train, create it with a loss_fn and a plan for "
+                "training"
             )
         with self._detector.announce_errors():
             inputs = self._inputs(args, kwargs)
             if self._has_last and target is None:
-                raise InvalidInput("the last stage takes the loss and needs target=")
+                raise InvalidInput("the last stage computes the loss and needs target=")
             targets = split_target(target, self.plan.num_microbatches) if self._has_last else []
         with self.during("a step"):
             loss = self._train(inputs, targets, loss_scale)
@@ -229,23 +231,23 @@ class DistributedPipeline(PipelineRank):
     def evaluate(
         self, *args: Tensor, target: Any = None, pad: bool = False, **kwargs: Tensor
     ) -> tuple[Any, Tensor | None]:
-        """Forwards of one batch, without gradients; `train` chooses the mode, this does not.
+        """Run the forwards of one batch without gradients, in the mode set by `train`.
 
         Args:
-            *args: As for `step`.
-            target: As for `step`, for the loss; may be left out.
-            pad: Whether a batch may have fewer samples than the plan's. It is filled up with copies
-                of its last one, which are in neither output nor loss: right for a model that treats
-                samples apart, as most do in evaluation mode. The ranks of the last stage have to be
-                given the batch or its target, too.
-            **kwargs: As for `step`.
+            *args: See `step`.
+            target: See `step`; may be omitted, for no loss.
+            pad: Allow a batch with fewer samples than the plan's. It is padded with copies of its
+                last sample, which count in neither output nor loss. That is correct for models that
+                treat samples independently, as most do in evaluation mode. Ranks of the last stage
+                need the batch or its target, too.
+            **kwargs: See `step`.
 
         Returns:
-            The model's output for the whole batch, and the mean loss if there is a target, where
-            the last stage is; `None` twice elsewhere.
+            The model's output for the whole batch and, if there is a target, the mean loss, on
+            ranks of the last stage; `None` and `None` elsewhere.
 
         Raises:
-            InvalidInput: The batch is not the plan's micro-batches, or cannot be filled up to them.
+            InvalidInput: The batch does not have the plan's shapes, or cannot be padded to them.
             RankFailed: Another rank died or stopped answering; the message names it.
         """
         targets: list[Any] = []
@@ -271,26 +273,29 @@ class DistributedPipeline(PipelineRank):
             return output, self._last.reduce_loss(losses) if targets else None
 
     def _samples(self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], target: Any) -> int:
-        """Of a batch that may be filled up, as far as this rank has to know them."""
+        """Return the number of samples in a batch that may be padded.
+
+        A rank that is given neither inputs nor target need not know it.
+        """
         found = (count_samples((args, kwargs)), count_samples(target))
         lengths = {length for length in found if length is not None}
         if len(lengths) > 1:
             raise InvalidInput(
                 f"the batch and its target have {' and '.join(map(str, sorted(lengths)))} samples; "
-                "give one target a sample"
+                "pass one target per sample"
             )
         if not lengths and self._has_last:
             raise InvalidInput(
-                "pad=True needs the batch or its target where the last stage is, to know how many "
-                "samples it has"
+                "pad=True needs the batch or its target on ranks of the last stage, to know the "
+                "number of samples"
             )
         return next(iter(lengths), self._first.size)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Steps inside add to this rank's gradients without summing them over other ranks.
+        """Accumulate gradients of steps inside without summing them over ranks.
 
-        For batches larger than the plan's: take all steps but the last inside. On every rank alike.
+        For batches larger than the plan's: take all steps but the last inside, on every rank.
         """
         self._sums_gradients = False
         try:
@@ -299,19 +304,19 @@ class DistributedPipeline(PipelineRank):
             self._sums_gradients = True
 
     def optimizer(self, kind: Callable[..., Optimizer], **options: Any) -> Optimizer:
-        """An optimizer of this rank's parameters, for example ``optimizer(torch.optim.SGD, lr=1)``.
+        """Create an optimizer of this rank's parameters: ``optimizer(torch.optim.SGD, lr=1)``.
 
-        A stage may have none, and torch refuses an empty list of them, but not an empty group.
+        Works for stages without parameters too: torch refuses an empty list, not an empty group.
         """
         return kind([{"params": list(self.module.parameters())}], **options)
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale the gradients so that their norm over the whole model is at most ``max_norm``.
 
-        Called on every rank, between `step` and the optimizer's.
+        Call it on every rank, between `step` and the optimizer's step.
 
         Returns:
-            The norm before, the same on every rank and as the unsplit model's.
+            The norm before scaling, on every rank; it equals the unsplit model's.
 
         Raises:
             RankFailed: A rank died; the message names it.
@@ -323,9 +328,9 @@ class DistributedPipeline(PipelineRank):
         return norm
 
     def gradient_norm(self) -> Tensor:
-        """The gradients' norm over the whole model, on every rank; called on each.
+        """Return the gradients' norm over the whole model; called on every rank.
 
-        It is infinite or NaN on all of them if any gradient of any rank is.
+        It is infinite or NaN on all ranks if any gradient on any rank is.
 
         Raises:
             RankFailed: A rank died; the message names it.
@@ -340,16 +345,16 @@ class DistributedPipeline(PipelineRank):
         scale_gradients(self.module.parameters(), factor)
 
     def train(self, mode: bool = True) -> None:
-        """Switch the mode of this rank's stages; see `capture.segment.Segment.train`."""
+        """Switch the mode of this rank's stages; see `Segment.train`."""
         self.module.train(mode)
 
     def observe(self, observer: Observer | None) -> None:
-        """Tell ``observer`` of every action from now on: what it was, its start and its end."""
+        """Call ``observer`` with each action, its start and its end from now on."""
         self._executor.observer = observer
 
     @property
     def graph(self) -> Graph:
-        """The model's, as it was captured here."""
+        """Return the graph of the model as captured here."""
         return self._pieces.captured.graph
 
     @property
@@ -359,7 +364,7 @@ class DistributedPipeline(PipelineRank):
     def _inputs(
         self, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]
     ) -> list[tuple[Tensor, ...]]:
-        """The micro-batches; checked wherever there is a batch, used where the first stage is."""
+        """Return the micro-batches, checked on every rank that was passed a batch."""
         if 0 not in self.stages and not args and not kwargs:
             return []
         return self._first.microbatches(args, kwargs)

@@ -1,9 +1,8 @@
-"""Joining again after torchrun restarted the ranks, and one plan for those that came back.
+"""Elastic training: rejoining after torchrun restarted the ranks, and planning for those left.
 
-A rank that is lost ends the others too (`RankFailed`), and torchrun starts the script again, with
-as many ranks as there are now. All a script needs on top is here: a process group that holds
-nothing of the attempt before, a plan for the number of ranks, the same on each, and something to
-do for ranks that the plan has no use for.
+A lost rank ends the others too (`RankFailed`), and torchrun restarts the script with the ranks
+that are available. A script then needs a process group without traces of the earlier attempt, one
+plan for the present number of ranks, and something to do for ranks that the plan does not use.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ SPARE_INTERVAL_S = 0.5
 
 
 def join(*, backend: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-    """``torch.distributed.init_process_group`` in a script that torchrun restarts.
+    """Call ``torch.distributed.init_process_group`` in a script that torchrun restarts.
 
-    torchrun keeps one store over all attempts, and what the ranks of the last attempt left there
-    (their addresses, above all) would be taken for that of the present ones. So each attempt has
-    keys of its own, or, between several launchers, a store of its own.
+    torchrun keeps one store over all attempts. What ranks of an earlier attempt left in it, above
+    all their addresses, would be taken for that of the present ones. So each attempt uses its own
+    key prefix or, with several launchers, its own store.
 
     Args:
-        backend: ``nccl`` where there are GPUs, ``gloo`` elsewhere, unless given.
-        timeout_s: How long a rank waits for another before it asks who is missing.
+        backend: By default ``nccl`` where there are GPUs and ``gloo`` elsewhere.
+        timeout_s: How long a rank waits for another before the missing one is determined.
 
     Raises:
         InvalidInput: Several launchers share one store, though each counts its own restarts.
@@ -69,38 +68,39 @@ def join(*, backend: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) ->
 def plan_for_world(
     plan_for: Callable[[int], Plan], *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> Plan:
-    """A plan for as many devices as there are ranks, made by rank 0 and the same on all.
+    """Return a plan for the present number of ranks, made by rank 0 and sent to all.
 
     Args:
-        plan_for: From the number of devices to a plan, such as
+        plan_for: Maps a number of devices to a plan, such as
             ``lambda count: stagewright.plan(profile, f"{count}x24GB", options)``. Only rank 0
-            calls it; the plan may use fewer devices.
+            calls it. The plan may use fewer devices.
         timeout_s: How long the other ranks wait for rank 0.
 
     Raises:
-        Infeasible: There is no plan for so few devices; every rank raises it.
-        InvalidInput: ``plan_for`` refused its profile or options, or its plan uses more devices
-            than there are ranks; every rank raises it.
+        Infeasible: No plan fits this number of devices; raised on every rank.
+        InvalidInput: ``plan_for`` raised it, or its plan uses more devices than there are ranks;
+            raised on every rank.
         RankFailed: Rank 0 ended or took longer than the timeout.
     """
     rank, store = dist.get_rank(), distributed_c10d._get_default_store()
+    # Numbered, so that a second call does not read the first one's plan.
     key = f"{PREFIX}/plan {store.add(f'{PREFIX}/plans of rank {rank}', 1)}"
     if rank != 0:
-        return _received(store, key, timeout_s)
+        return _receive_plan(store, key, timeout_s)
     try:
-        plan = _checked(plan_for(dist.get_world_size()))
+        plan = _check_size(plan_for(dist.get_world_size()))
     except StagewrightError as error:
-        store.set(key, _as_text(error))
+        store.set(key, _encode_error(error))
         raise
     store.set(key, json.dumps({"plan": plan.to_json()}))
     return plan
 
 
 def group_for(plan: Plan) -> dist.ProcessGroup | None:
-    """The ranks that a plan uses, the first ones; every rank calls it.
+    """Create the group of the first ranks, which the plan uses; called on every rank.
 
     Returns:
-        The group for `DistributedPipeline`; `None` on a rank that is spare, see `wait_as_spare`.
+        The group for `DistributedPipeline`; `None` on a spare rank, see `wait_as_spare`.
     """
     used = ranks_of(plan)
     if used == dist.get_world_size():
@@ -110,15 +110,15 @@ def group_for(plan: Plan) -> dist.ProcessGroup | None:
 
 
 def ranks_of(plan: Plan) -> int:
-    """How many ranks run a plan."""
+    """Return the number of ranks that a plan uses."""
     return len(schedule_of(plan).ranks)
 
 
 def wait_as_spare() -> None:
-    """Stay until the others have finished: a rank that left could not take part in a restart.
+    """Wait until the other ranks have finished; a rank that left could not join a restart.
 
     Raises:
-        RankFailed: The others are gone without having finished.
+        RankFailed: The others ended without having finished.
     """
     store, rank = distributed_c10d._get_default_store(), dist.get_rank()
     try:
@@ -127,15 +127,15 @@ def wait_as_spare() -> None:
         store.set(_left(rank), "1")
     except RuntimeError as error:
         raise RankFailed(
-            f"rank {rank} was spare and waited; the ranks that train are gone ({error})"
+            f"rank {rank} was waiting as a spare; the training ranks are gone ({error})"
         ) from error
 
 
 def release_spares(plan: Plan, *, timeout_s: float = 60.0) -> None:
-    """Let the spare ranks end; the ranks that train call it when all of them have finished.
+    """Release the spare ranks; called on training ranks once all of them have finished.
 
-    Rank 0 may host the store that spare ranks look at, so it stays until they have seen it. A
-    spare rank that is lost meanwhile is not waited for beyond the timeout.
+    Rank 0 may host the store that spare ranks poll, so it waits until they have seen the message,
+    or until the timeout if one of them was lost.
     """
     spares = [_left(rank) for rank in range(ranks_of(plan), dist.get_world_size())]
     if dist.get_rank() != 0 or not spares:
@@ -151,29 +151,29 @@ def _left(rank: int) -> str:
     return f"{PREFIX}/spare rank {rank} left"
 
 
-def _checked(plan: Plan) -> Plan:
+def _check_size(plan: Plan) -> Plan:
     wanted, there = ranks_of(plan), dist.get_world_size()
     if wanted > there:
         raise InvalidInput(
-            f"the plan made for {there} devices uses {wanted}; plan for the number that is given"
+            f"the plan made for {there} devices uses {wanted}; plan for the number passed"
         )
     return plan
 
 
-def _as_text(error: StagewrightError) -> str:
+def _encode_error(error: StagewrightError) -> str:
     constraint = error.constraint if isinstance(error, Infeasible) else None
     return json.dumps({"error": str(error), "constraint": constraint})
 
 
-def _received(store: Store, key: str, timeout_s: float) -> Plan:
-    """What rank 0 made of it: its plan, or its error."""
+def _receive_plan(store: Store, key: str, timeout_s: float) -> Plan:
+    """Return rank 0's plan, or raise its error."""
     try:
         store.wait([key], timedelta(seconds=timeout_s))
         answer = json.loads(store.get(key))
     except RuntimeError as error:
         raise RankFailed(
-            f"rank 0 was planning and gave no plan within {timeout_s:g} s ({error}); "
-            "allow more time, or plan with a deadline",
+            f"rank 0 sent no plan within {timeout_s:g} s ({error}); allow more time, or plan with "
+            "a deadline",
             ranks=(0,),
         ) from error
     if "plan" in answer:

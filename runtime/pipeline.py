@@ -1,4 +1,4 @@
-"""A planned model in one process: stages on one or several devices."""
+"""Training pipeline in one process, with stages on one or several devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .partition.cut import CutModel, cut_for_plan
 from .supported_plans import check_runnable
 
 CheckpointMode = Literal["always", "except_last", "never"]
-"""Which micro-batches keep their inputs alone and are computed again in the backward."""
+"""Selects the micro-batches that keep only their inputs and are recomputed in the backward."""
 
 
 StageFunction = Callable[[int, tuple[Any, ...]], tuple[Any, ...]]
@@ -34,36 +34,35 @@ StageFunction = Callable[[int, tuple[Any, ...]], tuple[Any, ...]]
 class Pipeline(nn.Module):
     """Runs a model stage by stage and micro-batch by micro-batch, in GPipe's clock order.
 
-    It has the model's own parameters and buffers under the model's own names, is called like the
-    model, and is differentiated like it: the backward pass runs through all stages. Its length
-    is the number of stages, its items are the stages. Given several devices, stage ``s`` lives
-    on the ``s``-th, and they work at the same time (Huang et al. 2019, section 2.3). No schedule
-    changes a result, so a plan of any runs in this order; `runtime.runnable` says which plans
-    are refused.
+    It holds the model's own parameters and buffers under their names, is called like the model, and
+    is differentiated like it: the backward pass runs through all stages. Its length is the number
+    of stages, its items are the stages. Given several devices, stage ``s`` runs on the ``s``-th,
+    and they work at the same time (Huang et al. 2019, section 2.3). Schedules do not change
+    results, so plans of any schedule run in this order; see `supported_plans` for those refused.
 
-    An error in a stage is raised as it is, with a note that names the stage and micro-batch.
+    An error in a stage is raised with a note that names the stage and micro-batch.
 
     Args:
         model: The model the plan was made for. Its modules are used, not copied.
         plan: Where to cut, and into how many micro-batches to split a batch.
-        devices: One device, or one for every stage; `None` leaves the model where it is.
-        sample: See `runtime.cut.cut_for_plan`.
-        chunks: Micro-batches a batch, instead of the plan's number. A batch with fewer samples
-            is split into fewer, and one that does not divide into unequal ones.
-        checkpoint: Which micro-batches to compute again in the backward, on all stages; `None`
-            for what the plan says of each stage. In training mode only.
-        batch_statistics: Whether running statistics of batch normalisation move once a
-            micro-batch or, ``deferred``, once a batch by the statistics of all of it.
-        keyed_dropout: A seed by which dropout follows layer, step and micro-batch alone, so that
-            no number depends on the plan (`runtime.keyed_dropout`); `None` for masks as they come.
+        devices: One device, or one per stage; `None` leaves the model where it is.
+        sample: See `cut_for_plan`.
+        chunks: Micro-batches per batch, instead of the plan's number. A batch with fewer samples is
+            split into fewer, one that does not divide into unequal ones.
+        checkpoint: Which micro-batches to recompute in the backward, on all stages; `None` follows
+            the plan's stages. In training mode only.
+        batch_statistics: Whether running statistics of batch normalisation move once per
+            micro-batch or, with ``deferred``, once per batch by the statistics of all of it.
+        keyed_dropout: A seed that makes dropout depend on the layer, step and micro-batch alone,
+            and not on the plan (`engine.keyed_dropout`); `None` to draw masks as they come.
 
     Attributes:
-        steps: Batches run in training mode, which keyed dropout follows: set it when resuming.
+        steps: Batches run in training mode, which keyed dropout follows; set it when resuming.
 
     Raises:
-        PlanMismatch: The plan is for another model, or uses what this cannot run.
+        PlanMismatch: The plan is for another model, or cannot be run in one process.
         InvalidInput: The number of devices is neither one nor the number of stages, or another
-            argument is not what it may be.
+            argument is invalid.
     """
 
     def __init__(
@@ -82,9 +81,10 @@ class Pipeline(nn.Module):
         check_module(model)
         spread = devices is not None and len(devices) > 1
         check_runnable(plan, "devices" if spread else "one device")
-        self._num_microbatches = _checked_chunks(plan, chunks)
-        self._checkpoint = _checked_modes(plan, checkpoint)
+        self._num_microbatches = _choose_chunks(plan, chunks)
+        self._checkpoint = _choose_modes(plan, checkpoint)
         pieces = cut_for_plan(model, plan, sample)
+        # Not as a submodule: parameters would appear a second time, under the stages' names.
         object.__setattr__(self, "_pieces", pieces)
         fixed_size = pieces.captured.program.mode == "export"
         self._microbatch_size = plan.inputs[0].shape[0] if fixed_size and plan.inputs else None
@@ -92,14 +92,14 @@ class Pipeline(nn.Module):
         self._deferred = check_policy(batch_statistics) == "deferred"
         if batch_statistics == "synchronised":
             raise InvalidInput(
-                "batch_statistics='synchronised' is about replicas, which one process has none of; "
-                "give larger micro-batches, or run the plan in processes (DistributedPipeline)"
+                "batch_statistics='synchronised' is for replicas, and a single process has none; "
+                "use larger micro-batches, or run the plan in processes (DistributedPipeline)"
             )
         if self._deferred:
             check_statistics_reachable(pieces.captured.program, pieces.stages)
         self._dropout_seed = keyed_dropout
         self.steps = 0
-        self._devices = _place(pieces, devices, model)
+        self._devices = _place_stages(pieces, devices, model)
         self._streams = CopyStreams()
         self._share_names(model)
         self.training = model.training
@@ -108,11 +108,11 @@ class Pipeline(nn.Module):
 
     @property
     def microbatch_size(self) -> int | None:
-        """Samples a micro-batch must have, for a model captured at one size; `None` for any."""
+        """Return the fixed number of samples per micro-batch; `None` for any number."""
         return self._microbatch_size
 
     def _share_names(self, model: nn.Module) -> None:
-        """Hold the model's children, parameters and buffers under their own names."""
+        """Register the model's children, parameters and buffers under their own names."""
         for name, child in model.named_children():
             self.add_module(name, child)
         for name, parameter in model.named_parameters(recurse=False):
@@ -123,7 +123,7 @@ class Pipeline(nn.Module):
 
     @property
     def stages(self) -> tuple[Segment, ...]:
-        """The stages in order."""
+        """Return the stages in order."""
         return self._pieces.stages
 
     def __len__(self) -> int:
@@ -139,17 +139,17 @@ class Pipeline(nn.Module):
         """Run a batch.
 
         Returns:
-            The model's own output for the whole batch: tensors concatenated over micro-batches
-            along their first dimension, scalars averaged over samples.
+            The model's output for the whole batch: tensors concatenated over micro-batches along
+            their first dimension, scalars averaged over samples.
 
         Raises:
-            InvalidInput: The batch does not split into micro-batches, or an output's first
-                dimension is not the micro-batch, so that it cannot be put together.
+            InvalidInput: The batch does not split into micro-batches, or outputs cannot be joined
+                because their first dimension is not the micro-batch.
         """
         structure = self._pieces.structure
         flat = structure.flatten(args, kwargs)
         count = self._num_microbatches
-        if self._microbatch_size and flat[0].dim():  # a smaller batch may be fewer of that size
+        if self._microbatch_size and flat[0].dim():  # a smaller batch is fewer micro-batches
             count = max(1, min(count, len(flat[0]) // self._microbatch_size))
         batches = split_batch(flat, count, self._microbatch_size, structure.names)
         with deferred_statistics(find_batch_norms(self)) if self._deferred else nullcontext():
@@ -159,21 +159,21 @@ class Pipeline(nn.Module):
         return self._pieces.captured.unflatten_output(join_outputs(values, sizes))
 
     def _local_stages(self, num_microbatches: int) -> list[LocalStage]:
-        again = {"always": num_microbatches, "except_last": num_microbatches - 1, "never": 0}
+        recomputed = {"always": num_microbatches, "except_last": num_microbatches - 1, "never": 0}
         places = self._streams.places(self._devices)
         key = None if self._dropout_seed is None else (self._dropout_seed, self.steps)
         functions: list[StageFunction] = [
-            partial(_run, stage, place.device, key if self.training else None)
+            partial(_run_stage, stage, place.device, key if self.training else None)
             for stage, place in zip(self.stages, places, strict=True)
         ]
         if self._changes_input:
-            functions[0] = partial(_on_copies, functions[0])
+            functions[0] = partial(_run_on_copies, functions[0])
         return [
             LocalStage(
                 function,
                 stage,
                 place,
-                checkpointed=again[mode] if self.training else 0,
+                checkpointed=recomputed[mode] if self.training else 0,
             )
             for function, stage, place, mode in zip(
                 functions, self.stages, places, self._checkpoint, strict=True
@@ -198,14 +198,14 @@ class Pipeline(nn.Module):
         return self
 
 
-def _run(
+def _run_stage(
     stage: Segment,
     device: torch.device | None,
     key: tuple[int, int] | None,
     microbatch: int,
     inputs: tuple[Any, ...],
 ) -> tuple[Any, ...]:
-    """Run a stage, under the seed and step of keyed dropout if there is one."""
+    """Run a stage, with keyed dropout if there is a seed and step."""
     elsewhere = {
         name: parameter.to(device)
         for name, parameter in stage.named_parameters()
@@ -217,34 +217,37 @@ def _run(
             stack.enter_context(
                 keyed(stage, seed=seed, step=step, microbatch=microbatch, device=device)
             )
-        if elsewhere:  # a tied weight lives with its first stage; gradients flow back to it
+        # A tied weight lives on its first stage's device. Copies for this call keep it a single
+        # parameter, and autograd sends their gradients back to it.
+        if elsewhere:
             result: tuple[Any, ...] = torch.func.functional_call(stage, elsewhere, inputs)
             return result
         return tuple(stage(*inputs))
 
 
-def _on_copies(
+def _run_on_copies(
     function: StageFunction, microbatch: int, inputs: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """Leave the inputs of a first stage that works in place as they are, if it will run again.
+    """Run a first stage that works in place on copies of its inputs, if it will be recomputed.
 
-    Later stages work on copies anyway (`boundary.enter_copy`).
+    A recomputation needs the inputs unchanged. Later stages always work on copies
+    (`boundary.enter_copy`).
     """
     if is_checkpointing() or is_recomputing():
         inputs = tuple(v.clone() if isinstance(v, Tensor) else v for v in inputs)
     return function(microbatch, inputs)
 
 
-def _checked_chunks(plan: Plan, chunks: int | None) -> int:
+def _choose_chunks(plan: Plan, chunks: int | None) -> int:
     if chunks is None:
         return plan.num_microbatches
     if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
-        raise InvalidInput(f"chunks is {chunks!r}; give a number of micro-batches from 1 up")
+        raise InvalidInput(f"chunks is {chunks!r}; use a positive number of micro-batches")
     return chunks
 
 
-def _checked_modes(plan: Plan, checkpoint: CheckpointMode | None) -> tuple[CheckpointMode, ...]:
-    """Each stage's mode."""
+def _choose_modes(plan: Plan, checkpoint: CheckpointMode | None) -> tuple[CheckpointMode, ...]:
+    """Return each stage's checkpoint mode."""
     if checkpoint is None:
         return tuple(stage.recompute for stage in plan.stages)
     if checkpoint not in get_args(CheckpointMode):
@@ -254,14 +257,14 @@ def _checked_modes(plan: Plan, checkpoint: CheckpointMode | None) -> tuple[Check
     return (checkpoint,) * plan.num_stages
 
 
-def _place(
+def _place_stages(
     pieces: CutModel, devices: Sequence[torch.device | str] | None, model: nn.Module
 ) -> list[torch.device | None]:
     count = len(pieces.stages)
     if devices is None:
         return [None] * count
     if len(devices) not in (1, count):
-        raise InvalidInput(f"give one device, or {count}: one for every stage; got {len(devices)}")
+        raise InvalidInput(f"pass one device, or {count}, one per stage; got {len(devices)}")
     placed = [full_device(device) for device in devices] * (1 if len(devices) == count else count)
     for stage, device in reversed(list(zip(pieces.stages, placed, strict=True))):
         stage.to(device)  # last to first, so that a tied weight ends on its first stage's device

@@ -1,4 +1,4 @@
-"""The random generators of a rank: what dropout and shuffling go on from."""
+"""State of a rank's random generators: saved, restored and replayed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Generators = tuple[Generator, ...]
 
 
 def collect_random_states(rank: int) -> dict[Generator, tuple[str, Tensor]]:
-    """The state of each of this rank's generators, with its key."""
+    """Return the state of each of this rank's generators, with its checkpoint key."""
     found: dict[Generator, tuple[str, Tensor]] = {
         "cpu": (random_key(rank, "cpu"), torch.get_rng_state())
     }
@@ -31,18 +31,18 @@ def collect_random_states(rank: int) -> dict[Generator, tuple[str, Tensor]]:
 def allocate_random_states(
     record: Checkpoint, rank: int, num_ranks: int
 ) -> dict[Generator, Tensor]:
-    """Tensors for the saved states of this rank's generators.
+    """Allocate tensors for the saved states of this rank's generators.
 
     Raises:
-        InvalidInput: They were not saved, or by another number of ranks.
+        InvalidInput: States were not saved, or were saved by another number of ranks.
     """
     if not record.random:
         raise InvalidInput(
-            "the checkpoint has no random generators; save with random_state=True, or load without"
+            "the checkpoint has no random state; save with random_state=True, or load without it"
         )
     if len(record.random) != num_ranks:
         raise InvalidInput(
-            f"the random generators are those of {len(record.random)} ranks, here are "
+            f"the random state was saved by {len(record.random)} ranks, but there are now "
             f"{num_ranks}; load with random_state=False, and seed the ranks yourself"
         )
     room: dict[Generator, Tensor] = {}
@@ -55,7 +55,7 @@ def allocate_random_states(
 
 
 def restore(states: dict[Generator, Tensor]) -> None:
-    """Set this rank's generators."""
+    """Restore this rank's generators."""
     if "cpu" in states:
         torch.set_rng_state(states["cpu"])
     if "cuda" in states:
@@ -64,12 +64,12 @@ def restore(states: dict[Generator, Tensor]) -> None:
 
 @dataclass(frozen=True)
 class RandomState:
-    """Of everything a model may draw from: torch on CPU and on one device, and Python.
+    """State of every generator a model may draw from: torch's on CPU and a device, and Python's.
 
     Attributes:
-        cpu: torch's CPU generator.
-        device: The device's generator; `None` on CPU.
-        python: The `random` module.
+        cpu: State of torch's CPU generator.
+        device: State of the device's generator; `None` on CPU.
+        python: State of the `random` module.
     """
 
     cpu: Tensor
@@ -82,7 +82,7 @@ class RandomState:
         return cls(torch.get_rng_state(), on_device, random.getstate())
 
     def restore(self, device: torch.device) -> None:
-        """Draw from here on what was drawn after this state was taken."""
+        """Restore the generators, so that they repeat what followed this state."""
         torch.set_rng_state(self.cpu)
         if self.device is not None:
             torch.cuda.set_rng_state(self.device, device)
@@ -93,10 +93,11 @@ class RandomState:
 def replayed_random_state(
     module: nn.Module, state: RandomState, device: torch.device
 ) -> Iterator[None]:
-    """Random numbers are those drawn after ``state``, and buffers end as they began.
+    """Replay the random numbers that followed ``state``, and leave buffers as they are, inside.
 
-    A forward that runs a second time must not move running statistics a second time. They are put
-    back behind autograd's back, as batch normalisation moves them: it may have saved them.
+    A recomputed forward must not move running statistics a second time. They are restored through
+    ``.data``, as batch normalisation moves them: autograd may have saved these buffers, and would
+    take a counted change for a corrupted backward.
     """
     now = RandomState.now(device)
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]

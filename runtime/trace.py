@@ -1,4 +1,4 @@
-"""What ran when: a step as a `Timeline`, measured where the plan has a simulated one."""
+"""Recording of a step as a measured `Timeline`, comparable with the plan's simulated one."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from .distributed import DistributedPipeline
 
 CLOCK_READINGS = 9
-"""Times at which all ranks read their clocks together; the median is taken."""
+"""Number of simultaneous clock readings on all ranks, of which the median is used."""
 
 Span = tuple[str, float, float]
 
 
 class Trace:
-    """The actions of one rank while it was recorded; `timeline` puts all ranks' together."""
+    """The recorded actions of one rank; `timeline` combines those of all ranks."""
 
     def __init__(self, pipeline: DistributedPipeline) -> None:
         self._pipeline = pipeline
         self._spans: list[Span] = []
         self._steps: list[int] = []  # of each span, how many steps had been taken
-        self._ahead_s = _ahead_of_rank_0(pipeline)
+        self._ahead_s = _measure_clock_lead(pipeline)
 
     def timeline(self) -> Timeline:
-        """The last whole step that was recorded, by the clock of rank 0; called on every rank.
+        """Return the last complete step, in the time of rank 0's clock; called on every rank.
 
-        Evaluations, and steps that an error ended, are passed over.
+        Evaluations and interrupted steps are ignored.
 
         Raises:
-            InvalidInput: No step was recorded, or not the same one on every rank.
+            InvalidInput: No step was recorded, or different ones on different ranks.
         """
         pipeline = self._pipeline
         wanted = [str(action) for action in pipeline.schedule.ranks[pipeline.rank]]
@@ -60,41 +60,47 @@ class Trace:
             )
         return _timeline([spans for _, spans in everyone])
 
-    def note(self, action: Action, begin_s: float, end_s: float) -> None:
-        """What the executor tells of each action."""
+    def record_action(self, action: Action, begin_s: float, end_s: float) -> None:
+        """Record an action (an `Observer` of the executor)."""
         self._spans.append((str(action), begin_s, end_s))
         self._steps.append(self._pipeline.steps)
 
 
 @contextmanager
 def record(pipeline: DistributedPipeline) -> Iterator[Trace]:
-    """Record the steps taken inside, on every rank::
+    """Record the steps taken inside, on every rank.
+
+    ::
 
         with record(pipeline) as trace:
             pipeline.step(batch, target=target)
         trace.timeline().write("step.json")
 
-    On GPUs every action is waited for, so that its end is known; a recorded step is a little
-    slower than others for that.
+    On GPUs each action is waited for, so that its end is known, which makes a recorded step a
+    little slower.
 
     Raises:
-        InvalidInput: It is a pipeline within one process, whose stages do not run side by side.
+        InvalidInput: The pipeline runs in one process, where stages do not run side by side.
     """
     if not hasattr(pipeline, "observe"):
         raise InvalidInput(
-            f"a {type(pipeline).__name__} cannot be recorded: only stages in processes of their "
-            "own run side by side; make a DistributedPipeline under torchrun"
+            f"a {type(pipeline).__name__} cannot be recorded, because its stages do not run in "
+            "processes of their own; use a DistributedPipeline under torchrun"
         )
     found = Trace(pipeline)
-    pipeline.observe(found.note)
+    pipeline.observe(found.record_action)
     try:
         yield found
     finally:
         pipeline.observe(None)
 
 
-def _ahead_of_rank_0(pipeline: DistributedPipeline) -> float:
-    """How far this rank's clock is ahead, to about the time of a barrier."""
+def _measure_clock_lead(pipeline: DistributedPipeline) -> float:
+    """Return how far this rank's clock is ahead of rank 0's, in seconds.
+
+    Ranks leave a barrier at about the same moment, which bounds the error. The median discards
+    readings in which one of them was delayed.
+    """
     readings = []
     for _ in range(CLOCK_READINGS):
         pipeline.barrier()
@@ -106,7 +112,7 @@ def _ahead_of_rank_0(pipeline: DistributedPipeline) -> float:
 
 
 def find_last_run(names: Sequence[str], wanted: Sequence[str]) -> int | None:
-    """Where all of ``wanted`` stands in ``names`` for the last time, in its order."""
+    """Return the start of the last occurrence of the sequence ``wanted`` in ``names``."""
     count = len(wanted)
     starts = range(len(names) - count, -1, -1)
     return next((at for at in starts if list(names[at : at + count]) == list(wanted)), None)

@@ -1,4 +1,4 @@
-"""What a training loop does between steps of a pipeline, on all ranks alike."""
+"""Training loop support: accumulation, gradient clipping and loss scaling."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .replicas.grad_scaler import LossScale
 
 
 class Training:
-    """A pipeline with what a training loop needs: accumulation, clipping and loss scaling.
+    """A pipeline with gradient accumulation, clipping and loss scaling.
 
     ::
 
@@ -36,27 +36,25 @@ class Training:
                 if training.update(optimizer):
                     scheduler.step()
 
-    Every rank does the same; what `update` decides, it decides on all of them together.
+    Every rank runs this loop, and `update` returns the same decision on all of them.
 
     Args:
         pipeline: A `DistributedPipeline`, or a `Pipeline` in one process.
         loss_fn: For a `Pipeline`: ``loss_fn(output, target)``, a mean over the batch.
         autocast: For a `Pipeline`: the dtype that stages and loss are cast to.
-        max_norm: Gradients are scaled down to at most this norm over the whole model.
-        accumulate: So many steps make one update of the weights, by the mean of their gradients.
-        loss_scale: Multiplies gradients on their way back, and is taken out before the update; an
-            update whose gradients overflowed is left out. ``auto`` uses one under autocast to
-            float16.
+        max_norm: Clip gradients to at most this norm over the whole model.
+        accumulate: Steps per update of the weights, which uses the mean of their gradients.
+        loss_scale: Factor on gradients during the backward, removed before the update; an update
+            with overflowed gradients is skipped. ``auto`` uses one under autocast to float16.
 
     Attributes:
-        pipeline: As given; what `save_checkpoint` takes.
-        loss_scale: `None` where there is none.
-        norm: Of the gradients before they were clipped, as of the last update; `None` if it was
-            not needed.
-        skipped: Updates left out because gradients overflowed.
+        pipeline: As given; pass it to `save_checkpoint`.
+        loss_scale: The loss scale; `None` if there is none.
+        norm: The gradients' norm before clipping at the last update; `None` if it was not needed.
+        skipped: Number of updates skipped because gradients overflowed.
 
     Raises:
-        InvalidInput: An argument is not what it may be.
+        InvalidInput: An argument is invalid.
     """
 
     def __init__(
@@ -71,11 +69,11 @@ class Training:
     ) -> None:
         if accumulate < 1 or (max_norm is not None and not max_norm > 0):
             raise InvalidInput(
-                f"accumulate is {accumulate} and max_norm {max_norm}; give at least one step and a "
+                f"accumulate is {accumulate} and max_norm {max_norm}; use at least one step and a "
                 "norm above 0"
             )
         self.pipeline = pipeline
-        self._runner = _runner(pipeline, loss_fn, autocast)
+        self._runner = _make_runner(pipeline, loss_fn, autocast)
         self._max_norm, self._accumulate = max_norm, accumulate
         if loss_scale == "auto":
             loss_scale = LossScale() if self._runner.autocast is torch.float16 else None
@@ -86,32 +84,32 @@ class Training:
 
     @property
     def module(self) -> nn.Module:
-        """This rank's parameters and buffers, under the model's own names."""
+        """Return this rank's parameters and buffers, under the model's names."""
         return self._runner.module
 
     def optimizer(self, kind: Callable[..., Optimizer], **options: Any) -> Optimizer:
-        """An optimizer of this rank's parameters, also where it has none.
+        """Create an optimizer of this rank's parameters, of which there may be none.
 
         For example ``training.optimizer(torch.optim.AdamW, lr=1e-3)``.
         """
         return kind([{"params": list(self.parameters())}], **options)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """This rank's; none where its stage has none, which torch's optimizers refuse."""
+        """Return this rank's parameters, of which there may be none; see `optimizer`."""
         return self._runner.module.parameters()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This rank's with the model's own names, for an optimizer with several groups."""
+        """Return this rank's parameters with the model's names, for optimizers with groups."""
         return self._runner.module.named_parameters()
 
     def step(self, *args: Tensor, target: Any = None, **kwargs: Tensor) -> Tensor | None:
-        """Forward and backward of one batch; see `DistributedPipeline.step`.
+        """Run forward and backward of one batch; see `DistributedPipeline.step`.
 
         Returns:
-            The batch's mean loss where the last stage is, `None` elsewhere.
+            The batch's mean loss on ranks of the last stage, `None` elsewhere.
 
         Raises:
-            InvalidInput: Enough steps were taken for an update, and there was none.
+            InvalidInput: `update` was not called after enough steps for an update.
         """
         if self._steps == self._accumulate:
             raise InvalidInput(
@@ -128,11 +126,11 @@ class Training:
         return loss
 
     def update(self, *optimizers: Optimizer) -> bool:
-        """Move the weights, if enough steps were taken; called after every step, on every rank.
+        """Update the weights if enough steps were taken; called after every step, on every rank.
 
         Returns:
-            Whether they were moved, the same on all ranks: not while gradients are accumulated, nor
-            when a gradient overflowed on any rank. Schedulers step where it is true.
+            Whether weights were updated, equal on all ranks: false while gradients accumulate, or
+            if a gradient overflowed on any rank. Step learning-rate schedulers where it is true.
 
         Raises:
             RankFailed: A rank died; the message names it.
@@ -150,7 +148,7 @@ class Training:
     def evaluate(
         self, *args: Tensor, target: Any = None, pad: bool = False, **kwargs: Tensor
     ) -> tuple[Any, Tensor | None]:
-        """See `DistributedPipeline.evaluate`."""
+        """Run the forwards of one batch; see `DistributedPipeline.evaluate`."""
         return self._runner.evaluate(*args, target=target, pad=pad, **kwargs)
 
     def train(self, mode: bool = True) -> None:
@@ -158,16 +156,16 @@ class Training:
         self._runner.train(mode)
 
     def state_dict(self) -> dict[str, Any]:
-        """What goes on from step to step, as JSON, for the ``extra`` of `save_checkpoint`."""
+        """Return the state to resume from, as JSON, for the ``extra`` of `save_checkpoint`."""
         return {"loss_scale": self.loss_scale.state_dict() if self.loss_scale else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
         if self.loss_scale is not None and state["loss_scale"] is not None:
             self.loss_scale.load_state_dict(state["loss_scale"])
 
     def close(self) -> None:
-        """Part from the other ranks; call it before destroying the process group."""
+        """Close the pipeline; call it before destroying the process group."""
         self._runner.close()
 
     def __enter__(self) -> Self:
@@ -183,7 +181,7 @@ class Training:
             self.pipeline.__exit__(kind, error, traceback)
 
     def _scale_gradients(self) -> bool:
-        """Take the loss scale out, and clip; false if that cannot be done."""
+        """Remove the loss scale and clip gradients; return False if they overflowed."""
         if self.loss_scale is None and self._max_norm is None:
             return True
         scale = self.loss_scale.value if self.loss_scale else 1.0
@@ -194,33 +192,34 @@ class Training:
             if overflowed:
                 self.skipped += 1
                 return False
-        clips = 1.0 if self._max_norm is None else clipping_factor(self.norm, self._max_norm)
-        if clips / scale != 1:
-            self._runner.scale_gradients(clips / scale)
+        # Unscaling and clipping in a single pass over the gradients.
+        factor = 1.0 if self._max_norm is None else clipping_factor(self.norm, self._max_norm)
+        if factor / scale != 1:
+            self._runner.scale_gradients(factor / scale)
         return True
 
 
-def _runner(
+def _make_runner(
     pipeline: DistributedPipeline | Pipeline,
     loss_fn: LossFunction | None,
     autocast: torch.dtype | None,
 ) -> DistributedPipeline | LocalRunner:
     if isinstance(pipeline, Pipeline):
         if loss_fn is None:
-            raise InvalidInput("a Pipeline has no loss of its own; give loss_fn=")
+            raise InvalidInput("a Pipeline has no loss function; pass loss_fn=")
         return LocalRunner(pipeline, loss_fn, autocast)
     if loss_fn is not None or autocast is not None:
         raise InvalidInput(
-            "a DistributedPipeline has its own loss_fn and autocast; give them to it"
+            "a DistributedPipeline has its own loss_fn and autocast; pass them to it instead"
         )
     return pipeline
 
 
 class LocalRunner:
-    """Takes training steps with a `Pipeline`.
+    """The methods of `DistributedPipeline` that `Training` needs, for a `Pipeline`.
 
     Args:
-        pipeline: It has all stages.
+        pipeline: A pipeline with all stages.
         loss_fn: ``loss_fn(output, target)`` of the whole batch, a mean over its samples.
         autocast: Run the stages and the loss under ``torch.autocast`` to this dtype.
     """
@@ -234,13 +233,13 @@ class LocalRunner:
 
     @property
     def module(self) -> nn.Module:
-        """All parameters and buffers."""
+        """Return all parameters and buffers."""
         return self.pipeline
 
     def step(
         self, *args: Tensor, target: Any = None, loss_scale: float = 1.0, **kwargs: Tensor
     ) -> Tensor:
-        """See `DistributedPipeline.step`."""
+        """Run forward and backward of one batch; see `DistributedPipeline.step`."""
         if target is None:
             raise InvalidInput("a training step needs target=")
         _, loss = self._run(args, kwargs, target)
@@ -251,7 +250,7 @@ class LocalRunner:
     def evaluate(
         self, *args: Tensor, target: Any = None, pad: bool = False, **kwargs: Tensor
     ) -> tuple[Any, Tensor | None]:
-        """See `DistributedPipeline.evaluate`."""
+        """Run the forward of one batch; see `DistributedPipeline.evaluate`."""
         samples = count_samples((args, kwargs))
         size = self.pipeline.microbatch_size
         if not pad or not size or not samples:
@@ -264,11 +263,11 @@ class LocalRunner:
             return self._run(args, kwargs, target, (whole, samples))
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """There is nobody to wait for."""
+        """Return a null context: there are no other ranks."""
         return nullcontext()
 
     def gradient_norm(self) -> Tensor:
-        """See `DistributedPipeline.gradient_norm`."""
+        """Return the gradients' norm; see `DistributedPipeline.gradient_norm`."""
         return sum_of_squares(self.pipeline.parameters(), {}, self.device).sqrt()
 
     def scale_gradients(self, factor: float) -> None:
@@ -280,7 +279,7 @@ class LocalRunner:
         self.pipeline.train(mode)
 
     def close(self) -> None:
-        """There is nobody to part from."""
+        """Do nothing: there are no other ranks."""
 
     def _run(
         self,

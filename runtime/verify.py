@@ -1,4 +1,4 @@
-"""Does a plan compute what the model computes? One step, as planned, against one unsplit."""
+"""Verify a plan: compare one planned step with an unsplit step of the same model."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from .supported_plans import check_runnable
 LossFunction = Callable[[Any, Any], Tensor]
 
 DOUBLE = torch.float64
-"""In double precision rounding is told apart from error."""
+"""Double precision separates rounding from errors."""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """How far a split step is from the unsplit one (norm of difference over norm).
+    """Differences between a planned and an unsplit step, as norm of difference over norm.
 
     Attributes:
         loss: Relative difference of the mean loss.
-        gradients: Relative difference of each parameter's gradient, by name; of several ranks that
-            hold it the largest. Infinite if only one side has any.
-        buffers: Relative difference of each buffer, by name, likewise.
+        gradients: Relative difference of each parameter's gradient by name, the largest of all
+            ranks that hold it. Infinite if only one side has a gradient.
+        buffers: Relative difference of each buffer by name, the largest of all ranks.
         missing: Names of the model that no stage holds.
         unknown: Names of stages that the model does not have.
     """
@@ -62,12 +62,12 @@ class Verification:
 
     @property
     def worst(self) -> float:
-        """The largest difference of all; infinite if any is not a number."""
+        """Return the largest difference; infinite if any is NaN."""
         found = [self.loss, *self.gradients.values(), *self.buffers.values()]
         return max(float("inf") if math.isnan(value) else value for value in found)
 
     def equal(self, tolerance: float) -> bool:
-        """Whether every name is there and every difference within ``tolerance``."""
+        """Return True if no name is missing and all differences are at most ``tolerance``."""
         return not self.missing and not self.unknown and self.worst <= tolerance
 
 
@@ -80,30 +80,29 @@ def verify(
     *,
     dtype: torch.dtype | None = None,
 ) -> Verification:
-    """Run one step of copies of the model, whole and as the plan says, and compare.
+    """Run one step of the model unsplit and one as planned, and compare them.
 
-    The plan's step is that of its processes, in one process: every rank's actions in the order of
-    its schedule, with as many micro-batches in flight, replicas as copies, recomputation, backwards
-    in two parts and messages between detached tensors (`runtime.rehearsal`). A plan of forwards
-    alone is evaluated, in evaluation mode.
+    The planned step is that of the plan's processes, emulated in one: each rank's actions in its
+    schedule's order with as many micro-batches in flight, replicas as copies, recomputation,
+    backwards in two parts and messages between detached tensors (`engine.emulated_ranks`). A
+    forward-only plan is run in evaluation mode.
 
-    The unsplit model sees the batch in the plan's micro-batches too: batch normalisation takes its
-    statistics from each, and a loss is the mean over micro-batches, so this is what splitting alone
-    changes.
+    The unsplit model runs the plan's micro-batches too, because batch normalisation takes its
+    statistics from each of them. So the differences are those of splitting the model alone.
 
     Args:
-        model: The model; it is copied, not changed.
-        plan: The plan to try.
+        model: The model, which is copied and not changed.
+        plan: The plan to verify.
         batch: A whole batch: a tensor, a tuple or a dict of keyword tensors.
-        target: Split like the batch; a tensor or a nest of them.
+        target: A tensor or a nest of tensors, split like the batch.
         loss_fn: ``loss_fn(output, target)``, a mean over its micro-batch.
-        dtype: Convert both copies and floating inputs first; ``torch.float64`` tells rounding
-            apart from error.
+        dtype: Dtype to convert both copies and floating inputs to; ``torch.float64`` separates
+            rounding from errors.
 
     Raises:
         InvalidInput: The batch is not the plan's, or the model has an ``nn.SyncBatchNorm``.
-        PlanMismatch: The plan is for another model, reorders its layers, or its step fails where
-            the unsplit model's does not; the message says at which action.
+        PlanMismatch: The plan is for another model, reorders its layers, or its step fails though
+            the unsplit one does not; the message names the action.
     """
     check_no_sync_batch_norm(model)
     check_runnable(plan, "processes")
@@ -115,39 +114,52 @@ def verify(
         whole.eval()
         parts.eval()
     if dtype is not None:
-        whole, parts, plan = whole.to(dtype), parts.to(dtype), _of_dtype(plan, dtype)
-        batch, target = _converted(batch, dtype), _converted(target, dtype)
+        whole, parts, plan = whole.to(dtype), parts.to(dtype), _with_input_dtype(plan, dtype)
+        batch, target = _convert(batch, dtype), _convert(target, dtype)
     device = default_device(parts)
     pieces = cut_for_plan(parts, plan, direct=True)
-    last = BatchOutputs(pieces.captured, loss_fn, plan.num_microbatches, device, (0,), None)
-    rehearsal = EmulatedRanks(pieces, plan, schedule, loss=last.compute_loss_share, device=device)
-    args, kwargs = _call(batch)
-    batches = BatchInputs(plan, pieces.structure, device).microbatches(args, kwargs)
+    outputs = BatchOutputs(pieces.captured, loss_fn, plan.num_microbatches, device, (0,), None)
+    ranks = EmulatedRanks(pieces, plan, schedule, loss=outputs.compute_loss_share, device=device)
+    args, kwargs = _split_call(batch)
+    inputs = BatchInputs(plan, pieces.structure, device).microbatches(args, kwargs)
     targets = split_target(target, plan.num_microbatches)
-    step = _WholeStep(whole, pieces.structure, loss_fn, device)
+    step = _UnsplitStep(whole, pieces.structure, loss_fn, device)
+    # Both steps start from the same random state and leave the generators as they found them.
     with preserve_model(model), torch.set_grad_enabled(trains):
-        reduce_loss = step.take(batches, targets)
+        unsplit_loss = step.run(inputs, targets)
     with preserve_model(model), torch.enable_grad():
-        run = rehearsal.train if trains else rehearsal.evaluate
-        try:
-            loss = run(batches, targets, step.draws)
-        except StagewrightError:
-            raise
-        except Exception as error:
-            raise _explained(error, rehearsal.current_activity) from error
-    return _compare(whole, rehearsal.modules, reduce_loss, loss)
+        loss = _run_emulated(ranks, inputs, targets, step.random, trains=trains)
+    return _compare(whole, ranks.modules, unsplit_loss, loss)
+
+
+def _run_emulated(
+    ranks: EmulatedRanks,
+    inputs: Sequence[Sequence[Tensor]],
+    targets: Sequence[Any],
+    random: Mapping[int, RandomState],
+    *,
+    trains: bool,
+) -> float:
+    """Run the emulated step; raise `PlanMismatch` for a failure, as the unsplit step succeeded."""
+    run = ranks.train if trains else ranks.evaluate
+    try:
+        return run(inputs, targets, random)
+    except StagewrightError:
+        raise
+    except Exception as error:
+        raise _explain_failure(error, ranks.current_activity) from error
 
 
 def seed_generators(seed: int) -> None:
-    """Make what is drawn from here on the same every time: weights, and made-up data."""
+    """Seed torch's generators, for reproducible weights and synthetic data."""
     torch.manual_seed(seed)
 
 
-class _WholeStep:
+class _UnsplitStep:
     """A step of the unsplit model.
 
     Attributes:
-        draws: The random state in front of each micro-batch.
+        random: The random state before each micro-batch.
     """
 
     def __init__(
@@ -159,13 +171,14 @@ class _WholeStep:
     ) -> None:
         self._model, self._structure, self._loss_fn = model, structure, loss_fn
         self._device = device
-        self.draws: dict[int, RandomState] = {}
+        self.random: dict[int, RandomState] = {}
 
-    def take(self, batches: Sequence[Sequence[Tensor]], targets: Sequence[Any]) -> float:
-        """The mean loss; gradients too, unless they are switched off."""
+    def run(self, batches: Sequence[Sequence[Tensor]], targets: Sequence[Any]) -> float:
+        """Return the mean loss, and accumulate gradients where they are enabled."""
         total = 0.0
         for index, (flat, target) in enumerate(zip(batches, targets, strict=True)):
-            self.draws[index] = RandomState.now(self._device)
+            self.random[index] = RandomState.now(self._device)
+            # Cloned: micro-batches are views of the batch, and the model may work in place.
             args, kwargs = self._structure.unflatten([tensor.clone() for tensor in flat])
             there = pytree.tree_map_only(Tensor, lambda value: value.to(self._device), target)
             loss = as_scalar_loss(self._loss_fn(self._model(*args, **kwargs), there)) / len(batches)
@@ -175,50 +188,49 @@ class _WholeStep:
         return total
 
 
-def _explained(error: Exception, doing: str) -> PlanMismatch:
-    """What to say of a step that fails in stages alone."""
+def _explain_failure(error: Exception, activity: str) -> PlanMismatch:
     first = str(error).strip().partition("\n")[0]
     message = (
-        f"the unsplit model takes this step, but its stages fail at {doing}: "
+        f"the unsplit model runs this step, but its stages fail at {activity}: "
         f"{type(error).__name__}: {first}"
     )
     if "modified by an inplace operation" in str(error):
         return PlanMismatch(
-            f"{message}. A buffer is changed in place while the backward of an earlier micro-batch "
-            "still has to read it; let the forward read a copy (buffer.clone()), or plan so that "
-            "one micro-batch is in flight (--microbatches 1)"
+            f"{message}. A buffer is changed in place before the backward of an "
+            "earlier micro-batch reads it; let the forward read a copy (buffer.clone()), or plan with a single "
+            "micro-batch in flight (--microbatches 1)"
         )
-    return PlanMismatch(f"{message}. Please report it with the plan")
+    return PlanMismatch(f"{message}. Please report this together with the plan")
 
 
 def _compare(
-    whole: nn.Module, ranks: Sequence[nn.Module], reduce_loss: float, parts_loss: float
+    whole: nn.Module, ranks: Sequence[nn.Module], unsplit_loss: float, parts_loss: float
 ) -> Verification:
     found = {name for rank in ranks for name in rank.state_dict()}
     wanted = set(whole.state_dict())
     parameters = [dict(rank.named_parameters(remove_duplicate=False)) for rank in ranks]
     buffers = [dict(rank.named_buffers(remove_duplicate=False)) for rank in ranks]
     gradients = {
-        name: max((_apart(p.grad, expected.grad) for p in copies), default=0.0)
-        for name, expected, copies in _beside(whole, parameters, "named_parameters")
+        name: max((_difference(p.grad, expected.grad) for p in copies), default=0.0)
+        for name, expected, copies in _match_tensors(whole, parameters, "named_parameters")
         if expected.grad is not None or any(copy.grad is not None for copy in copies)
     }
     return Verification(
-        loss=abs(parts_loss - reduce_loss) / max(abs(reduce_loss), 1e-30),
+        loss=abs(parts_loss - unsplit_loss) / max(abs(unsplit_loss), 1e-30),
         gradients=gradients,
         buffers={
             name: max((relative_difference(b, expected) for b in copies), default=0.0)
-            for name, expected, copies in _beside(whole, buffers, "named_buffers")
+            for name, expected, copies in _match_tensors(whole, buffers, "named_buffers")
         },
         missing=tuple(sorted(wanted - found)),
         unknown=tuple(sorted(found - wanted)),
     )
 
 
-def _beside(
+def _match_tensors(
     whole: nn.Module, ranks: Sequence[Mapping[str, Tensor]], kind: str
 ) -> list[tuple[str, Tensor, list[Tensor]]]:
-    """Each tensor of the unsplit model with those that ranks hold under any of its names."""
+    """Return each tensor of the unsplit model with its copies, under any name, on all ranks."""
     names: dict[int, list[str]] = {}
     first: dict[str, Tensor] = {}
     for name, tensor in getattr(whole, kind)(remove_duplicate=False):
@@ -231,13 +243,13 @@ def _beside(
     ]
 
 
-def _apart(ours: Tensor | None, theirs: Tensor | None) -> float:
+def _difference(ours: Tensor | None, theirs: Tensor | None) -> float:
     if ours is None or theirs is None:
         return 0.0 if ours is theirs else math.inf
     return relative_difference(ours, theirs)
 
 
-def _of_dtype(plan: Plan, dtype: torch.dtype) -> Plan:
+def _with_input_dtype(plan: Plan, dtype: torch.dtype) -> Plan:
     name = str(dtype).removeprefix("torch.")
     inputs = tuple(
         spec.model_copy(update={"dtype": name})
@@ -248,21 +260,21 @@ def _of_dtype(plan: Plan, dtype: torch.dtype) -> Plan:
     return plan.model_copy(update={"inputs": inputs})
 
 
-def _converted(values: Any, dtype: torch.dtype) -> Any:
-    """Floating tensors of a nest in another dtype."""
+def _convert(values: Any, dtype: torch.dtype) -> Any:
+    """Convert the floating tensors of a nest."""
     return pytree.tree_map_only(
         Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t, values
     )
 
 
-def _call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _split_call(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(batch, dict):
         return (), batch
     return (tuple(batch) if isinstance(batch, tuple | list) else (batch,)), {}
 
 
 def join_samples(samples: Sequence[Any]) -> Any:
-    """Micro-batches as one batch: tensors of any nest, along their first dimension."""
+    """Join micro-batches to a batch: tensors of any nest along their first dimension."""
 
     def joined(*parts: Any) -> Any:
         return torch.cat(parts) if isinstance(parts[0], Tensor) else parts[0]
@@ -271,10 +283,10 @@ def join_samples(samples: Sequence[Any]) -> Any:
 
 
 def mean_of_squares(output: Any, target: Tensor) -> Tensor:
-    """A loss that reaches every floating output; the target is not looked at.
+    """Return the mean square of all floating outputs, as a loss that ignores the target.
 
     Raises:
-        InvalidInput: There is none.
+        InvalidInput: The model has no floating output.
     """
     found = [
         value.square().mean()
@@ -282,10 +294,10 @@ def mean_of_squares(output: Any, target: Tensor) -> Tensor:
         if isinstance(value, Tensor) and value.is_floating_point()
     ]
     if not found:
-        raise InvalidInput("the model returns no floating tensor; give a loss and its target")
+        raise InvalidInput("the model returns no floating tensor; pass a loss and a target")
     return torch.stack(found).sum()
 
 
 def make_dummy_target(num_samples: int) -> Tensor:
-    """For `mean_of_squares`: one entry a sample."""
+    """Return a target for `mean_of_squares`, with one entry per sample."""
     return torch.zeros(num_samples)

@@ -1,4 +1,4 @@
-"""Let captured code be as if it had been captured where it will run."""
+"""Adapt captured code to the device and dtypes it will run with."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ...core.plan.plan import Plan
 
 
 def replace_device(captured: Captured, device: torch.device, *, instead_of: torch.device) -> None:
-    """Rewrite position ids, masks and the like that the model makes where its weights are.
+    """Replace the device of tensors that the model creates, such as position ids and masks.
 
-    Capture writes down the device that they were made on; on another one, and above all on the
-    meta device, a stage would make them in the wrong place.
+    Capture records the device on which they were created. A model captured elsewhere, above all on
+    the meta device, would create them there and not where its stages run.
 
     Args:
-        captured: Before it is cut; changed in place.
+        captured: The model before it is cut; changed in place.
         device: Where the stages will run.
         instead_of: Where the model was captured.
     """
@@ -34,13 +34,13 @@ def replace_device(captured: Captured, device: torch.device, *, instead_of: torc
 
 
 def apply_planned_dtypes(captured: Captured, plan: Plan) -> None:
-    """Let what crosses the plan's cuts have the plan's dtypes.
+    """Give the tensors that cross the plan's cuts the plan's dtypes.
 
-    Autocast does nothing on the meta device, so what was captured there is of the weights' dtype.
+    Autocast has no effect on the meta device, so values captured there have the weights' dtype.
 
     Args:
-        captured: On the meta device, of the planned shapes, before it is cut; changed in place.
-        plan: Made from a profile under the autocast it will run under, if any.
+        captured: A model on the meta device before it is cut; changed in place.
+        plan: A plan made from a profile under the autocast it will run under.
     """
     after = 0
     for count, planned in zip(plan.balance, plan.boundaries, strict=False):
@@ -57,13 +57,13 @@ def apply_planned_dtypes(captured: Captured, plan: Plan) -> None:
 def _rewrite(
     graph: fx.Graph, program: Program, device: torch.device, instead_of: torch.device
 ) -> None:
-    def elsewhere(value: Any) -> Any:
+    def replace_in(value: Any) -> Any:
         is_old = isinstance(value, torch.device) and value.type == instead_of.type
         return device if is_old else value
 
     for node in graph.nodes:
-        node.args = fx.node.map_aggregate(node.args, elsewhere)
-        node.kwargs = fx.node.map_aggregate(node.kwargs, elsewhere)
+        node.args = fx.node.map_aggregate(node.args, replace_in)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, replace_in)
         if node.op == "get_attr":
             body = program.attribute(str(node.target))
             if isinstance(body, fx.GraphModule):  # a region under no_grad or autocast

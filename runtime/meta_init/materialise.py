@@ -1,4 +1,4 @@
-"""Give memory and values to what a rank holds of a model on the meta device."""
+"""Materialisation of a rank's part of a model on the meta device."""
 
 from __future__ import annotations
 
@@ -18,74 +18,75 @@ from .weights import Weights
 def materialise(
     model: nn.Module, stages: Iterable[Segment], weights: Weights, device: torch.device
 ) -> None:
-    """Give memory and values to what some stages of a model hold; the rest stays as it is.
+    """Allocate and fill the tensors of some stages of a model, leaving the others on meta.
 
     Args:
-        model: On the meta device, but for buffers that have values; changed in place.
-        stages: Cut from it; changed in place.
-        weights: Where the values come from.
-        device: Where they go.
+        model: A model on the meta device, except for buffers with values; changed in place.
+        stages: Stages cut from it; changed in place.
+        weights: The source of values.
+        device: Where to allocate.
 
     Raises:
-        InvalidInput: A value comes from nowhere, or the checkpoint does not fit the model.
+        InvalidInput: A tensor has no source of values, or the checkpoint does not fit the model.
     """
     stages = list(stages)
-    slots = list_tensors(model)
+    tensors = list_tensors(model)
     names = {name for stage in stages for name in _names_in(stage)}
-    here = [slot for slot in slots if names.intersection(slot.names)]
-    materialise_tensors(model, here, slots, weights, device)
+    here = [each for each in tensors if names.intersection(each.names)]
+    materialise_tensors(model, here, tensors, weights, device)
     for stage in stages:
         stage.rebind_tensors(model)
         _check_constants(stage)
 
 
 def materialise_whole(model: nn.Module, weights: Weights, device: torch.device) -> None:
-    """Give memory and values to a whole model, the same ones as to its stages.
+    """Allocate and fill all tensors of a model, with the values that its stages would get.
 
     Raises:
         InvalidInput: See `materialise`.
     """
-    slots = list_tensors(model)
-    materialise_tensors(model, slots, slots, weights, device)
+    tensors = list_tensors(model)
+    materialise_tensors(model, tensors, tensors, weights, device)
 
 
 def materialise_tensors(
     model: nn.Module,
     here: Collection[ModelTensor],
-    slots: list[ModelTensor],
+    tensors: list[ModelTensor],
     weights: Weights,
     device: torch.device,
 ) -> None:
-    """Give memory and values to some of a model's tensors.
+    """Allocate and fill some of a model's tensors.
 
     Args:
-        model: Changed in place.
-        here: Which.
-        slots: All of the model's.
-        weights: Where the values come from.
-        device: Where they go.
+        model: The model; changed in place.
+        here: The tensors to materialise.
+        tensors: All tensors of the model.
+        weights: The source of values.
+        device: Where to allocate.
     """
-    bare = [slot for slot in here if slot.tensor.is_meta]
-    reading = None
+    bare = [each for each in here if each.tensor.is_meta]
+    reader = None
     if weights.checkpoint is not None:
-        reading = WeightReader(weights.checkpoint, slots, strict=weights.strict)
-    for slot in here:
-        if slot.tensor.is_meta:
-            slot.home.put(empty_like(slot.tensor, device))
-    unread = [slot for slot in bare if reading is None or not reading.has(slot)]
+        reader = WeightReader(weights.checkpoint, tensors, strict=weights.strict)
+    for each in bare:
+        each.home.put(empty_like(each.tensor, device))
+    # Initialised before anything is read: an initialiser sets all tensors of a module, including
+    # those that the checkpoint has.
+    unread = [each for each in bare if reader is None or not reader.has(each)]
     if unread:
-        initialise(model, unread, slots, init=weights.init, seed=weights.seed, device=device)
-    if reading is not None:
-        reading.fill(slot for slot in here if slot.is_persistent or slot in bare)
-    for slot in here:
-        value = slot.home.get()
-        if value.shape != slot.tensor.shape or value.is_meta:
+        initialise(model, unread, tensors, init=weights.init, seed=weights.seed, device=device)
+    if reader is not None:
+        reader.fill(each for each in here if each.is_persistent or each in bare)
+    for each in here:
+        value = each.home.get()
+        if value.shape != each.tensor.shape or value.is_meta:
             raise InvalidInput(
-                f"init= made {slot.name} a tensor of shape {list(value.shape)} on {value.device}, "
-                f"the model has {list(slot.tensor.shape)}; set its values in place"
+                f"init= made {each.name} a tensor of shape {list(value.shape)} on {value.device}, "
+                f"but the model has {list(each.tensor.shape)}; set its values in place"
             )
-        for place in slot.places:
-            place.put(value)
+        for slot in each.slots:  # ties the weight again
+            slot.put(value)
 
 
 def _names_in(stage: Segment) -> Iterator[str]:
@@ -96,7 +97,7 @@ def _names_in(stage: Segment) -> Iterator[str]:
 
 
 def _check_constants(stage: Segment) -> None:
-    """Tensors that are neither parameters nor buffers cannot be found again."""
+    """Check that no plain tensor attribute is left on meta: nothing would give it values."""
     lost = [name for name, tensor in get_constants(stage).items() if tensor.is_meta]
     for path, module in stage.named_modules():
         if module is not stage:
@@ -104,7 +105,7 @@ def _check_constants(stage: Segment) -> None:
             lost += [f"{path}.{key}" for key in sorted(held)]
     if lost:
         raise InvalidInput(
-            f"{', '.join(lost)} is a tensor on the meta device that is neither parameter nor "
+            f"{', '.join(lost)} is a tensor on the meta device that is neither a parameter nor a "
             "buffer, so nothing gives it values; register it as a buffer"
         )
 

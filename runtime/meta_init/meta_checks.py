@@ -1,4 +1,4 @@
-"""Models whose parameters are on the meta device."""
+"""Checks for models whose parameters are on the meta device."""
 
 from __future__ import annotations
 
@@ -14,44 +14,45 @@ from .weights import Weights
 
 
 def is_on_meta(model: nn.Module) -> bool:
-    """Whether any parameter has no memory yet."""
+    """Return True if any parameter has no memory yet."""
     return any(parameter.is_meta for parameter in model.parameters())
 
 
 def check_weights(model: nn.Module, weights: Weights | None) -> None:
-    """See that there are values for a model without memory, and for no other.
+    """Check that values are given for a model on meta, and for no other.
 
     Raises:
-        InvalidInput: There are none, or the model has its own.
+        InvalidInput: They are missing, or the model has values of its own.
     """
     if is_on_meta(model) and weights is None:
         raise InvalidInput(
-            "this model is on the meta device; say where its values come from: "
-            "weights=Weights(checkpoint=path), or Weights(seed=0) to initialise it"
+            "this model is on the meta device; pass weights=Weights(checkpoint=path) to load its "
+            "values, or Weights(seed=0) to initialise them"
         )
     if not is_on_meta(model) and weights is not None:
         raise InvalidInput(
-            "weights= is for a model on the meta device, and this one has values; build it under "
-            "torch.device('meta'), or leave weights= out and use load_checkpoint"
+            "weights= is for a model on the meta device, but this one has values; build it under "
+            "torch.device('meta'), or omit weights= and use load_checkpoint"
         )
 
 
 @contextmanager
 def buffers_on_meta(model: nn.Module) -> Iterator[None]:
-    """Inside, buffers that have values are on the meta device like everything else.
+    """Replace buffers that have values by meta tensors while the model is captured.
 
-    A model is captured on one device; a table that its author computed on the CPU waits outside.
+    Capture needs all tensors on one device. A table that the model's author computed on the CPU is
+    put back afterwards.
     """
     real = [
-        (place, slot.tensor)
-        for slot in list_tensors(model)
-        if not slot.tensor.is_meta
-        for place in slot.places
+        (slot, each.tensor)
+        for each in list_tensors(model)
+        if not each.tensor.is_meta
+        for slot in each.slots
     ]
     try:
-        for place, tensor in real:
-            place.put(empty_like(tensor, torch.device("meta")))
+        for slot, tensor in real:
+            slot.put(empty_like(tensor, torch.device("meta")))
         yield
     finally:
-        for place, tensor in real:
-            place.put(tensor)
+        for slot, tensor in real:
+            slot.put(tensor)

@@ -1,4 +1,4 @@
-"""Random numbers of initialisation that depend on a parameter's name, not on who else is here."""
+"""Seeded initialisation: random numbers that depend on a parameter's name, not on its rank."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from ..random_state import RandomState
 
 
 class SeededInitMode(TorchDispatchMode):
-    """Inside, what is drawn into a tensor follows the seed, the tensor's name and the kind of draw.
+    """Dispatch mode that seeds the generator before every random operation inside.
 
-    A rank initialises its own part of a module; the rest of it is on the meta device, where
-    nothing is drawn. With one course of random numbers a parameter's values would depend on which
-    others are here, so the generator is seeded before every draw: by the name of the tensor drawn
-    into and how often that was before, or, for a tensor that the model does not hold (which is
-    copied into a parameter afterwards), by the module that is being initialised.
+    A rank initialises its part of a module, with the rest on the meta device, where nothing is
+    drawn. From a single stream of random numbers a parameter's values would depend on which others
+    are here. So the generator is seeded by the name of the tensor drawn into and the number of
+    draws into it before. For a temporary, which is copied into a parameter afterwards, the name is
+    that of the module being initialised.
 
     Args:
-        seed: Of the whole initialisation.
-        names: The names of the model's tensors, real ones and others, by `storage_key`.
+        seed: Seed of the whole initialisation.
+        names: Names of the model's tensors, with memory and on meta, by `storage_key`.
 
     Attributes:
-        written: Names of the tensors that anything was written to.
-        module: Path of the module that is being initialised.
+        written: Names of the tensors written to so far.
+        module: Path of the module being initialised.
     """
 
     def __init__(self, seed: int, names: Mapping[int, str]) -> None:
@@ -49,7 +49,8 @@ class SeededInitMode(TorchDispatchMode):
         known = [self._names[key] for key in map(storage_key, targets) if key in self._names]
         real = [tensor for tensor in targets if not tensor.is_meta]
         own_generator = any(isinstance(value, torch.Generator) for value in kwargs.values())
-        # What is drawn into a weight that is elsewhere must not be counted: only some ranks do it.
+        # Draws into a weight that is on meta are neither seeded nor counted: on the rank that holds
+        # the weight they are, and the counts of other names must not differ between ranks.
         if torch.Tag.nondeterministic_seeded in func.tags and not own_generator:
             if not known:
                 self._seed_for(f"made in {self.module}")
@@ -63,12 +64,12 @@ class SeededInitMode(TorchDispatchMode):
         text = f"{self._seed}/{key}/{self._draws[key]}"
         self._draws[key] += 1
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-        torch.manual_seed(int.from_bytes(digest, "big") >> 1)
+        torch.manual_seed(int.from_bytes(digest, "big") >> 1)  # fits a signed 64-bit integer
 
 
 @contextmanager
 def preserve_generators(device: torch.device) -> Iterator[None]:
-    """Put the random generators back afterwards."""
+    """Restore the random generators afterwards."""
     before = RandomState.now(device)
     try:
         yield
@@ -77,7 +78,7 @@ def preserve_generators(device: torch.device) -> Iterator[None]:
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """The tensors an operation says it writes to."""
+    """Yield the tensors that an operation writes to, according to its schema."""
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue

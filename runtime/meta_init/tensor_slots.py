@@ -1,4 +1,4 @@
-"""A model's parameters and buffers with all places where it holds them."""
+"""A model's parameters and buffers with all slots that hold them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, eq=False)
 class TensorSlot:
-    """Where a module holds a tensor.
+    """An entry of a module that holds a tensor.
 
     Attributes:
         owner: The module.
-        path: Its path in the model.
+        path: The module's path in the model.
         table: ``_parameters`` or ``_buffers``.
-        key: Under which name.
+        key: The tensor's name in the module.
     """
 
     owner: nn.Module
@@ -27,12 +27,12 @@ class TensorSlot:
 
     @property
     def name(self) -> str:
-        """The tensor's name in the model."""
+        """Return the tensor's name in the model."""
         return f"{self.path}.{self.key}" if self.path else self.key
 
     @property
     def is_persistent(self) -> bool:
-        """Whether a ``state_dict`` holds it."""
+        """Return True if the model's ``state_dict`` contains it."""
         return self.key not in self.owner._non_persistent_buffers_set
 
     def get(self) -> Tensor:
@@ -45,33 +45,33 @@ class TensorSlot:
 
 @dataclass(frozen=True, eq=False)
 class ModelTensor:
-    """One parameter or buffer.
+    """One parameter or buffer of a model.
 
     Attributes:
-        tensor: As the model holds it.
-        places: All of them, first to last; several for a tied weight or a module used twice.
+        tensor: The tensor.
+        slots: All slots that hold it; several for a tied weight or a module used twice.
     """
 
     tensor: Tensor
-    places: tuple[TensorSlot, ...]
+    slots: tuple[TensorSlot, ...]
 
     @property
     def name(self) -> str:
-        """The first of its names, which it is known by."""
-        return self.places[0].name
+        """Return the first of its names."""
+        return self.slots[0].name
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(place.name for place in self.places)
+        return tuple(slot.name for slot in self.slots)
 
     @property
     def home(self) -> TensorSlot:
-        """Where it is initialised: an unsplit model is built from there."""
-        return self.places[0]
+        """Return its first slot, where it is initialised, as in the unsplit model."""
+        return self.slots[0]
 
     @property
     def is_persistent(self) -> bool:
-        return any(place.is_persistent for place in self.places)
+        return any(slot.is_persistent for slot in self.slots)
 
     @property
     def kind(self) -> str:
@@ -79,17 +79,17 @@ class ModelTensor:
 
 
 def list_tensors(model: nn.Module) -> list[ModelTensor]:
-    """Every parameter and buffer of a model, once, in the order of its modules."""
+    """Return every parameter and buffer of a model once, in the order of its modules."""
     found: dict[int, list[TensorSlot]] = {}
     tensors: dict[int, Tensor] = {}
-    for place in _places(model):
-        tensor = place.get()
+    for slot in _slots(model):
+        tensor = slot.get()
         tensors[id(tensor)] = tensor
-        found.setdefault(id(tensor), []).append(place)
-    return [ModelTensor(tensors[key], tuple(places)) for key, places in found.items()]
+        found.setdefault(id(tensor), []).append(slot)
+    return [ModelTensor(tensors[key], tuple(slots)) for key, slots in found.items()]
 
 
-def _places(model: nn.Module) -> Iterator[TensorSlot]:
+def _slots(model: nn.Module) -> Iterator[TensorSlot]:
     for path, module in model.named_modules(remove_duplicate=False):
         for table in ("_parameters", "_buffers"):
             for key, tensor in getattr(module, table).items():
@@ -98,7 +98,7 @@ def _places(model: nn.Module) -> Iterator[TensorSlot]:
 
 
 def empty_like(tensor: Tensor, device: torch.device) -> Tensor:
-    """Memory of the same kind."""
+    """Return uninitialised memory on a device, of the same class and with the same attributes."""
     made = torch.empty_like(tensor, device=device, requires_grad=False)
     if not isinstance(tensor, nn.Parameter):
         return made

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint by name, read one by one."""
+"""Readers of weights by name: training checkpoints, safetensors files and state dicts."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from ..checkpoint_files.step_folder import find
 from .tensor_slots import ModelTensor
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-"""How Hugging Face names what it saves in a folder, in several files and in one."""
+"""File names in folders saved by Hugging Face: the index of several files, and a single file."""
 
 STATE_DICTS = (".pt", ".pth", ".bin")
 
 
 class WeightSource(Protocol):
-    """Where tensors are read from."""
+    """Interface of readers of tensors by name."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Of every tensor there is, by name."""
+        """Return the shape of every tensor by name."""
 
     def fill(self, wanted: Mapping[str, Tensor]) -> None:
-        """Read tensors into memory that is there; values are converted to its dtype."""
+        """Read tensors into allocated memory, converting values to its dtype."""
 
 
 def open_weight_source(path: str | Path) -> WeightSource:
-    """A checkpoint of any of the forms in `Weights`.
+    """Open a checkpoint of any of the formats listed in `Weights`.
 
     Raises:
-        InvalidInput: There is none, or it is damaged.
+        InvalidInput: It does not exist or is damaged.
     """
     path = Path(path)
     if path.suffix == ".safetensors":
@@ -50,18 +50,18 @@ def open_weight_source(path: str | Path) -> WeightSource:
         return _StateDict(path)
     if not path.is_dir():
         raise InvalidInput(
-            f"{path} is no checkpoint; give a folder of save_checkpoint, a .safetensors file or a "
-            f"state_dict in a {', '.join(STATE_DICTS)} file"
+            f"{path} is not a checkpoint; pass a folder of save_checkpoint, a .safetensors file or "
+            f"a state_dict in a {', '.join(STATE_DICTS)} file"
         )
     if (path / INDEX).exists():
         return _Safetensors(_indexed_files(path / INDEX))
     if (path / SINGLE).exists() and not (path / RECORD).exists():
         return _Safetensors([path / SINGLE])
-    return _Saved(*find(path))
+    return _SavedStep(*find(path))
 
 
-class _Saved:
-    """A step of `save_checkpoint`."""
+class _SavedStep:
+    """Reader of a step saved by `save_checkpoint`."""
 
     def __init__(self, path: Path, record: Checkpoint) -> None:
         self._path = path
@@ -76,7 +76,7 @@ class _Saved:
 
 
 class _Safetensors:
-    """Files that say where each tensor is, so that no other is touched."""
+    """Reader of safetensors files, of which only the wanted tensors are read."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         if importlib.util.find_spec("safetensors") is None:
@@ -106,7 +106,7 @@ class _Safetensors:
 
 
 class _StateDict:
-    """A ``state_dict`` mapped into memory, of which the disk is asked for what is read."""
+    """Reader of a ``state_dict`` mapped into memory, so that only what is used is loaded."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -117,7 +117,7 @@ class _StateDict:
             held = held["model"]  # what ``stagewright checkpoint convert --with-optimizer`` writes
         if not isinstance(held, dict) or not all(isinstance(v, Tensor) for v in held.values()):
             raise InvalidInput(
-                f"{path} is no state_dict; save the model's alone: "
+                f"{path} is not a state_dict; save the model's alone: "
                 "torch.save(model.state_dict(), path)"
             )
         self._held: dict[str, Tensor] = held
@@ -129,11 +129,12 @@ class _StateDict:
 
 
 def _indexed_files(index: Path) -> list[Path]:
-    """The files of an index."""
+    """Return the files of an index, which must be in its own folder."""
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidInput(f"{index} is no index of safetensors: {error}") from error
+        raise InvalidInput(f"{index} is not an index of safetensors: {error}") from error
+    # An index comes with a download: its names must not lead to other files of this machine.
     paths = [index.parent / name for name in names if Path(name).name == name]
     if len(paths) < len(names):
         raise InvalidInput(f"{index} names files outside its folder")
@@ -152,62 +153,62 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 SHOWN = 5
-"""Names listed of each kind of mismatch."""
+"""The number of names listed for each kind of mismatch."""
 
 
 class WeightReader:
-    """Which of a model's tensors a checkpoint has, found out before anything is read.
+    """Reader of a model's tensors from a checkpoint, checked before anything is read.
 
     Args:
         path: See `Weights`.
-        slots: All of the model's.
+        tensors: All tensors of the model.
         strict: See `Weights`.
 
     Raises:
         InvalidInput: There is no checkpoint, or it does not fit the model.
     """
 
-    def __init__(self, path: str | Path, slots: Sequence[ModelTensor], *, strict: bool) -> None:
+    def __init__(self, path: str | Path, tensors: Sequence[ModelTensor], *, strict: bool) -> None:
         self._source = open_weight_source(path)
-        self._names = {slot.name: _name_in(self._source, slot) for slot in slots}
-        _check(str(path), self._source, slots, self._names, strict=strict)
+        self._names = {each.name: _find_name(self._source, each) for each in tensors}
+        _check(str(path), self._source, tensors, self._names, strict=strict)
 
-    def has(self, slot: ModelTensor) -> bool:
-        """Whether the checkpoint has values for it."""
-        return self._names[slot.name] is not None
+    def has(self, tensor: ModelTensor) -> bool:
+        """Return True if the checkpoint has values for a tensor."""
+        return self._names[tensor.name] is not None
 
-    def fill(self, slots: Iterable[ModelTensor]) -> None:
-        """Read the values of some, which have memory at their homes; the others' are not read."""
+    def fill(self, tensors: Iterable[ModelTensor]) -> None:
+        """Read the values of the given tensors into the memory at their first slots."""
         wanted: dict[str, Tensor] = {}
-        for slot in slots:
-            name = self._names[slot.name]
+        for each in tensors:
+            name = self._names[each.name]
             if name is not None:
-                wanted[name] = slot.home.get().detach()
+                wanted[name] = each.home.get().detach()
         with torch.no_grad():
             self._source.fill(wanted)
 
 
-def _name_in(source: WeightSource, slot: ModelTensor) -> str | None:
-    """Under which of its names a tensor was saved."""
-    return next((name for name in slot.names if name in source.shapes), None)
+def _find_name(source: WeightSource, tensor: ModelTensor) -> str | None:
+    """Return the name under which a tensor was saved."""
+    return next((name for name in tensor.names if name in source.shapes), None)
 
 
 def _check(
     path: str,
     source: WeightSource,
-    slots: Sequence[ModelTensor],
+    tensors: Sequence[ModelTensor],
     names: dict[str, str | None],
     *,
     strict: bool,
 ) -> None:
     wrong = [
-        f"{slot.name} is {list(slot.tensor.shape)} in the model, {list(source.shapes[name])} there"
-        for slot in slots
-        if (name := names[slot.name]) is not None
-        and source.shapes[name] != tuple(slot.tensor.shape)
+        f"{each.name} is {list(each.tensor.shape)} in the model, {list(source.shapes[name])} there"
+        for each in tensors
+        if (name := names[each.name]) is not None
+        and source.shapes[name] != tuple(each.tensor.shape)
     ]
-    missing = [slot.name for slot in slots if slot.is_persistent and names[slot.name] is None]
-    known = {name for slot in slots for name in slot.names}
+    missing = [each.name for each in tensors if each.is_persistent and names[each.name] is None]
+    known = {name for each in tensors for name in each.names}
     unused = [name for name in source.shapes if name not in known]
     lines = [f"{_listed(wrong)}"] if wrong else []
     if missing and strict:

@@ -1,4 +1,4 @@
-"""Where the values of a model on the meta device come from."""
+"""Options for the values of a model on the meta device."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Init = Callable[[nn.Module], object]
 
 @dataclass(frozen=True)
 class Weights:
-    """Where the values of a model on the meta device come from.
+    """Source of the values of a model on the meta device: a checkpoint, an initialiser, or both.
 
     Attributes:
         checkpoint: A folder of `save_checkpoint`, or one step's in it; a ``.safetensors`` file, or
             a folder with ``model.safetensors`` or ``model.safetensors.index.json``; or a
-            ``state_dict`` written by ``torch.save`` (``.pt``, ``.pth``, ``.bin``). Only what this
-            rank holds is read. `None` to initialise everything.
-        init: Called for every module that holds something here or below, children before parents,
-            as ``model.apply(init)`` would; the ``reset_parameters`` of modules that have one if
-            `None`. With a checkpoint it is called only for what the checkpoint leaves out:
-            non-persistent buffers and, unless ``strict``, missing names.
-        seed: Of random initialisation. Numbers follow the seed, the parameter's name and the kind
-            of device alone: not the plan, the rank, or the order in which modules are built.
-        strict: Whether the checkpoint must hold every name of the model and no other.
+            ``state_dict`` written by ``torch.save`` (``.pt``, ``.pth``, ``.bin``). Each rank reads
+            only its own part. `None` to initialise everything.
+        init: Called as by ``model.apply(init)``, children before parents, for every module that
+            contains a tensor of this rank; `None` for each module's ``reset_parameters``. With a
+            checkpoint it serves only what the checkpoint lacks: non-persistent buffers and, unless
+            ``strict``, missing names.
+        seed: Seed of random initialisation. Values depend on the seed, the parameter's name and
+            the kind of device, and not on the plan, the rank or the order of modules.
+        strict: Whether the checkpoint must contain every name of the model and no other.
     """
 
     checkpoint: str | Path | None = None

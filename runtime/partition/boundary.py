@@ -1,7 +1,7 @@
-"""The operations at a stage's edges: identities that make both directions safe to send.
+"""Identities at a stage's edges that make activations and gradients safe to send.
 
-Point-to-point transports want contiguous memory, in gradients too; and a stage that works in
-place must work on its own copy of what it received.
+Point-to-point transports need contiguous memory, for gradients too, which only an autograd function
+can enforce. And a stage that works in place must do so on its own copy of what it received.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class _Leave(torch.autograd.Function):
 
 
 def enter(value: Any) -> Any:
-    """What a stage does first with a received tensor it does not change."""
+    """Pass on a received tensor that the stage does not change."""
     return _Enter.apply(value, False) if isinstance(value, Tensor) else value  # type: ignore[no-untyped-call]
 
 
 def enter_copy(value: Any) -> Any:
-    """What a stage that works in place does first: take its own copy."""
+    """Copy a received tensor for a stage that works in place."""
     return _Enter.apply(value, True) if isinstance(value, Tensor) else value  # type: ignore[no-untyped-call]
 
 
 def leave(value: Any) -> Any:
-    """What a stage does last with a tensor it sends."""
+    """Make a tensor that the stage sends contiguous."""
     return _Leave.apply(value) if isinstance(value, Tensor) else value  # type: ignore[no-untyped-call]

@@ -27,7 +27,7 @@ from .routes import TensorRoutes, check_planned, find_routes
 
 @dataclass(frozen=True)
 class TiedGroup:
-    """A trainable parameter that several stages hold, and whose gradients must be summed.
+    """A trainable parameter held by several stages, whose gradients must be summed.
 
     Attributes:
         names: All its names.
@@ -40,13 +40,14 @@ class TiedGroup:
 
 @dataclass(frozen=True)
 class CutModel:
-    """The stages of a model, and what its pieces must know of each other.
+    """A model cut into stages.
 
     Attributes:
-        stages: One module a stage: flat tensors in, a tuple of tensors out. Together they hold
+        captured: The whole model.
+        stages: One module per stage, from flat tensors to a tuple of tensors. Together they hold
             every parameter and buffer of the model under its own name.
-        boundaries: What crosses each cut.
-        routes: What each stage sends to which.
+        boundaries: The tensors that cross each cut.
+        routes: The tensors that stages send each other.
         tied: Parameters held by more than one stage.
     """
 
@@ -62,16 +63,16 @@ class CutModel:
 
 
 def cut(captured: Captured, balance: Sequence[int], *, direct: bool = False) -> CutModel:
-    """Cut after the given numbers of layers.
+    """Cut a model into stages with the given numbers of layers.
 
     Args:
         captured: The model.
         balance: Layers of each stage.
-        direct: Whether values pass by stages that have no use for them; see `routes`.
+        direct: Whether values skip stages that do not use them; see `routes`.
 
     Raises:
-        PlanMismatch: The numbers do not add up to the model's layers, or see `find_routes`.
-        InvalidInput: A cut falls where it is not legal; the message says why.
+        PlanMismatch: The numbers do not add up to the model's layers; see also `find_routes`.
+        InvalidInput: A cut is not legal; the message says why.
     """
     if sum(balance) != len(captured.layers) or min(balance, default=0) < 1:
         raise PlanMismatch(
@@ -120,24 +121,42 @@ def cut_for_plan(
     direct: bool = False,
     device: torch.device | None = None,
 ) -> CutModel:
-    """Capture a model again at the plan's input shapes and cut it where the plan says.
+    """Capture a model again at the plan's input shapes and cut it into the plan's stages.
 
     Args:
-        model: The model the plan was made for; it may be on the meta device.
-        plan: Where to cut.
-        sample: Used instead of made-up inputs of the recorded shapes, for models whose capture
-            looks at values.
-        direct: Whether values may go straight to the stages that read them where the plan sends
-            them so; they are relayed otherwise, with the same numbers.
-        device: Where the stages will run, if that is not where the model is.
+        model: The model the plan was made for, possibly on the meta device.
+        plan: The plan.
+        sample: Used instead of synthetic inputs of the recorded shapes, for models whose capture
+            depends on values.
+        direct: Whether values are sent directly where the plan says so; otherwise they are
+            relayed, with the same results.
+        device: Where the stages will run, if not on the model's device.
 
     Raises:
-        PlanMismatch: The model's layers are not the plan's, or its values take other ways.
-        InvalidInput: What was given is no module, or the plan records no inputs.
+        PlanMismatch: The model's layers, shapes or direct sends are not the plan's.
+        InvalidInput: The model is not a module, or the plan records no inputs.
     """
+    captured = _capture(model, plan, sample)
+    captured.program.fixed_mode = plan.fixed_mode or captured.program.fixed_mode
+    _check_layers(plan, captured)
+    _check_shapes(plan, captured)
+    if device is not None:
+        replace_device(captured, device, instead_of=default_device(model))
+        if is_on_meta(model) and torch.is_autocast_enabled(device.type):
+            apply_planned_dtypes(captured, plan)
+    is_direct = direct and bool(plan.direct_sends)
+    pieces = cut(captured, plan.balance, direct=is_direct)
+    if is_direct:
+        check_planned(pieces.routes, plan.direct_sends)
+    _follow_modes(model, pieces.stages)
+    return pieces
+
+
+def _capture(model: nn.Module, plan: Plan, sample: Any) -> Captured:
+    """Trace the model on a sample, or on synthetic inputs of the plan's shapes."""
     check_module(model)
     if sample is None and not plan.inputs:
-        raise InvalidInput("this plan records no inputs; give a sample of one micro-batch")
+        raise InvalidInput("this plan records no inputs; pass a sample of one micro-batch")
     recipe = ""
     if sample is None or plan.input_structure:
         structure = CallStructure.from_json(plan.input_structure)
@@ -149,9 +168,11 @@ def cut_for_plan(
             f"the plan was made for a {plan.model}, this is a {type(model).__name__}; "
             "profile and plan this model"
         )
-    with _other_precision_named(model, plan):
-        captured = _traced(model, sample, recipe)
-    captured.program.fixed_mode = plan.fixed_mode or captured.program.fixed_mode
+    with _precision_mismatch_named(model, plan):
+        return _trace(model, sample, recipe)
+
+
+def _check_layers(plan: Plan, captured: Captured) -> None:
     found, planned = tuple(captured.layers.names), plan.layer_names
     if found != planned:
         different = next(
@@ -162,25 +183,14 @@ def cut_for_plan(
             f"the plan was made for another model: here {different[0]!r}, in the plan "
             f"{different[1]!r}; profile and plan this model again"
         )
-    _check_shapes(plan, captured)
-    if device is not None:
-        replace_device(captured, device, instead_of=default_device(model))
-        if is_on_meta(model) and torch.is_autocast_enabled(device.type):
-            apply_planned_dtypes(captured, plan)
-    goes_straight = direct and bool(plan.direct_sends)
-    pieces = cut(captured, plan.balance, direct=goes_straight)
-    if goes_straight:
-        check_planned(pieces.routes, plan.direct_sends)
-    _follow(model, pieces.stages)
-    return pieces
 
 
 @contextmanager
-def _other_precision_named(model: nn.Module, plan: Plan) -> Iterator[None]:
-    """Whatever fails inside because the weights are not of the inputs' precision is said so.
+def _precision_mismatch_named(model: nn.Module, plan: Plan) -> Iterator[None]:
+    """Explain a failed capture if weights and inputs differ in precision.
 
     Raises:
-        PlanMismatch: It failed, and they are not.
+        PlanMismatch: Capture failed, and no weight has an input's dtype.
     """
     try:
         yield
@@ -193,12 +203,12 @@ def _other_precision_named(model: nn.Module, plan: Plan) -> Iterator[None]:
             raise
         wanted, found = " and ".join(sorted(planned)), " and ".join(sorted(held))
         raise PlanMismatch(
-            f"the plan is for inputs of {wanted}, this model's weights are {found} "
+            f"the plan is for inputs of {wanted}, but this model's weights are {found} "
             f"({first_line(error)}); convert the model, or profile and plan it as it is"
         ) from None
 
 
-def _traced(model: nn.Module, sample: Any, recipe: str) -> Captured:
+def _trace(model: nn.Module, sample: Any, recipe: str) -> Captured:
     if not is_on_meta(model):
         return trace(model, sample, check=False, recipe=recipe)
     with buffers_on_meta(model), torch.device("meta"):
@@ -207,15 +217,15 @@ def _traced(model: nn.Module, sample: Any, recipe: str) -> Captured:
             return trace(model, sample, check=False, recipe=recipe)
         except CaptureError as error:
             raise CaptureError(
-                f"{error}\nIt is on the meta device, where its Python cannot look at values "
-                "(.item(), if on a tensor): if it does, build it with memory",
+                f"{error}\nThe model is on the meta device, where Python code cannot read values "
+                "(.item(), or if on a tensor). If it does so, build the model with memory",
                 module=error.module,
                 operation=error.operation,
             ) from error
 
 
 def _check_shapes(plan: Plan, captured: Captured) -> None:
-    """The tensors that cross the cuts have the planned shapes."""
+    """Check that the tensors that cross the cuts have the planned shapes."""
     after = 0
     for count, planned in zip(plan.balance, plan.boundaries, strict=False):
         after += count
@@ -224,16 +234,16 @@ def _check_shapes(plan: Plan, captured: Captured) -> None:
         theirs = [tensor.shape for tensor in planned.tensors]
         if ours != theirs:
             raise PlanMismatch(
-                f"after {captured.layers.names[after - 1]!r} this model sends {ours}, the plan "
-                f"was made for {theirs}; profile and plan this model again"
+                f"after {captured.layers.names[after - 1]!r} this model sends {ours}, but the "
+                f"plan was made for {theirs}; profile and plan this model again"
             )
 
 
-def _follow(model: nn.Module, stages: Sequence[Segment]) -> None:
-    """Put what capture added into the mode of the module it came from.
+def _follow_modes(model: nn.Module, stages: Sequence[Segment]) -> None:
+    """Give modules that capture added the training mode of the module they came from.
 
     Raises:
-        PlanMismatch: The model is in evaluation mode, and the traced one cannot follow.
+        PlanMismatch: The model is in evaluation mode, which the captured one does not support.
     """
     for stage in stages:
         if not model.training:
@@ -246,7 +256,10 @@ def _follow(model: nn.Module, stages: Sequence[Segment]) -> None:
 
 
 def _adopt_unused(captured: Captured, stages: tuple[Segment, ...], stage_of: list[int]) -> None:
-    """Parameters and buffers no layer reads go to the stage of their nearest relative."""
+    """Assign parameters and buffers that no layer reads to the stage of their nearest relative.
+
+    They are in the model's state, so some stage has to save, load and move them.
+    """
     records = captured.graph.parameters
     owners = {
         name: stage_of[record.layers[0]]
@@ -271,7 +284,7 @@ def _holds(stage: Segment, name: str) -> bool:
 
 
 def _nearest(name: str, owners: dict[str, int]) -> int:
-    """The stage of the parameter whose name shares the longest beginning; the first if none."""
+    """Return the stage of the parameter whose path has the longest common prefix, or stage 0."""
 
     def shared(other: str) -> int:
         count = 0

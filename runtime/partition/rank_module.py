@@ -1,4 +1,4 @@
-"""All stages of a rank as one module, under the model's own names."""
+"""Rank module: all stages of a rank as one module, under the model's own names."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from ...capture.program.segment import Segment
 
 
 class RankModule(nn.Module):
-    """What a rank with several stages holds: their parameters and buffers, each once.
+    """The parameters and buffers of a rank with several stages, each once.
 
-    The stages themselves are no children, so that names are those of the model; modes and moves
-    reach them all the same. It is not called: the stages are.
+    The stages are not children, so that names are those of the model, but they follow changes of
+    mode, device and dtype. The module itself is never called.
 
     Args:
-        stages: Of one rank; their parameters and buffers are the model's own objects.
+        stages: A rank's stages, whose parameters and buffers are the model's own objects.
     """
 
     def __init__(self, stages: Sequence[Segment]) -> None:
         super().__init__()
         object.__setattr__(self, "_stages", tuple(stages))
-        self._hold()
+        self._register()
         self.training = all(stage.training for stage in stages)
 
     _stages: tuple[Segment, ...]
 
     def train(self, mode: bool = True) -> Self:
-        """See `Segment.train`."""
+        """Switch the mode of all stages; see `Segment.train`."""
         for stage in self._stages:
             stage.train(mode)
         return super().train(mode)
@@ -37,21 +37,21 @@ class RankModule(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         moved: dict[Tensor, Tensor] = {}
 
+        # A tensor held by two stages must stay a single one, so it is converted only once.
         def once(tensor: Tensor) -> Tensor:
-            """A tensor that two stages hold stays one."""
             if tensor not in moved:
                 moved[tensor] = fn(tensor)
             return moved[tensor]
 
         for stage in self._stages:
             stage._apply(once, recurse)
-        self._hold()
+        self._register()
         return self
 
-    def _hold(self) -> None:
+    def _register(self) -> None:
         for stage in self._stages:
             for path, module in stage.named_modules(remove_duplicate=False):
-                here = _made(self, path)
+                here = _get_or_create(self, path)
                 for name, parameter in module._parameters.items():
                     here.register_parameter(name, parameter)
                 for name, buffer in module._buffers.items():
@@ -59,8 +59,8 @@ class RankModule(nn.Module):
                     here.register_buffer(name, buffer, persistent=persistent)
 
 
-def _made(root: nn.Module, path: str) -> nn.Module:
-    """The module of that path, made empty where there is none."""
+def _get_or_create(root: nn.Module, path: str) -> nn.Module:
+    """Return the module at a path, creating empty modules where there are none."""
     here: Any = root
     for part in path.split(".") if path else ():
         if part not in here._modules:
@@ -70,5 +70,5 @@ def _made(root: nn.Module, path: str) -> nn.Module:
 
 
 def build_rank_module(stages: Sequence[Segment]) -> nn.Module:
-    """One stage as it is, several as one module."""
+    """Return a single stage as it is, or several as a `RankModule`."""
     return stages[0] if len(stages) == 1 else RankModule(stages)

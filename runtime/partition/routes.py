@@ -1,9 +1,9 @@
-"""Which values each stage sends to which: from stage to stage, or past those that read nothing.
+"""Tensor routes: the values that each stage sends to later ones, relayed or direct.
 
-A value relayed goes over every cut between its maker and its last reader. A value sent straight
-goes from each stage that has a use for it to the next one that does, so stages between never hold
-it. It passes from reader to reader rather than from its maker to each: no rank sends a value
-twice, and gradients are summed where relays would sum them.
+A relayed value crosses every cut between the stage that makes it and the last one that reads it. A
+direct value goes from each stage that uses it to the next one that does, so that stages in between
+never hold it. It travels from reader to reader rather than from its maker to each of them: no rank
+sends it twice, and gradients are summed where relays would sum them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from ...core.units import count
 
 @dataclass(frozen=True, eq=False)  # looked up at every message: by identity
 class TensorRoute:
-    """What goes from one stage to a later one in one message, and its gradients back.
+    """The tensors that one stage sends to a later one in a message, and their gradients back.
 
     Attributes:
-        source: The stage that sends it.
-        target: The stage that reads it, or hands it on.
-        tensors: In the order in which both name them.
-        positions: Of each tensor among what is live behind the source, and in front of the target.
+        source: The sending stage.
+        target: The stage that reads them or passes them on.
+        tensors: Their specs, in the order of both stages.
+        positions: For each tensor, its position among the values live behind the source and among
+            those live in front of the target.
     """
 
     source: int
@@ -39,15 +40,15 @@ class TensorRoute:
 
     @property
     def skips(self) -> bool:
-        """Whether there are stages between."""
+        """Return True if there are stages in between."""
         return self.target > self.source + 1
 
 
 class TensorRoutes:
-    """All hops of a model's stages.
+    """All routes between the stages of a model.
 
-    A stage takes its inputs hop by hop, those of the nearest stage first, and hands out its outputs
-    likewise.
+    The inputs of a stage are ordered by route, those from the nearest stage first, and so are its
+    outputs.
     """
 
     def __init__(self, routes: Sequence[TensorRoute], num_stages: int) -> None:
@@ -60,52 +61,53 @@ class TensorRoutes:
             self._out_of[route.source].append(route)
 
     def into(self, stage: int) -> Sequence[TensorRoute]:
-        """Those a stage receives from, the nearest first."""
+        """Return the routes on which a stage receives, the nearest source first."""
         return self._into[stage]
 
     def out_of(self, stage: int) -> Sequence[TensorRoute]:
-        """Those a stage sends to, the nearest first."""
+        """Return the routes on which a stage sends, the nearest target first."""
         return self._out_of[stage]
 
     def received(self, stage: int) -> tuple[TensorSpec, ...]:
-        """A later stage's inputs."""
+        """Return the inputs of a stage that is not the first."""
         return tuple(spec for route in self.into(stage) for spec in route.tensors)
 
     def sent(self, stage: int) -> tuple[TensorSpec, ...]:
-        """Outputs of a stage that is not the last."""
+        """Return the outputs of a stage that is not the last."""
         return tuple(spec for route in self.out_of(stage) for spec in route.tensors)
 
 
 def find_routes(
     captured: Captured, balance: Sequence[int], *, direct: bool = False
 ) -> TensorRoutes:
-    """What stages of so many layers send each other.
+    """Return the routes between stages with the given numbers of layers.
 
     Args:
-        captured: The model, to be cut where it is legal.
+        captured: The model; all cuts must be legal.
         balance: Layers of each stage.
-        direct: Whether values pass by the stages that have no use for them.
+        direct: Whether values skip the stages that do not use them.
 
     Raises:
-        PlanMismatch: Evaluation has a graph of its own whose values take other ways.
+        PlanMismatch: The model's evaluation graph would need other routes than training.
     """
     found = list(_routes(captured, balance, direct))
     if direct and captured.evaluation is not None:
         others = _routes(captured.evaluation, balance, direct)
-        ways = {(route.source, route.target, route.positions) for route in found}
-        if ways != {(route.source, route.target, route.positions) for route in others}:
+        # Both graphs run through the same stages and messages, so their routes must be equal.
+        positions = {(route.source, route.target, route.positions) for route in found}
+        if positions != {(route.source, route.target, route.positions) for route in others}:
             raise PlanMismatch(
-                "evaluation runs a graph of its own, in which other stages read what is sent "
-                "straight; plan with skips='relay'"
+                "this model's evaluation runs another graph, in which other stages read the values "
+                "sent directly; plan with skips='relay'"
             )
     return TensorRoutes(found, len(balance))
 
 
 def check_planned(routes: TensorRoutes, planned: Sequence[DirectSend]) -> None:
-    """The values that pass by stages are those a plan was priced with.
+    """Check that the values that skip stages are those the plan was priced with.
 
     Raises:
-        PlanMismatch: Naming the stages.
+        PlanMismatch: The message names the stages of the first difference.
     """
     found = {
         (route.source, route.target): len(route.tensors) for route in routes.all if route.skips
@@ -115,12 +117,13 @@ def check_planned(routes: TensorRoutes, planned: Sequence[DirectSend]) -> None:
         ours, theirs = (sends.get((source, target), 0) for sends in (found, wanted))
         if ours != theirs:
             raise PlanMismatch(
-                f"this model sends {count(ours, 'tensor')} straight from stage {source} to stage "
-                f"{target}, the plan was made for {theirs}; profile and plan this model again"
+                f"this model sends {count(ours, 'tensor')} directly from stage {source} to stage "
+                f"{target}, but the plan was made for {theirs}; profile and plan this model again"
             )
 
 
 def _routes(captured: Captured, balance: Sequence[int], direct: bool) -> Iterator[TensorRoute]:
+    """Yield the routes into each stage, by following its live values back to their last user."""
     ends = list(accumulate(balance))
     live = [captured.cuts[end - 1] for end in ends[:-1]]
     used_in = _used_in(captured, balance) if direct else {}
@@ -128,6 +131,7 @@ def _routes(captured: Captured, balance: Sequence[int], direct: bool) -> Iterato
         nodes, specs = live[target - 1].nodes, live[target - 1].boundary.tensors
         by_source: dict[int, list[int]] = {}
         for position, node in enumerate(nodes):
+            # A relayed value counts as used by every stage, so its source is the stage before.
             users = used_in.get(node, range(len(balance)))
             if target in users:
                 source = max(stage for stage in users if stage < target)
@@ -143,7 +147,7 @@ def _routes(captured: Captured, balance: Sequence[int], direct: bool) -> Iterato
 
 
 def _used_in(captured: Captured, balance: Sequence[int]) -> dict[fx.Node, set[int]]:
-    """The stages that make or read each value; what the model returns is read by the last one."""
+    """Return the stages that make or read each value; the last one reads the model's outputs."""
     stage_of = [stage for stage, layers in enumerate(balance) for _ in range(layers)]
     layer_of = captured.layers.layer_of
     found: dict[fx.Node, set[int]] = {}

@@ -44,7 +44,7 @@ def test_a_planned_uneven_replication_is_run_from_its_file_compared_and_drawn(
     words = ("run", path, "--compare", "--trace", trace, "--svg", svg)
     done = run(*words)
     assert done.code == 0, done.stderr
-    assert "is furthest off" in done.stderr
+    assert "largest difference" in done.stderr
     processes = {event["pid"] for event in json.loads(trace.read_text())["traceEvents"]}
     assert processes == {0, 1, 2, 3}
     assert "measured" in svg.read_text()

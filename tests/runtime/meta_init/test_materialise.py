@@ -243,7 +243,7 @@ def test_a_stage_reads_only_what_it_holds(real, tmp_path, monkeypatch):
         (lambda state: state.pop("b.bias"), "lacks b.bias"),
         (lambda state: state.update(more=torch.ones(1)), "has no more"),
         (lambda state: state.update(seen=torch.ones(3)), r"seen is \[4\] in the model, \[3\]"),
-        (lambda state: state.update(epoch=3), "is no state_dict"),
+        (lambda state: state.update(epoch=3), "is not a state_dict"),
     ],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused(change, said, real, tmp_path):
@@ -286,7 +286,7 @@ def reset(module):
         (Table, Weights(), r"buffer table \(of Table\).*reset_parameters.*init=.*on the CPU"),
         (Bare, Weights(), r"parameter scale \(of Bare\).*Weights\(init=.*load a checkpoint"),
         (Bare, Weights(init=reset), r"parameter scale .*init= did not set it"),
-        (Bare, Weights("nowhere"), "nowhere is no checkpoint"),
+        (Bare, Weights("nowhere"), "nowhere is not a checkpoint"),
         (Bare, Weights(init=enlarge), r"init= made a.weight a tensor of shape \[5, 4\]"),
     ],
 )
@@ -319,7 +319,7 @@ def test_a_tensor_that_is_neither_parameter_nor_buffer_is_named():
     model = is_on_meta(Plain)
     plan = plan_for(Plain(), torch.randn(2, 4), [1])
     stages = cut_for_plan(model, plan, device=CPU).stages
-    with pytest.raises(InvalidInput, match=r"plain.*neither parameter nor buffer"):
+    with pytest.raises(InvalidInput, match=r"plain.*neither a parameter nor a buffer"):
         materialise(model, stages, Weights(init=lambda module: fill(module)), CPU)
 
 
@@ -334,7 +334,7 @@ def test_python_that_looks_at_values_is_told_that_there_are_none():
             return self.b(self.a(x) * float(self.a.weight.abs().max()))
 
     plan = plan_for(Table(), torch.randn(2, 4), [1]).model_copy(update={"model": "Looking"})
-    with pytest.raises(CaptureError, match=r"meta device.*cannot look at values"):
+    with pytest.raises(CaptureError, match=r"meta device.*cannot read values"):
         cut_for_plan(is_on_meta(Looking), plan, device=CPU)
 
 

@@ -190,7 +190,7 @@ def planned_past(plan, source, target):
 def test_a_plan_whose_values_go_other_ways_is_refused():
     case = make_case("mlp")
     plan = planned_past(make_plan(case, 4), 0, 2)
-    with pytest.raises(PlanMismatch, match="sends 0 tensors straight from stage 0 to stage 2"):
+    with pytest.raises(PlanMismatch, match="sends 0 tensors directly from stage 0 to stage 2"):
         cut_for_plan(case.model, plan, direct=True)
     relayed = cut_for_plan(case.model, plan)  # where values are relayed whatever the plan says
     assert [route for route in relayed.routes.all if route.skips] == []
