@@ -196,9 +196,9 @@ def _explain_failure(error: Exception, activity: str) -> PlanMismatch:
     )
     if "modified by an inplace operation" in str(error):
         return PlanMismatch(
-            f"{message}. A buffer is changed in place before the backward of an "
-            "earlier micro-batch reads it; let the forward read a copy (buffer.clone()), or plan with a single "
-            "micro-batch in flight (--microbatches 1)"
+            f"{message}. A buffer is changed in place before the backward of an earlier "
+            "micro-batch reads it; let the forward read a copy (buffer.clone()), or plan with a "
+            "single micro-batch in flight (--microbatches 1)"
         )
     return PlanMismatch(f"{message}. Please report this together with the plan")
 

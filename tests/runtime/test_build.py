@@ -184,7 +184,7 @@ def test_a_loss_scale_that_cannot_shrink_further_says_so():
     ("given", "said"),
     [
         ({"weights": Weights()}, "build it under torch.device"),
-        ({"strategy": "fully_shard"}, "start one process a device"),
+        ({"strategy": "fully_shard"}, "start one process per device"),
         ({"accumulate": 0}, "at least one step"),
         ({"max_norm": 0.0}, "norm above 0"),
     ],

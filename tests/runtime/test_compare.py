@@ -80,5 +80,5 @@ def test_a_step_of_another_plan_is_refused():
     other = plan_from_balance(PROFILE, Cluster.uniform(2), other, [2, 2])
     with pytest.raises(InvalidInput, match="5 micro-batches, the plan 2 and 6"):
         compare(planned(), plan_timeline(other))
-    with pytest.raises(InvalidInput, match="give the profile that was planned from"):
+    with pytest.raises(InvalidInput, match="pass the profile that was planned from"):
         corrected(chain_profile([1e-3] * 3), planned(), compare(planned(), lasting(planned())))

@@ -39,7 +39,7 @@ def test_a_plan_is_for_one_precision(alone):
     plan = make_plan(case, 1)
     with pytest.raises(PlanMismatch) as raised:
         DistributedPipeline(case.model.double(), plan, loss_fn=case.loss_fn)
-    assert "inputs of float32, this model's weights are float64" in str(raised.value)
+    assert "inputs of float32, but this model's weights are float64" in str(raised.value)
     assert "\n" not in str(raised.value)
     assert raised.value.__suppress_context__
 

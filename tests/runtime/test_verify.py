@@ -141,7 +141,7 @@ def test_torch_s_synchronised_normalisation_is_refused():
     with pytest.raises(InvalidInput, match=r"1 is an nn\.SyncBatchNorm"):
         tried(model_with(nn.SyncBatchNorm(4)), plan)
     model = model_with()
-    with pytest.raises(InvalidInput, match="about replicas"):
+    with pytest.raises(InvalidInput, match="for replicas"):
         Pipeline(model, planned(model, [1, 2]), batch_statistics="synchronised")
 
 
