@@ -1,4 +1,4 @@
-"""What lists say of a model, in words."""
+"""Descriptions of models and jobs for lists."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ...core.units import count
 from ..jobs.job_spec import read_job_spec
 
 UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k"))
-"""As models are named: 70 B parameters are 70 billion."""
+"""Units as in the names of models: 70 B parameters are 70 billion."""
 
 MAX_NAME = 40
-"""Characters of a model's name in a list."""
+"""Longest name of a model in a list, in characters."""
 
 
 def model_words(summary: PlanSummary | ProfileSummary) -> str:
-    """Its family or name, and its main sizes: ``gpt2, 50 layers, 1.56 B parameters``."""
+    """Describe a model by name and size: ``gpt2, 50 layers, 1.56 B parameters``."""
     name = summary.family or summary.model or "Model"
-    words = [name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"]
+    words = [_shorten(name)]
     if summary.num_layers is not None:
         words.append(count(summary.num_layers, "layer"))
     if summary.num_parameters is not None:
@@ -27,10 +27,10 @@ def model_words(summary: PlanSummary | ProfileSummary) -> str:
 
 
 def job_words(request_json: str) -> str:
-    """What a job does: ``Measure gpt2 and plan it``; of another release's, that it is a job."""
+    """Describe what a job does: ``Measure gpt2 and plan it``."""
     try:
         work = read_job_spec(request_json)
-    except ValidationError:
+    except ValidationError:  # another release wrote the job
         return "A job"
     measure = work.measure
     if measure.graph is not None:
@@ -39,12 +39,15 @@ def job_words(request_json: str) -> str:
         name = measure.factory.name
     else:
         name = "a model of code" if measure.model is None else measure.model.family
-    short_name = name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"
-    return f"Measure {short_name}" + (" and plan it" if work.plan is not None else "")
+    return f"Measure {_shorten(name)}" + (" and plan it" if work.plan is not None else "")
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= MAX_NAME else name[: MAX_NAME - 1] + "…"
 
 
 def short(number: int) -> str:
-    """A number in three digits: ``124 M``."""
+    """Format a number with three digits: ``124 M``."""
     for unit, letter in UNITS:
         if number >= unit:
             return f"{number / unit:.3g} {letter}"

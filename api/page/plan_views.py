@@ -1,4 +1,4 @@
-"""What a page needs of a stored plan, and of the same plan changed."""
+"""Views of stored plans, and of stored plans with changes, as plan pages draw them."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from .slider_choices import choices_of
 
 
 class ViewRequest(Record):
-    """A stored plan with changes, to be looked at; nothing is searched or stored.
+    """Request for the view of a stored plan with changes; nothing is searched or stored.
 
     Attributes:
         plan_id: The stored plan.
         balance: Layers of each stage instead of its own.
         cluster: Devices instead of its own.
         options: Options instead of its own.
-        step: Whether to answer with the boxes and curves of a step, too; lanes are idle without.
-        layers: Whether to answer with the layers and the folded graph, too.
+        step: Whether to include the boxes and curves of a step; lanes are empty without.
+        layers: Whether to include the layers and the folded graph.
     """
 
     plan_id: str = Field(max_length=80)
@@ -50,17 +50,15 @@ class ViewRequest(Record):
 
 
 MAX_KEPT_CHARACTERS = 64 * 2**20
-"""Of drawings that are kept; the largest has 9 million."""
+"""Size of the cache of drawings; the largest drawing has 9 million characters."""
 
 
 class Views:
-    """Looks at stored plans.
-
-    A plan never changes, so what was drawn of it is kept for whoever asks next.
+    """Draws stored plans, and caches the drawings, since a plan never changes.
 
     Args:
-        planning: Prices changed plans, and draws where they are searched for.
-        store: Has plans and profiles.
+        planning: Prices changed plans and draws in solver processes.
+        store: Keeps plans and profiles.
     """
 
     def __init__(self, planning: Planning, store: Store) -> None:
@@ -69,16 +67,16 @@ class Views:
         self._kept: OrderedDict[tuple[str, str, bool], Drawing] = OrderedDict()
 
     async def stored(self, principal: Principal, plan_id: str) -> Drawing:
-        """A plan as it is kept, with its step.
+        """Draw a stored plan with its step.
 
         Raises:
-            NotFound, Problem: There is none under that id, or nothing fitted its request.
+            RecordNotFound, Problem: There is no such plan, or it is infeasible.
         """
         found = await run_in_threadpool(self._store.documents.plan, principal.project_id, plan_id)
         return await self.of(principal, found, with_step=True)
 
     async def of(self, principal: Principal, stored: StoredPlan, *, with_step: bool) -> Drawing:
-        """The same of a record that is read already."""
+        """Draw a record that has been read, with its step or without."""
         key = principal.project_id, stored.id, with_step
         found = self._kept.get(key)
         if found is None:
@@ -90,18 +88,19 @@ class Views:
                 drawing, plan, profile.profile, stored.cluster, with_step
             )
             self._kept[key] = found
+        # Least recently used first; the size is bounded, since drawings differ a thousandfold.
         self._kept.move_to_end(key)
         while sum(len(one.text) for one in self._kept.values()) > MAX_KEPT_CHARACTERS:
             self._kept.popitem(last=False)
         return found
 
     async def changed(self, principal: Principal, request: ViewRequest) -> str:
-        """A plan with changes, priced as ``POST /v1/simulations`` does: a `ViewAnswer` as JSON.
+        """Price a plan with changes and return a `ViewAnswer` as JSON.
 
-        What is no split of that profile, or has options that do not go together, is an answer too.
+        An impossible split and contradicting options get an answer with the status ``refused``.
 
         Raises:
-            NotFound, Problem: There is no such plan, or nothing fitted its request.
+            RecordNotFound, Problem: There is no such plan, or it is infeasible.
         """
         stored = await run_in_threadpool(
             self._store.documents.plan, principal.project_id, request.plan_id
@@ -128,18 +127,18 @@ class Views:
 TheViews = Annotated[Views, from_state("views")]
 
 LARGE_STEP = 10_000
-"""Actions of all ranks. A page shows the step of more of them after everything else."""
+"""Actions of all ranks. A page loads larger steps after everything else."""
 
 StepPlace = Literal["here", "follows", "never"]
 
 
 class ViewAnswer(Record):
-    """The changed plan, or why it cannot be used.
+    """View of the changed plan, or the reason why there is none.
 
     Attributes:
-        status: ``refused`` for what no simulator prices: cuts, options and schedule do not go
-            together, or are too much for this server.
-        refused: Why, and what to change.
+        status: ``refused`` if cuts, options and schedule contradict each other, or exceed this
+            server's limits.
+        refused: The reason, and what to change.
     """
 
     status: Literal["simulated", "infeasible", "refused"]
@@ -149,12 +148,13 @@ class ViewAnswer(Record):
 
 
 class Drawing(NamedTuple):
-    """A plan as pages have it.
+    """Data of a plan's page.
 
     Attributes:
-        text: The `PlanView` as JSON that an HTML data block can hold, whole or without its step.
-        shown: The same without what the program alone draws: boxes, curves, layers and graph.
-        choices: Schedules it may be changed to, as JSON has them.
+        text: The `PlanView` as JSON for an HTML data block, with its step or without.
+        shown: The `PlanView` for the template, without what scripts draw: boxes, curves, layers
+            and graph.
+        choices: Schedules the plan may be changed to, as JSON objects.
     """
 
     text: str
@@ -163,7 +163,7 @@ class Drawing(NamedTuple):
 
 
 def place_of_step(plan: Plan) -> StepPlace:
-    """Whether a page brings the step along, asks for it when the rest is shown, or has none."""
+    """Return whether a page includes the step, loads it after the rest, or has none."""
     actions = 2 * plan.num_stages * plan.num_microbatches
     if actions > MAX_ACTIONS:
         return "never"
@@ -171,7 +171,7 @@ def place_of_step(plan: Plan) -> StepPlace:
 
 
 def drawing(plan: Plan, profile: Profile, cluster: Cluster, with_step: bool) -> Drawing:
-    """What pages have of a plan."""
+    """Draw a plan (the name is a label of the metrics)."""
     view = build_plan_view(plan, profile, cluster, with_step=with_step)
     layers = LayerColumns(names=(), stages=())
     left_out = {"boxes": None, "memory": (), "layers": layers, "graph": GraphView()}
@@ -184,7 +184,7 @@ def drawing(plan: Plan, profile: Profile, cluster: Cluster, with_step: bool) -> 
 
 
 def changed_view(split: PricedSplit, with_step: bool, with_layers: bool) -> str:
-    """A `ViewAnswer` as JSON.
+    """Price a split and return a `ViewAnswer` as JSON (the name is a label of the metrics).
 
     Raises:
         InvalidInput: It is no split of those layers.

@@ -1,4 +1,4 @@
-"""Signing in and out: a token for a cookie."""
+"""Routes for signing in, which exchanges a token for a session cookie, and for signing out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .templates import render
 MAX_FIELDS = 8
 
 MAX_NEXT_CHARACTERS = 2000
-"""The form, which has it in it, is a short one."""
+"""Longest address to return to: the form holds it, and long forms are refused."""
 
 REFUSED = (401, 403)
 """Statuses that go into the audit log, here as in `AuthMiddleware`."""
@@ -80,7 +80,7 @@ def _page(sessions: Sessions, request: Request, wanted: str, wrong: str = "") ->
 
 
 def _form(body: bytes) -> dict[str, list[str]]:
-    """What the form sends; `LoadLimits` has seen that it is short.
+    """Parse the form, whose length `LoadLimits` has checked.
 
     Raises:
         Problem: 422: it has more fields than the form.
@@ -89,12 +89,12 @@ def _form(body: bytes) -> dict[str, list[str]]:
         return parse_qs(body.decode("utf-8", "replace"), max_num_fields=MAX_FIELDS)
     except ValueError:
         raise Problem(
-            422, "invalid-input", "a form for signing in has the fields 'token' and 'next' alone"
+            422, "invalid-input", "the sign-in form has the fields 'token' and 'next' only"
         ) from None
 
 
 def _set(response: Response, request: Request, value: str, lifetime_s: int) -> None:
-    """Give a session's cookie; one without a lifetime takes it away."""
+    """Set the session cookie; a lifetime of 0 deletes it."""
     response.set_cookie(
         cookie_name(request.headers),
         value,
@@ -108,7 +108,8 @@ def _set(response: Response, request: Request, value: str, lifetime_s: int) -> N
 
 
 def _own_path(wanted: str) -> str:
-    """A page of ours to go on to, as it is by itself if the address is long; else all plans."""
+    """Return a path on this server to go on to: without its query if that is long, else /plans."""
+    # Never a URL from outside: a link to the sign-in form would else send people anywhere.
     try:
         parts = urlsplit(wanted)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What browsers get: headers that keep an answer what it is, and pages about problems."""
+"""Security headers of pages, and HTML pages instead of problem documents for browsers."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ SECURITY = {
     "Referrer-Policy": "same-origin",  # with none, a form's Origin would be null
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-"""Of pages and what they load."""
+"""Headers of pages and of the files they load."""
 
 SIGN_IN = "/sign-in"
 SIGNING = frozenset({SIGN_IN, "/sign-out"})
 
 REPLACED = frozenset({b"content-type", b"content-length", b"www-authenticate"})
-"""Headers of a problem document that its page does not have."""
+"""Headers of a problem document that its HTML page replaces."""
 
 ErrorPage = Callable[[dict[str, Any]], str]
 
 
 class Pages:
-    """Gives pages their policy, every answer ``nosniff``, and browsers a page for each problem.
+    """Adds security headers to pages, ``nosniff`` to all responses, and renders problems as HTML.
 
-    It stands outside of everything that answers, so that a bug and a refused name become pages,
-    too. A browser is who asks for HTML and not for JSON; a stranger's is sent to sign in.
+    This middleware is outside of all that respond, so that bugs and refused host names become
+    pages, too. A client that accepts HTML and not JSON is taken for a browser; without a session it
+    is redirected to sign in.
 
     Args:
         app: The application behind.
@@ -60,7 +61,7 @@ class Pages:
 
 
 def is_shown(path: str) -> bool:
-    """Whether a path is for people to look at."""
+    """Return True if a path is a page for people."""
     return is_page(path) or path in SIGNING
 
 
@@ -78,7 +79,7 @@ def _with_headers(send: Send, is_shown: bool) -> Send:
 
 
 class _Browser:
-    """Sends on what is no problem document, and instead of one, a page about it."""
+    """Send function that replaces problem documents by HTML pages and passes on the rest."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, error_page: ErrorPage) -> None:
         self._scope, self._receive, self._send = scope, receive, send
@@ -101,6 +102,7 @@ class _Browser:
         answer: Response
         if status == 401 and self._scope["method"] in SAFE_METHODS:
             query = self._scope.get("query_string", b"").decode("latin-1")
+            # Pages can be returned to after signing in; a form that was sent cannot.
             wanted = quote(path + (f"?{query}" if query else ""), safe="")
             answer = RedirectResponse(f"{SIGN_IN}?next={wanted}", 303)
         else:

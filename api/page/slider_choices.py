@@ -1,4 +1,4 @@
-"""What the sliders of a plan's page may be moved to: where there is an answer."""
+"""Ranges of the sliders on a plan's page, limited to what the simulator can answer."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from ..planning.admission import check_effort
 
 LEAST_OFFERED = 64
 TIMES_OFFERED = 4
-"""Micro-batches go up to so many, or to so many times the plan's own."""
+"""The slider of micro-batches ends at the larger of `LEAST_OFFERED` and this multiple of the
+plan's own number."""
 
 
 class Choice(Record):
-    """A schedule in the place of a plan's own, with the same cuts.
+    """Another schedule for a plan, with the same cuts.
 
     Attributes:
-        refusal: Why these cuts cannot be run by it; empty if they can.
-        least: Micro-batches: one for each replica of a stage.
-        most: Micro-batches that this server still simulates.
-        counts: The micro-batches it takes; `None` for any number.
-        chunks: To ask for: stages a device.
-        max_extra_in_flight: To ask for.
+        refusal: Why the schedule cannot run these cuts; empty if it can.
+        least: Fewest micro-batches: one per replica of a stage.
+        most: Most micro-batches that this server simulates.
+        counts: Numbers of micro-batches that the schedule accepts; `None` for any.
+        chunks: Stages per device, for the request.
+        max_extra_in_flight: For the request.
     """
 
     refusal: str = ""
@@ -38,7 +39,7 @@ class Choice(Record):
 
 
 def choices_of(plan: Plan, profile: Profile, cluster: Cluster) -> dict[str, Choice]:
-    """Every schedule that trains."""
+    """Return the choice for every training schedule."""
     names = [name for name in NAMES if name != "forward_only"]
     return {name: _choice(plan, profile, cluster, name) for name in names}
 
@@ -77,7 +78,7 @@ def _choice(plan: Plan, profile: Profile, cluster: Cluster, schedule: str) -> Ch
 
 
 def _options(plan: Plan, schedule: str) -> PlanOptions:
-    """The plan's options for another schedule, without those that only its own has."""
+    """Return the plan's options for another schedule, without those that only its own takes."""
     own = plan.options
     if schedule == own.schedule:
         return own
@@ -88,7 +89,8 @@ def _options(plan: Plan, schedule: str) -> PlanOptions:
 
 
 def _most(profile: Profile, cluster: Cluster, options: PlanOptions, wanted: int) -> int:
-    """The most micro-batches up to a number that are not too many for this server."""
+    """Return the most micro-batches that this server admits, up to a number."""
+    # By bisection: whatever admits a number admits every smaller one.
     least, most = 1, wanted
     while least < most:
         middle = (least + most + 1) // 2

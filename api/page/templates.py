@@ -1,4 +1,4 @@
-"""The page's templates and files, read once."""
+"""Templates and static files of the pages, read once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MEDIA_TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+
 
 @dataclass(frozen=True)
 class Asset:
-    """A file that browsers load."""
+    """Static file."""
 
     content: bytes
     media_type: str
@@ -29,7 +29,7 @@ class Asset:
 
 @cache
 def assets() -> dict[str, Asset]:
-    """Every style sheet and module by its name; nothing else is served."""
+    """Return all static files by name; nothing else is served."""
     found = {}
     for path in (*STATIC.iterdir(), *(HERE / "static").iterdir()):
         media_type = MEDIA_TYPES.get(path.suffix)
@@ -41,7 +41,7 @@ def assets() -> dict[str, Asset]:
 
 @cache
 def _environment() -> Environment:
-    """Every template, read at once: an upgrade under a running server changes none of them."""
+    """Return the environment with all templates loaded."""
     made = environment(HERE / "templates")
     made.globals.update(changes_of=changes_of, model_words=model_words)
     for name in made.list_templates():
@@ -50,16 +50,16 @@ def _environment() -> Environment:
 
 
 def load() -> None:
-    """Read all there is, so that what a running server shows is of one release."""
+    """Read all files, so that an upgrade under a running server does not mix two releases."""
     assets()
     _environment()
 
 
 def render(name: str, **values: Any) -> str:
-    """A page out of its template."""
+    """Render a page from its template."""
     return _environment().get_template(name).render(**values)
 
 
 def error_page(problem: dict[str, Any]) -> str:
-    """What went wrong, and what to do next."""
+    """Render the page of a problem."""
     return render("error.html", problem=problem, here="")

@@ -196,4 +196,4 @@ def test_plans_are_found_by_model_and_devices(browser, program):
     assert not rows(none)
     assert "<b>" not in none
     assert 'value="&#34;&gt;&lt;b&gt;%_"' in none
-    assert "No such plan" in none
+    assert "No matching plans" in none

@@ -17,8 +17,8 @@ pytestmark = pytest.mark.timeout(120)
 PROFILE = blocks(16, uncut=(2,))
 TWO_FRAMES = """() => new Promise((done) =>
     requestAnimationFrame(() => requestAnimationFrame(done)))"""
-STOPPED = "The search was stopped. Unless it had just ended, no plan is kept."
-NO_ANSWER = "The numbers are still those of before."
+STOPPED = "Search stopped. No plan was stored unless the search had just finished."
+NO_ANSWER = "The numbers shown are unchanged."
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def test_devices_are_looked_up_when_they_are_written(signed_in):
     expect(page.get_by_label("memory, GiB")).to_be_visible()
     page.on("request", lambda one: "/v1/clusters" in one.url and asked.append(one.url))
     page.locator("#cluster").fill("2x")
-    expect(page.get_by_text("Devices are written like 4x24GB.")).to_be_visible()
+    expect(page.get_by_text("Write devices as in 4x24GB.")).to_be_visible()
     page.locator("#cluster").press_sequentially("40GiB")
     expect(page.get_by_label("memory, GiB")).to_have_value("40")
     assert {url.rpartition("=")[2] for url in asked} == {"2x40GiB"}
@@ -186,7 +186,7 @@ def test_the_form_of_a_new_plan_survives_too(signed_in, served):
     page.wait_for_selector("body[data-ready]")
     assert page.locator("#schedule").input_value() == "1f1b"
     page.locator("#family").select_option("mlp")
-    page.get_by_text("Its configuration").click()
+    page.locator("summary", has_text="Configuration").click()
     depth = page.locator("#config input[type=number]").first
     depth.fill("3")
     page.locator("#cluster").fill("3x24GB")
@@ -227,9 +227,7 @@ def test_the_slider_stops_where_the_schedule_has_a_step(opened, stored, served, 
     closed = page.locator("#schedule option:disabled").all()
     assert closed == []
     page.locator("#schedule").select_option("interleaved_1f1b")
-    expect(page.locator("#message")).to_contain_text(
-        "has no step of 7 micro-batches here; 6 are shown"
-    )
+    expect(page.locator("#message")).to_contain_text("cannot run 7 micro-batches here; showing 6")
     stops = [6]
     page.locator("#m").focus()
     for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "PageUp", "End", "Home"):

@@ -20,7 +20,7 @@ export async function ask(path, { method = "GET", body, headers = {}, signal } =
     response = await fetch(path, { method, body: sent, headers: { ...type, ...headers }, signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem({ detail: "The server does not answer. Is it still running?" }, 0);
+    throw new Problem({ detail: "The server does not respond. Is it still running?" }, 0);
   }
   if (response.status === 401) {
     location.assign(`/sign-in?next=${encodeURIComponent(location.pathname + location.search)}`);

@@ -98,7 +98,7 @@ export class ClusterEditor {
     const wanted = this.text.value.trim();
     this.place.inert = false;
     if (isUnfinished(wanted)) {
-      this.place.replaceChildren(make("p", { class: "hint" }, "Devices are written like 4x24GB."));
+      this.place.replaceChildren(make("p", { class: "hint" }, "Write devices as in 4x24GB."));
       return;
     }
     try {

@@ -79,7 +79,7 @@ export class Controls {
     const wanted = Number(m.value);
     const found = counts ? this.next(counts, name === "m" && !this.isHeld ? Math.sign(wanted - this.chosen) : 0) : wanted;
     this.moved = name === "m" || found === this.chosen ? []
-      : [`The ${schedule.value} schedule has no step of ${this.chosen} micro-batches here; ${found} are shown.`];
+      : [`The ${schedule.value} schedule cannot run ${this.chosen} micro-batches here; showing ${found}.`];
     if (found !== wanted) m.value = found;
     this.chosen = found;
     this.tell();

@@ -42,7 +42,7 @@ async function show() {
   const actions = [];
   if (job.result) actions.push(make("a", { class: "button primary", href: job.result.href.replace("/v1", "") }, `Open the ${job.result.kind}`));
   if (!ENDED.has(job.state)) actions.push(make("button", { type: "button", onclick: cancel }, "Cancel"));
-  else if (job.state !== "succeeded") actions.push(make("a", { class: "button", href: "/new" }, "Ask again"));
+  else if (job.state !== "succeeded") actions.push(make("a", { class: "button", href: "/new" }, "New request"));
   find("actions").replaceChildren(...actions);
   return job;
 }

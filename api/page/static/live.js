@@ -50,7 +50,7 @@ function show(found) {
   }
   const why = (found.infeasible?.message ?? found.refused).replace(/\.$/, "");
   page.bars.show(balance ?? storedView.balance, storedView.balance);
-  return [`This cannot be used: ${why}. The numbers are still those of before.`, true];
+  return [`Not possible: ${why}. The numbers shown are unchanged.`, true];
 }
 
 /** The part of the step in the address, as soon as that step is shown. */

@@ -192,7 +192,7 @@ async function take(file) {
     }
     say(`${file.name} is taken.`);
   } catch (error) {
-    say(error instanceof SyntaxError ? `${file.name} is no JSON: ${error.message}` : error.message, true);
+    say(error instanceof SyntaxError ? `${file.name} is not JSON: ${error.message}` : error.message, true);
   }
   tell();
   kept.write(upload?.graph_id ?? null);
@@ -209,7 +209,7 @@ async function tellTaken() {
     if (wanted !== find("cluster").value) return [];
     const { words, unknown } = takenFor(catalogue, found.devices);
     const what = unknown.map((kind) => `“${kind}”`).join(", ");
-    place.textContent = unknown.length ? `The catalogue does not say what ${what} can do: choose what to take the devices for.` : words;
+    place.textContent = unknown.length ? `The catalogue has no data for ${what}: choose a device to estimate with.` : words;
     return unknown;
   } catch {
     return []; // planning says what is wrong with them
@@ -219,7 +219,7 @@ async function tellTaken() {
 /** What is missing before the service is asked: fields, and what to do. */
 async function missing(sent) {
   if (find("source").value === "file" && !upload) return [[find("file"), "Choose a file first."]];
-  if (sent.profile_id === "") return [[find("profile-id"), "Choose a profile: its id is on the page of profiles."]];
+  if (sent.profile_id === "") return [[find("profile-id"), "Choose a profile; ids are listed on the Profiles page."]];
   const unknown = await tellTaken();
   if (!unknown.length) return [];
   const why = find("taken").textContent;
@@ -276,7 +276,7 @@ if (address.get("graph_id")) upload = { graph_id: address.get("graph_id") };
 await kept.read();
 kept.write(upload?.graph_id ?? null); // what was chosen before this program had come
 const isLost = find("source").value === "file" && !upload;
-say([...address.refused, isLost ? "Choose the file again: browsers do not keep files." : ""].join(" ").trim());
+say([...address.refused, isLost ? "Choose the file again; browsers do not keep files." : ""].join(" ").trim());
 tell();
 tellTaken();
 document.body.dataset.ready = "yes";

@@ -4,9 +4,9 @@ import { Elapsed } from "./elapsed.js";
 
 /** What to say of a search that made no plan: the words, and whether something is wrong. */
 export function wordsOf(error) {
-  if (error.name === "AbortError") return ["The search was stopped. Unless it had just ended, no plan is kept.", false];
+  if (error.name === "AbortError") return ["Search stopped. No plan was stored unless the search had just finished.", false];
   const isLate = (error.document?.type ?? "").endsWith("deadline-exceeded");
-  return [isLate ? `${error.message} Ask for fewer micro-batches, or plan with the library, which searches for as long as you allow.` : error.message, true];
+  return [isLate ? `${error.message} Use fewer micro-batches, or plan with the library, which has no time limit.` : error.message, true];
 }
 
 /** Asks for a plan on a button's behalf and goes to it; where(signal) gives the request's body. */

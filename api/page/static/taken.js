@@ -22,7 +22,7 @@ export function takenFor(catalogue, devices) {
     if (named(catalogue, kind)) continue;
     const [found, ...others] = memory ? withMemory(catalogue, memory) : [];
     if (!found) unknown.push(kind);
-    else words.push(`${kind}: taken for ${found.name}${others.length ? `, though it may be ${others.map((one) => one.name).join(" or ")}` : ""}.`);
+    else words.push(`${kind}: estimated as ${found.name}${others.length ? `, but could also be ${others.map((one) => one.name).join(" or ")}` : ""}.`);
   }
   return { words: words.join(" "), unknown };
 }
