@@ -348,7 +348,7 @@ def test_an_address_signs_nobody_out_of_their_project_unasked(chromium, served):
     (before,) = context.cookies()
     page.goto("data:text/html,<title>elsewhere</title>")
     page.evaluate(f"location.href = '{served.url}/sign-in#token={TOKEN}'")
-    expect(page.get_by_role("alert")).to_contain_text("You are signed in already")
+    expect(page.get_by_role("alert")).to_contain_text("You are already signed in")
     stay = page.get_by_role("link", name="Keep the current session")
     expect(stay).to_be_focused()
     assert TOKEN not in page.url

@@ -120,7 +120,7 @@ def test_planning_shows_its_time_and_can_be_stopped(signed_in):
     expect(page.locator("#timer")).to_have_text("0 s")
     expect(page.locator("#submit")).to_be_disabled()
     page.get_by_role("button", name="Stop planning").click()
-    expect(page.locator("#message")).to_contain_text("The search was stopped")
+    expect(page.locator("#message")).to_contain_text("Search stopped")
     expect(page.locator("#submit")).to_be_enabled()
     page.unroute_all()
 

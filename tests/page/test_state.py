@@ -311,7 +311,7 @@ def test_what_a_schedule_moved_is_said_once(opened):
     page = opened()
     message = page.locator("#message")
     page.locator("#schedule").select_option("interleaved_1f1b")
-    expect(message).to_contain_text("6 are shown")
+    expect(message).to_contain_text("showing 6")
     page.wait_for_selector("body:not([aria-busy])")
     page.locator("#bars .cut").last.focus()
     page.keyboard.press("ArrowLeft")
@@ -332,7 +332,7 @@ def test_a_search_shows_its_time_and_can_be_stopped(opened, signed_in):
     late = {"type": "/problems/deadline-exceeded", "detail": "No plan in 20 s."}
     page.route("**/v1/plans", lambda route: route.fulfill(status=504, json=late))
     page.get_by_role("button", name="Find the best cuts for this").click()
-    expect(page.locator("#message.bad")).to_contain_text("No plan in 20 s. Ask for fewer")
+    expect(page.locator("#message.bad")).to_contain_text("No plan in 20 s. Use fewer")
     page.unroute_all()
     signed_in.wrong[:] = [one for one in signed_in.wrong if "504" not in one]
 
