@@ -11,7 +11,7 @@ from .store.errors import StoreUnavailable
 
 
 def main() -> int:
-    """Serve; 2 if the arguments do not fit, 4 if they are refused, 5 without its database."""
+    """Serve and return the exit code: 2 for invalid arguments, 4 refused, 5 without a database."""
     parser = argparse.ArgumentParser(
         prog="python -m stagewright.api",
         description="Serve planning over HTTP.",

@@ -106,7 +106,7 @@ def build_middleware(services: Services) -> list[Middleware]:
         Middleware(Compression),
         Middleware(Pages, error_page=error_page),
         Middleware(AccessLog, metrics=services.metrics, shutdown=services.shutdown),
-        # Refusals from the headers alone, then of unknown clients: no stranger's body is read.
+        # First refusals from the headers alone, then of clients without a token, then the body.
         Middleware(
             RequestChecks,
             shutdown=services.shutdown,

@@ -29,7 +29,7 @@ class Unauthorized(AccessDenied):
 
     Args:
         message: The reason and the way out.
-        is_invalid_token: Whether a token was sent at all; clients are told (RFC 6750, 3.1).
+        is_invalid_token: True if a token was sent; the challenge then says so (RFC 6750, 3.1).
     """
 
     def __init__(self, message: str, *, is_invalid_token: bool = False) -> None:

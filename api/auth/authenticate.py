@@ -83,7 +83,7 @@ class Authenticator:
                     raise MissingOrigin
                 return await self._principal_of_session(session)
         sent = bearer_token(headers)
-        # A throttled address is not told whether it has found the server's token at last, so the
+        # A throttled address must not learn that it has found the server's token at last, so the
         # comparison is skipped. Keys and a provider's tokens are too long to guess and stay valid.
         wait_s = self._throttle.wait_s(scope)
         if self._token is not None and not wait_s and compare_digest(sent, self._token):

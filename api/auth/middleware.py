@@ -1,6 +1,6 @@
 """Authentication middleware: every request passes it before any route sees it.
 
-ASGI middleware and not a dependency of routes, so that a route nobody thought of, or one that the
+ASGI middleware and not a dependency of routes, so that a forgotten route, or one that the
 framework adds by itself, is closed.
 """
 

@@ -26,7 +26,7 @@ from .principal import Principal
 LIFETIME_S = 12 * 3600
 
 MIN_KEY_CHARACTERS = 32
-"""Whoever knows the key can sign in as the holder of any API key, and tries it out offline."""
+"""A key that can be guessed, which needs no server to try, lets its finder sign in as anyone."""
 
 _log = logging.getLogger(__name__)
 

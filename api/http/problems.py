@@ -168,7 +168,7 @@ def problem_of_http_error(error: FrameworkError) -> Problem:
 
 
 def problem_of_validation(error: RequestValidationError, request: Request | None = None) -> Problem:
-    """Return the problem for a request that does not fit its model, with every field at fault."""
+    """Return the problem for an invalid request, with every field at fault."""
     # Suggestions need the body's type, which is the route's; without a request there are none.
     errors = field_errors(error.errors(), error.body)
     if request is not None:

@@ -25,7 +25,7 @@ _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]]+))(?::\d{
 
 
 class RequestChecks:
-    """Refuses requests that no route should see, whoever sends them.
+    """Refuses requests that no route should see, from any client.
 
     Args:
         app: The application behind.

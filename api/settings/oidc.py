@@ -22,17 +22,17 @@ LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 class OidcSettings(Record):
     """Issuer, audience, keys and claims of an OpenID Connect provider's tokens."""
 
-    issuer: str = Field(min_length=1, description="What `iss` has to be, to the letter.")
+    issuer: str = Field(min_length=1, description="Exact value required of `iss`.")
     audience: str = Field(
         min_length=1,
-        description="What `aud` has to be or hold: the name the provider has for this service.",
+        description="Value required in `aud`: the provider's name for this service.",
     )
     jwks_url: str = Field(
-        description="Where the provider's public keys are: `jwks_uri` of its "
+        description="Address of the provider's public keys: `jwks_uri` of its "
         "`/.well-known/openid-configuration`; https, or http on this machine."
     )
     algorithms: Words = Field(
-        ("RS256", "ES256", "EdDSA"), min_length=1, description="Signatures taken."
+        ("RS256", "ES256", "EdDSA"), min_length=1, description="Accepted signature algorithms."
     )
     scopes_claim: str = Field(
         "scope",
@@ -43,16 +43,16 @@ class OidcSettings(Record):
     project_claim: str = Field(
         "stagewright_project",
         min_length=1,
-        description="The claim with the id of the project, as `keys list --json` shows it.",
+        description="The claim with the project's id, as shown by `keys list --json`.",
     )
     project: str | None = Field(
-        None, description="The project of tokens without that claim; without it they are refused."
+        None, description="Project of tokens without that claim; by default they are refused."
     )
     requests_per_minute: int | None = Field(
-        None, ge=1, description="Quota of each subject; none is no limit."
+        None, ge=1, description="Quota per subject; unlimited by default."
     )
     unfinished_jobs: int | None = Field(
-        None, ge=0, description="Quota of each subject; none is no limit."
+        None, ge=0, description="Quota per subject; unlimited by default."
     )
 
     @field_validator("algorithms")

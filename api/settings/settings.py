@@ -48,18 +48,16 @@ class ServerSettings(Record):
     model_config = ConfigDict(hide_input_in_errors=True)
 
     host: str = Field("127.0.0.1", min_length=1, description="Address or name to listen on.")
-    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free port.")
     token: str | None = Field(
         None,
         repr=False,
         json_schema_extra=SECRET,
         description="The operator's bearer token, which may do everything in the default project. "
-        "Without one, keys or an identity provider's tokens have to do; on a loopback address one "
-        "is made up.",
+        "Without one, clients need keys or an identity provider's tokens; on a loopback address "
+        "one is generated.",
     )
-    token_file: Path | None = Field(
-        None, description="A file with the token, such as a secret that is mounted."
-    )
+    token_file: Path | None = Field(None, description="File with the token, e.g. a mounted secret.")
     session_key: str | None = Field(
         None,
         repr=False,
@@ -68,7 +66,7 @@ class ServerSettings(Record):
         "without one, sessions end with the process.",
     )
     session_key_file: Path | None = Field(
-        None, description="A file with the session key, such as a secret that is mounted."
+        None, description="File with the session key, e.g. a mounted secret."
     )
     database: str = Field(
         "stagewright.db",
@@ -77,35 +75,35 @@ class ServerSettings(Record):
         description="SQLite file, `:memory:`, or `postgresql://user:password@host:port/name`.",
     )
     database_password_file: Path | None = Field(
-        None, description="A file with the password that the database's URL leaves out."
+        None, description="File with the password, if the database's URL has none."
     )
     allowed_hosts: NameSet | None = Field(
         LOOPBACK_NAMES,
         description="Names accepted in the `Host` header. By default those of this machine on a "
-        "loopback address, and all on another.",
+        "loopback address, and all on any other.",
     )
     max_body_bytes: int = Field(
-        16 * 2**20, ge=1, description="A longer request body is refused (413)."
+        16 * 2**20, ge=1, description="Longest request body; longer ones are refused (413)."
     )
-    measure_deadline_s: float = Field(300.0, gt=0, description="Longest one measurement may take.")
+    measure_deadline_s: float = Field(300.0, gt=0, description="Longest time for one measurement.")
     plan_deadline_s: float = Field(
         20.0,
         gt=0,
-        description="Longest one request may search for a plan; a request may ask for less.",
+        description="Longest time to search for a plan; a request may ask for less.",
     )
     plan_processes: int = Field(
         2,
         ge=0,
-        description="Processes that search for plans, and one more for what is short; 0 takes "
-        "threads of the server's own.",
+        description="Processes that search for plans, besides one for short searches; 0 uses "
+        "threads of the server.",
     )
     log_format: Literal["auto", "json", "console"] = Field(
         "auto",
-        description="How the log on stderr is written: JSON lines, or for people. `auto` is for "
-        "people on a terminal, else JSON.",
+        description="Format of the log on stderr: JSON lines, or text for people. `auto` is "
+        "text on a terminal, else JSON.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="The least that is logged; health checks are `debug`."
+        "info", description="Lowest level logged; health checks are `debug`."
     )
     metrics_listen: str | None = Field(
         None,
@@ -116,60 +114,58 @@ class ServerSettings(Record):
     drain_delay_s: float = Field(
         0.0,
         ge=0,
-        description="After a signal, how long `/readyz` says no before requests are refused: "
-        "what a load balancer needs to notice.",
+        description="Time after a signal in which `/readyz` fails but requests are still answered, "
+        "for load balancers to notice.",
     )
-    grace_s: float = Field(
-        5.0, ge=0, description="After that, how long requests in flight may go on."
-    )
+    grace_s: float = Field(5.0, ge=0, description="Time that requests in flight have after that.")
     oidc: OidcSettings | None = Field(
-        None, description="Whose tokens are taken beside API keys; see docs/access.md."
+        None,
+        description="Identity provider whose tokens are accepted, too; see docs/access.md.",
     )
     sandbox: Literal["auto", "required", "off"] = Field(
         "auto",
-        description="Whether children that estimate and measure have no network and write no "
-        "files, by bubblewrap: where it works, always (else the server does not start), or never.",
+        description="Sandbox of estimating and measuring children, by bubblewrap, without network "
+        "and writable files: where it works, always (else the server does not start), or never.",
     )
     child_memory_bytes: int | None = Field(
         None,
         ge=2**28,
-        description="Most memory such a child may keep; by default three quarters of the "
-        "machine's.",
+        description="Memory limit of such a child; by default three quarters of the machine's.",
     )
     factories_file: Path | None = Field(
         None,
-        description="TOML file with models that may be asked for by name; see docs/service.md.",
+        description="TOML file with models available by name; see docs/service.md.",
     )
     allow_code: bool = Field(
         False,
-        description="Measure code of those with the scope `code`, in a sandbox that is tried out "
-        "first; where it does not hold, the server does not start.",
+        description="Measure code sent with the scope `code`, in a sandbox that is tested first; "
+        "if the test fails, the server does not start.",
     )
     scheduler: str = Field(
         "embedded",
         min_length=1,
-        description="What runs jobs: `embedded` (a Dask worker below the server), `threads` (of "
+        description="Backend of jobs: `embedded` (a Dask worker below the server), `threads` (of "
         "the server, without Dask), or the address of a scheduler, `tls://host:8786`.",
     )
     scheduler_tls: TlsFiles | None = Field(
         None, description="Certificates for that scheduler; see docs/jobs.md."
     )
     job_deadline_s: float = Field(
-        86400.0, gt=0, description="How long after it was handed in a job has to have ended."
+        86400.0, gt=0, description="Longest time from submission to the end of a job."
     )
     job_attempts: int = Field(
-        5, ge=1, le=100, description="A job whose worker was lost so often is given up."
+        5, ge=1, le=100, description="Attempts before a job whose workers are lost fails."
     )
     job_silence_s: float = Field(
-        15.0, ge=1, description="A worker that says nothing for so long is taken for dead."
+        15.0, ge=1, description="A worker without heartbeats for this long is considered lost."
     )
     keep_jobs_days: Days = Field(
         30.0,
         ge=0,
-        description="Jobs that ended longer ago are removed, or `never`; what they made stays.",
+        description="Age at which ended jobs are removed, or `never`; their results stay.",
     )
     keep_audit_days: Days = Field(
-        None, ge=0, description="Lines of the audit log that are older are removed, if given."
+        None, ge=0, description="Age at which audit log entries are removed; by default never."
     )
     measure_command: Words = Field(MEASURE_COMMAND, description="Program that measures.")
     estimate_command: Words = Field(ESTIMATE_COMMAND, description="Program that estimates.")

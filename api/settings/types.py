@@ -26,7 +26,7 @@ Words = Annotated[tuple[str, ...], BeforeValidator(_split)]
 NameSet = Annotated[frozenset[str], BeforeValidator(_split)]
 """Set of names, written like `Words`."""
 
-Days = Annotated[float | None, BeforeValidator(lambda said: None if said == "never" else said)]
+Days = Annotated[float | None, BeforeValidator(lambda days: None if days == "never" else days)]
 """Number of days, or ``never``."""
 
 # Greedy up to the last "@": passwords may contain "@" and "/".

@@ -110,9 +110,9 @@ def _exporter(environment: Mapping[str, str]) -> str | None:
     """Return the kind of exporter configured, or None."""
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
-    said = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower()
-    if said:
-        return None if said == "none" else said
+    named = environment.get("OTEL_TRACES_EXPORTER", "").strip().lower()
+    if named:
+        return None if named == "none" else named
     return "otlp" if any(environment.get(name) for name in ENDPOINTS) else None
 
 

@@ -41,7 +41,7 @@ FIELDS = [
     ("cluster", ..., "/cluster", "required"),
     ("cluster", "2 big ones", "/cluster", "4x24GB"),
     ("cluster", "0xcpu", "/cluster", "at least one"),
-    ("cluster", "65537xcpu", "/cluster", "at most 65536"),
+    ("cluster", "65537xcpu", "/cluster", "limited to 65536"),
     ("cluster", "9" * 6000, "/cluster", "4x24GB"),
     ("cluster", 7, "/cluster", "valid"),
     ("cluster", {"devices": []}, "/cluster/devices", "at least 1"),
