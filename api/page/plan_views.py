@@ -107,6 +107,7 @@ class Views:
         )
         plan = plan_of(stored)
         balance = request.balance or plan.balance
+        # With another number of stages the plan's replicas mean nothing; each stage then has one.
         same_stages = len(balance) == plan.num_stages
         asked = SimulationRequest(
             plan_id=request.plan_id,

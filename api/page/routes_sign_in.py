@@ -61,6 +61,7 @@ async def sign_in(
         return response
     await audit.write_sign_in(request.scope, principal)
     sessions.close(sessions.read(request.headers))
+    # Always a new cookie: one that an attacker planted beforehand must not become this session.
     signed_in = RedirectResponse(wanted, 303)
     _set(signed_in, request, sessions.open(principal, token), LIFETIME_S)
     return signed_in
@@ -103,7 +104,7 @@ def _set(response: Response, request: Request, value: str, lifetime_s: int) -> N
         path="/",
         secure=request.headers.get("origin", request.url.scheme).startswith("https"),
         httponly=True,
-        samesite="strict",
+        samesite="strict",  # "lax" would let links of other sites open pages as this user
     )
 
 

@@ -93,6 +93,7 @@ class _Browser:
         elif self._problem is None:
             await self._send(message)
         else:
+            # Problem documents are small, so that buffering one costs nothing.
             self._body += message.get("body", b"")
             if not message.get("more_body"):
                 await self._instead(self._problem)(self._scope, self._receive, self._send)

@@ -54,12 +54,14 @@ def _choice(plan: Plan, profile: Profile, cluster: Cluster, schedule: str) -> Ch
         make_layout(options.schedule, max(1, places) * replicas[0], replicas, chunks)
     except InvalidInput as error:
         return Choice(refusal=str(error))
+    # Stages that share a device by chunks need it once.
     needed, available = sum(replicas[:places]), len(cluster.devices)
     if needed > available:
         return Choice(refusal=f"{places} stages side by side need {needed} devices of {available}")
     wanted = max(LEAST_OFFERED, TIMES_OFFERED * plan.num_microbatches)
     most = _most(profile, cluster, options, wanted)
     if schedule == plan.options.schedule:
+        # The stored plan must stay reachable, whatever this server's limits are now.
         most = max(most, plan.num_microbatches)
     counts = None
     if schedule in IN_ROUNDS:

@@ -34,6 +34,7 @@ def assets() -> dict[str, Asset]:
     for path in (*STATIC.iterdir(), *(HERE / "static").iterdir()):
         media_type = MEDIA_TYPES.get(path.suffix)
         if media_type is not None:
+            # Tagged by content: servers of one release behind a proxy give the same tags.
             content = path.read_bytes()
             found[path.name] = Asset(content, media_type, hashlib.sha256(content).hexdigest()[:24])
     return found

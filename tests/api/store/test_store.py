@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -376,3 +377,16 @@ def read_often(store: Store, profile_id: str) -> None:
     """Until the processes that a killed server leaves have noticed."""
     for _ in range(1000):
         store.documents.profile(HERE, profile_id)
+
+
+def test_a_key_is_found_by_its_id_until_it_is_revoked_or_expires(store, clock):
+    project = store.projects.create("ids").id
+    made = store.keys.create(project, name="n", scopes=("read",)).key
+    end = clock() + timedelta(seconds=60)
+    passing = store.keys.create(project, name="p", scopes=("read",), expires_at=end).key
+    assert store.keys.by_id("key_nothing") is None
+    assert [store.keys.by_id(key.id).id for key in (made, passing)] == [made.id, passing.id]
+    clock.time = end
+    assert store.keys.by_id(passing.id) is None
+    store.keys.revoke(project, made.id)
+    assert store.keys.by_id(made.id) is None
