@@ -14,7 +14,7 @@ from .heuristics.baselines import list_baselines, list_slots, rejection_reason
 from .problem.input_checks import option_notes
 from .problem.problem import PlanningRequest
 from .search.branch_and_bound import ROUNDING
-from .solvers.solve import Decision
+from .solvers.decision import Decision
 
 MAX_NAMED = 4
 """Idle devices that a note names."""

@@ -17,7 +17,7 @@ from ..core.profile.scale import get_microbatch_size, scale_profile
 from ..schedules.traits import CLOSED_FORM, SPLIT_BACKWARD
 from .assemble import build_plan
 from .problem.problem import PlanningRequest, Progress
-from .solvers.feasibility import any_plan
+from .solvers.feasibility import find_any_plan
 from .solvers.solve import solve
 
 MAX_SIZES = 12
@@ -195,7 +195,7 @@ def may_fit(request: PlanningRequest) -> bool:
     """Return False if provably no plan fits."""
     if only_planning_tells(request.options):
         return True
-    return any_plan(request, request.devices) is not None
+    return find_any_plan(request, request.devices) is not None
 
 
 def only_planning_tells(options: PlanOptions) -> bool:

@@ -17,7 +17,7 @@ from .heuristics.candidates import apply_recompute
 from .problem.constraints import broken_option
 from .problem.input_checks import chunks_of, parse_cluster, require_options, require_profile
 from .problem.problem import PlanningRequest
-from .solvers.solve import Decision
+from .solvers.decision import Decision
 
 
 def plan_from_balance(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -12,6 +12,9 @@ from .rebuildable import check_rebuildable
 from .sample import Sample
 from .state_tensors import StateTensor
 from .tensors import DType, TensorSpec
+
+if TYPE_CHECKING:
+    import networkx
 
 MODEL_INPUT = -1
 """Layer index that stands for the model's own inputs in an `Edge`."""
@@ -236,6 +239,22 @@ class Graph(Document):
         if self.rebuildable:
             check_rebuildable(self)
         return self
+
+    def to_networkx(self) -> networkx.MultiDiGraph:
+        """Return the layers as nodes of a networkx graph and the tensors between them as edges.
+
+        Nodes are layer indices with the attribute ``layer``; `MODEL_INPUT` stands for the model's
+        inputs if a layer reads them. Edges have the attribute ``tensor``.
+        """
+        # Imported here, since reading documents should not take the time of importing networkx.
+        import networkx
+
+        graph = networkx.MultiDiGraph(name=self.model)
+        graph.add_nodes_from((index, {"layer": layer}) for index, layer in enumerate(self.layers))
+        graph.add_edges_from(
+            (edge.source, edge.target, {"tensor": edge.tensor}) for edge in self.edges
+        )
+        return graph
 
     def __str__(self) -> str:
         from .table import format_graph

@@ -185,45 +185,15 @@ def _nodes(profile: Profile, options: PlanOptions) -> Contraction:
     if last in after:
         edges |= {(layer, last) for layer in range(last)}
     both = {pair for one, other in joined for pair in ((one, other), (other, one))}
-    groups = (
-        strong_components(len(index), edges | both) if both else [[i] for i in range(len(index))]
-    )
+    groups = [[layer] for layer in range(len(index))]
+    if both:
+        # Imported here: most requests keep the profile's order and need no networkx.
+        import networkx
+
+        graph = networkx.DiGraph([*edges, *both])
+        graph.add_nodes_from(range(len(index)))
+        groups = sorted(map(sorted, networkx.strongly_connected_components(graph)))
     return contract(Dag(len(index), tuple(sorted(edges))), groups)
-
-
-def strong_components(num_nodes: int, edges: set[tuple[int, int]]) -> list[list[int]]:
-    """Nodes that reach each other, ascending by their least (Kosaraju's two sweeps)."""
-    ahead: list[list[int]] = [[] for _ in range(num_nodes)]
-    back: list[list[int]] = [[] for _ in range(num_nodes)]
-    for source, target in sorted(edges):
-        ahead[source].append(target)
-        back[target].append(source)
-    finished: list[int] = []
-    seen = [False] * num_nodes
-    for root in range(num_nodes):
-        finished += _reached(root, ahead, seen)
-    seen = [False] * num_nodes
-    groups = [sorted(_reached(root, back, seen)) for root in reversed(finished)]
-    return sorted(group for group in groups if group)
-
-
-def _reached(root: int, targets: list[list[int]], seen: list[bool]) -> list[int]:
-    """Nodes not seen yet that a walk from ``root`` reaches, in the order it leaves them."""
-    if seen[root]:
-        return []
-    seen[root] = True
-    left: list[int] = []
-    walk = [(root, iter(targets[root]))]
-    while walk:
-        node, rest = walk[-1]
-        following = next((target for target in rest if not seen[target]), None)
-        if following is None:
-            left.append(node)
-            walk.pop()
-        else:
-            seen[following] = True
-            walk.append((following, iter(targets[following])))
-    return left
 
 
 def _merged_runs(nodes: Contraction, work: list[float], piece: float) -> Contraction:

@@ -1,4 +1,4 @@
-"""Solvers: one file for each way to answer an objective, and the registry `solve`.
+"""Solvers of objectives, their registry (`solve`), and the local searches that they share.
 
-Formulas live in `cost`, the exact search in `search`.
+Formulas belong to `cost`, the exact search to `search`.
 """

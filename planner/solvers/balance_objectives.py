@@ -1,4 +1,4 @@
-"""Plans that even out one number a stage, as torchgpipe does, and PipeDream's own."""
+"""Solvers of ``balance_time`` and ``balance_size``, as in torchgpipe, and of PipeDream's own."""
 
 from __future__ import annotations
 
@@ -11,45 +11,54 @@ from ...core.errors import Infeasible, InvalidInput
 from ...core.units import format_bytes
 from ..cost.assignment import Assignment, Cuts, cuts_of, in_device_order, placed
 from ..cost.chain import Tables
-from ..cost.plan_cost import Priced
 from ..heuristics.candidates import apply_recompute
 from ..heuristics.chain_partition import balance
 from ..pipedream.objective import pipedream_chain
 from ..problem.constraints import broken_option
 from ..problem.problem import PlanningRequest
 from ..search.stage_arcs import Floats
+from .decision import Decision
+from .staged_search import bound_simulated_step
 
 
-def balanced(request: PlanningRequest) -> tuple[Priced, float]:
-    """The plan of ``balance_time``, ``balance_size`` or ``pipedream``, and a bound on its value.
+def solve_balance(request: PlanningRequest) -> Decision:
+    """Return the plan whose largest stage is least, with stage s on device s, or PipeDream's plan.
 
-    These objectives choose the cuts alone: afterwards stages are recomputed as the options say,
+    These objectives only choose the cuts: afterwards stages are recomputed as the options say,
     and a plan that does not keep the options is refused.
 
     Raises:
-        InvalidInput: The plan does not keep an option, or PipeDream's optimizer does not take
-            this cluster.
-        Infeasible: The plan does not fit; these objectives know nothing of memory.
+        InvalidInput: The plan does not keep an option, layers may be reordered, or PipeDream's
+            optimizer does not support the cluster.
+        Infeasible: The plan does not fit; these objectives ignore memory.
     """
     objective = request.options.objective
-    found = _pipedream(request) if objective == "pipedream" else _evened(request)
-    _check_kept(request, found)
-    least = request.pricer.price(found).value
+    if request.branches is not None:
+        raise InvalidInput(
+            f"the objective {objective!r} cuts the profile's own order; plan for 'step_time', or "
+            "ask for layer_order 'given'",
+            field="/options/layer_order",
+        )
+    found = _run_pipedream(request) if objective == "pipedream" else _balance(request)
+    _check_options(request, found)
+    bound = request.pricer.price(found).value
     found = apply_recompute(request.pricer, found)
     _check_memory(request, found)
     priced = request.pricer.price(found)
-    if len(request.costs.positions) < len(request.positions):  # cuts between groups of layers
-        return priced, _share_s(request) if objective == "balance_time" else 0.0
-    return priced, priced.value if request.options.recompute == "always" else least
+    if len(request.costs.positions) < len(request.positions):  # only cuts between groups of layers
+        bound = _share_s(request) if objective == "balance_time" else 0.0
+    elif request.options.recompute == "always":
+        bound = priced.value
+    return Decision(priced, bound, bound_simulated_step(request, priced))
 
 
 def _share_s(request: PlanningRequest) -> float:
-    """All work on all devices: no slowest stage is faster."""
+    """Return a lower bound on the slowest stage: all work shared by all devices."""
     speeds = math.fsum(device.speed for device in request.cluster.devices)
     return float(_work_s(request)[0, -1]) / speeds * (1 - 1e-9)
 
 
-def _check_kept(request: PlanningRequest, found: Assignment) -> None:
+def _check_options(request: PlanningRequest, found: Assignment) -> None:
     options = request.options
     broken = broken_option(found, request.profile, request.devices, options)
     if broken is not None:
@@ -65,8 +74,8 @@ def _check_memory(request: PlanningRequest, found: Assignment) -> None:
         needed = stage.memory.total_bytes
         if stage.limit_bytes is not None and needed > stage.limit_bytes:
             raise Infeasible(
-                f"the objective {request.options.objective!r} knows nothing of memory: its stage "
-                f"{number} needs {format_bytes(needed)} ({needed} bytes), its device allows "
+                f"the objective {request.options.objective!r} ignores memory: its stage {number} "
+                f"needs {format_bytes(needed)} ({needed} bytes), but its device allows "
                 f"{format_bytes(stage.limit_bytes)} ({stage.limit_bytes} bytes); plan for "
                 "'step_time' instead",
                 constraint="memory",
@@ -75,8 +84,8 @@ def _check_memory(request: PlanningRequest, found: Assignment) -> None:
             )
 
 
-def _evened(request: PlanningRequest) -> Assignment:
-    """Stage s on device s, as many as asked for, or as devices and cuts allow."""
+def _balance(request: PlanningRequest) -> Assignment:
+    """Balance the stages asked for, or as many as devices and cuts allow, stage s on device s."""
     costs, options = request.costs, request.options
     most = min(costs.num_atoms, len(request.cluster.devices))
     if options.max_stages is not None:
@@ -84,33 +93,33 @@ def _evened(request: PlanningRequest) -> Assignment:
     count = options.num_stages or most
     speeds = [device.speed for device in request.cluster.devices[:count]]
     if options.objective == "balance_size":
-        cuts = even_sizes(costs, count)
+        cuts = balance_sizes(costs, count)
     elif len(set(speeds)) == 1:
         cuts = cuts_of(balance(np.diagonal(_work_s(request), 1).tolist(), count))
     else:
-        cuts = even_times_at(_work_s(request), speeds, exactly=bool(options.num_stages))
+        cuts = balance_times(_work_s(request), speeds, exactly=bool(options.num_stages))
     found = in_device_order(_positions(costs, cuts), request.devices)
     assert found is not None, "no more stages than devices"
     return found
 
 
 def _work_s(request: PlanningRequest) -> Floats:
-    """Forward and backward of every stage at speed 1."""
+    """Return the computing time of every stage at speed 1."""
     costs = request.costs
     again = costs.recompute_s if request.options.recompute == "always" else 0.0
     return costs.forward_s + costs.backward_s + again
 
 
-def even_times_at(work_s: Floats, speeds: Sequence[float], *, exactly: bool) -> Cuts:
-    """Positions of the stages of which the slowest is fastest, stage s at speed s.
+def balance_times(work_s: Floats, speeds: Sequence[float], *, exactly: bool) -> Cuts:
+    """Return the positions of stages with the fastest slowest stage, stage s on device s.
 
-    ``least[s][j]``, the slowest of the first s stages that end at position j, is the least over i
-    of ``max(least[s - 1][i], work[i, j] / speed[s])``. O(S N^2).
+    Recurrence: ``least[s][j]``, the slowest of s stages that end at position j, is the minimum
+    over i of ``max(least[s - 1][i], work[i, j] / speed[s])``; ``least[0][0]`` = 0. O(S N^2).
 
     Args:
-        work_s: Of a stage between any two positions, at speed 1.
-        speeds: Of the devices in order.
-        exactly: Whether every device has a stage; else the first ones may do, most of them first.
+        work_s: Time of a stage between any two positions, at speed 1.
+        speeds: Speeds of the devices in order.
+        exactly: True if every device must have a stage; else a prefix of them may suffice.
     """
     n = work_s.shape[0] - 1
     ends = np.arange(n + 1)
@@ -125,17 +134,18 @@ def even_times_at(work_s: Floats, speeds: Sequence[float], *, exactly: bool) -> 
     count = len(speeds)
     if not exactly:
         count = min(range(count, 0, -1), key=lambda stages: values[stages - 1])
+    # Follow the chosen starts from the last stage to the first.
     cuts = [n]
     for stage in reversed(range(count)):
         cuts.append(int(starts[stage][cuts[-1]]))
     return tuple(reversed(cuts))
 
 
-def even_sizes(costs: Tables, num_stages: int) -> Cuts:
-    """Positions of the stages whose largest weights and activations are least.
+def balance_sizes(costs: Tables, num_stages: int) -> Cuts:
+    """Return the positions of stages whose largest weights plus activations are least.
 
-    A stage never shrinks by taking more layers, so stages taken as long as a limit allows are
-    fewest; bisection over the sizes that occur. O(S log N log N^2).
+    Bisection over the sizes that occur. A stage never shrinks by taking more layers, so greedily
+    filled stages are the fewest within a limit. O(S log N log N^2).
     """
     sizes = costs.weights_bytes + costs.saved_bytes
     n = costs.num_atoms
@@ -148,7 +158,7 @@ def even_sizes(costs: Tables, num_stages: int) -> Cuts:
         else:
             low = middle + 1
     cuts = _greedy(sizes, int(values[low]), num_stages)
-    while len(cuts) <= num_stages:  # stages of several atoms can be split without harm
+    while len(cuts) <= num_stages:  # splitting a stage of several atoms makes none larger
         widest = max(range(len(cuts) - 1), key=lambda index: cuts[index + 1] - cuts[index])
         cuts.insert(widest + 1, (cuts[widest] + cuts[widest + 1]) // 2)
     return tuple(cuts)
@@ -157,7 +167,7 @@ def even_sizes(costs: Tables, num_stages: int) -> Cuts:
 def _greedy(
     sizes: np.ndarray[tuple[int, ...], np.dtype[np.int64]], limit: int, most: int
 ) -> list[int]:
-    """Stages as long as the limit allows; gives up after ``most`` of them, or at too large ones."""
+    """Fill stages up to the limit; the result is too long if more than ``most`` are needed."""
     n = sizes.shape[0] - 1
     cuts = [0]
     while cuts[-1] < n:
@@ -173,17 +183,17 @@ def _positions(costs: Tables, blocks: Sequence[int]) -> Cuts:
     return tuple(costs.positions[block] for block in blocks)
 
 
-def _pipedream(request: PlanningRequest) -> Assignment:
-    """PipeDream's optimum for the outermost link level, on all devices of one class.
+def _run_pipedream(request: PlanningRequest) -> Assignment:
+    """Return PipeDream's optimum for the outermost link level, on all devices of one class.
 
     Raises:
-        InvalidInput: Devices differ, are more than its search is made for, or its stages cannot
-            be placed.
+        InvalidInput: Devices differ, there are too many for its search, or its stages cannot be
+            placed.
     """
     costs, devices = request.costs, request.devices
     if len(devices.classes) > 1:
         raise InvalidInput(
-            "PipeDream's objective knows equal devices only; plan for 'step_time'",
+            "PipeDream's objective supports equal devices only; plan for 'step_time'",
             field="/options/objective",
         )
     work = costs.forward_s + costs.backward_s
@@ -203,7 +213,7 @@ def _pipedream(request: PlanningRequest) -> Assignment:
     if chosen is None:
         raise InvalidInput(
             f"PipeDream gives its stages {'-'.join(map(str, replicas))} devices, which cannot be "
-            "placed: a stage lies inside one group of devices or is made of whole ones; plan for "
+            "placed: a stage has to lie inside one group of devices or fill whole groups; plan for "
             "'step_time'",
             field="/options/objective",
         )

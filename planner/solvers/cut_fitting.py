@@ -1,4 +1,4 @@
-"""Cuts for stages whose devices are chosen: by each one's speed and memory."""
+"""Cut fitting: cuts by speed and memory for stages whose devices are given."""
 
 from __future__ import annotations
 
@@ -13,33 +13,37 @@ from ..cost.assignment import Assignment, Cuts
 from ..cost.plan_cost import Pricer
 from ..cost.stage_table import Mask, Positions
 
-Ways = tuple[bool, ...]
-"""Whether a stage may be left as it is, recomputed, or either."""
+RecomputeChoices = tuple[bool, ...]
+"""Allowed values of a stage's recomputation."""
 
 MAX_EXACT = 200
-"""Positions up to which stages in front leave those behind what their memory needs."""
+"""Positions up to which earlier stages leave later ones the layers that their memory needs."""
 
 PROBES = 20
-"""Bisections of the slowest stage's time: to a millionth."""
+"""Bisections of the slowest stage's time, to a millionth."""
 
 
-def fitted(
-    pricer: Pricer, assignment: Assignment, ways: Ways = (False,), *, limited: bool = True
+def fit_cuts(
+    pricer: Pricer,
+    assignment: Assignment,
+    choices: RecomputeChoices = (False,),
+    *,
+    limited: bool = True,
 ) -> Assignment | None:
-    """The assignment with the cuts whose slowest stage is fastest; `None` if none are found.
+    """Return the assignment with the cuts of the fastest slowest stage; `None` if there are none.
 
-    Bisection on the time; each probe gives every stage, from the front, as many layers as it may
-    take by time, memory and pins, and leaves the stages behind what pins and memory need. The
-    time is exact where more layers never need less memory. Stages that share a device share its
-    memory as they do with the assignment's own cuts. O(S N) rows of N.
+    Bisection on the time. Each probe gives every stage, from the front, as many layers as time,
+    memory and pins allow, and leaves later stages what pins and memory need. The result is exact
+    if more layers never need less memory. Stages that share a device divide its memory in the
+    ratio of the assignment's own cuts. O(S N) rows of N.
 
     Args:
-        pricer: What stages cost.
-        assignment: All but the cuts and the recomputation.
-        ways: Whether a stage may be recomputed, not, or either; then where it takes more so.
-        limited: Whether memory counts.
+        pricer: Costs of stages.
+        assignment: Assignment without cuts and recomputation, which are replaced.
+        choices: Allowed recomputation; of two, the one that lets a stage take more layers.
+        limited: False to ignore memory limits.
     """
-    search = _Search(pricer, assignment, ways, limited=limited)
+    search = _CutSearch(pricer, assignment, choices, limited=limited)
     best = search.probe(math.inf)
     if best is None:
         return None
@@ -56,15 +60,20 @@ def fitted(
     return replace(assignment, cuts=tuple(positions[index] for index in cuts), recompute=recompute)
 
 
-class _Search:
-    """What each stage may hold, and how long it takes; positions are indices of the tables."""
+class _CutSearch:
+    """Reach of each stage by time, memory and pins; positions are indices of the tables."""
 
     def __init__(
-        self, pricer: Pricer, assignment: Assignment, ways: Ways, *, limited: bool
+        self,
+        pricer: Pricer,
+        assignment: Assignment,
+        choices: RecomputeChoices,
+        *,
+        limited: bool,
     ) -> None:
         self.costs, self.pricer, self.assignment = pricer.costs, pricer, assignment
         self.depths = pricer.depths(assignment)
-        self.ways = ways
+        self.choices = choices
         self.work_s = {False: pricer.costs.forward_s + pricer.costs.backward_s}
         self.work_s[True] = self.work_s[False] + pricer.costs.recompute_s
         self.room = pricer.room
@@ -76,7 +85,7 @@ class _Search:
         self._farthest: dict[tuple[int, int, bool], Positions] = {}
 
     def _limits(self) -> list[int | None]:
-        """What each stage's device has for it."""
+        """Return the memory of each stage's device that is the stage's share."""
         pricer, assignment = self.pricer, self.assignment
         classes = pricer.devices.classes
         whole = [classes[number].limit_bytes for number in assignment.classes]
@@ -90,7 +99,7 @@ class _Search:
         ]
 
     def _ends(self, stage: int) -> Positions:
-        """For each position a stage begins at, where it has to end by the pins."""
+        """Return, for each first position of a stage, where pins require it to end."""
         costs = self.costs
         ends: Positions = np.full(costs.num_atoms + 1, costs.num_atoms)
         pins = self.pricer.options.pins
@@ -103,14 +112,15 @@ class _Search:
             for pin in pins
             if pin.stage not in (None, stage) or pin.kind not in (None, kind)
         }
+        # A stage that begins at or before a forbidden atom ends in front of it.
         for atom in sorted(forbidden, reverse=True):
             ends[: atom + 1] = atom
         return ends
 
     def _finishes(self) -> list[Mask]:
-        """For each stage where it may begin so that it and those behind it keep pins and memory.
+        """Return, for each stage, the first positions from which it and later ones can be placed.
 
-        Beyond `MAX_EXACT` positions only the pins are seen to.
+        Beyond `MAX_EXACT` positions only pins are considered, not memory.
         """
         last = self.costs.num_atoms
         places = np.arange(last + 1)
@@ -120,17 +130,20 @@ class _Search:
             if last <= MAX_EXACT and self.limits[stage] is not None:
                 found.append((self._may(stage) & can).any(axis=1))
             else:
-                reached = np.concatenate(([0], np.cumsum(can)))  # [p]: of the positions below p
+                # `reached[p]` counts feasible positions below p: a stage that begins at p needs
+                # one among those that it can end at.
+                reached = np.concatenate(([0], np.cumsum(can)))
                 ends = self.ends[stage]
                 found.append(reached[ends + 1] > reached[np.minimum(places, ends) + 1])
         return found[::-1]
 
     def _may(self, stage: int) -> Mask:
-        """From where to where the stage keeps pins and memory."""
+        """Return True for the first and last positions with which a stage keeps pins and memory."""
         limit, replicas = self.limits[stage], self.assignment.replicas[stage]
         assert limit is not None
         places = np.arange(self.costs.num_atoms + 1)
-        tables = [self.room.table(way, self.depths[stage], replicas) for way in self.ways]
+        depth = self.depths[stage]
+        tables = [self.room.table(again, depth, replicas) for again in self.choices]
         may: Mask = (places > places[:, None]) & (places <= self.ends[stage][:, None])
         may &= np.minimum.reduce(tables) <= limit
         return may
@@ -140,17 +153,17 @@ class _Search:
         return max(float(self.work_s[again][span]) / speed for span, again, speed in spans)
 
     def probe(self, limit_s: float) -> tuple[Cuts, tuple[bool, ...]] | None:
-        """Cuts with no stage above a time or its memory, and which stages are recomputed."""
+        """Return cuts with no stage above the time or its memory, and the stages to recompute."""
         cuts, recompute = [0], []
         for stage, speed in enumerate(self.speeds):
             first = cuts[-1]
             reached = first
-            for way in self.ways:
-                inside = self.work_s[way][first, first + 1 :]
+            for choice in self.choices:
+                inside = self.work_s[choice][first, first + 1 :]
                 most = first + int(np.searchsorted(inside, limit_s * speed, side="right"))
-                end = int(self.farthest(stage, first, way)[most])
+                end = int(self.farthest(stage, first, choice)[most])
                 if end > reached:
-                    reached, again = end, way
+                    reached, again = end, choice
             if reached == first:
                 return None
             cuts.append(reached)
@@ -158,7 +171,7 @@ class _Search:
         return tuple(cuts), tuple(recompute)
 
     def farthest(self, stage: int, first: int, again: bool) -> Positions:
-        """The farthest place a stage may end at up to each position; ``first`` for none."""
+        """Return the farthest allowed end of a stage up to each position; ``first`` for none."""
         key = (stage, first, again)
         if key not in self._farthest:
             places = np.arange(self.costs.num_atoms + 1)

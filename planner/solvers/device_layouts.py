@@ -1,4 +1,4 @@
-"""Ways to spread equal stages over devices of several kinds."""
+"""Layouts of equal stages over devices of several kinds."""
 
 from __future__ import annotations
 
@@ -9,33 +9,32 @@ from ..cost.assignment import Assignment, in_device_order
 from ..cost.device_classes import Devices
 
 MAX_ORDERED = 3
-"""Classes whose every order is tried; further ones are used in their own order alone."""
+"""Classes up to which every order is tried; further ones stay in their own order."""
 
 MAX_SPLIT = 12
 """Stages up to which every division of them between two classes is tried."""
 
 MAX_ROWS = 64
-"""Rows of classes up to which every one is tried."""
+"""Sequences of classes up to which every one is tried."""
 
 Row = tuple[int, ...]
 """The class of each stage."""
 
 
-def spreads(
+def list_device_layouts(
     count: int, replicas: int, devices: Devices, kinds: Sequence[str] = ()
 ) -> Iterator[Assignment]:
-    """So many stages of equally many devices each, placed in different ways.
+    """Yield placements of stages with equally many devices each; cuts are placeholders.
 
-    On each class alone; on one class after another, each filled before the next begins; every
-    division between two classes; the cluster's own order; with few stages and classes, every row
-    of classes; and the kinds that pinned layers need, in the order of the layers. Cuts are
-    stand-ins.
+    They use each class alone; one class after another, each filled before the next begins; every
+    division between two classes; the cluster's own order; with few stages and classes, every
+    sequence of classes; and the kinds that pinned layers need, in the order of the layers.
 
     Args:
-        count: Stages.
-        replicas: Devices of each.
-        devices: Where they are placed.
-        kinds: That some layers need, in their order, none twice in a row.
+        count: Number of stages.
+        replicas: Devices of each stage.
+        devices: Devices to place them on.
+        kinds: Kinds that pinned layers need, in layer order, without repetitions.
     """
     rooms = [_room(number, count, replicas, devices) for number in range(len(devices.classes))]
     for row in dict.fromkeys(_rows(count, replicas, devices, rooms, kinds)):
@@ -70,7 +69,7 @@ def _rows(
 
 
 def _room(number: int, most: int, replicas: int, devices: Devices) -> int:
-    """Stages that the devices of a class have room for, at most so many."""
+    """Return the number of stages, up to ``most``, that fit on the devices of a class."""
     most = min(most, len(devices.classes[number]) // replicas)
     while most and _in_class(number, most, replicas, devices) is None:
         most -= 1
@@ -87,7 +86,7 @@ def _filled(order: Sequence[int], rooms: Sequence[int], count: int) -> Row:
 def _of_kinds(
     count: int, devices: Devices, rooms: Sequence[int], kinds: Sequence[str]
 ) -> Iterator[Row]:
-    """A run of stages for each kind; the longest run is each of them once."""
+    """Yield rows with a run of stages for each kind, each run in turn being the longest."""
     free = list(rooms)
     row: list[list[int]] = [[] for _ in kinds]
 
@@ -101,6 +100,7 @@ def _of_kinds(
 
     if count < len(kinds) or not all(add(place) for place in range(len(kinds))):
         return
+    # Spare stages extend the longest run as far as its class has room, then the others.
     for longest in range(len(kinds)):
         kept_free, kept_row = list(free), [list(run) for run in row]
         for place in [longest, *(other for other in range(len(kinds)) if other != longest)]:
@@ -111,7 +111,7 @@ def _of_kinds(
 
 
 def _placed(row: Row, replicas: int, devices: Devices, rooms: Sequence[int]) -> Assignment | None:
-    """Stages on their classes; `None` where one of these has no room."""
+    """Place stages on their classes; return `None` if a class lacks room."""
     ends = [0] * len(row)
     for number in set(row):
         members = [stage for stage, entry in enumerate(row) if entry == number]
@@ -132,8 +132,10 @@ def _placed(row: Row, replicas: int, devices: Devices, rooms: Sequence[int]) -> 
 
 
 def _in_class(number: int, count: int, replicas: int, devices: Devices) -> tuple[int, ...] | None:
-    """Where the stages end on the first devices of a class that take them; `None` if none do."""
+    """Return where stages end on the first devices of a class that hold them; `None` if none do."""
     entry = devices.classes[number]
+    # Placed from the last stage to the first, as `DeviceClass.place` does; groups may leave gaps,
+    # so the last device is moved back until the first stage has room.
     for last in range(count * replicas, len(entry) + 1):
         ends: list[int] = []
         while len(ends) < count:

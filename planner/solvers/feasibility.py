@@ -1,4 +1,4 @@
-"""Why nothing fits, with both numbers."""
+"""Feasibility: does any plan fit, and if not, the closest infeasible plan as an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ...core.errors import DeadlineExceeded, Infeasible, InvalidInput
 from ...core.plan.plan import OPTIMIZER_BYTES_PER_ELEMENT
-from ...core.units import format_bytes
+from ...core.units import count, format_bytes
 from ..cost.assignment import Assignment
 from ..cost.device_classes import Devices
 from ..problem.pin_conflicts import Pins, describe_pins, least_conflict
@@ -17,38 +17,38 @@ from ..search.arcs import Measure, to_assignment
 from ..search.branch_and_bound import BranchAndBound, Effort
 
 
-def out_of_memory(request: PlanningRequest) -> Infeasible:
-    """The error for a request in which no plan fits, about the plan that misses by least."""
+def infeasible_error(request: PlanningRequest) -> Infeasible:
+    """Return the error for a request that no plan fits, about the closest infeasible plan."""
     try:
-        misfit = closest_misfit(request)
+        closest = find_closest_infeasible(request)
     except DeadlineExceeded:
-        return _roughly(request)
-    if misfit is None:
-        return _unkept(request)
-    needed, limit = misfit.needed_bytes, misfit.limit_bytes
-    count = misfit.assignment.num_stages
-    indices = misfit.assignment.device_indices(request.devices, misfit.stage)
+        return _estimate_error(request)
+    if closest is None:
+        return _constraint_error(request)
+    needed, limit = closest.needed_bytes, closest.limit_bytes
+    stages = count(closest.assignment.num_stages, "stage")
+    indices = closest.assignment.device_indices(request.devices, closest.stage)
     return Infeasible(
-        f"no plan fits the devices' memory: in the one that misses by least ({count} "
-        f"stage{'s' * (count > 1)}), {_stage(request, misfit)} needs {format_bytes(needed)} "
-        f"({needed} bytes) and device {request.cluster.devices[indices[0]].name!r} allows "
-        f"{format_bytes(limit)} ({limit} bytes)",
+        f"no plan fits the devices' memory: in the closest one ({stages}), "
+        f"{_describe_stage(request, closest)} needs {format_bytes(needed)} ({needed} bytes), but "
+        f"device {request.cluster.devices[indices[0]].name!r} allows {format_bytes(limit)} "
+        f"({limit} bytes)",
         constraint="memory",
         required=needed,
         available=limit,
     )
 
 
-def _unkept(request: PlanningRequest) -> Infeasible:
-    """The error where no plan keeps the options, even with all the memory one could want."""
+def _constraint_error(request: PlanningRequest) -> Infeasible:
+    """Return the error if no plan keeps the options, even with unlimited memory."""
     kinds = Counter(device.kind for device in request.cluster.devices)
-    has = " and ".join(f"{count} {kind!r}" for kind, count in kinds.items())
+    has = " and ".join(f"{number} {kind!r}" for kind, number in kinds.items())
     pins = tuple(enumerate(request.options.pins))
     named = least_conflict(pins, lambda some: bool(pins) and not _keeps(request, some))
     what = f"{describe_pins(named)} cannot all be kept" if named else "no plan keeps the options"
     return Infeasible(
         f"{what} on the cluster's {sum(kinds.values())} devices ({has}), whatever their memory; "
-        "add devices, or ask for less: pins, layers together, forbidden cuts, numbers of stages",
+        "add devices, or relax pins, together, no_cut_after or the number of stages",
         constraint="constraints",
         required=sum(kinds.values()) + 1,
         available=sum(kinds.values()),
@@ -56,17 +56,17 @@ def _unkept(request: PlanningRequest) -> Infeasible:
 
 
 def _keeps(request: PlanningRequest, pins: Pins) -> bool:
-    """Whether some plan keeps these pins, whatever the memory."""
+    """Return False if provably no plan keeps these pins, whatever the memory."""
     options = request.options.model_copy(update={"pins": tuple(pin for _, pin in pins)})
     fewer = replace(request, options=options, deadline=time.monotonic() + LEAST_S)
     try:
-        return any_plan(fewer, without_limits(request.devices)) is not None
+        return find_any_plan(fewer, without_limits(request.devices)) is not None
     except (DeadlineExceeded, InvalidInput, Infeasible):
         return True
 
 
-def _roughly(request: PlanningRequest) -> Infeasible:
-    """The error where finding the closest plan would take too long: a bound instead of a plan."""
+def _estimate_error(request: PlanningRequest) -> Infeasible:
+    """Return the error with a bound on memory if finding the closest plan takes too long."""
     table = request.costs.stages
     state = OPTIMIZER_BYTES_PER_ELEMENT[request.options.optimizer]
     resident = table.weights_bytes + table.gradients_bytes + state * table.learned_elements
@@ -77,26 +77,26 @@ def _roughly(request: PlanningRequest) -> Infeasible:
     return Infeasible(
         f"no plan fits the devices' memory: weights, gradients and optimizer state alone need at "
         f"least {format_bytes(needed)} ({needed} bytes) on some device, activations and buffers "
-        f"come on top, and the largest device allows {format_bytes(limit)} ({limit} bytes)",
+        f"not included, but the largest device allows {format_bytes(limit)} ({limit} bytes)",
         constraint="memory",
         required=needed,
         available=limit,
     )
 
 
-def _stage(request: PlanningRequest, misfit: Misfit) -> str:
-    """For example ``stage 0 (layers 0 to 1, 'embed' to 'block.0')``."""
-    cuts, layers = misfit.assignment.cuts, request.profile.layers
-    first, last = cuts[misfit.stage], cuts[misfit.stage + 1] - 1
-    order = misfit.assignment.order or range(len(layers))
+def _describe_stage(request: PlanningRequest, found: InfeasiblePlan) -> str:
+    """Return, for example, ``stage 0 (layers 0 to 1, 'embed' to 'block.0')``."""
+    cuts, layers = found.assignment.cuts, request.profile.layers
+    first, last = cuts[found.stage], cuts[found.stage + 1] - 1
+    order = found.assignment.order or range(len(layers))
     one, other = layers[order[first]].layer.name, layers[order[last]].layer.name
     if first == last:
-        return f"stage {misfit.stage} (layer {first}, {one!r})"
-    return f"stage {misfit.stage} (layers {first} to {last}, {one!r} to {other!r})"
+        return f"stage {found.stage} (layer {first}, {one!r})"
+    return f"stage {found.stage} (layers {first} to {last}, {one!r} to {other!r})"
 
 
-def any_plan(request: PlanningRequest, devices: Devices) -> Assignment | None:
-    """Some plan that fits these devices.
+def find_any_plan(request: PlanningRequest, devices: Devices) -> Assignment | None:
+    """Return some plan that fits these devices; `None` if there is none.
 
     Raises:
         DeadlineExceeded: The search was given up.
@@ -115,18 +115,18 @@ def any_plan(request: PlanningRequest, devices: Devices) -> Assignment | None:
 
 
 LEAST_S = 2.0
-"""Time there is to find the numbers of an error, whatever the deadline was."""
+"""Time allowed to find the numbers of an error, even past the deadline."""
 
 
 @dataclass(frozen=True)
-class Misfit:
-    """A plan that would fit if every device allowed ``needed - limit`` bytes more, and no less.
+class InfeasiblePlan:
+    """Plan that would fit if every device allowed ``excess_bytes`` more, but not with less.
 
     Attributes:
-        stage: Its stage that lacks most.
-        needed_bytes: On each of that stage's devices; where all devices are equal, no plan needs
-            less on its largest one.
-        limit_bytes: What such a device allows.
+        stage: Stage that lacks most memory.
+        needed_bytes: Memory that it needs on each of its devices; if all devices are equal, no
+            plan needs less on its largest one.
+        limit_bytes: Memory that such a device allows.
     """
 
     assignment: Assignment
@@ -139,34 +139,34 @@ class Misfit:
         return self.needed_bytes - self.limit_bytes
 
 
-def closest_misfit(request: PlanningRequest) -> Misfit | None:
-    """Of all plans the one that lacks least; `None` if none would fit any limits, or one fits.
+def find_closest_infeasible(request: PlanningRequest) -> InfeasiblePlan | None:
+    """Return the plan that lacks least memory; `None` if one fits, or none with unlimited memory.
 
-    Bisection over bytes added to every limit, between too few and what a plan found lacks.
+    Bisection over bytes added to every limit, between too few and the excess of a plan found.
     """
     request = replace(request, deadline=max(request.deadline, time.monotonic() + LEAST_S))
-    best = _misfit(request, any_plan(request, without_limits(request.devices)))
+    best = _measure_excess(request, find_any_plan(request, without_limits(request.devices)))
     low = 0
     while best is not None and best.excess_bytes - low > 1:
         middle = (low + best.excess_bytes) // 2
         try:
-            found = any_plan(request, _with_limits(request.devices, middle))
+            found = find_any_plan(request, _with_limits(request.devices, middle))
         except DeadlineExceeded:
             break
         if found is None:
             low = middle
         else:
-            best = _misfit(request, found)
+            best = _measure_excess(request, found)
     return best
 
 
 def without_limits(devices: Devices) -> Devices:
-    """The same with all the memory one could want."""
+    """Return the devices without memory limits."""
     return _with_limits(devices, None)
 
 
 def _with_limits(devices: Devices, added_bytes: int | None) -> Devices:
-    """The same with so much more on every device that has a limit; `None` for no limits."""
+    """Return the devices with limits raised by some bytes, or without limits for `None`."""
     classes = tuple(
         replace(
             entry,
@@ -179,12 +179,14 @@ def _with_limits(devices: Devices, added_bytes: int | None) -> Devices:
     return Devices(devices.cluster, classes)
 
 
-def _misfit(request: PlanningRequest, assignment: Assignment | None) -> Misfit | None:
+def _measure_excess(
+    request: PlanningRequest, assignment: Assignment | None
+) -> InfeasiblePlan | None:
     if assignment is None:
         return None
-    misfits = [
-        Misfit(assignment, number, stage.memory.total_bytes, stage.limit_bytes)
+    found = [
+        InfeasiblePlan(assignment, number, stage.memory.total_bytes, stage.limit_bytes)
         for number, stage in enumerate(request.pricer.stages(assignment))
         if stage.limit_bytes is not None and stage.memory.total_bytes > stage.limit_bytes
     ]
-    return max(misfits, key=lambda misfit: misfit.excess_bytes, default=None)
+    return max(found, key=lambda entry: entry.excess_bytes, default=None)

@@ -1,4 +1,4 @@
-"""Cuts moved until every device has room for all its stages."""
+"""Memory repair: move cuts until every device has room for its stages."""
 
 from __future__ import annotations
 
@@ -9,75 +9,75 @@ from itertools import combinations, pairwise
 
 from ..cost.assignment import Assignment
 from ..cost.plan_cost import Pricer
-from .cut_fitting import Ways
+from .cut_fitting import RecomputeChoices
 
 STEPS = (-8, -4, -2, -1, 1, 2, 4, 8)
-"""How far a cut is moved, in positions."""
+"""Distances that a cut is moved by, in positions."""
 
 MAX_TRIED = 6_000
-"""Cuts tried in one search: 0.1 s."""
+"""Moves tried in one search: 0.1 s."""
 
 MAX_ALL = 600
-"""Cuts up to which all are tried."""
+"""Combinations of cuts up to which all are tried."""
 
 SHARPNESS = 8
-"""The power to which fullness is raised: mostly the fullest device counts, others a little."""
+"""Power of fullness in the sum to minimise: the fullest device dominates, others count a little."""
 
 FULLEST = 1e9
-"""More often than this no limit is exceeded, so that powers stay finite."""
+"""Cap on fullness, so that its power stays finite."""
 
 
-def squeezed(
+def repair_memory(
     pricer: Pricer,
     assignment: Assignment,
-    ways: Ways = (False,),
+    choices: RecomputeChoices = (False,),
     allows: Callable[[Assignment], bool] | None = None,
 ) -> Iterator[Assignment]:
-    """The assignment with its cuts moved so that it fits; nothing if that does not come out.
+    """Yield the assignment with cuts moved so that it fits; nothing if the search fails.
 
-    Where there are few cuts, all are tried. Else steepest descent of the sum of
-    (needed / limit) ** `SHARPNESS` over devices, which may end where no single move helps; then
-    an empty answer proves nothing.
+    With few combinations of cuts, all are tried. Otherwise steepest descent of the sum of
+    (needed / limit) ** `SHARPNESS` over devices, which may end in a local minimum: an empty result
+    proves nothing.
 
     Args:
-        pricer: What stages cost.
-        assignment: That does not fit.
-        ways: Whether stages may be recomputed, not, or as it takes less room.
-        allows: Whether cuts keep the pins; `None` for any.
+        pricer: Costs of stages.
+        assignment: Assignment that does not fit.
+        choices: Allowed recomputation; of two, the one that needs less memory is taken.
+        allows: Predicate of cuts that keep the pins; `None` for any.
     """
-    search = _Search(pricer, assignment, ways)
+    search = _RepairSearch(pricer, assignment, choices)
     inner = range(1, pricer.costs.num_atoms)
     if math.comb(len(inner), assignment.num_stages - 1) <= MAX_ALL:
         for chosen in combinations(inner, assignment.num_stages - 1):
             search.cut_at((0, *chosen, pricer.costs.num_atoms))
-            if search.fits() and (allows is None or allows(search.made())):
-                yield search.made()
+            if search.fits() and (allows is None or allows(search.build())):
+                yield search.build()
         return
     tried, best = 0, search.fullness(search.held)
     while tried < MAX_TRIED:
         if search.fits():
-            yield search.made()
+            yield search.build()
             return
         found: tuple[int, int] | None = None
         for place, position in search.moves():
             tried += 1
             fullness = search.fullness(search.held_after(place, position))
-            if fullness < best and (allows is None or allows(search.made(place, position))):
+            if fullness < best and (allows is None or allows(search.build(place, position))):
                 found, best = (place, position), fullness
         if found is None:
             return
         search.move(*found)
 
 
-class _Search:
-    """Cuts as indices of positions, and what every device needs with them.
+class _RepairSearch:
+    """Cuts as indices of positions, with the memory that every device needs for them.
 
     Attributes:
-        held: Bytes, by the place of the device's first stage along the pipeline.
+        held: Bytes by device, numbered in order of their first stages along the pipeline.
     """
 
-    def __init__(self, pricer: Pricer, assignment: Assignment, ways: Ways) -> None:
-        self.assignment, self.ways, self.room = assignment, ways, pricer.room
+    def __init__(self, pricer: Pricer, assignment: Assignment, choices: RecomputeChoices) -> None:
+        self.assignment, self.choices, self.room = assignment, choices, pricer.room
         self.positions = pricer.costs.positions
         self.depths = pricer.depths(assignment)
         devices, classes = pricer.devices, assignment.classes
@@ -98,23 +98,24 @@ class _Search:
         for owner, needed in zip(self.owner, self.needed, strict=True):
             self.held[owner] += needed
 
-    def made(self, place: int = 0, position: int = 0) -> Assignment:
-        """The assignment with these cuts, one of them moved."""
+    def build(self, place: int = 0, position: int = 0) -> Assignment:
+        """Return the assignment with these cuts, one of them moved."""
         cuts = list(self.cuts)
         cuts[place] = position
         recompute = tuple(
-            min(self._by_way(stage, *span))[1] for stage, span in enumerate(pairwise(cuts))
+            min(self._by_choice(stage, *span))[1] for stage, span in enumerate(pairwise(cuts))
         )
         cuts = [self.positions[index] for index in cuts]
         return replace(self.assignment, cuts=tuple(cuts), recompute=recompute)
 
     def _bytes(self, stage: int, first: int, last: int) -> int:
-        return min(self._by_way(stage, first, last))[0]
+        return min(self._by_choice(stage, first, last))[0]
 
-    def _by_way(self, stage: int, first: int, last: int) -> list[tuple[int, bool]]:
+    def _by_choice(self, stage: int, first: int, last: int) -> list[tuple[int, bool]]:
         depth, replicas = self.depths[stage], self.assignment.replicas[stage]
         return [
-            (int(self.room.row(first, again, depth, replicas)[last]), again) for again in self.ways
+            (int(self.room.row(first, again, depth, replicas)[last]), again)
+            for again in self.choices
         ]
 
     def fits(self) -> bool:
@@ -131,7 +132,7 @@ class _Search:
         )
 
     def moves(self) -> Iterator[tuple[int, int]]:
-        """Which cut, and where to: those of all stages on devices that lack room."""
+        """Yield moves as cut and new position, for cuts of stages on devices that lack room."""
         ratios = [
             0.0 if limit is None else held / max(limit, 1)
             for held, limit in zip(self.held, self.limits, strict=True)
@@ -145,14 +146,14 @@ class _Search:
                         yield place, position
 
     def held_after(self, place: int, position: int) -> list[int]:
-        """What devices need with one cut moved."""
+        """Return the memory of devices with one cut moved."""
         held = list(self.held)
         for stage, needed in self._around(place, position):
             held[self.owner[stage]] += needed - self.needed[stage]
         return held
 
     def _around(self, place: int, position: int) -> list[tuple[int, int]]:
-        """The two stages a cut is between, with what they need once it is moved."""
+        """Return the two stages on either side of a cut, with their memory once it is moved."""
         return [
             (place - 1, self._bytes(place - 1, self.cuts[place - 1], position)),
             (place, self._bytes(place, position, self.cuts[place + 1])),

@@ -1,4 +1,4 @@
-"""A bound on the step of every plan of a schedule without a closed form: `docs/planner.md`."""
+"""Lower bound on the simulated step for schedules without a closed form (`docs/planner.md`)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from ..search.branch_and_bound import ROUNDING
 
 
 @dataclass(frozen=True)
-class LeastStep:
-    """What no plan's simulated step is below.
+class SimulatedStepBound:
+    """Lower bound on the simulated step of every plan.
 
     Args:
-        request: What is asked for.
-        chunks: Stages a device.
+        request: Request that the plans answer.
+        chunks: Stages per device.
     """
 
     request: PlanningRequest
     chunks: int
 
     def bound_s(self) -> float:
-        """The least over all numbers of replicas; O(N sqrt(m)) for N atoms of the model."""
+        """Return the least bound over all numbers of replicas, in O(N sqrt(m)) for N atoms."""
         least_s = min(
             max(self._waiting_s(*shape), self._drained_s(*shape), self._heaviest_s(shape[0]))
             for shape in self._shapes()
@@ -37,12 +37,11 @@ class LeastStep:
 
     @property
     def splits(self) -> bool:
-        """Whether gradients run on before a stage's own backward is done."""
         return self.request.options.schedule in SPLIT_BACKWARD
 
     @cached_property
     def atoms_s(self) -> tuple[Seconds, Seconds]:
-        """Forward and backward of the layers between neighbouring positions, at speed 1."""
+        """Return forward and backward time of each atom at speed 1."""
         profile, firsts = self.request.profile, self.request.positions[:-1]
         layers = profile.layers
         forward_s = np.add.reduceat([entry.forward.median_s for entry in layers], firsts)
@@ -56,7 +55,6 @@ class LeastStep:
 
     @cached_property
     def whole_s(self) -> tuple[float, float]:
-        """Of the whole model."""
         forward_s, backward_s = self.atoms_s
         return math.fsum(forward_s), math.fsum(backward_s)
 
@@ -67,9 +65,10 @@ class LeastStep:
         return min(most, options.max_replicas or most)
 
     def _shapes(self) -> Iterator[tuple[int, list[float]]]:
-        """Micro-batches of a first replica, and the speeds of the places there may be for them.
+        """Yield the micro-batches of a first replica, and the speeds of the possible places.
 
-        Of numbers of replicas that leave as many micro-batches the least has the most places.
+        Numbers of replicas that leave a replica equally many micro-batches are represented by the
+        least of them, which has the most places; so there are O(sqrt(m)) of them.
         """
         options, atoms = self.request.options, len(self.request.positions) - 1
         atoms = min(atoms, options.num_stages or atoms, options.max_stages or atoms)
@@ -86,7 +85,7 @@ class LeastStep:
             replicas = -(-options.num_microbatches // fewer) if fewer else self.most_replicas + 1
 
     def _waiting_s(self, share: int, speeds: list[float]) -> float:
-        """Place p waits for p stages of at least one atom each, there and (unsplit) back."""
+        """Bound by waiting: place p waits for p earlier atoms, also backward if unsplit."""
         forward_s, backward_s = self.atoms_s
         front_s = np.cumsum(forward_s if self.splits else forward_s + backward_s)
         waits_s = np.concatenate(([0.0], front_s))[: len(speeds)] / self._fastest
@@ -95,7 +94,7 @@ class LeastStep:
         return float(least_s.min())
 
     def _drained_s(self, share: int, speeds: list[float]) -> float:
-        """With one stage a device, the work of those in front is what a place waits for."""
+        """Bound by fill and drain, with one stage per device: a place waits for earlier work."""
         if self.chunks > 1:
             return 0.0
         forward_s, backward_s = self.whole_s
@@ -112,13 +111,12 @@ class LeastStep:
 
     @cached_property
     def _least_forward_share(self) -> float:
-        """Of any atom's work; those without any left aside."""
         forward_s, backward_s = self.atoms_s
         work_s = forward_s + backward_s
         return float((forward_s[work_s > 0] / work_s[work_s > 0]).min(initial=1.0))
 
     def _heaviest_s(self, share: int) -> float:
-        """One atom is on one stage, whose first replica takes so many micro-batches."""
+        """Bound by the heaviest atom: one replica runs its share of micro-batches, in full."""
         forward_s, backward_s = self.atoms_s
         front_s = np.cumsum(forward_s) - forward_s
         if not self.splits:
@@ -126,9 +124,9 @@ class LeastStep:
         return float((front_s + share * (forward_s + backward_s)).max()) / self._fastest
 
     def _through_s(self) -> float:
-        """One micro-batch through the model and back, and one stage's weight part behind it.
+        """Bound by the passage of one micro-batch, with one stage's weight part after it.
 
-        With X the time behind the last forward, the stages' parts of B have
+        With X the time after the last forward, the stages' parts of the backward have
         (b_q + ... + b_S) / 2 + b_q / 2 <= X, so that they sum up to X (2 - 2^(1 - S)) at most.
         """
         forward_s, backward_s = self.whole_s

@@ -1,4 +1,4 @@
-"""Plans for schedules whose step has no closed form: chosen by simulation alone."""
+"""Search for schedules whose step has no closed form: candidates chosen by simulation alone."""
 
 from __future__ import annotations
 
@@ -20,86 +20,86 @@ from ..heuristics.candidates import apply_recompute, equal_layers, even_times
 from ..problem.input_checks import chunks_of
 from ..problem.problem import PlanningRequest
 from ..search.branch_and_bound import GAVE_UP
-from .cut_fitting import Ways, fitted
-from .device_layouts import spreads
-from .memory_repair import squeezed
-from .simulated_bound import LeastStep
-from .tournament import Race
+from .cut_fitting import RecomputeChoices, fit_cuts
+from .device_layouts import list_device_layouts
+from .memory_repair import repair_memory
+from .simulated_bound import SimulatedStepBound
+from .tournament import Tournament
 
 MAX_RANKS = 64
-"""Pipelines of more devices are not tried; more replicas are."""
+"""Longest pipeline tried, in devices; replicas may use more."""
 
 MAX_SHAPES = 32
 """Shapes tried first, those of the least ideal step; the others only if none of these fits."""
 
 MAX_STAGES = 40_000
-"""Stages of all candidates that are priced in one go: a second."""
+"""Stages of all candidates that are costed in one go: a second."""
 
 MAX_ACTIONS = 500_000
-"""Actions played to choose among candidates, and as many again to improve the fastest: a second
-each without compiled code."""
+"""Actions simulated to choose among candidates, and again to improve the fastest: a second each
+without compiled code."""
 
 MAX_ROUNDS = 32
-"""How often the fastest plans are changed a little."""
+"""Rounds in which the fastest plans are varied."""
 
 MAX_STARTS = 3
-"""Plans of different stages and devices that are changed in each round."""
+"""Plans of different stages and devices that are varied in each round."""
 
 NEAR = 0.5
-"""How far above the fastest plan, relatively, others are still worth changing."""
+"""Relative distance from the fastest plan within which others are worth varying."""
 
 SLACK = 0.1
-"""How far a plan's bound may be above the fastest, relatively: small changes may gain as much."""
+"""Relative distance from the fastest plan that bounds may have: variations may gain as much."""
 
 MAX_SHIFTED = 16
-"""Cuts up to which rows of them are moved together."""
+"""Cuts up to which runs of them are moved together."""
 
-MAX_MISFITS = 200
-"""Candidates among which the one that misses by least is looked for."""
+MAX_INFEASIBLE = 200
+"""Candidates among which the closest infeasible one is looked for."""
 
-MAX_SQUEEZED = 24
-"""Candidates that do not fit whose cuts are moved until they do."""
+MAX_REPAIRED = 24
+"""Infeasible candidates whose cuts are moved until they fit."""
 
 SMALL = 12
-"""Positions up to which those compete with others that fit as they are."""
+"""Positions up to which repaired candidates compete even if others fit as they are."""
 
 GRACE_S = 0.5
-"""How long a plan is still looked for behind the deadline while there is none."""
+"""Time beyond the deadline for which a first plan is still looked for."""
 
 ACTIONS_PER_S = 100_000
-"""Played without compiled code, with room to spare: larger shapes come last if time is short."""
+"""Simulated without compiled code, conservatively: larger shapes come last if time is short."""
 
-Misfit = tuple[float, int, int, int]
-"""How much of its limit a device needs; both in bytes, and its index in the cluster."""
+Fullness = tuple[float, int, int, int]
+"""Share of its limit that a device needs, both in bytes, and its index in the cluster."""
 
 
 @dataclass(frozen=True, order=True)
-class Shape:
-    """Devices a pipeline has, and how many copies of it there are; least ideal step first."""
+class PipelineShape:
+    """Devices of a pipeline and number of its copies, ordered by the ideal step."""
 
     ideal_s: float
     ranks: int
     replicas: int
 
     def actions(self, num_microbatches: int, chunks: int) -> int:
-        """Of one of its copies, backwards split in two."""
+        """Return the actions of one copy, backwards split in two."""
         return 3 * self.ranks * chunks * -(-num_microbatches // self.replicas)
 
 
 @dataclass(frozen=True)
-class Several:
-    """Plans of a request whose schedule has no closed form."""
+class CandidateSource:
+    """Candidates for a request whose schedule has no closed form."""
 
     request: PlanningRequest
 
     @property
     def chunks(self) -> int:
-        """Stages a device."""
+        """Return the stages per device."""
         return chunks_of(self.request.options)
 
     @cached_property
     def counts(self) -> list[tuple[int, int]]:
-        """Devices of a pipeline and copies of it, as the options, devices and cuts allow."""
+        """Return pairs of devices per pipeline and copies that options, devices and cuts allow."""
         options, total = self.request.options, len(self.request.cluster.devices)
         most = min(total, self.request.costs.num_atoms // self.chunks, MAX_RANKS)
         found = []
@@ -110,18 +110,21 @@ class Several:
             if options.max_stages is not None and num_stages > options.max_stages:
                 continue
             limit = min(options.max_replicas or total, options.num_microbatches, total // ranks)
+            # On large clusters only powers of two and the most that the schedule supports.
             few = set(range(1, limit + 1)) if total <= 16 else {2**k for k in range(16)}
-            taken = next((n for n in range(limit, 0, -1) if not self.refusal(ranks, n)), limit)
-            found += [(ranks, n) for n in sorted(few | {limit, taken}) if n <= limit]
+            most_supported = next(
+                (n for n in range(limit, 0, -1) if not self.rejection_reason(ranks, n)), limit
+            )
+            found += [(ranks, n) for n in sorted(few | {limit, most_supported}) if n <= limit]
         return found
 
     @cached_property
     def _even(self) -> Callable[[int], Cuts | None]:
-        """Cuts of even times into so many stages; each number is asked for again and again."""
+        """Return a cached function from a number of stages to the cuts of even times."""
         return cache(partial(even_times, self.request.costs))
 
-    def refusal(self, ranks: int, replicas: int) -> str | None:
-        """Why the schedule does not take these numbers; `None` if it does."""
+    def rejection_reason(self, ranks: int, replicas: int) -> str | None:
+        """Return why the schedule does not support these numbers; `None` if it does."""
         options = self.request.options
         counts = (replicas,) * (ranks * self.chunks)
         try:
@@ -131,39 +134,41 @@ class Several:
         return None
 
     @cached_property
-    def shapes(self) -> list[Shape]:
-        """Those the schedule takes, by the step they had if work could be cut anywhere."""
+    def shapes(self) -> list[PipelineShape]:
+        """Return the supported shapes by their step if work could be cut anywhere."""
         found = []
         for ranks, replicas in self.counts:
-            if self.refusal(ranks, replicas) is None:
+            if self.rejection_reason(ranks, replicas) is None:
                 share = -(-self.request.options.num_microbatches // replicas)
                 bubble = (ranks - 1) / self.chunks
-                found.append(Shape((share + bubble) / ranks, ranks, replicas))
+                found.append(PipelineShape((share + bubble) / ranks, ranks, replicas))
         return sorted(found)
 
-    def promising(self) -> list[Shape]:
-        """The best of them, those first that can be played in a tenth of the time there is.
+    def promising(self) -> list[PipelineShape]:
+        """Return the best shapes, first those that simulate in a tenth of the time left.
 
-        Or within the grace: however little time there is, it is one plan's, and the most promising
-        one is worth it.
+        However little time is left, one plan may take the grace period, so that the most promising
+        shape comes first then.
         """
-        play_s = max((self.request.deadline - time.monotonic()) / 10, GRACE_S)
+        budget_s = max((self.request.deadline - time.monotonic()) / 10, GRACE_S)
         m = self.request.options.num_microbatches
         return sorted(
-            self.shapes, key=lambda shape: shape.actions(m, self.chunks) > play_s * ACTIONS_PER_S
+            self.shapes, key=lambda shape: shape.actions(m, self.chunks) > budget_s * ACTIONS_PER_S
         )[:MAX_SHAPES]
 
     @property
-    def roomy(self) -> list[Shape]:
-        """Shapes that leave a device least to hold come first."""
+    def roomy(self) -> list[PipelineShape]:
+        """Return the shapes, first those that need least memory per device."""
         return sorted(self.shapes, key=lambda shape: (-shape.ranks, -shape.replicas))
 
-    def candidates(self, shapes: list[Shape], *, once: bool = False) -> Iterator[Assignment]:
-        """Even times, equal layer counts and cuts by speed and memory, placed in many ways.
+    def candidates(
+        self, shapes: list[PipelineShape], *, once: bool = False
+    ) -> Iterator[Assignment]:
+        """Yield plans cut by even times, equal counts, or speed and memory, on all layouts.
 
         Args:
-            shapes: In this order.
-            once: Only the cuts by speed and memory that need least memory.
+            shapes: Shapes in the order to try them.
+            once: True for only the cuts by speed and memory that need least memory.
         """
         request = self.request
         left = MAX_STAGES
@@ -173,109 +178,104 @@ class Several:
             if even is None:
                 continue
             equal = equal_layers(len(request.costs.profile.layers), num_stages)
-            for spread in spreads(shape.ranks, shape.replicas, request.devices, self.kinds):
+            for layout in self._layouts(shape):
                 if left < 0 or (self.is_late if once else request.is_over):
                     return
-                one = self._repeated(spread, even)
+                one = self._repeat(layout, even)
                 if not once:
                     for cuts in dict.fromkeys((even, equal)):
                         if request.costs.has(cuts):
                             left -= num_stages
                             yield apply_recompute(request.pricer, replace(one, cuts=cuts))
-                for made in self._fitted(one, once=once):
+                every = self.recompute_choices
+                fitted = (
+                    fit_cuts(request.pricer, one, choices)
+                    for choices in (every[-1:] if once else every)
+                )
+                for made in dict.fromkeys(entry for entry in fitted if entry is not None):
                     left -= num_stages
                     yield made
 
-    def _fitted(self, one: Assignment, *, once: bool) -> Iterator[Assignment]:
-        found = (
-            fitted(self.request.pricer, one, ways)
-            for ways in (self.ways[-1:] if once else self.ways)
-        )
-        yield from dict.fromkeys(entry for entry in found if entry is not None)
+    def _layouts(self, shape: PipelineShape) -> Iterator[Assignment]:
+        return list_device_layouts(shape.ranks, shape.replicas, self.request.devices, self.kinds)
 
     @property
-    def ways(self) -> list[Ways]:
-        """Whether stages may be recomputed; the last takes least memory."""
-        ways: dict[str, list[Ways]] = {
+    def recompute_choices(self) -> list[RecomputeChoices]:
+        """Return the sets of recomputation modes to try; the last needs least memory."""
+        choices: dict[str, list[RecomputeChoices]] = {
             "never": [(False,)], "always": [(True,)], "auto": [(False,), (True,), (False, True)],
         }  # fmt: skip
-        return ways[self.request.options.recompute]
+        return choices[self.request.options.recompute]
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds that pinned layers need, in the order of the layers, none twice in a row."""
+        """Return the kinds that pinned layers need, in layer order, without repetitions."""
         profile, options = self.request.profile, self.request.options
         index = {entry.layer.name: layer for layer, entry in enumerate(profile.layers)}
         pins = sorted((index[pin.layer], pin.kind) for pin in options.pins if pin.kind is not None)
         return tuple(kind for kind, _ in groupby(kind for _, kind in pins))
 
     @property
-    def pinned(self) -> bool:
-        """Whether not all cuts are as good as any."""
-        return bool(self.request.options.pins)
-
-    @property
     def is_late(self) -> bool:
-        """Whether to give up where there is no plan yet."""
+        """Return True if it is time to give up even without a plan."""
         return time.monotonic() > self.request.deadline + GRACE_S
 
-    def _repeated(self, one: Assignment, cuts: Cuts) -> Assignment:
-        """Every device takes one stage of each round; the second round of a V runs back."""
+    def _repeat(self, one: Assignment, cuts: Cuts) -> Assignment:
+        # Every device gets one stage of each round; the second round of a V runs backwards.
         folds = self.request.options.schedule in FOLDED
         return repeated(one, cuts, self.chunks, folds=folds)
 
     @cached_property
-    def misfits(self) -> list[tuple[Misfit, Assignment]]:
-        """Candidates where none fits, the one that misses by least first."""
-        allowed = filter(self.request.allows, self._roughly(self.roomy))
-        found = [(self._missing(entry), entry) for entry in islice(allowed, MAX_MISFITS)]
+    def by_fullness(self) -> list[tuple[Fullness, Assignment]]:
+        """Return candidates whose memory is ignored, the one with the least full device first."""
+        allowed = filter(self.request.allows, self._ignore_memory(self.roomy))
+        found = [(self._fullest(entry), entry) for entry in islice(allowed, MAX_INFEASIBLE)]
         return sorted(found)
 
-    def squeezed(self) -> Iterator[Assignment]:
-        """Those that fit as the pins place them, and those that nearly do, their cuts moved."""
-        yield from (entry for (fullness, *_), entry in self.misfits if fullness <= 1)
-        misfits = [entry for (fullness, *_), entry in self.misfits if fullness > 1]
-        for entry in misfits[:MAX_SQUEEZED]:
+    def repaired(self) -> Iterator[Assignment]:
+        """Yield those that fit as pins place them, then the nearest others with cuts moved."""
+        yield from (entry for (fullness, *_), entry in self.by_fullness if fullness <= 1)
+        too_full = [entry for (fullness, *_), entry in self.by_fullness if fullness > 1]
+        for entry in too_full[:MAX_REPAIRED]:
             if self.is_late:
                 return
-            allows = self.request.allows if self.pinned else None
-            yield from squeezed(self.request.pricer, entry, self.ways[-1], allows)
+            allows = self.request.allows if self.request.options.pins else None
+            yield from repair_memory(self.request.pricer, entry, self.recompute_choices[-1], allows)
 
-    def no_plan(self) -> Infeasible:
-        """Why there is none."""
+    def infeasible_error(self) -> Infeasible:
+        """Return the error for the case that no candidate fits."""
         options = self.request.options
         name, m = options.schedule, options.num_microbatches
         if not self.counts:
             return self._no_counts()
         if not self.shapes:
             return Infeasible(
-                f"{self.refusal(*self.counts[0])}; ask for another number than "
+                f"{self.rejection_reason(*self.counts[0])}; ask for another number than "
                 f"num_microbatches={m}, or for the 1f1b schedule",
                 constraint="schedule",
             )
-        if not self.misfits:
+        if not self.by_fullness:
             return Infeasible(
-                f"no plan of the {name} schedule that was tried keeps all constraints of the "
-                "options: pins, layers to keep together, cuts that are forbidden; drop one of "
-                "them, or use the 1f1b schedule, whose plans are all searched",
+                f"no plan tried for the {name} schedule keeps all constraints of the options "
+                "(pins, together, no_cut_after); drop one of them, or use the 1f1b schedule, "
+                "which is searched exhaustively",
                 constraint="constraints",
                 required=1,
                 available=0,
             )
-        (_, needed, limit, device), _ = self.misfits[0]
+        (_, needed, limit, device), _ = self.by_fullness[0]
         return Infeasible(
-            f"no plan of the {name} schedule was found that fits the devices' memory: in the one "
-            f"that misses by least, device {self.request.cluster.devices[device].name!r} needs "
-            f"{format_bytes(needed)} ({needed} bytes) for "
-            f"{'its stages' if self.chunks > 1 else 'its stage'} and allows "
+            f"no plan found for the {name} schedule fits the devices' memory: in the closest one, "
+            f"device {self.request.cluster.devices[device].name!r} needs {format_bytes(needed)} "
+            f"({needed} bytes) for {'its stages' if self.chunks > 1 else 'its stage'}, but allows "
             f"{format_bytes(limit)} ({limit} bytes)",
             constraint="memory",
             required=needed,
             available=limit,
         )
 
-    def _roughly(self, shapes: list[Shape]) -> Iterator[Assignment]:
-        """Even times, as far as pins allow, and recomputed wherever that is allowed."""
+    def _ignore_memory(self, shapes: list[PipelineShape]) -> Iterator[Assignment]:
+        """Yield plans of even times as far as pins allow, recomputed wherever that is allowed."""
         request = self.request
         again = request.options.recompute != "never"
         for shape in shapes:
@@ -283,11 +283,14 @@ class Several:
             even = self._even(num_stages)
             if even is None:
                 continue
-            for spread in spreads(shape.ranks, shape.replicas, request.devices, self.kinds):
+            for layout in self._layouts(shape):
                 if self.is_late:
                     return
-                one = replace(self._repeated(spread, even), recompute=(again,) * num_stages)
-                made = fitted(request.pricer, one, (again,), limited=False) if self.pinned else one
+                made: Assignment | None = replace(
+                    self._repeat(layout, even), recompute=(again,) * num_stages
+                )
+                if made is not None and request.options.pins:
+                    made = fit_cuts(request.pricer, made, (again,), limited=False)
                 if made is not None:
                     yield made
 
@@ -298,22 +301,22 @@ class Several:
         most = min(entry for entry in (options.max_stages, wanted, atoms) if entry is not None)
         if most < chunks:
             return Infeasible(
-                f"the {name} schedule puts {chunks} stages on each device; the layers, their cuts "
-                f"and the options allow only {most}",
+                f"the {name} schedule puts {chunks} stages on each device, but the layers, their "
+                f"cuts and the options allow only {most}",
                 constraint="legal_cuts" if atoms == most else "schedule",
                 required=chunks,
                 available=most,
             )
         return Infeasible(
-            f"{wanted} stages of the {name} schedule, {chunks} a device, are not planned: a "
+            f"{wanted} stages of the {name} schedule, {chunks} per device, are too many: a "
             f"pipeline has at most {MAX_RANKS} devices, and max_stages is {options.max_stages}",
             constraint="schedule",
             required=wanted,
             available=MAX_RANKS * chunks,
         )
 
-    def _missing(self, assignment: Assignment) -> Misfit:
-        """About the fullest device."""
+    def _fullest(self, assignment: Assignment) -> Fullness:
+        """Return the fullness of the fullest device."""
         pricer = self.request.pricer
         stages = pricer.stages(assignment)
         found = [
@@ -329,57 +332,60 @@ class Several:
         return max(found, default=(0.0, 0, 0, 0))
 
 
-def best_of_schedule(request: PlanningRequest) -> tuple[Priced, float]:
-    """The fastest plan found, and a time no plan is below.
+def search_by_simulation(request: PlanningRequest) -> tuple[Priced, float]:
+    """Return the fastest plan found, and a lower bound on the step of all plans.
 
-    Cuts of even times, of equal layer counts, and by each device's speed and memory, for numbers
-    of devices a pipeline may have and ways to place it; where none fits, those that nearly do with
-    their cuts moved. Then the fastest ones are changed a little, while that helps.
+    Candidates are cut by even times, equal layer counts, or each device's speed and memory, for
+    every shape and layout of a pipeline; if none fits, those that nearly do have their cuts moved.
+    Then the fastest ones are varied while that helps.
 
     Raises:
-        Infeasible: None of them fits.
-        DeadlineExceeded: None that was tried by then fits.
+        Infeasible: No candidate fits.
+        DeadlineExceeded: No candidate tried by then fits.
     """
-    several = Several(request)
-    if several.shapes and request.deadline == math.inf:
+    source = CandidateSource(request)
+    if source.shapes and request.deadline == math.inf:
         jit.load_if_worthwhile(
-            several.shapes[0].actions(request.options.num_microbatches, several.chunks) * 8
+            source.shapes[0].actions(request.options.num_microbatches, source.chunks) * 8
         )
-    race = Race(request, MAX_ACTIONS, lambda entry: (entry.replicas, entry.classes), SLACK)
-    _enter_first(several, race)
-    if race.best is None and several.is_late:
+    tournament = Tournament(
+        request, MAX_ACTIONS, lambda entry: (entry.replicas, entry.classes), SLACK
+    )
+    _add_first(source, tournament)
+    if tournament.best is None and source.is_late:
         raise DeadlineExceeded(GAVE_UP)
-    if race.best is None:
-        raise several.no_plan()
-    race.max_actions += MAX_ACTIONS
+    if tournament.best is None:
+        raise source.infeasible_error()
+    tournament.max_actions += MAX_ACTIONS
     for _ in range(MAX_ROUNDS):
-        starts = race.unexplored(MAX_STARTS, NEAR)
+        starts = tournament.take_leaders(MAX_STARTS, NEAR)
         if not starts or request.is_over:
             break
         for start in starts:
-            race.enter(_changed(request, start))
-    return race.best, min(LeastStep(request, several.chunks).bound_s(), race.best.step_time_s)
+            tournament.add(_vary(request, start))
+    bound_s = SimulatedStepBound(request, source.chunks).bound_s()
+    return tournament.best, min(bound_s, tournament.best.step_time_s)
 
 
-def rescue(request: PlanningRequest, race: Race) -> None:
-    """Plans where the search found none and does not know whether there are any."""
-    if race.best is None:
-        _enter_first(Several(request), race)
+def add_scheduled_plans(request: PlanningRequest, tournament: Tournament) -> None:
+    """Add candidates if an exact search gave up without a plan and without a proof."""
+    if tournament.best is None:
+        _add_first(CandidateSource(request), tournament)
 
 
-def _enter_first(several: Several, race: Race) -> None:
-    race.enter(several.candidates(several.promising()))
-    if race.best is None:
-        race.enter(several.candidates(several.roomy, once=True))
-    is_small = several.request.costs.num_atoms <= SMALL
-    if race.best is None or (is_small and not several.request.is_over):
-        race.enter(several.squeezed())
+def _add_first(source: CandidateSource, tournament: Tournament) -> None:
+    tournament.add(source.candidates(source.promising()))
+    if tournament.best is None:
+        tournament.add(source.candidates(source.roomy, once=True))
+    is_small = source.request.costs.num_atoms <= SMALL
+    if tournament.best is None or (is_small and not source.request.is_over):
+        tournament.add(source.repaired())
 
 
-def _changed(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignment]:
-    """One cut or several in a row moved a little, or one stage no longer recomputed."""
+def _vary(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignment]:
+    """Yield plans with a run of cuts moved a little, or one stage no longer recomputed."""
     if request.costs.has(assignment.cuts):
-        yield from _shifted(request, assignment)
+        yield from _shift_cuts(request, assignment)
     if request.options.recompute == "auto":
         for stage, again in enumerate(assignment.recompute):
             if again:
@@ -391,11 +397,12 @@ def _changed(request: PlanningRequest, assignment: Assignment) -> Iterator[Assig
                 yield replace(assignment, recompute=recompute)
 
 
-def _shifted(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignment]:
-    """One or two layers moved between stages, those between them shifted: near ones first."""
+def _shift_cuts(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignment]:
+    """Yield plans with one or two atoms moved between stages, short distances first."""
     positions, index = request.costs.positions, request.costs.index
     cuts = [index[cut] for cut in assignment.cuts]
     count = len(cuts) - 2
+    # Moving a run of cuts together shifts work between distant stages, not just neighbours.
     for length in range(1, count + 1 if count <= MAX_SHIFTED else 2):
         for first, step in product(range(1, count - length + 2), (-1, 1, -2, 2)):
             moved = list(cuts)

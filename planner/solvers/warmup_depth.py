@@ -1,4 +1,4 @@
-"""Warm-up of 1F1B, stage by stage: more micro-batches in flight hide slow links, if they fit."""
+"""Warm-up depths of 1F1B: more micro-batches in flight hide slow links, if memory allows."""
 
 from __future__ import annotations
 
@@ -10,51 +10,50 @@ from ...schedules.warmup_depths import default_depths
 from ..cost.assignment import Assignment
 from ..cost.plan_cost import Priced, Pricer
 from ..search.branch_and_bound import ROUNDING
-from .tournament import Race
+from .tournament import Tournament
 
 MAX_STARTS = 2
-"""Plans of different numbers of stages whose warm-up is changed."""
+"""Plans of different numbers of stages whose warm-up is varied."""
 
 NEAR = 0.3
-"""How far above the fastest plan, relatively, they may be: hidden links may gain as much."""
+"""Relative distance from the fastest plan that starts may have: hidden links may gain as much."""
 
 STEPS = (-4, -2, -1, 1, 2, 4)
-"""By how much a warm-up is changed."""
+"""Changes of a depth."""
 
 MAX_ROUNDS = 8
-"""How often every stage's warm-up is changed."""
+"""Rounds in which every stage's depth is changed."""
 
 
-def deepen(race: Race, rounds: int = MAX_ROUNDS) -> None:
-    """Let the fastest plans compete with other warm-ups, up to the extra the options allow.
+def extend_warmup(tournament: Tournament, rounds: int = MAX_ROUNDS) -> None:
+    """Add the tournament's fastest 1F1B plans with the best extra warm-up that options allow.
 
-    First all stages run as far ahead as they may and have room for, then one after the other,
-    or all up to one, is changed while that helps. Last, stages give up what does not help.
+    First all stages get as much extra depth as allowed and as memory has room for; then the depth
+    of one stage, or of all up to one, is changed while that helps. Last, extra depth that does not
+    help is removed.
 
     Args:
-        race: With plans of the schedule's own warm-up.
-        rounds: How often every stage's warm-up is changed.
+        tournament: Tournament with plans of default warm-up.
+        rounds: Rounds in which every stage's depth is changed.
     """
-    options = race.request.options
-    if options.schedule != "1f1b" or not options.max_extra_in_flight:
-        return
-    for start in race.leaders(MAX_STARTS, NEAR):
-        own = Race(race.request)
-        own.enter([start, *_uniform(race.pricer, start)])
+    for start in tournament.leaders(MAX_STARTS, NEAR):
+        # A tournament per start: a second start may gain more than it is behind now.
+        own = Tournament(tournament.request)
+        own.add([start, *_deepen_all(tournament.pricer, start)])
         for _ in range(rounds):
             before = own.best
             for stage, change in product(range(start.num_stages - 1), STEPS):
                 if own.best is not None and not own.is_over:
-                    own.enter(_changed(race.pricer, own.best.assignment, stage, change))
+                    own.add(_change_depths(tournament.pricer, own.best.assignment, stage, change))
             if own.best is before:
                 break
         if own.best is not None:
-            race.offer(_trimmed(own, own.best))
+            tournament.add_simulated(_trim(own, own.best))
 
 
-def _trimmed(race: Race, best: Priced) -> Priced:
-    """With fewer in flight, stage by stage, where the step is the same but for rounding."""
-    pricer, limit_s = race.pricer, best.step_time_s * (1 + ROUNDING)
+def _trim(tournament: Tournament, best: Priced) -> Priced:
+    """Remove extra depth stage by stage as long as the step stays the same but for rounding."""
+    pricer, limit_s = tournament.pricer, best.step_time_s * (1 + ROUNDING)
     before: Priced | None = None
     while before is not best:
         before = best
@@ -62,7 +61,7 @@ def _trimmed(race: Race, best: Priced) -> Priced:
             extra = _extra(best.assignment)
             held = extra[stage]
             for less in sorted({0, held // 2, held - 1} if held else ()):
-                if race.request.is_over:
+                if tournament.request.is_over:
                     return best
                 wanted = [*extra[:stage], less, *extra[stage + 1 :]]
                 found = pricer.priced_if_usable(_with(pricer, best.assignment, wanted))
@@ -76,8 +75,8 @@ def _extra(assignment: Assignment) -> list[int]:
     return list(assignment.extra_depths or (0,) * assignment.num_stages)
 
 
-def _uniform(pricer: Pricer, start: Assignment) -> Iterator[Assignment]:
-    """As many extra on every stage as it has room for, up to more and more."""
+def _deepen_all(pricer: Pricer, start: Assignment) -> Iterator[Assignment]:
+    """Yield all stages with extra depth up to 1, 2, 4 and so on, as far as memory has room."""
     most = pricer.options.max_extra_in_flight
     extra = 1
     while extra < 2 * most:
@@ -85,8 +84,10 @@ def _uniform(pricer: Pricer, start: Assignment) -> Iterator[Assignment]:
         extra *= 2
 
 
-def _changed(pricer: Pricer, start: Assignment, stage: int, change: int) -> Iterator[Assignment]:
-    """One stage's warm-up changed, and that of all stages up to it."""
+def _change_depths(
+    pricer: Pricer, start: Assignment, stage: int, change: int
+) -> Iterator[Assignment]:
+    """Yield one stage's depth changed, and that of all stages up to it."""
     extra = _extra(start)
     for first in dict.fromkeys((stage, 0)):
         changed = [entry + change for entry in extra[first : stage + 1]]
@@ -94,7 +95,7 @@ def _changed(pricer: Pricer, start: Assignment, stage: int, change: int) -> Iter
 
 
 def _with(pricer: Pricer, start: Assignment, wanted: list[int]) -> Assignment:
-    """With so many extra, no more than allowed, than fit, and than make sense in front of others.
+    """Return the plan with the wanted extra depths, capped by options, memory and earlier stages.
 
     The last stage has nothing to wait for, and no stage waits for more micro-batches than those
     in front of it let through (`check_depths`).

@@ -11,7 +11,7 @@ from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.assemble import build_plan
 from stagewright.planner.cost.chain import tables
 from stagewright.planner.dag import layer_graph as branches_module
-from stagewright.planner.dag.layer_graph import Branches, strong_components
+from stagewright.planner.dag.layer_graph import Branches
 from stagewright.planner.plan import plan
 from stagewright.planner.problem.problem import PlanningRequest
 from stagewright.planner.solvers.solve import solve
@@ -219,8 +219,3 @@ def test_layers_kept_together_take_what_lies_between_them_along():
     assert sorted(nodes.members) == sorted([0b0010111, 0b0001000, 0b0100000, 0b1000000])
     for row in Branches(profile, options).stages.members:
         assert row[0] == row[1] == row[2] == row[4]
-
-
-def test_nodes_that_reach_each_other_are_one_component():
-    edges = {(0, 1), (1, 2), (2, 0), (2, 3), (3, 4), (4, 3), (5, 4)}
-    assert strong_components(6, edges) == [[0, 1, 2], [3, 4], [5]]

@@ -10,8 +10,7 @@ from stagewright.core.cluster.cluster import Cluster, LinkLevel
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.cost.assignment import placed
 from stagewright.planner.problem.problem import PlanningRequest
-from stagewright.planner.solvers.replica_rounding import filled
-from stagewright.planner.solvers.solve import Pool
+from stagewright.planner.solvers.staged_search import PlanPool, round_up_replicas
 from stagewright.planner.validation.reference_placement import StagePlacement
 from tests.builders import chain_profile, random_profile
 
@@ -36,9 +35,9 @@ def start_of(cluster, replicas, **asked):
 
 def test_a_last_stage_takes_the_rest_of_its_group():
     request, start = start_of(fours(12), (4, 5))
-    found = filled(start, request.pricer)
+    found = round_up_replicas(start, request.pricer)
     assert found == replace(start, replicas=(4, 8), ends=(4, 12))
-    assert filled(found, request.pricer) is found
+    assert round_up_replicas(found, request.pricer) is found
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,7 @@ def test_a_last_stage_takes_the_rest_of_its_group():
 )
 def test_it_stays_where_that_is_no_plan_or_a_worse_one(cluster, replicas, asked):
     request, start = start_of(cluster, replicas, **asked)
-    assert filled(start, request.pricer) is start
+    assert round_up_replicas(start, request.pricer) is start
 
 
 @pytest.mark.parametrize(("memory_bytes", "is_filled"), [(400, False), (499, False), (500, True)])
@@ -61,7 +60,7 @@ def test_it_stays_where_a_stage_in_front_would_not_fit(memory_bytes, is_filled):
     """With five replicas behind two, 1 + ceil(5 / 2) micro-batches of 100 bytes are in flight."""
     request, start = start_of(fours(12, memory_bytes), (2, 5))
     assert request.pricer.fits(request.pricer.stages(start), start)
-    assert (filled(start, request.pricer) != start) == is_filled
+    assert (round_up_replicas(start, request.pricer) != start) == is_filled
 
 
 def test_plans_found_are_played_as_equal_pipelines():
@@ -70,9 +69,9 @@ def test_plans_found_are_played_as_equal_pipelines():
     """
     for objective, number in (("step_time", 4), ("throughput", 4), ("devices", 1)):
         request, start = start_of(fours(12), (4, 5), objective=objective)
-        pool = Pool(request.pricer)
+        pool = PlanPool(request.pricer)
         pool.add(start, 1.0)
-        pool.add(filled(start, request.pricer), 1.01)
+        pool.add(round_up_replicas(start, request.pricer), 1.01)
         best = pool.best(2)
         assert math.gcd(*best[0].replicas) == number
         assert len(best) == len(set(best))
@@ -98,7 +97,7 @@ def test_a_plan_on_whole_groups_is_no_worse():
         if start is None:
             continue
         pricer = request.pricer
-        found = filled(start, pricer)
+        found = round_up_replicas(start, pricer)
         place = StagePlacement(cluster, found.device_indices(request.devices, 1))
         assert not list(place.faults()), seed
         assert pricer.price(found).value <= pricer.price(start).value, seed

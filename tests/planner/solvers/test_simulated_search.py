@@ -17,8 +17,8 @@ from stagewright.planner.cost.plan_cost import Pricer
 from stagewright.planner.plan import plan
 from stagewright.planner.problem.problem import PlanningRequest
 from stagewright.planner.solvers import simulated_search as several
-from stagewright.planner.solvers.device_layouts import spreads
-from stagewright.planner.solvers.tournament import Race
+from stagewright.planner.solvers.device_layouts import list_device_layouts
+from stagewright.planner.solvers.tournament import Tournament
 from stagewright.planner.validation.reference_cost import ReferenceSplit
 from stagewright.planner.validation.validate import validate
 from stagewright.schedules.make_schedule import in_flight
@@ -116,13 +116,13 @@ def test_a_race_passes_over_what_the_schedule_refuses():
     profile, cluster = chain_profile([1e-3] * 12), Cluster.uniform(3)
     options = PlanOptions(schedule="interleaved_1f1b", num_microbatches=128)
     request = PlanningRequest(profile, cluster, options)
-    race = Race(request)
+    tournament = Tournament(request)
     cuts = tuple(range(0, 13, 2))
     refused = Assignment(cuts, (1,) * 6, (0,) * 6, (1, 2, 3) * 2, (False,) * 6, chunks=2)
     with pytest.raises(InvalidInput, match="cannot be divided into 42 rounds"):
         request.pricer.stages(refused)
-    race.enter([refused])
-    assert race.best is None
+    tournament.add([refused])
+    assert tournament.best is None
 
 
 @pytest.mark.parametrize("schedule", CHUNKED)
@@ -162,7 +162,7 @@ def test_a_device_has_room_for_all_its_stages_together(schedule, seed):
     needed = max(held_bytes(made).values())
     tight = planned(profile, limited(cluster, needed), **asked)
     assert max(held_bytes(tight).values()) <= needed
-    with pytest.raises(Infeasible, match="misses by least, device 'device:") as caught:
+    with pytest.raises(Infeasible, match="in the closest one, device 'device:") as caught:
         plan(profile, limited(cluster, needed // 3), PlanOptions(**asked))
     assert caught.value.required > caught.value.available == needed // 3
 
@@ -331,7 +331,7 @@ def test_every_way_to_spread_is_a_way_a_plan_may_be_placed():
         devices = devices_of(cluster, options)
         for count in range(1, 5):
             for replicas in (1, 2, 3):
-                found = list(spreads(count, replicas, devices))
+                found = list(list_device_layouts(count, replicas, devices))
                 assert len(found) == len(set(found))
                 for entry in found:
                     places = tuple(entry.device_indices(devices, s) for s in range(count))
@@ -372,7 +372,7 @@ def test_little_time_goes_into_the_most_promising_plan(left_s):
         PlanOptions(schedule="looped_bfs", num_microbatches=128),
         deadline=time.monotonic() + left_s,
     )
-    first = several.Several(request).promising()[0]
+    first = several.CandidateSource(request).promising()[0]
     assert (first.ranks, first.replicas) == (64, 1)
 
 

@@ -11,7 +11,7 @@ from stagewright.core.plan.plan import Pin, PlanOptions
 from stagewright.planner.cost.device_classes import devices_of
 from stagewright.planner.plan import plan
 from stagewright.planner.problem.problem import PlanningRequest
-from stagewright.planner.solvers.simulated_bound import LeastStep
+from stagewright.planner.solvers.simulated_bound import SimulatedStepBound
 from stagewright.planner.validation.reference_cost import ReferenceSplit
 from stagewright.planner.validation.validate import validate
 from stagewright.schedules.traits import FOLDED
@@ -125,7 +125,7 @@ def test_plans_are_valid_near_the_best_and_not_below_the_bound():
 def bound_s(profile, cluster, **asked):
     options = PlanOptions(**asked)
     request = PlanningRequest(profile, cluster, options)
-    return LeastStep(request, chunks_of(options)).bound_s()
+    return SimulatedStepBound(request, chunks_of(options)).bound_s()
 
 
 def test_bounds_by_hand():

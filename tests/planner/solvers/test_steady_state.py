@@ -7,7 +7,7 @@ import pytest
 from stagewright.core.plan.plan import PlanOptions
 from stagewright.planner.plan import plan
 from stagewright.planner.problem.problem import PlanningRequest
-from stagewright.planner.solvers.solve import steady
+from stagewright.planner.solvers.step_time import steady_state_candidates
 from tests.builders import random_profile
 from tests.planner.instances import draw_cluster
 
@@ -27,6 +27,6 @@ def test_a_plan_for_throughput_has_no_shorter_step(seed):
     other = plan(profile, cluster, PlanOptions(**asked, objective="throughput"))
     assert made.step_time_s <= other.step_time_s * (1 + 1e-9)
     request = PlanningRequest(profile, cluster, PlanOptions(**asked))
-    for entry in steady(request):
+    for entry in steady_state_candidates(request):
         priced = request.pricer.priced_if_usable(entry)
         assert priced is None or made.step_time_s <= priced.step_time_s * (1 + 1e-9)

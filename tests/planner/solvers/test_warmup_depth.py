@@ -165,5 +165,5 @@ def test_stages_changed_one_by_one_beat_all_at_once(seed, monkeypatch):
         optimizer="sgd",
     )
     one_by_one = plan(profile, cluster, asked)
-    monkeypatch.setattr(warm_up, "_changed", lambda *_: iter(()))
+    monkeypatch.setattr(warm_up, "_change_depths", lambda *_: iter(()))
     assert one_by_one.step_time_s < 0.98 * plan(profile, cluster, asked).step_time_s

@@ -1,0 +1,255 @@
+"""Exact search by a closed form, in stages from coarse to whole, and the plans that it finds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from ...core.errors import DeadlineExceeded
+from ..cost.assignment import Assignment
+from ..cost.device_classes import Devices
+from ..cost.plan_cost import Priced, Pricer
+from ..cost.stage_table import StageTable
+from ..problem.constraints import search_parts
+from ..problem.problem import PlanningRequest, all_parts
+from ..search.arcs import Measure, to_assignment
+from ..search.branch_and_bound import ROUNDING, BranchAndBound, Effort
+from ..search.label_setting import StageArc
+from .feasibility import infeasible_error
+
+COARSE_ATOMS = (32, 96, 300)
+"""Positions of the quick searches whose plans start the exact one."""
+
+NEAR = 0.08
+"""Relative distance from the best objective within which plans are simulated."""
+
+NOT_STEPS = ("memory", "devices")
+"""Objectives whose plans are searched by another measure than they are compared by."""
+
+MEASURES: dict[str, Measure] = {"1f1b": "1f1b", "gpipe": "gpipe"}
+"""Measures of the schedules whose step the search minimises itself."""
+
+
+@dataclass
+class PlanPool:
+    """Plans found so far, with the value that the search gave them.
+
+    Attributes:
+        gave_up: True if the search ended without a plan and without a proof that there is none.
+    """
+
+    pricer: Pricer
+    values: dict[Assignment, float] = field(default_factory=dict)
+    gave_up: bool = False
+
+    def add(self, assignment: Assignment, value: float) -> None:
+        self.values[assignment] = min(value, self.values.get(assignment, math.inf))
+
+    def best(self, most: int) -> list[Assignment]:
+        """Return the best plans and the best of each number of stages, if near the best of all."""
+        order = sorted(self.values, key=lambda entry: (self.values[entry], entry))
+        if not order:
+            return []
+        limit = self.values[order[0]] * (1 + NEAR)
+        of_count: dict[int, Assignment] = {}
+        for entry in order:
+            of_count.setdefault(entry.num_stages, entry)
+        chosen = dict.fromkeys([*order[:most], *of_count.values()])
+        near = [entry for entry in chosen if self.values[entry] <= limit]
+        return list(dict.fromkeys(round_up_replicas(entry, self.pricer) for entry in near))
+
+
+@dataclass(frozen=True)
+class SearchLevel:
+    """One search of a request; levels go from quick to exact.
+
+    Attributes:
+        stages: Builds the stages to search; `None` if there is nothing to search.
+        gap: Relative gap at which the search ends.
+        is_exact: True if the stages make up all plans.
+    """
+
+    stages: Callable[[], StageTable | None]
+    gap: float = 1e-2
+    is_exact: bool = False
+
+
+def search_in_stages(
+    request: PlanningRequest,
+    measure: Measure,
+    *,
+    max_total_replicas: int | None = None,
+    limit_bytes: int | None = None,
+) -> tuple[PlanPool, float]:
+    """Return plans found by one measure, and a lower bound on it for all plans.
+
+    Quick searches over few positions come first: their plans are plans of the whole problem, too,
+    and the better the best known plan, the fewer stages the exact search has to look at.
+
+    Args:
+        request: Request to search.
+        measure: Measure to minimise.
+        max_total_replicas: Most devices of a plan.
+        limit_bytes: Memory limit of every device, beside its own.
+    """
+    pool = PlanPool(request.pricer)
+    devices = request.devices.limited(limit_bytes)
+    effort = Effort(request.deadline)
+    best, least, gave_up = math.inf, math.inf, False
+    for level in _list_levels(request, pool):
+        stages = level.stages()
+        if stages is None:
+            continue
+        effort = Effort(request.deadline, gap=max(level.gap, request.options.gap))
+        bound = math.inf
+        for part in search_parts(stages, devices, request.options):
+            search = BranchAndBound(
+                part.space, measure, effort, tied_s=part.tied_s,
+                max_total_replicas=max_total_replicas, best_value=best * (1 + 1e-9),
+            )  # fmt: skip
+            if stages.tied and measure in ("1f1b", "gpipe"):
+                # The part's `tied_s` is a bound; a plan's value has the time of its placement.
+                search.tied_of = partial(_tied_sync_s, request.pricer, stages, devices)
+            try:
+                search.run(max_searches=2_000 if level.is_exact else 40)
+            except DeadlineExceeded:
+                gave_up = True
+                search.unproven = 0.0
+            for path in search.paths:
+                pool.add(to_assignment(path.arcs, stages, devices), path.value)
+            best = min([best, *(path.value for path in search.paths)])
+            bound = min(bound, search.bound)
+        if level.is_exact:
+            least = min(least, bound)
+        if best < math.inf and request.options.objective not in NOT_STEPS:
+            request.tell(best, bound if level.is_exact and request.is_whole else 0.0)
+    if not pool.values:
+        if effort.is_over or gave_up:
+            pool.gave_up = True
+            return pool, 0.0
+        raise infeasible_error(request)
+    if not request.is_whole:
+        least = _bound_all_orders(request, measure)
+    return pool, min(least, best)
+
+
+def _list_levels(request: PlanningRequest, pool: PlanPool) -> list[SearchLevel]:
+    whole, chain = request.searched, request.costs.stages
+    quick = [size for size in COARSE_ATOMS if size < 0.6 * chain.num_atoms]
+    levels = [SearchLevel(partial(_coarsen, request, size)) for size in quick]
+    if request.band is not None:
+        levels.append(SearchLevel(partial(_refine, request, pool), gap=1e-3))
+    if whole[0] is not chain and not quick:
+        levels.append(SearchLevel(partial(_same, chain)))
+    # Several tables (of several orders) are exact together: the least of their bounds holds.
+    levels += [SearchLevel(partial(_same, table), 0.0, is_exact=True) for table in whole]
+    return levels
+
+
+def _same(table: StageTable) -> StageTable:
+    return table
+
+
+def _coarsen(request: PlanningRequest, size: int) -> StageTable:
+    return request.coarse(size).stages
+
+
+def _refine(request: PlanningRequest, pool: PlanPool) -> StageTable | None:
+    """Return the stages that begin and end near those of the best plan."""
+    best = pool.best(1)
+    if not best or best[0].order:
+        return None
+    found = request.around(best[0].cuts)
+    return found.stages if len(found.positions) < 0.9 * len(request.positions) else None
+
+
+def _tied_sync_s(
+    pricer: Pricer, stages: StageTable, devices: Devices, arcs: Sequence[StageArc]
+) -> float:
+    return pricer.tied_sync_s(to_assignment(arcs, stages, devices))
+
+
+def _bound_all_orders(request: PlanningRequest, measure: Measure) -> float:
+    """Return a bound for every order of the layers if only some are searched."""
+    free = request.order_free
+    if free is None:
+        return 0.0
+    if measure == "throughput":
+        return free.throughput_s()
+    return free.latency_s() if measure == "latency" else free.step_s()
+
+
+def bound_work_s(request: PlanningRequest) -> float:
+    """Return a bound on every step: all work shared, or one micro-batch on the fastest device."""
+    whole_s = sum(request.costs.stages.whole_s)
+    speeds = [entry.speed for entry in request.cluster.devices]
+    shared_s = request.options.num_microbatches * whole_s / sum(speeds)
+    return max(shared_s, whole_s / max(speeds)) * (1 - ROUNDING)
+
+
+def bound_simulated_step(request: PlanningRequest, priced: Priced) -> float:
+    """Return a lower bound on every plan's simulated step (`docs/planner.md`, last section)."""
+    options, fastest = request.options, request.devices.fastest
+    forward_s, backward_s = request.costs.stages.whole_s
+    if options.objective == "latency":
+        return min(forward_s / fastest, priced.step_time_s)
+    whole_s = forward_s / fastest + backward_s / fastest
+    if request.order_free:
+        whole_s = max(whole_s, request.order_free.simulated_s())
+    if not request.is_whole or request.band is not None:
+        return min(max(whole_s, bound_work_s(request)), priced.step_time_s)
+    effort = Effort(request.deadline, gap=1e-3)
+    bound = math.inf
+    for part in all_parts(request, request.devices, with_ties=False):
+        search = BranchAndBound(
+            part.space, "simulated_bound", effort, best_value=priced.step_time_s
+        )
+        bound = min(bound, search.narrow(1e-3))
+    return min(max(bound, whole_s), priced.step_time_s)
+
+
+def round_up_replicas(assignment: Assignment, pricer: Pricer) -> Assignment:
+    """Return the assignment with each class's last stage on whole groups, if that costs nothing.
+
+    No other stage may use the rest of a group that a last stage has a part of, and gradients are
+    summed over as many groups either way. The search stops at the fewest replicas that suffice,
+    which rarely share a divisor with those of other stages; whole groups do, and the simulator
+    then simulates one of that many equal pipelines (`simulate.step_time`).
+    """
+    last: dict[int, int] = {}
+    for stage in sorted(range(assignment.num_stages), key=assignment.ends.__getitem__):
+        last[assignment.classes[stage]] = stage
+    replicas, ends = list(assignment.replicas), list(assignment.ends)
+    for stage in last.values():
+        more = _missing_replicas(assignment, stage, pricer)
+        replicas[stage] += more
+        ends[stage] += more
+    if replicas == list(assignment.replicas):
+        return assignment
+    found = replace(assignment, replicas=tuple(replicas), ends=tuple(ends))
+    return found if _is_as_good(found, assignment, pricer) else assignment
+
+
+def _missing_replicas(assignment: Assignment, stage: int, pricer: Pricer) -> int:
+    """Return the replicas that a stage lacks to fill whole groups; 0 if they cannot be added."""
+    entry = pricer.devices.classes[assignment.classes[stage]]
+    count, end = assignment.replicas[stage], assignment.ends[stage]
+    size = max((size for size in entry.group_sizes[:-1] if size < count), default=1)
+    more = -count % size
+    most = min(pricer.options.max_replicas or len(entry), pricer.num_microbatches)
+    if count + more > most or end + more > len(entry):
+        return 0
+    return more if entry.place(end + more, count + more, is_last=True) == end + more else 0
+
+
+def _is_as_good(found: Assignment, before: Assignment, pricer: Pricer) -> bool:
+    """Return True if a plan fits and neither objective nor closed form of the step is worse."""
+    stages, old = pricer.stages(found), pricer.stages(before)
+    if not pricer.fits(stages, found):
+        return False
+    tied_s = pricer.tied_sync_s(before)
+    is_slower = pricer.model_s(stages, tied_s) > pricer.model_s(old, tied_s) * (1 + ROUNDING)
+    value, limit = pricer.value(found, stages, tied_s), pricer.value(before, old, tied_s)
+    return not is_slower and value <= limit * (1 + ROUNDING)

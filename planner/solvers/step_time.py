@@ -1,0 +1,127 @@
+"""Solver of the objective ``step_time``: search by a closed form, choose by simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ...core.errors import DeadlineExceeded
+from ..cost.assignment import Assignment
+from ..cost.plan_cost import Priced
+from ..heuristics.baselines import take_faster_baseline
+from ..heuristics.candidates import move_cuts, pipedream_plans, reshape_stages, uniform_grids
+from ..problem.constraints import search_parts
+from ..problem.problem import PlanningRequest
+from ..search.arcs import to_assignment
+from ..search.branch_and_bound import GAVE_UP, BranchAndBound, Effort
+from .decision import Decision
+from .feasibility import infeasible_error
+from .simulated_search import add_scheduled_plans, search_by_simulation
+from .staged_search import MEASURES, PlanPool, bound_simulated_step, bound_work_s, search_in_stages
+from .tournament import Tournament
+from .warmup_depth import extend_warmup
+
+MAX_SIMULATED = 40
+"""Plans of the search that compete in the simulator."""
+
+MAX_ROUNDS = 12
+"""Rounds in which the fastest plans are varied."""
+
+MAX_STARTS = 3
+"""Plans varied in each round, of different numbers of stages."""
+
+MAX_ATOMS = 12
+"""Positions of the search for steady-state candidates."""
+
+MAX_DEVICES = 32
+"""Devices up to which steady-state candidates are cheap beside the search that they help."""
+
+MAX_PLANS = 5
+"""Steady-state candidates of each part of the search."""
+
+
+def solve_step_time(request: PlanningRequest) -> Decision:
+    """Return the plan of least simulated step.
+
+    Schedules with a closed form are searched exactly by it, and the best plans simulated; for the
+    others candidates are only simulated.
+    """
+    if request.options.schedule not in MEASURES:
+        priced, bound_s = search_by_simulation(request)
+        return Decision(_take_baseline(request, priced), bound_s, bound_s)
+    pool, bound = search_in_stages(request, MEASURES[request.options.schedule])
+    priced = choose_fastest(request, pool)
+    bound = min(max(bound, bound_work_s(request)), priced.value)
+    best_value = min(pool.values.values(), default=priced.value)
+    return Decision(priced, bound, bound_simulated_step(request, priced), best_value)
+
+
+def choose_fastest(request: PlanningRequest, pool: PlanPool) -> Priced:
+    """Return the plan with the least simulated step among the pool's best, grids and variations.
+
+    Ties are broken by objective, then fewer stages, then earlier cuts.
+    """
+    pricer = request.pricer
+    tournament = Tournament(request)
+    tournament.add(pool.best(MAX_SIMULATED))
+    tournament.add(steady_state_candidates(request))
+    tournament.add(uniform_grids(pricer))
+    tournament.add(pipedream_plans(pricer))
+    if pool.gave_up:
+        add_scheduled_plans(request, tournament)
+    may_extend = request.options.schedule == "1f1b" and request.options.max_extra_in_flight > 0
+    if may_extend:
+        # Coarsely first: which plans are varied below depends on their step.
+        extend_warmup(tournament, rounds=0)
+    for _ in range(MAX_ROUNDS):
+        starts = tournament.take_leaders(MAX_STARTS)
+        if not starts or starts[0].num_stages * request.options.num_microbatches > 2**17:
+            break
+        for start in starts:
+            tournament.add(_vary(request, start))
+    if may_extend:
+        extend_warmup(tournament)
+    if tournament.best is None:
+        raise DeadlineExceeded(GAVE_UP) if pool.gave_up else infeasible_error(request)
+    return _take_baseline(request, tournament.best)
+
+
+def _take_baseline(request: PlanningRequest, priced: Priced) -> Priced:
+    """Return the plan, or a faster baseline of it in the plan's own order of the layers."""
+    order = priced.assignment.order
+    if not order:
+        return take_faster_baseline(request, priced)
+    view = request.in_order(order)
+    own = view.pricer.price(replace(priced.assignment, order=()))
+    best = take_faster_baseline(view, own)
+    return priced if best is own else request.pricer.price(replace(best.assignment, order=order))
+
+
+def _vary(request: PlanningRequest, assignment: Assignment) -> Iterator[Assignment]:
+    """Yield variations with one cut moved or replicas moved, in the plan's order of the layers."""
+    order, own = assignment.order, replace(assignment, order=())
+    view = request.in_order(order) if order else request
+    if view.costs.has(own.cuts):
+        for other in (*move_cuts(own, view.costs), *reshape_stages(own, view.pricer)):
+            if view.allows(other):
+                yield replace(other, order=order)
+
+
+def steady_state_candidates(request: PlanningRequest) -> Iterator[Assignment]:
+    """Yield plans of least time per micro-batch, from a search of some ten milliseconds.
+
+    The closed form of a step adds up every stage's share of warm-up and drain; if stages have
+    different numbers of replicas, it may prefer plans that are slower in the simulator.
+    """
+    if len(request.cluster.devices) > MAX_DEVICES or request.is_over:
+        return
+    table = request.coarse(MAX_ATOMS).stages
+    effort = Effort(request.deadline, gap=3e-2)
+    for part in search_parts(table, request.devices, request.options, with_ties=False):
+        search = BranchAndBound(part.space, "throughput", effort)
+        try:
+            search.run(max_searches=1)
+        except DeadlineExceeded:
+            return
+        for path in sorted(search.paths, key=lambda path: path.value)[:MAX_PLANS]:
+            yield to_assignment(path.arcs, table, request.devices)
