@@ -46,24 +46,19 @@ def build(
 ) -> Training:
     """Build a planned model for training: across processes under torchrun, or in one process.
 
-    With ``torch.distributed`` initialised, every rank calls this with the same plan and model and
-    gets its own stages. Otherwise all stages are in this process. The training loop is the same.
-    For other options of pipelines (a schedule of your own, chunks) create a pipeline yourself and
-    pass it to `Training`.
+    With ``torch.distributed`` initialised, every rank calls this and gets its own stages; otherwise
+    all stages are in this process. For other options, pass a pipeline to `Training` yourself.
 
     Args:
         plan: Where to cut, and in which order to work.
-        model: The model the plan was made for. Under ``torch.device("meta")`` it takes no memory,
-            and each rank allocates only its own stages.
+        model: The model the plan was made for; on the meta device ranks allocate their stages only.
         loss_fn: ``loss_fn(output, target)``, a mean: over each micro-batch in processes, over the
             batch in one process.
         weights: Source of the values of a model on the meta device; a path is a checkpoint's.
-        devices: This rank's device, or in one process one for every stage. `None` leaves stages
-            on the model's device.
+        devices: This rank's device, or in one process one per stage; `None` for the model's.
         group: The ranks, in order; the default group if `None`.
         sample: See `cut_for_plan`.
-        autocast: Run the stages and the loss under ``torch.autocast`` to this dtype; weights,
-            gradients and optimizer state keep theirs.
+        autocast: The dtype to autocast stages and loss to; weights and gradients keep theirs.
         keyed_dropout: See `DistributedPipeline`.
         batch_statistics: See `DistributedPipeline`.
         strategy: See `DistributedPipeline`; replicas need processes.
@@ -77,47 +72,59 @@ def build(
     """
     if isinstance(weights, str | Path):
         weights = Weights(checkpoint=weights)
+    common = _Common(sample=sample, keyed_dropout=keyed_dropout, batch_statistics=batch_statistics)
+    loop = _Loop(max_norm=max_norm, accumulate=accumulate, loss_scale=loss_scale)
     chosen = _list_devices(devices)
-    shared: _Shared = {
-        "sample": sample,
-        "keyed_dropout": keyed_dropout,
-        "batch_statistics": batch_statistics,
-    }
-    pipeline: DistributedPipeline | Pipeline
-    is_distributed = dist.is_initialized()
-    if is_distributed:
-        if len(chosen) > 1:
-            raise InvalidInput(f"a rank has one device, not {len(chosen)}; pass this rank's")
-        pipeline = DistributedPipeline(
-            model,
-            plan,
-            loss_fn=loss_fn,
-            device=chosen[0] if chosen else None,
-            group=group,
-            autocast=autocast,
-            strategy=strategy,
-            weights=weights,
-            **shared,
-        )
-    else:
+    if not dist.is_initialized():
         _check_single_process(strategy)
-        pipeline = _build_local(model, plan, weights, chosen, autocast, shared)
-    return Training(
-        pipeline,
-        loss_fn=None if is_distributed else loss_fn,
-        autocast=None if is_distributed else autocast,
-        max_norm=max_norm,
-        accumulate=accumulate,
-        loss_scale=loss_scale,
+        local = _build_local(model, plan, weights, chosen, autocast, common)
+        return Training(local, loss_fn=loss_fn, autocast=autocast, **loop)
+    if len(chosen) > 1:
+        raise InvalidInput(f"a rank has one device, not {len(chosen)}; pass this rank's")
+    pipeline = _build_distributed(
+        model, plan, loss_fn, weights, chosen, group, strategy, autocast, common
     )
+    return Training(pipeline, **loop)
 
 
-class _Shared(TypedDict):
-    """Arguments that both kinds of pipeline take."""
+class _Loop(TypedDict):
+    """Arguments of `Training` for both kinds of pipeline."""
+
+    max_norm: float | None
+    accumulate: int
+    loss_scale: LossScale | Literal["auto"] | None
+
+
+class _Common(TypedDict):
+    """Arguments of both kinds of pipeline."""
 
     sample: Any
     keyed_dropout: int | None
     batch_statistics: BatchStatistics
+
+
+def _build_distributed(
+    model: nn.Module,
+    plan: Plan,
+    loss_fn: LossFunction,
+    weights: Weights | None,
+    devices: Sequence[torch.device],
+    group: dist.ProcessGroup | None,
+    strategy: Strategy | Mapping[int, Strategy] | None,
+    autocast: torch.dtype | None,
+    common: _Common,
+) -> DistributedPipeline:
+    return DistributedPipeline(
+        model,
+        plan,
+        loss_fn=loss_fn,
+        device=devices[0] if devices else None,
+        group=group,
+        autocast=autocast,
+        strategy=strategy,
+        weights=weights,
+        **common,
+    )
 
 
 def _build_local(
@@ -126,14 +133,14 @@ def _build_local(
     weights: Weights | None,
     devices: Sequence[torch.device],
     autocast: torch.dtype | None,
-    shared: _Shared,
+    common: _Common,
 ) -> Pipeline:
     check_weights(model, weights)
     if weights is not None:
         materialise_whole(model, weights, _materialisation_device(devices))
     # Captured under autocast, so that boundaries have the dtypes that training will give them.
     with autocast_to(devices[0] if devices else default_device(model), autocast):
-        return Pipeline(model, plan, devices=devices or None, **shared)
+        return Pipeline(model, plan, devices=devices or None, **common)
 
 
 def _list_devices(

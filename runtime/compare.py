@@ -97,6 +97,7 @@ def compare(plan: Plan, timeline: Timeline) -> RunComparison:
             f"the recorded step has {stages} stages and {microbatches} micro-batches, the plan "
             f"{plan.num_stages} and {plan.num_microbatches}; record a step of this plan"
         )
+    # Medians resist the first micro-batch, which warms up caches and allocators.
     stages_found = []
     for index, stage in enumerate(plan.stages):
         mine = [event for event in timeline.events if event.stage == index]

@@ -115,6 +115,8 @@ class DistributedPipeline(PipelineRank):
         if schedule is not None:
             check_schedule(schedule, plan)
         schedule = schedule or schedule_of(plan)
+        # Every check that needs no other rank comes before the failure detector is started: it
+        # fails on all ranks alike, and no rank is left waiting.
         chosen = choose_strategies(plan, schedule, strategy)
         check_world(schedule, group)
         check_weights(model, weights)
@@ -202,6 +204,7 @@ class DistributedPipeline(PipelineRank):
                 "this pipeline only evaluates; to train, create it with a loss_fn and a plan for "
                 "training"
             )
+        # A batch may be wrong on this rank alone, while the others begin the step and wait for it.
         with self._detector.announce_errors():
             inputs = self._inputs(args, kwargs)
             if self._has_last and target is None:

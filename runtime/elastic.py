@@ -53,6 +53,7 @@ def join(*, backend: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) ->
             "attempt for the present ones; start each torchrun with --rdzv-backend=c10d and with "
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment"
         )
+    # The agent's store outlives restarts; the prefix separates this attempt's keys in it.
     timeout = timedelta(seconds=timeout_s)
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     shared = TCPStore(address, port, is_master=False, timeout=timeout)
@@ -143,6 +144,7 @@ def release_spares(plan: Plan, *, timeout_s: float = 60.0) -> None:
     store = distributed_c10d._get_default_store()
     store.set(FINISHED, "1")
     deadline = time.monotonic() + timeout_s
+    # Leaving at once could take the store along before a spare rank has polled it.
     while time.monotonic() < deadline and not store.check(spares):
         time.sleep(SPARE_INTERVAL_S / 5)
 

@@ -47,6 +47,7 @@ class Trace:
         whole = [] if first is None else self._spans[first : first + len(wanted)]
         mine = [(name, begin - self._ahead_s, end - self._ahead_s) for name, begin, end in whole]
         step = None if first is None else self._steps[first]
+        # All ranks must report one step: a rank whose last step failed would report an earlier one.
         everyone: list[Any] = [None] * len(pipeline.schedule.ranks)
         dist.all_gather_object(everyone, (step, mine), group=pipeline.group)
         steps = {step for step, _ in everyone}

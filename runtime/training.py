@@ -116,6 +116,8 @@ class Training:
                 f"{self._steps} steps were taken without an update; call update(optimizer) after "
                 "every step, or build with a larger accumulate="
             )
+        # A step's gradients are those of the mean over its batch; dividing by the number of steps
+        # makes their sum the mean over all of them.
         scale = (self.loss_scale.value if self.loss_scale else 1.0) / self._accumulate
         if self._steps + 1 < self._accumulate:
             with self._runner.no_sync():

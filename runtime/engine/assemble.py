@@ -80,6 +80,7 @@ def share_weights(
     """
     graph = pieces.captured.graph
     stage_of = [stage for stage, count in enumerate(plan.balance) for _ in range(count)]
+    # Every rank computes the groups of all ranks, because creating one is a collective call.
     sets = {find_holders(record, stage_of, schedule) for record in graph.parameters}
     sets.update(schedule.stage_ranks)
     groups = ranks.create_groups(each for each in sets if len(each) > 1)
@@ -98,6 +99,8 @@ def share_weights(
     )
     # Again, for sharding has replaced parameters.
     module = build_rank_module(list(stages.values()))
+    # Shards are reduced by their strategy, and DistributedDataParallel sums its own weights; all
+    # other shared weights are left to `GradientSync`, among them tied ones of any strategy.
     weights = [
         weight
         for weight in shared_weights(graph.parameters, stage_of, schedule, module)
@@ -148,6 +151,7 @@ def build_executor(
     """
     if batch_statistics == "synchronised":
         check_synchronised(pieces.stages, schedule, sharing.chosen)
+    # Only these stages' statistics are moved here; elsewhere the modules do so, whatever they are.
     moved = [
         stage
         for stage, replicas in zip(pieces.stages, schedule.stage_ranks, strict=True)

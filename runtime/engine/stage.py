@@ -25,7 +25,7 @@ LossOfFlat = Callable[[Any, Any], Tensor]
 
 @dataclass
 class _InFlight:
-    """What is kept of a micro-batch from its forward to its backward.
+    """State of a micro-batch between its forward and its backward.
 
     Attributes:
         microbatch: Index of the micro-batch.

@@ -82,6 +82,7 @@ def cut(captured: Captured, balance: Sequence[int], *, direct: bool = False) -> 
     edges = [0]
     for count in balance:
         edges.append(edges[-1] + count)
+    # The plan may come from a profile of an earlier version of this model, so its cuts are checked.
     for position in edges[1:-1]:
         boundary = captured.cuts[position - 1].boundary
         if not boundary.legal:

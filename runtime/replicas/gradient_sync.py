@@ -58,6 +58,8 @@ class _Bucket:
 
     def send(self) -> None:
         """Begin to sum the gradients, followed by a one for each weight that has one here."""
+        # Whether any rank has a gradient decides between a zero gradient and none, which weight
+        # decay and optimizers with momentum tell apart. The ones travel in the same message.
         tensors = [weight.tensor for weight in self.weights]
         self.without = [at for at, tensor in enumerate(tensors) if tensor.grad is None]
         has_one = tensors[0].new_ones(len(tensors))
@@ -127,6 +129,7 @@ class GradientSync:
                     weight.tensor.grad /= len(weight.ranks)
         if not sums:
             return
+        # Buckets depend only on which weights are trained, so all ranks arrange them alike.
         if [id(w.tensor) for w in trained] != [id(w.tensor) for w in self._trained]:
             self._arrange(trained)
         self._waiting = {

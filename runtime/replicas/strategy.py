@@ -93,6 +93,8 @@ def _check_known(strategy: Strategy) -> None:
 
 
 def _check_ddp(schedule: Schedule, stage: int) -> None:
+    # The reducer is armed for one backward per step and takes a gradient as final when autograd
+    # accumulates it. Two-part backwards accumulate later, and a replica without any never does.
     replicas = schedule.stage_ranks[stage]
     works = [[a.work for a in schedule.ranks[rank] if a.stage == stage] for rank in replicas]
     if any(work in (Work.BACKWARD_INPUT, Work.BACKWARD_WEIGHT) for own in works for work in own):

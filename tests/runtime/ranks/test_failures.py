@@ -70,7 +70,7 @@ def test_a_rank_that_never_makes_its_pipeline_is_named(accounts):
     for rank, (code, words) in accounts["absent", 2].items():
         account = words.read_text(encoding="utf-8")
         assert code == 7, account
-        assert "RankFailed: rank 2 never came" in account
+        assert "RankFailed: rank 2 never joined" in account
         assert f"rank {rank} was at setting up" in account
 
 
