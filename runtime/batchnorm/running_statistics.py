@@ -199,6 +199,8 @@ class RunningStatistics:
         """Move the running statistics by all micro-batches of the step."""
         if not self._norms:
             return
+        # Every replica replays the shares of all micro-batches in one order, so all end up equal to
+        # the last bit.
         rows = self._all_shares()
         at = 0
         for norm in self._norms:

@@ -64,9 +64,7 @@ def share_weights(
     chosen: Mapping[int, NonDefaultStrategy],
     device: torch.device,
 ) -> WeightSharing:
-    """Give all holders of a weight the same values, and set up its synchronisation.
-
-    Called on every rank.
+    """Give all holders of a weight equal values and set up its synchronisation, on every rank.
 
     Args:
         pieces: The cut model.
