@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 CLIENT = ("httpx2", "pydantic")
 
-CLUSTER = ("cryptography", "distributed", "pydantic_settings", "structlog")
+CLUSTER = ("cryptography", "distributed", "numba", "pydantic_settings", "structlog")
 
 SERVER = (
     *CLIENT,

@@ -149,14 +149,28 @@ class Bound(NamedTuple):
     price: float
 
 
+class ArcCosts(NamedTuple):
+    """One arc as numbers; see `StageArcs`. ``buffer`` is arriving plus returning bytes."""
+
+    arc: int
+    first: int
+    last: int
+    device_class: int
+    weight: float
+    room: int
+    saved: int
+    buffer: int
+    gradients: int
+    lead: float
+    stage_number: int
+    is_inner: bool
+
+
 class Extension(NamedTuple):
     """One arc in front of one label, the cut between them on one link level.
 
     Attributes:
-        arc: Its index.
-        device_class: Class it runs on.
-        gradients: Bytes to all-reduce over its replicas.
-        lead: Seconds of backward work that hide the all-reduce.
+        costs: Of the arc.
         label: The label behind it.
         row: Where that label's integer columns start.
         class_behind: Class of that label's first stage; -1 at the last position.
@@ -169,10 +183,7 @@ class Extension(NamedTuple):
         most: Replicas at most.
     """
 
-    arc: int
-    device_class: int
-    gradients: int
-    lead: float
+    costs: ArcCosts
     label: int
     row: int
     class_behind: int
@@ -686,21 +697,9 @@ def search_labels(
             relaxed.front_weight[i], relaxed.front_devices[i], relaxed.front_priced[i],
             scope.power, relaxed.device_price,
         )  # fmt: skip
-        for index in range(relaxed.first_arc[i], relaxed.first_arc[i + 1]):
-            if counters[LOOKED] > budget:
-                break
-            table = extend_over_arc(
-                i,
-                relaxed.arc[index],
-                bound,
-                arcs,
-                scope,
-                table,
-                begin,
-                finish,
-                counters,
-                next_metrics,
-            )
+        table = extend_to_position(
+            i, budget, relaxed, bound, arcs, scope, table, begin, finish, counters, next_metrics
+        )
         finish[i] = counters[SIZE]
         if counters[LOOKED] > budget:
             break
@@ -737,27 +736,74 @@ def make_scope(
     )  # fmt: skip
 
 
-def extend_over_arc(
-    i: int, arc: int, bound: Bound, arcs: StageArcs, scope: Scope, table: LabelTable,
-    begin: Integers, finish: Integers, counters: Integers, next_metrics: Floats,
+def extend_to_position(
+    i: int, budget: int, relaxed: RelaxedArcs, bound: Bound, arcs: StageArcs, scope: Scope,
+    table: LabelTable, begin: Integers, finish: Integers, counters: Integers, next_metrics: Floats,
 ) -> LabelTable:  # fmt: skip
-    """Put one arc in front of every label at its end."""
+    """Make the labels of one position: every arc from it, in front of every label at its end."""
+    metric_link, groups = arcs.metric_link, scope.pool.groups
+    feasible, unused = int_zeros(len(metric_link)), float_zeros(3)
+    for index in range(relaxed.first_arc[i], relaxed.first_arc[i + 1]):
+        arc = relaxed.arc[index]
+        j, k = arcs.last[arc], arcs.device_class[arc]
+        if begin[j] == finish[j]:
+            continue
+        if counters[LOOKED] > budget:
+            break
+        costs = ArcCosts(
+            arc, i, j, k, arcs.weight[arc], arcs.room[arc], arcs.saved[arc],
+            arcs.arriving[i] + arcs.returning[j], arcs.gradients[arc], arcs.lead[i],
+            arcs.stage_number[arc], j < len(begin) - 1,
+        )  # fmt: skip
+        find_feasible(
+            costs, arcs.first_unit[arc], arcs.second_unit[arc], arcs.offset[i], metric_link,
+            groups, scope.rules, scope.caps, feasible, unused,
+        )  # fmt: skip
+        table = extend_over_arc(
+            costs, feasible, bound, arcs.weight_link, arcs.device_class, scope, table, begin[j],
+            finish[j], begin[i], counters, next_metrics,
+        )  # fmt: skip
+    return table
+
+
+def find_feasible(
+    costs: ArcCosts, first_unit: float, second_unit: float, offset: float, metric_link: Floats,
+    groups: Integers, rules: SearchRules, caps: MetricCaps, feasible: Integers, unused: Floats,
+) -> None:  # fmt: skip
+    """Write the fewest replicas within the metric caps for each level of the cut; -1 for none.
+
+    Values beyond the caps go to ``unused``: `relax_arcs` has noted them already.
+    """
+    for level in range(len(feasible)):
+        if level > 0 and not costs.is_inner:
+            feasible[level] = -1
+            continue
+        unit = first_unit + metric_link[level][costs.last]
+        need = fewest_for_metrics(unit, second_unit, offset, rules, caps, unused)
+        if costs.is_inner and is_too_wide(groups, level, need):
+            need = -1
+        feasible[level] = need
+
+
+def extend_over_arc(
+    costs: ArcCosts, feasible: Integers, bound: Bound, weight_link: Floats, classes: Integers,
+    scope: Scope, table: LabelTable, low: int, high: int, begin: int, counters: Integers,
+    next_metrics: Floats,
+) -> LabelTable:  # fmt: skip
+    """Put one arc in front of the labels ``low : high`` at its end."""
     # Columns are local names: in the loop, numba would count references at every `table.columns`.
     rules, caps, columns, weights = scope.rules, scope.caps, table.columns, table.weight
-    j, k, width, classes = arcs.last[arc], arcs.device_class[arc], scope.width, arcs.device_class
-    arc_weight, pinned, total = arcs.weight[arc], arcs.stage_number[arc], scope.pool.total[k]
-    room, saved, buffer = arcs.room[arc], arcs.saved[arc], arcs.arriving[i] + arcs.returning[j]
-    weight_link, speed, is_inner = arcs.weight_link, scope.pool.speed, j < len(arcs.first_arc) - 1
-    feasible = feasible_replicas(i, arc, is_inner, arcs, scope)
-    for label in range(begin[j], finish[j]):
+    k, width, speed = costs.device_class, scope.width, scope.pool.speed
+    total, is_first = scope.pool.total[k], costs.first == 0
+    for label in range(low, high):
         row = label * width
         number = columns[row + STAGES] + 1
-        front = number_from_front(i == 0, pinned, columns[row + FRONT])
-        if front < 0 or not allows_stages(i == 0, number, rules):
+        front = number_from_front(is_first, costs.stage_number, columns[row + FRONT])
+        if front < 0 or not allows_stages(is_first, number, rules):
             continue
         # a label may be heavier than the one it stands for, by a quantum per stage
         cap = caps.weight + (caps.quantum * number if caps.quantum > 0 else 0.0)
-        if weights[label] + arc_weight + bound.weight > cap:
+        if weights[label] + costs.weight + bound.weight > cap:
             continue
         free = total - columns[row + USED + k]
         left = devices_left(columns, row + USED, speed, bound.power)
@@ -769,40 +815,21 @@ def extend_over_arc(
             need = feasible[level]
             if need < 0 or need > most:
                 continue
-            weight = weights[label] + (arc_weight + weight_link[level][j])
+            weight = weights[label] + (costs.weight + weight_link[level][costs.last])
             if is_hopeless(weight, left - need * speed[k], cap, bound):
                 continue
-            behind = columns[row + IN_FLIGHT]
-            need = fewest_for_memory(need, most, behind, room, saved, buffer, rules)
+            need = fewest_for_memory(
+                need, most, columns[row + IN_FLIGHT], costs.room, costs.saved, costs.buffer, rules
+            )
             if need < 0:
                 continue
             step = Extension(
-                arc, k, arcs.gradients[arc], arcs.lead[i], label, row,
-                classes[columns[row + ARC]] if is_inner else -1,
+                costs, label, row, classes[columns[row + ARC]] if costs.is_inner else -1,
                 level, weight, cap, number, front, free, most,
             )  # fmt: skip
-            table = try_counts(step, need, bound, scope, table, begin[i], counters, next_metrics)
+            table = try_counts(step, need, bound, scope, table, begin, counters, next_metrics)
             columns, weights = table.columns, table.weight  # it may have grown
     return table
-
-
-def feasible_replicas(
-    i: int, arc: int, is_inner: bool, arcs: StageArcs, scope: Scope
-) -> Integers:  # fmt: skip
-    """Return the fewest replicas within the metric caps for each level of the cut; -1 for none.
-
-    The values beyond the caps are not noted again: `relax_arcs` did.
-    """
-    j, unused = arcs.last[arc], float_zeros(3)
-    feasible = int_zeros(len(arcs.metric_link) if is_inner else 1)
-    for level in range(len(feasible)):
-        unit = arcs.first_unit[arc] + arcs.metric_link[level][j]
-        feasible[level] = fewest_for_metrics(
-            unit, arcs.second_unit[arc], arcs.offset[i], scope.rules, scope.caps, unused
-        )
-        if is_inner and is_too_wide(scope.pool.groups, level, feasible[level]):
-            feasible[level] = -1
-    return feasible
 
 
 def number_from_front(is_first: bool, pinned: int, behind: int) -> int:
@@ -858,7 +885,7 @@ def try_counts(
     counters: Integers, next_metrics: Floats,
 ) -> LabelTable:  # fmt: skip
     """Try the numbers of replicas, from ``need`` on, that may lead to different labels."""
-    pool, k, is_inner = scope.pool, step.device_class, step.class_behind >= 0
+    pool, k, is_inner = scope.pool, step.costs.device_class, step.class_behind >= 0
     groups, total, num_classes = pool.groups[k], pool.total[k], len(pool.total)
     between = pool.between[k]
     is_last = table.columns[step.row + USED + k] == 0
@@ -887,7 +914,7 @@ def try_counts(
 
 def cut_level(step: Extension, end: int, groups: Integers, between: Integers) -> int:
     """Return the link level between devices that end at ``end`` and the stage behind them."""
-    if step.class_behind == step.device_class:
+    if step.class_behind == step.costs.device_class:
         return level_of(groups, end - 1, step.free)
     return int(between[step.class_behind])
 
@@ -898,13 +925,15 @@ def add_label(
 ) -> LabelTable:  # fmt: skip
     """Make the label of a placed stage, unless its gradients or a bound rule it out."""
     pool, k, quantum, num_classes = (
-        scope.pool, step.device_class, scope.caps.quantum, len(scope.pool.total),
+        scope.pool, step.costs.device_class, scope.caps.quantum, len(scope.pool.total),
     )  # fmt: skip
     if count > 1:
         groups = pool.groups[k]
         level = level_of(groups, end - count, end - 1)
-        sync_s = all_reduce_s(step.gradients, count, level, pool.latency, pool.bandwidth, groups)
-        exposed_s = sync_s * scope.rules.sync_scale - step.lead
+        sync_s = all_reduce_s(
+            step.costs.gradients, count, level, pool.latency, pool.bandwidth, groups
+        )
+        exposed_s = sync_s * scope.rules.sync_scale - step.costs.lead
         if exposed_s > scope.caps.sync and exposed_s > 0:
             next_metrics[SYNC] = min(next_metrics[SYNC], exposed_s)
             return table
@@ -923,7 +952,7 @@ def add_label(
     columns[row + STAGES], columns[row + FRONT] = step.number, step.front
     columns[row + REPLICAS] = columns[step.row + REPLICAS] + count
     columns[row + KEY] = key_of(step, k, columns, row + USED, scope)
-    columns[row + PARENT], columns[row + ARC] = step.label, step.arc
+    columns[row + PARENT], columns[row + ARC] = step.label, step.costs.arc
     columns[row + COUNT], columns[row + END] = count, end
     bucket = step.weight
     if quantum > 0:
