@@ -105,7 +105,7 @@ def test_shorthand_takes_nodes_and_kinds_and_so_many_devices(client, profile):
     assert client.post("/v1/plans", json={**few, "cluster": "65536xcpu"}).status_code == 201
     response = client.post("/v1/plans", json={**few, "cluster": "65536xcpu,1xcpu"})
     assert response.status_code == 422
-    assert "at most 65536 can be written in shorthand" in response.json()["detail"]
+    assert "shorthand is limited to 65536" in response.json()["detail"]
 
 
 def test_the_deadline_is_the_servers_or_a_shorter_one(make_client, profile, monkeypatch):

@@ -59,7 +59,7 @@ def soon(monkeypatch):
     [
         ([], b""),
         ([b"GET / HTTP/1.1\r\nHost: local"], b"HTTP/1.1 408 "),
-        ([bytes([byte]) for byte in REQUEST[:20]], b"HTTP/1.1 408 "),
+        ([bytes([byte]) for byte in REQUEST[:8]], b"HTTP/1.1 408 "),
     ],
     ids=["nothing", "half a header", "a byte at a time"],
 )
