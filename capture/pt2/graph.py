@@ -96,7 +96,7 @@ class _Node:
 
     @property
     def stays(self) -> bool:
-        """Whether the operation must stay where it happens."""
+        """Return True if the operation must stay where it happens."""
         return bool(self.writes) or self.operator in RANDOM
 
 

@@ -188,7 +188,7 @@ def _move(name: str) -> None:
 
 
 def _described(profile: dict[str, Any]) -> dict[str, Any]:
-    """What the table of profiles shows beside the document."""
+    """Return the columns of a profile besides its document."""
     return {
         "model": profile.get("model", ""),
         "num_layers": len(profile["layers"]),
@@ -202,7 +202,7 @@ def _position() -> sa.Column[int]:
 
 
 def _project(**options: Any) -> sa.Column[str]:
-    """The column of the project a row belongs to."""
+    """Return the column for the project that owns a row."""
     owner = sa.ForeignKey("projects.id")
     return sa.Column("project_id", sa.Text(), owner, **{"nullable": False, **options})
 
@@ -212,5 +212,5 @@ def _text(name: str, *, nullable: bool = False, **options: Any) -> sa.Column[str
 
 
 def _instant(name: str, *, nullable: bool = True) -> sa.Column[datetime]:
-    """A moment in UTC."""
+    """Return a column for a time in UTC."""
     return sa.Column(name, sa.DateTime(), nullable=nullable)

@@ -1,4 +1,4 @@
-"""What lists say of a plan and of its model, out of the documents that are there."""
+"""Columns shown in lists of plans and models, filled from the stored documents."""
 
 import json
 from itertools import groupby
