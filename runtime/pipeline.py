@@ -160,7 +160,7 @@ class Pipeline(nn.Module):
 
     def _local_stages(self, num_microbatches: int) -> list[LocalStage]:
         recomputed = {"always": num_microbatches, "except_last": num_microbatches - 1, "never": 0}
-        places = self._streams.places(self._devices)
+        places = self._streams.stage_devices(self._devices)
         key = None if self._dropout_seed is None else (self._dropout_seed, self.steps)
         functions: list[StageFunction] = [
             partial(_run_stage, stage, place.device, key if self.training else None)

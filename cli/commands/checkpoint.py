@@ -60,10 +60,10 @@ def command(
 
 
 def _inspect(folder: Path, step: int | None, *, as_json: bool) -> None:
-    from ...runtime.checkpoint_files.step_folder import find, saved_steps
+    from ...runtime.checkpoint_files.step_folder import find_step, list_steps
 
-    path, record = find(folder, step)
-    steps = saved_steps(path.parent)
+    path, record = find_step(folder, step)
+    steps = list_steps(path.parent)
     emit(
         json.dumps(_as_data(path, record, steps), indent=2)
         if as_json

@@ -1,1 +1,1 @@
-"""Saving a training run so that a crash loses nothing, and resuming it under any plan."""
+"""Checkpoints of training runs: crash-safe saving, and resuming under any plan."""

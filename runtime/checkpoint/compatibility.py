@@ -1,4 +1,4 @@
-"""Whether a checkpoint fits a model, said for all ranks at once and before anything is changed."""
+"""Compatibility check of a checkpoint with a model, over all ranks, before any change."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch.optim import Optimizer
 
 from ...core.errors import InvalidInput
 from ..checkpoint_files.manifest import Checkpoint
-from ..checkpoint_files.tensors import same_kind, torch_dtype
-from .target import Target
+from ..checkpoint_files.tensors import is_same_kind, torch_dtype
+from .target import CheckpointTarget
 
-SHOWN = 8
-"""Names listed of each kind of mismatch."""
+MAX_NAMES = 8
+"""Most names listed per kind of mismatch."""
 
 
 @dataclass(frozen=True)
-class Match:
-    """How this rank's tensors and those of a checkpoint belong together.
+class TensorMatch:
+    """Correspondence of this rank's tensors to those of a checkpoint.
 
     Attributes:
-        names: Of each tensor that was saved, by its key on this rank: the name it was saved under.
-        missing: Keys of those that were not saved.
-        wrong: Those that were saved otherwise, in words.
-        without_state: Parameters in the optimizer here, but not in the one that was saved.
-        with_state: Names of those in both.
+        names: Saved name of each tensor, by its key on this rank.
+        missing: Keys of tensors that were not saved.
+        wrong: Descriptions of tensors with another shape or dtype.
+        without_state: Parameters in this optimizer but not in the saved one.
+        with_state: Names of parameters in both optimizers.
     """
 
     names: dict[str, str] = field(default_factory=dict)
@@ -37,22 +37,24 @@ class Match:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """What a model and a checkpoint do not share, over all ranks.
+class StateDifference:
+    """Names that only the model or only the checkpoint has, over all ranks.
 
     Attributes:
-        missing: Names in the model that the checkpoint lacks, ``optim.`` before those of which
-            only the optimizer's state is lacking.
-        unused: Names in the checkpoint that no rank asked for, likewise.
+        missing: Names missing from the checkpoint, prefixed with ``optim.`` if only the
+            optimizer's state is missing.
+        unused: Names in the checkpoint that no rank uses, prefixed in the same way.
     """
 
     missing: tuple[str, ...]
     unused: tuple[str, ...]
 
 
-def match(target: Target, optimizer: Optimizer | None, record: Checkpoint) -> Match:
+def match_tensors(
+    target: CheckpointTarget, optimizer: Optimizer | None, record: Checkpoint
+) -> TensorMatch:
     """Find this rank's tensors in a checkpoint."""
-    found = Match()
+    found = TensorMatch()
     for key, tensor in target.tensors.items():
         names = record.names_for(target.names[key])
         if not names:
@@ -69,7 +71,7 @@ def match(target: Target, optimizer: Optimizer | None, record: Checkpoint) -> Ma
                 if not key:
                     found.wrong.append(
                         f"the optimizer has a parameter of shape {tuple(parameter.shape)} that "
-                        "the model does not"
+                        "the model does not have"
                     )
                 elif found.names.get(key) in record.optimizer.parameters:
                     found.with_state.append(found.names[key])
@@ -79,12 +81,12 @@ def match(target: Target, optimizer: Optimizer | None, record: Checkpoint) -> Ma
 
 
 def compare(
-    record: Checkpoint, matches: Sequence[Match], *, with_optimizer: bool, strict: bool
-) -> Difference:
-    """Bring the ranks' matches together.
+    record: Checkpoint, matches: Sequence[TensorMatch], *, with_optimizer: bool, strict: bool
+) -> StateDifference:
+    """Merge the matches of all ranks.
 
     Raises:
-        InvalidInput: Something does not fit.
+        InvalidInput: Model and checkpoint do not match.
     """
     wrong = _ordered(line for found in matches for line in found.wrong)
     used = {name for found in matches for name in found.names.values()}
@@ -96,16 +98,16 @@ def compare(
         given = {name for found in matches for name in found.with_state}
         stale = [name for name in record.optimizer.parameters if name not in given | set(unused)]
     lines = [
-        *([f"fits no tensor here: {_listed(wrong)}"] if wrong else []),
-        *([f"not in the checkpoint: {_listed(missing)}"] if missing and strict else []),
-        *([f"not in the model: {_listed(unused)}"] if unused and strict else []),
+        *([f"fits no tensor here: {_list_names(wrong)}"] if wrong else []),
+        *([f"not in the checkpoint: {_list_names(missing)}"] if missing and strict else []),
+        *([f"not in the model: {_list_names(unused)}"] if unused and strict else []),
         *(
-            [f"in the optimizer, but not in the one that was saved: {_listed(stateless)}"]
+            [f"in the optimizer, but not in the one that was saved: {_list_names(stateless)}"]
             if stateless and strict
             else []
         ),
         *(
-            [f"in the optimizer that was saved, but not in this one: {_listed(stale)}"]
+            [f"in the optimizer that was saved, but not in this one: {_list_names(stale)}"]
             if stale and strict
             else []
         ),
@@ -115,20 +117,20 @@ def compare(
             "" if wrong else ", or pass strict=False to load what both have"
         )
         raise InvalidInput(f"step {record.step} does not fit: " + "; ".join([*lines, way_out]))
-    return Difference(
+    return StateDifference(
         missing=(*missing, *(f"optim.{name}" for name in stateless)),
         unused=(*unused, *(f"optim.{name}" for name in stale)),
     )
 
 
 def _problem(key: str, tensor: Tensor, names: Sequence[str], record: Checkpoint) -> str | None:
-    """Why a tensor cannot take what was saved under its names."""
+    """Describe why a tensor cannot hold the value saved under its names, if so."""
     if len(names) > 1:
         return f"{' and '.join(names)} are one tensor in the model and several in the checkpoint"
     saved = record.model[names[0]]
     if saved.shape != tuple(tensor.shape):
         return f"{key} is {list(tensor.shape)} in the model, {list(saved.shape)} in the checkpoint"
-    if not same_kind(torch_dtype(saved), tensor.dtype):
+    if not is_same_kind(torch_dtype(saved), tensor.dtype):
         ours = str(tensor.dtype).removeprefix("torch.")
         return f"{key} is {ours} in the model, {saved.dtype} in the checkpoint"
     return None
@@ -138,6 +140,6 @@ def _ordered(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+def _list_names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more

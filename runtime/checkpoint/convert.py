@@ -1,4 +1,4 @@
-"""A checkpoint as a file that other programs read."""
+"""Conversion of a checkpoint to a single file for other programs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ...core.errors import InvalidInput
 from ..checkpoint_files.manifest import Checkpoint, SavedOptimizer, model_key, slot_key
-from ..checkpoint_files.rank_agreement import Ranks
+from ..checkpoint_files.rank_agreement import RankAgreement
 from ..checkpoint_files.safe_reader import read_tensors
-from ..checkpoint_files.step_folder import find
+from ..checkpoint_files.step_folder import find_step
 from ..checkpoint_files.tensors import torch_dtype
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
@@ -27,42 +27,42 @@ def convert_checkpoint(
     step: int | None = None,
     with_optimizer: bool = False,
 ) -> Checkpoint:
-    """Write a step as one file, whole or not at all.
+    """Write a step to a single file, atomically.
 
-    ``.pt`` and ``.pth`` hold a plain ``state_dict``, tied weights under all their names; with the
-    optimizer a dictionary of ``model``, ``optimizer`` (as torch's ``get_optimizer_state_dict``
-    has it), ``step`` and ``extra``. Safetensors hold each tensor once; with the optimizer under
-    the checkpoint's own keys, and what is no tensor in the file's metadata.
+    ``.pt`` and ``.pth`` hold a plain ``state_dict`` with tied weights under all their names; with
+    the optimizer, a dictionary of ``model``, ``optimizer`` (in the form of torch's
+    ``get_optimizer_state_dict``), ``step`` and ``extra``. Safetensors files hold each tensor
+    once; with the optimizer, under the checkpoint's keys and with all else in the metadata.
 
     Args:
-        folder: As given to `save_checkpoint`, or one step's folder in it.
-        output: Its suffix chooses the form.
-        step: Which; the one saved last if `None`.
-        with_optimizer: Whether to write the optimizer too.
+        folder: The folder given to `save_checkpoint`, or one step's folder in it.
+        output: Output file; its suffix determines the format.
+        step: Step to convert; the latest if `None`.
+        with_optimizer: Include the optimizer's state.
 
     Returns:
         The step's record.
 
     Raises:
-        InvalidInput: There is no such step, it holds no optimizer, the suffix is another one, or
+        InvalidInput: The step or its optimizer does not exist, the suffix is unknown, or
             safetensors is not installed.
     """
     path, target = Path(folder), Path(output)
     _check_output(target)
-    path, record = find(path, step)
+    path, record = find_step(path, step)
     if with_optimizer and record.optimizer is None:
         raise InvalidInput(f"{path.name} was saved without an optimizer")
     tensors = {
         key: torch.empty(saved.shape, dtype=torch_dtype(saved))
         for key, saved in record.tensors(optimizer=with_optimizer).items()
     }
-    read_tensors(path, tensors, Ranks(alone=True))
+    read_tensors(path, tensors, RankAgreement(alone=True))
     partial = target.with_name(target.name + ".partial")
     try:
         if target.suffix == ".safetensors":
             _write_safetensors(partial, record, tensors, with_optimizer)
         else:
-            torch.save(_plain(record, tensors, with_optimizer), partial)
+            torch.save(_build_state_dict(record, tensors, with_optimizer), partial)
         partial.replace(target)
     except (OSError, RuntimeError) as error:  # torch.save says RuntimeError of a full disk
         raise InvalidInput(f"cannot write {target}: {error}") from error
@@ -73,9 +73,9 @@ def convert_checkpoint(
 
 def _check_output(target: Path) -> None:
     if target.suffix not in SUFFIXES:
-        raise InvalidInput(f"{target} ends in none of {', '.join(SUFFIXES)}; give it one of them")
+        raise InvalidInput(f"unknown suffix of {target}; use one of {', '.join(SUFFIXES)}")
     if not target.parent.is_dir():
-        raise InvalidInput(f"cannot write {target}: there is no folder {target.parent}")
+        raise InvalidInput(f"cannot write {target}: folder {target.parent} does not exist")
     if target.suffix == ".safetensors" and importlib.util.find_spec("safetensors") is None:
         raise InvalidInput(
             "safetensors is not installed; run pip install safetensors, or write "
@@ -83,21 +83,23 @@ def _check_output(target: Path) -> None:
         )
 
 
-def _plain(record: Checkpoint, tensors: dict[str, Tensor], with_optimizer: bool) -> dict[str, Any]:
+def _build_state_dict(
+    record: Checkpoint, tensors: dict[str, Tensor], with_optimizer: bool
+) -> dict[str, Any]:
     model = {name: tensors[model_key(name)] for name in record.model}
     model |= {alias: model[name] for alias, name in record.aliases.items()}
     if not with_optimizer or record.optimizer is None:
         return model
     return {
         "model": model,
-        "optimizer": _optimizer(record.optimizer, tensors),
+        "optimizer": _build_optimizer_state(record.optimizer, tensors),
         "step": record.step,
         "extra": record.extra,
     }
 
 
-def _optimizer(saved: SavedOptimizer, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """State and groups by parameter names."""
+def _build_optimizer_state(saved: SavedOptimizer, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Build state and groups by parameter name."""
     groups: list[dict[str, Any]] = [{"params": [], **group} for group in saved.groups]
     state: dict[str, Any] = {}
     for name, kept in saved.parameters.items():

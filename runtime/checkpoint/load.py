@@ -1,4 +1,4 @@
-"""Resuming a training run."""
+"""Resuming of a training run from a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from torch.optim import Optimizer
 from ...core.errors import InvalidInput
 from ..checkpoint_files.manifest import RECORD, Checkpoint, model_key, random_key
 from ..checkpoint_files.safe_reader import read_tensors
-from ..checkpoint_files.step_folder import check, find, saved_steps
+from ..checkpoint_files.step_folder import check_step, find_step, list_steps
 from ..distributed import DistributedPipeline
 from ..pipeline import Pipeline
 from ..random_state import allocate_random_states, restore
-from .compatibility import Match, compare, match
-from .optimizer_state import check_optimizer, fill_optimizer, room_for
-from .target import Target, target_of
+from .compatibility import TensorMatch, compare, match_tensors
+from .optimizer_state import allocate_state, check_optimizer, fill_optimizer
+from .target import CheckpointTarget, find_target
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What was loaded.
+class LoadedCheckpoint:
+    """Result of loading a checkpoint.
 
     Attributes:
-        step: As given when it was saved.
-        extra: Likewise; tuples have become lists.
-        missing: Names of the model that the checkpoint lacks, which kept their values; empty
+        step: Step number given when saving.
+        extra: Extra values given when saving; tuples have become lists.
+        missing: Names in the model but not in the checkpoint, which kept their values; empty
             unless ``strict=False``.
-        unused: Names of the checkpoint that the model lacks; likewise.
+        unused: Names in the checkpoint but not in the model; empty unless ``strict=False``.
         path: The step's folder.
     """
 
@@ -43,8 +43,8 @@ class Loaded:
 
 
 def latest_step(folder: str | Path) -> int | None:
-    """The step `load_checkpoint` would take; `None` if nothing was saved yet."""
-    return find(Path(folder))[1].step if saved_steps(Path(folder)) else None
+    """Return the step that `load_checkpoint` would load; `None` without checkpoints."""
+    return find_step(Path(folder))[1].step if list_steps(Path(folder)) else None
 
 
 def load_checkpoint(
@@ -56,34 +56,34 @@ def load_checkpoint(
     strict: bool = True,
     random_state: bool = False,
     group: dist.ProcessGroup | None = None,
-) -> Loaded:
-    """Go on from a saved step, under the plan it was saved under or any other.
+) -> LoadedCheckpoint:
+    """Load a saved step, under the plan it was saved with or any other.
 
-    Every rank calls it, with its part of the model. Values are converted to the device and the
-    floating-point type of the model. Nothing is changed unless all of it fits and every file holds
-    what was written into it; a disk that fails behind that leaves the model half loaded.
+    All ranks must call it, with their part of the model. Values are converted to the device and
+    floating-point type of the model. Nothing is changed until everything is known to fit and all
+    checksums have been verified; only a disk error after that leaves the model partly loaded.
 
     Args:
-        folder: As given to `save_checkpoint`, or one step's folder in it.
+        folder: The folder given to `save_checkpoint`, or one step's folder in it.
         model: A `DistributedPipeline`, a `Pipeline`, or any module.
-        optimizer: Of this rank's parameters; `None` to load the model alone. Its hyperparameters
-            become the saved ones, but how it computes (``fused``, ``capturable``) stays.
-        step: Which; the one saved last if `None`.
-        strict: Whether every name must be in both; else what only one has is left alone.
-        random_state: Whether to set the random generators; as many ranks as saved must load.
-        group: The ranks; those of the pipeline, or all there are, if `None`.
+        optimizer: Optimizer of this rank's parameters; `None` to load only the model. Saved
+            hyperparameters replace its own, except for ``fused``, ``capturable`` and the like.
+        step: Step to load; the latest if `None`.
+        strict: Require equal names in model and checkpoint; otherwise ignore the others.
+        random_state: Restore the random generators; the number of ranks must be unchanged.
+        group: The ranks; by default those of the pipeline, or all.
 
     Raises:
-        InvalidInput: There is no such step, it is damaged, or does not fit; every rank raises it.
-        RankFailed: A rank died meanwhile (from a `DistributedPipeline`).
+        InvalidInput: The step does not exist, is damaged, or does not fit; all ranks raise it.
+        RankFailed: A rank died meanwhile (with a `DistributedPipeline`).
     """
-    target = target_of(model, group)
+    target = find_target(model, group)
     ranks = target.ranks
     with target.explained("loading a checkpoint"):
-        name = ranks.first(lambda: find(Path(folder), step)[0].name)
+        name = ranks.first(lambda: find_step(Path(folder), step)[0].name)
         loads: list[_Load] = []
 
-        def prepare() -> Match:
+        def prepare() -> TensorMatch:
             loads.append(_prepare(_path(Path(folder), name), target, optimizer, random_state))
             return loads[0].match
 
@@ -97,7 +97,7 @@ def load_checkpoint(
     if isinstance(model, DistributedPipeline | Pipeline):
         taken = mine.record.pipeline_steps
         model.steps = mine.record.step if taken is None else taken
-    return Loaded(
+    return LoadedCheckpoint(
         mine.record.step, mine.record.extra, difference.missing, difference.unused, mine.path
     )
 
@@ -109,13 +109,13 @@ class _Load:
         self,
         path: Path,
         record: Checkpoint,
-        target: Target,
+        target: CheckpointTarget,
         optimizer: Optimizer | None,
         random_state: bool,
     ) -> None:
         self.path = path
         self.record = record
-        self.match = match(target, optimizer, record)
+        self.match = match_tensors(target, optimizer, record)
         self.room: dict[str, Tensor] = {}
         self._target = target
         self._optimizer = optimizer
@@ -128,38 +128,40 @@ class _Load:
         }
 
     def make_room(self) -> None:
-        """Find or make memory for everything that is read, by key.
+        """Collect or allocate the tensors to read into, by key.
 
         Raises:
-            InvalidInput: The optimizer cannot take what was saved.
+            InvalidInput: The optimizer cannot hold the saved state.
         """
         for key, name in self.match.names.items():
             self.room[model_key(name)] = self._target.tensors[key]
         if self._optimizer is not None:
             assert self.record.optimizer is not None
             check_optimizer(self._optimizer, self.record.optimizer, self._saved_names)
-            self.room |= room_for(self._optimizer, self.record.optimizer, self._saved_names)
+            self.room |= allocate_state(self._optimizer, self.record.optimizer, self._saved_names)
         for generator, state in self._random.items():
             self.room[random_key(self._target.ranks.rank, generator)] = state
 
     def finish(self) -> None:
-        """Hand what was read to the optimizer and the generators."""
+        """Pass the values read to the optimizer and the random generators."""
         if self._optimizer is not None:
             assert self.record.optimizer is not None
             fill_optimizer(self._optimizer, self.record.optimizer, self._saved_names, self.room)
         restore(self._random)
 
 
-def _prepare(path: Path, target: Target, optimizer: Optimizer | None, random_state: bool) -> _Load:
-    record = check(path)
+def _prepare(
+    path: Path, target: CheckpointTarget, optimizer: Optimizer | None, random_state: bool
+) -> _Load:
+    record = check_step(path)
     target.check_memory()
     if optimizer is not None and record.optimizer is None:
         raise InvalidInput(
-            f"{path.name} was saved without an optimizer; load with optimizer=None, or another step"
+            f"{path.name} was saved without an optimizer; use optimizer=None or another step"
         )
     return _Load(path, record, target, optimizer, random_state)
 
 
 def _path(folder: Path, name: str) -> Path:
-    """The step the first rank chose."""
+    """Return the folder of the step that rank 0 chose."""
     return folder if (folder / RECORD).exists() else folder / name

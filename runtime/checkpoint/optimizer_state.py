@@ -1,7 +1,7 @@
-"""An optimizer's state by the names of its parameters, out of one and into another.
+"""Optimizer state by parameter name: reading it, merging ranks, and loading it.
 
-A group is not kept as a group: every parameter has its own hyperparameters, so that the ranks of
-another plan find those of theirs.
+Groups are not kept: hyperparameters are stored per parameter, so that the ranks of another plan
+find those of their own parameters.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from torch.optim import Optimizer
 
 from ...core.errors import InvalidInput
 from ..checkpoint_files.manifest import SavedOptimizer, SavedState, slot_key
-from ..checkpoint_files.tensors import as_json, describe, like, torch_dtype
+from ..checkpoint_files.tensors import adapt_value, describe, to_json_value, torch_dtype
 
-HOW = frozenset(("params", "param_names", "foreach", "fused", "capturable", "differentiable"))
-"""Entries of a group that say how to compute, not what: they belong to the device at hand."""
+DEVICE_OPTIONS = frozenset(
+    ("params", "param_names", "foreach", "fused", "capturable", "differentiable")
+)
+"""Options of a group that select an implementation; they are kept from the current optimizer."""
 
 Hyperparameters = dict[str, JsonValue]
 
 
 @dataclass(frozen=True)
 class OptimizerPart:
-    """What one rank's optimizer holds.
+    """State of one rank's optimizer.
 
     Attributes:
-        saved: As the record has it.
-        tensors: By key.
+        saved: Everything but the tensors' values.
+        tensors: Tensors by key.
     """
 
     saved: SavedOptimizer
@@ -39,14 +41,14 @@ class OptimizerPart:
 
 
 def read_optimizer(optimizer: Optimizer, names: Mapping[int, str]) -> OptimizerPart:
-    """Take an optimizer apart; its tensors are not copied.
+    """Read an optimizer's state by parameter name, without copying tensors.
 
     Args:
-        optimizer: One whose state belongs to single parameters.
-        names: The canonical name of each tensor of the model by its identity.
+        optimizer: Optimizer whose state belongs to individual parameters.
+        names: Canonical name of each of the model's tensors, by ``id``.
 
     Raises:
-        InvalidInput: It holds parameters the model does not, or state of another kind.
+        InvalidInput: It has parameters unknown to the model, or state of another kind.
     """
     groups: list[Hyperparameters] = []
     parameters: dict[str, SavedState] = {}
@@ -70,7 +72,7 @@ def read_optimizer(optimizer: Optimizer, names: Mapping[int, str]) -> OptimizerP
 
 
 def merge_optimizers(parts: list[SavedOptimizer]) -> SavedOptimizer:
-    """The optimizers of all ranks as one.
+    """Merge the optimizers of all ranks.
 
     Raises:
         InvalidInput: Ranks that hold the same parameter disagree about it, or use different
@@ -92,8 +94,8 @@ def merge_optimizers(parts: list[SavedOptimizer]) -> SavedOptimizer:
             if other != moved:
                 raise InvalidInput(
                     f"ranks that hold {name} keep different state for it: "
-                    f"{_words(other, groups)} and {_words(moved, groups)}; give every copy the "
-                    "same hyperparameters and steps"
+                    f"{_describe_state(other, groups)} and {_describe_state(moved, groups)}; use "
+                    "equal hyperparameters and steps for every copy"
                 )
     return SavedOptimizer(kind=kinds[0], groups=tuple(groups), parameters=parameters)
 
@@ -101,16 +103,15 @@ def merge_optimizers(parts: list[SavedOptimizer]) -> SavedOptimizer:
 def check_optimizer(
     optimizer: Optimizer, saved: SavedOptimizer, saved_names: Mapping[int, str]
 ) -> None:
-    """See that an optimizer can take what was saved, before anything is changed.
+    """Check that an optimizer can hold the saved state, before anything is changed.
 
     Args:
-        optimizer: To be filled.
-        saved: From the record.
-        saved_names: The name each of its parameters was saved under, by identity; those that
-            were not saved are absent.
+        optimizer: The optimizer to load into.
+        saved: The saved state.
+        saved_names: Saved name of each parameter, by ``id``; without parameters not saved.
 
     Raises:
-        InvalidInput: It is of another kind, or its groups cannot hold what was saved.
+        InvalidInput: The optimizer is of another class, or its groups cannot hold the state.
     """
     kind = type(optimizer).__name__
     if kind != saved.kind:
@@ -119,13 +120,13 @@ def check_optimizer(
             "load without the optimizer"
         )
     for index, group in enumerate(optimizer.param_groups):
-        _agreed(index, group, saved, saved_names)
+        _group_hyperparameters(index, group, saved, saved_names)
 
 
-def room_for(
+def allocate_state(
     optimizer: Optimizer, saved: SavedOptimizer, saved_names: Mapping[int, str]
 ) -> dict[str, Tensor]:
-    """Empty tensors of the saved shapes where the optimizer wants them, by key."""
+    """Allocate tensors for the saved state, by key, on the devices the optimizer expects."""
     room: dict[str, Tensor] = {}
     for group in optimizer.param_groups:
         on_device = bool(group.get("capturable") or group.get("fused"))
@@ -150,17 +151,17 @@ def fill_optimizer(
     saved_names: Mapping[int, str],
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """Put saved state and hyperparameters into an optimizer, by its own ``load_state_dict``.
+    """Load saved state and hyperparameters through the optimizer's ``load_state_dict``.
 
-    Parameters without saved state have none afterwards, as when it was saved; those that were
-    not saved at all keep theirs.
+    Parameters that had no state when saved have none afterwards; parameters that were not saved
+    keep their state.
     """
     state: dict[int, Any] = {}
     groups, position = [], 0
     for index, group in enumerate(optimizer.param_groups):
         values = {
-            key: like(group.get(key), value)
-            for key, value in _agreed(index, group, saved, saved_names).items()
+            key: adapt_value(group.get(key), value)
+            for key, value in _group_hyperparameters(index, group, saved, saved_names).items()
         }
         indices = range(position, position + len(group["params"]))
         position = indices.stop
@@ -179,7 +180,8 @@ def fill_optimizer(
     optimizer.load_state_dict({"state": loaded, "param_groups": groups})
     for group, wanted in zip(optimizer.param_groups, groups, strict=True):
         for key, value in wanted.items():
-            if isinstance(value, Tensor):  # load_state_dict copied it
+            # load_state_dict replaces tensors by copies, but a CUDA graph reads the originals.
+            if isinstance(value, Tensor):
                 group[key] = value
 
 
@@ -192,21 +194,21 @@ def _parameters(
             if name is None:
                 raise InvalidInput(
                     f"the optimizer has a parameter of shape {tuple(parameter.shape)} that the "
-                    "model does not; make it from the parameters of the model that is saved"
+                    "model does not have; create it from the parameters of the saved model"
                 )
             yield group, parameter, name
 
 
 def _hyperparameters(group: Mapping[str, Any]) -> Hyperparameters:
     return {
-        key: as_json(f"{key} of the optimizer", value)
+        key: to_json_value(f"{key} of the optimizer", value)
         for key, value in group.items()
-        if key not in HOW
+        if key not in DEVICE_OPTIONS
     }
 
 
 def _slots(name: str, state: Mapping[str, Any]) -> tuple[dict[str, Tensor], Hyperparameters]:
-    """A parameter's state, tensors apart from plain numbers."""
+    """Split a parameter's state into tensors and plain values."""
     tensors: dict[str, Tensor] = {}
     values: Hyperparameters = {}
     for slot, value in state.items():
@@ -232,17 +234,13 @@ def _refuse_shared_state(optimizer: Optimizer, names: Mapping[int, str]) -> None
             )
 
 
-def _agreed(
+def _group_hyperparameters(
     index: int,
     group: Mapping[str, Any],
     saved: SavedOptimizer,
     saved_names: Mapping[int, str],
 ) -> Hyperparameters:
-    """The hyperparameters saved for the parameters of a group, which must agree.
-
-    Raises:
-        InvalidInput: They do not.
-    """
+    """Return the saved hyperparameters of a group; raise `InvalidInput` if they differ."""
     first: tuple[str, Hyperparameters] | None = None
     for parameter in group["params"]:
         name = saved_names.get(id(parameter), "")
@@ -255,13 +253,13 @@ def _agreed(
             ours, theirs = first[1].get(key), found.get(key)
             if ours != theirs:
                 raise InvalidInput(
-                    f"group {index} of the optimizer joins parameters that were saved with "
-                    f"different {key}: {ours} for {first[0]}, {theirs} for {name}; make groups "
-                    "as they were when saved"
+                    f"group {index} of the optimizer combines parameters that were saved with "
+                    f"different {key}: {ours} for {first[0]}, {theirs} for {name}; use the "
+                    "groups of the saved optimizer"
                 )
     return first[1] if first else {}
 
 
-def _words(state: SavedState, groups: list[Hyperparameters]) -> str:
+def _describe_state(state: SavedState, groups: list[Hyperparameters]) -> str:
     slots = ", ".join(f"{slot} {list(t.shape)}" for slot, t in state.slots.items()) or "no state"
     return f"{slots} with {groups[state.group]}"

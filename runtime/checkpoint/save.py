@@ -1,4 +1,4 @@
-"""Saving a training run."""
+"""Saving of a training run's model, optimizer and random state."""
 
 from __future__ import annotations
 
@@ -21,15 +21,21 @@ from torch.optim import Optimizer
 
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
-from ..checkpoint_files.checksums import Sums, sums_of_writer
+from ..checkpoint_files.checksums import Sums, compute_own_sums
 from ..checkpoint_files.manifest import Checkpoint, SavedOptimizer, SavedTensor, model_key
-from ..checkpoint_files.rank_agreement import Ranks, plain_errors, quiet
-from ..checkpoint_files.step_folder import abandon, begin, keep_newest, locked, publish
-from ..checkpoint_files.tensors import as_json, describe
+from ..checkpoint_files.rank_agreement import RankAgreement, silence_warnings, simplify_errors
+from ..checkpoint_files.step_folder import (
+    abandon_step,
+    begin_step,
+    keep_newest,
+    lock_folder,
+    publish_step,
+)
+from ..checkpoint_files.tensors import describe, to_json_value
 from ..distributed import DistributedPipeline
 from ..random_state import Generators, collect_random_states
 from .optimizer_state import OptimizerPart, merge_optimizers, read_optimizer
-from .target import Target, target_of
+from .target import CheckpointTarget, find_target
 
 
 def save_checkpoint(
@@ -44,74 +50,92 @@ def save_checkpoint(
     random_state: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> Path:
-    """Save a model and its optimizer between two steps, so that any plan can go on from there.
+    """Save a model and its optimizer between two steps; a run under any plan can resume from it.
 
-    Every rank calls it. Each tensor is stored once, under its name in the model, whoever holds it.
-    A crash at any moment leaves what was saved before as it was; when this returns, the step is on
-    the disk.
+    All ranks must call it. Each tensor is stored once, under its name in the model. A crash at any
+    moment leaves earlier checkpoints intact; when this returns, the step is on disk.
 
     Args:
-        folder: One run's checkpoints, on a disk that all ranks share; made if needed. The step
-            goes into a folder of its own there.
+        folder: Folder of the run's checkpoints, shared by all ranks; created if needed. Each step
+            has its own folder in it.
         model: A `DistributedPipeline`, a `Pipeline`, or any module.
-        optimizer: Of this rank's parameters. Ranks without parameters have none.
-        step: How many steps were taken. A step saved before is replaced.
-        extra: What else to resume with, as JSON: the epoch, ``scheduler.state_dict()``. That of
-            the first rank is kept.
-        keep: Delete all but this many of the steps saved last; keep all if `None`.
-        plan: What the model is trained by, noted in the checkpoint; a `DistributedPipeline` knows.
-        random_state: Whether to save each rank's random generators too.
-        group: The ranks; those of the pipeline, or all there are, if `None`.
+        optimizer: Optimizer of this rank's parameters; `None` on ranks without parameters.
+        step: Number of steps taken. A checkpoint of the same step is replaced.
+        extra: Additional JSON values, such as the epoch or ``scheduler.state_dict()``; those of
+            rank 0 are saved.
+        keep: Delete all but this many latest checkpoints; keep all if `None`.
+        plan: Plan to record in the checkpoint; a `DistributedPipeline` provides it.
+        random_state: Save each rank's random generators.
+        group: The ranks; by default those of the pipeline, or all.
 
     Returns:
         The step's folder.
 
     Raises:
-        InvalidInput: Something cannot be saved, ranks disagree, or the folder cannot be written;
-            every rank raises it, and names the rank at fault.
-        RankFailed: A rank died meanwhile (from a `DistributedPipeline`).
+        InvalidInput: A value cannot be saved, ranks disagree, or the folder is not writable; all
+            ranks raise it, and the message names the rank.
+        RankFailed: A rank died meanwhile (with a `DistributedPipeline`).
     """
     if keep is not None and keep < 1:
         raise InvalidInput(f"keep is {keep}; keep 1 or more, or None for all")
-    target = target_of(model, group)
+    target = find_target(model, group)
     if target.unsaved:
         logging.getLogger(__name__).warning(
-            "not saved is what get_extra_state returns of %s; put it into extra",
+            "the extra state of %s (get_extra_state) is not saved; pass it in extra",
             ", ".join(target.unsaved),
         )
+    with target.explained("saving a checkpoint"), ExitStack() as cleanup:
+        return _save_step(
+            Path(folder), target, optimizer, step, extra, keep, plan, random_state, cleanup
+        )
+
+
+def _save_step(
+    folder: Path,
+    target: CheckpointTarget,
+    optimizer: Optimizer | None,
+    step: int,
+    extra: Mapping[str, Any] | None,
+    keep: int | None,
+    plan: Plan | None,
+    random_state: bool,
+    cleanup: ExitStack,
+) -> Path:
     ranks = target.ranks
-    with target.explained("saving a checkpoint"), ExitStack() as held:
-        part: list[_Part] = []
+    part: list[_Part] = []
 
-        def describe_part() -> _Described:
-            part.append(_take_apart(target, optimizer, random_state))
-            return part[0].described(target, step, extra, plan)
+    def describe_part() -> _PartDescription:
+        part.append(_collect_part(target, optimizer, random_state))
+        return part[0].describe(target, step, extra, plan)
 
-        def start(parts: Sequence[_Described]) -> tuple[str, Checkpoint]:
-            record = _merge(parts)
-            held.enter_context(locked(Path(folder)))
-            started = begin(Path(folder), record.step)
-            held.callback(abandon, started)
-            return started.name, record
+    def start(descriptions: Sequence[_PartDescription]) -> tuple[str, Checkpoint]:
+        record = _merge(descriptions)
+        # Undone in reverse order, also after an error: the folder first, then the lock.
+        cleanup.enter_context(lock_folder(folder))
+        started = begin_step(folder, record.step)
+        cleanup.callback(abandon_step, started)
+        return started.name, record
 
-        name, record = ranks.reduce(describe_part, start)
-        started = Path(folder) / name
-        ranks.each(lambda: _check_shared(started))
-        _write_tensors(started, part[0].tensors, ranks)
+    # Nothing is written before all ranks agree on the record, and the step gets its name only
+    # after all ranks have written their files to disk.
+    name, record = ranks.reduce(describe_part, start)
+    started = folder / name
+    ranks.each(lambda: _check_shared(started))
+    _write_tensors(started, part[0].tensors, ranks)
 
-        def finish(sums: Sequence[Sums]) -> str:
-            path = publish(started, record, dict(ChainMap(*map(dict, sums))))
-            if keep is not None:
-                keep_newest(Path(folder), keep)
-            return path.name
+    def finish(sums: Sequence[Sums]) -> str:
+        path = publish_step(started, record, dict(ChainMap(*map(dict, sums))))
+        if keep is not None:
+            keep_newest(folder, keep)
+        return path.name
 
-        written = partial(sums_of_writer, started, ranks.rank, ranks.size)
-        return Path(folder) / ranks.reduce(written, finish)
+    own_sums = partial(compute_own_sums, started, ranks.rank, ranks.size)
+    return folder / ranks.reduce(own_sums, finish)
 
 
 @dataclass(frozen=True)
-class _Described:
-    """What one rank tells the first of its part."""
+class _PartDescription:
+    """Description of one rank's part, sent to rank 0."""
 
     step: int
     pipeline_steps: int | None
@@ -125,21 +149,27 @@ class _Described:
 
 @dataclass(frozen=True)
 class _Part:
-    """One rank's tensors by key, and the optimizer they were taken from."""
+    """One rank's tensors by key, with its optimizer and random generators."""
 
     tensors: dict[str, Tensor]
     optimizer: OptimizerPart | None
     generators: Generators
 
-    def described(
-        self, target: Target, step: int, extra: Mapping[str, Any] | None, plan: Plan | None
-    ) -> _Described:
+    def describe(
+        self,
+        target: CheckpointTarget,
+        step: int,
+        extra: Mapping[str, Any] | None,
+        plan: Plan | None,
+    ) -> _PartDescription:
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise InvalidInput(f"step is {step!r}; give the number of steps taken")
-        return _Described(
+        return _PartDescription(
             step=step,
             pipeline_steps=target.steps,
-            extra={key: as_json(f"extra[{key!r}]", value) for key, value in (extra or {}).items()},
+            extra={
+                key: to_json_value(f"extra[{key!r}]", value) for key, value in (extra or {}).items()
+            },
             plan=plan.content_id() if plan else target.plan,
             model={name: describe(name, tensor) for name, tensor in target.tensors.items()},
             aliases=target.aliases(),
@@ -148,7 +178,9 @@ class _Part:
         )
 
 
-def _take_apart(target: Target, optimizer: Optimizer | None, random_state: bool) -> _Part:
+def _collect_part(
+    target: CheckpointTarget, optimizer: Optimizer | None, random_state: bool
+) -> _Part:
     target.check_memory()
     tensors = {model_key(name): tensor for name, tensor in target.tensors.items()}
     part = read_optimizer(optimizer, target.canonical_names()) if optimizer is not None else None
@@ -159,12 +191,8 @@ def _take_apart(target: Target, optimizer: Optimizer | None, random_state: bool)
     return _Part(tensors, part, generators)
 
 
-def _merge(parts: Sequence[_Described]) -> Checkpoint:
-    """The record of all ranks' parts.
-
-    Raises:
-        InvalidInput: Ranks disagree.
-    """
+def _merge(parts: Sequence[_PartDescription]) -> Checkpoint:
+    """Merge the parts of all ranks; raise `InvalidInput` if they disagree."""
     model: dict[str, SavedTensor] = {}
     for rank, part in enumerate(parts):
         if part.step != parts[0].step:
@@ -194,18 +222,18 @@ def _merge(parts: Sequence[_Described]) -> Checkpoint:
 def _check_shared(started: Path) -> None:
     if not started.is_dir():
         raise InvalidInput(
-            f"{started.parent} is not the folder that rank 0 writes to; save into one that all "
-            "machines share, by the same path"
+            f"{started.parent} is not the folder that rank 0 writes to; use a folder that all "
+            "machines share under the same path"
         )
 
 
-def _write_tensors(started: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> None:
-    """Write all ranks' tensors, each by the lowest rank that holds it, and wait for the disk."""
-    with plain_errors(f"cannot write {started}"), quiet():
+def _write_tensors(started: Path, tensors: Mapping[str, Tensor], ranks: RankAgreement) -> None:
+    """Write all tensors, each on the lowest rank that holds it, and sync them to disk."""
+    with simplify_errors(f"cannot write {started}"), silence_warnings():
         save(
             dict(tensors),
             storage_writer=FileSystemWriter(started, sync_files=True),
-            # By the lowest rank, so that the buffers of a replica stay together.
+            # By the lowest rank, so that all buffers are from the same replica.
             planner=DefaultSavePlanner(
                 flatten_state_dict=False,
                 flatten_sharded_tensors=False,

@@ -1,4 +1,4 @@
-"""What is saved or loaded: a pipeline of processes, of one process, or any module."""
+"""Targets of saving and loading: a pipeline over processes, in one process, or any module."""
 
 from __future__ import annotations
 
@@ -12,102 +12,102 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...core.errors import InvalidInput
-from ..checkpoint_files.rank_agreement import Ranks
+from ..checkpoint_files.rank_agreement import RankAgreement
 from ..distributed import DistributedPipeline
 from ..pipeline import Pipeline
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
-"""What ``torch.compile`` and activation checkpointing put into the names of what they wrap."""
+"""Prefixes that ``torch.compile`` and activation checkpointing add to names."""
 
 
 @dataclass(frozen=True)
-class Target:
+class CheckpointTarget:
     """This rank's part of a model.
 
     Attributes:
-        tensors: Parameters and persistent buffers by the names this rank knows them by, each
-            tensor once, under its canonical name where the rank knows it.
-        names: All names of each, by its key in ``tensors``.
-        ranks: Who takes part.
+        tensors: Parameters and persistent buffers by name, each tensor once, under its canonical
+            name if this rank knows it.
+        names: All names of each tensor, by its key in ``tensors``.
+        ranks: Ranks that take part.
         plan: Content id of the plan, if known.
-        steps: Of a pipeline, those it has taken.
-        unsaved: Modules with state of their own, which is neither parameter nor buffer.
-        explained: ``explained(doing)`` goes around communication: names the rank that failed.
+        steps: Steps taken, for a pipeline.
+        unsaved: Modules with extra state that is neither parameter nor buffer.
+        explained: Context ``explained(doing)`` in which a lost rank is named.
     """
 
     tensors: Mapping[str, Tensor]
     names: Mapping[str, tuple[str, ...]]
-    ranks: Ranks
+    ranks: RankAgreement
     plan: str | None
     steps: int | None
     unsaved: tuple[str, ...]
     explained: Callable[[str], AbstractContextManager[None]]
 
     def canonical_names(self) -> dict[int, str]:
-        """The name of each tensor by its identity."""
+        """Return the name of each tensor, by ``id``."""
         return {id(tensor): name for name, tensor in self.tensors.items()}
 
     def aliases(self) -> dict[str, str]:
-        """Every other name of a tied tensor, and its canonical one."""
+        """Map every other name of a tied tensor to its canonical name."""
         return {name: key for key, names in self.names.items() for name in names if name != key}
 
     def check_memory(self) -> None:
-        """See that there is something to read from or to write to.
-
-        Raises:
-            InvalidInput: A tensor has no memory yet.
-        """
+        """Raise `InvalidInput` if a tensor has no memory yet."""
         for name, tensor in self.tensors.items():
             if tensor.is_meta:
                 raise InvalidInput(
-                    f"{name} is on the meta device; give the module memory first, with "
+                    f"{name} is on the meta device; allocate memory first, with "
                     "module.to_empty(device=...)"
                 )
 
 
-def target_of(
+def find_target(
     model: DistributedPipeline | nn.Module, group: dist.ProcessGroup | None = None
-) -> Target:
-    """Find out what a model holds on this rank.
-
-    Raises:
-        InvalidInput: It is no model.
-    """
+) -> CheckpointTarget:
+    """Return this rank's part of a model; raise `InvalidInput` for anything else."""
     if isinstance(model, DistributedPipeline):
-        return _of_pipeline(model, group)
+        return _pipeline_target(model, group)
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"expected a pipeline or a module, got {type(model).__name__}")
-    tensors, names = _once(model, [])
+    tensors, names = _collect_tensors(model, [])
     steps = model.steps if isinstance(model, Pipeline) else None
-    return Target(
-        tensors, names, Ranks(group), None, steps, _unsaved(model), lambda doing: nullcontext()
+    return CheckpointTarget(
+        tensors,
+        names,
+        RankAgreement(group),
+        None,
+        steps,
+        _find_extra_state(model),
+        lambda doing: nullcontext(),
     )
 
 
-def _of_pipeline(pipeline: DistributedPipeline, group: dist.ProcessGroup | None) -> Target:
+def _pipeline_target(
+    pipeline: DistributedPipeline, group: dist.ProcessGroup | None
+) -> CheckpointTarget:
     records = pipeline.graph.parameters
-    tensors, names = _once(pipeline.module, [record.names for record in records])
+    tensors, names = _collect_tensors(pipeline.module, [record.names for record in records])
 
     @contextmanager
     def explained(doing: str) -> Iterator[None]:
         on_gpu = pipeline.device.type == "cuda"
-        # NCCL sends objects through the current device.
+        # NCCL sends pickled objects through the current device, which need not be this rank's.
         with (
             pipeline.during(doing),
             torch.cuda.device(pipeline.device) if on_gpu else nullcontext(),
         ):
             yield
 
-    ranks = Ranks(group or pipeline.group)
+    ranks = RankAgreement(group or pipeline.group)
     plan = pipeline.plan.content_id()
-    unsaved = _unsaved(pipeline.module)
-    return Target(tensors, names, ranks, plan, pipeline.steps, unsaved, explained)
+    unsaved = _find_extra_state(pipeline.module)
+    return CheckpointTarget(tensors, names, ranks, plan, pipeline.steps, unsaved, explained)
 
 
-def _once(
+def _collect_tensors(
     module: nn.Module, tied: list[tuple[str, ...]]
 ) -> tuple[dict[str, Tensor], dict[str, tuple[str, ...]]]:
-    """Each tensor under its canonical name, and all its names."""
+    """Return each tensor under its canonical name, and all names of each."""
     elsewhere = {name: names for names in tied for name in names}
     canonical: dict[int, str] = {}
     tensors: dict[str, Tensor] = {}
@@ -121,7 +121,7 @@ def _once(
 
 
 def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, then persistent buffers, under every name each goes by."""
+    """Yield parameters, then persistent buffers, under each of their names."""
     while isinstance(module, DistributedDataParallel):
         module = module.module
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -132,7 +132,7 @@ def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield _clean(f"{path}.{name}" if path else name), buffer
 
 
-def _unsaved(module: nn.Module) -> tuple[str, ...]:
+def _find_extra_state(module: nn.Module) -> tuple[str, ...]:
     return tuple(
         name
         for name, owner in module.named_modules()

@@ -1,7 +1,7 @@
-"""Checksums of a step's files, so that a damaged one is refused before anything is read from it.
+"""Checksums of a checkpoint's files, verified before anything is read.
 
-They lie beside the files as ``b2sum`` writes them: ``b2sum --check B2SUMS`` says the same. They
-tell damage, not malice: who changes a file can change its sum.
+They are stored in the format of ``b2sum``: ``b2sum --check B2SUMS`` verifies them, too. They detect
+damage but not tampering, since whoever changes a file can change its checksum.
 """
 
 from __future__ import annotations
@@ -16,61 +16,60 @@ from ...core.errors import InvalidInput
 SUMS = "B2SUMS"
 
 Sums = Mapping[str, str]
-"""By name of the file, in hexadecimal."""
+"""Checksums in hexadecimal, by file name."""
 
 LINE = re.compile(r"([0-9a-f]{128})  (.+)")
 WRITER = re.compile(r"__(\d+)_\d+\.distcp")
 
 
-def sum_of(file: Path) -> str:
-    """BLAKE2b of what a file holds (RFC 7693), 64 bytes."""
+def compute_sum(file: Path) -> str:
+    """Return the 64-byte BLAKE2b checksum (RFC 7693) of a file."""
     with open(file, "rb") as stream:
         return hashlib.file_digest(stream, "blake2b").hexdigest()
 
 
-def sums_of_writer(folder: Path, rank: int, num_ranks: int) -> dict[str, str]:
-    """Of the files that this rank has written, of which its machine still has copies in memory.
+def compute_own_sums(folder: Path, rank: int, num_ranks: int) -> dict[str, str]:
+    """Compute the checksums of the files this rank has written.
 
-    What no rank put its number on is the first one's.
+    They are still in its machine's page cache. Files without a rank number count as rank 0's.
     """
     return {
-        path.name: sum_of(path)
+        path.name: compute_sum(path)
         for path in folder.iterdir()
-        if _writer(path.name) % num_ranks == rank
+        if _rank_of(path.name) % num_ranks == rank
     }
 
 
-def as_text(sums: Sums) -> str:
-    """What the file of sums holds."""
+def format_sums(sums: Sums) -> str:
+    """Format checksums as the contents of the checksum file."""
     return "".join(f"{found}  {name}\n" for name, found in sorted(sums.items()))
 
 
 def text_size_bytes(names: Iterable[str]) -> int:
-    """Of the file of the sums of these files."""
-    return len(as_text(dict.fromkeys(names, "0" * 128)).encode())
+    """Return the size of a checksum file for files with these names."""
+    return len(format_sums(dict.fromkeys(names, "0" * 128)).encode())
 
 
-def summed(folder: Path) -> list[str]:
-    """The files of a step that have checksums; none in one saved without."""
+def list_summed_files(folder: Path) -> list[str]:
+    """List the files of a step that have checksums; empty for steps saved without."""
     return sorted(_read(folder))
 
 
 def check_sums(folder: Path, names: Iterable[str]) -> None:
-    """See that files hold what was written into them; each is read once.
+    """Verify the checksums of files; steps saved without checksums are not verified.
 
     Args:
-        folder: Of a step.
-        names: Of the files; a step saved without sums is passed over.
+        folder: Folder of a step.
+        names: Names of the files.
 
     Raises:
-        InvalidInput: One does not, or the sums themselves are damaged.
+        InvalidInput: A file or the checksum file is damaged.
     """
     sums = _read(folder)
     for name in names:
-        if sums and _found(folder, name) != sums.get(name, ""):
+        if sums and _try_sum(folder, name) != sums.get(name, ""):
             raise InvalidInput(
-                f"{folder} is damaged: {name} holds something else than was written into it; load "
-                "another step"
+                f"{folder} is damaged: the checksum of {name} does not match; load another step"
             )
 
 
@@ -81,18 +80,18 @@ def _read(folder: Path) -> Sums:
     text = file.read_bytes().decode("utf-8", "replace")
     matches = [LINE.fullmatch(line) for line in text.splitlines()]
     found = {match[2]: match[1] for match in matches if match}
-    if as_text(found) != text or any(Path(name).name != name for name in found):
+    if format_sums(found) != text or any(Path(name).name != name for name in found):
         raise InvalidInput(f"{file} is damaged; load another step")
     return found
 
 
-def _found(folder: Path, name: str) -> str | None:
+def _try_sum(folder: Path, name: str) -> str | None:
     try:
-        return sum_of(folder / name)
+        return compute_sum(folder / name)
     except OSError:
         return None
 
 
-def _writer(name: str) -> int:
+def _rank_of(name: str) -> int:
     match = WRITER.fullmatch(name)
     return int(match[1]) if match else 0

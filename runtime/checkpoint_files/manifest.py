@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: everything but the numbers in its tensors, without torch."""
+"""Manifest of a checkpoint: everything but the tensors' values; imports no torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ...core.document import Document, Record
 from ...core.graph.tensors import ELEMENT_SIZE_BYTES, Dimension, DType
 
 RECORD = "checkpoint.json"
-"""The record's file in the folder of a step."""
+"""File name of the manifest in a step's folder."""
 
 MODEL, OPTIMIZER, RANDOM = "model", "optim", "rng"
-"""First parts of the keys under which tensors are stored."""
+"""Prefixes of the keys under which tensors are stored."""
 
-NOT_FINITE = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="constants")
-"""A best loss starts at infinity, and a run that diverged is saved as it is."""
+ALLOW_NON_FINITE = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="constants")
+"""Non-finite numbers are allowed: a best loss starts at infinity, and a run may diverge."""
 
 
 class SavedTensor(Record):
@@ -33,15 +33,15 @@ class SavedTensor(Record):
 
 
 class SavedState(Record):
-    """What the optimizer keeps for one parameter.
+    """Optimizer state of one parameter.
 
     Attributes:
         group: Index of its hyperparameters in `SavedOptimizer.groups`.
-        slots: Its tensors by slot, such as ``exp_avg``; empty before its first step.
-        values: What is kept as plain numbers.
+        slots: Tensors by slot, such as ``exp_avg``; empty before the first step.
+        values: State kept as plain numbers.
     """
 
-    model_config = NOT_FINITE
+    model_config = ALLOW_NON_FINITE
 
     group: int = Field(ge=0)
     slots: dict[str, SavedTensor] = Field(default_factory=dict)
@@ -49,15 +49,15 @@ class SavedState(Record):
 
 
 class SavedOptimizer(Record):
-    """An optimizer, parameter by parameter, so that it does not depend on the plan.
+    """Optimizer state by parameter, independent of the plan.
 
     Attributes:
         kind: The optimizer's class name.
-        groups: The different sets of hyperparameters.
-        parameters: By canonical name; parameters the optimizer was not given are absent.
+        groups: Distinct sets of hyperparameters.
+        parameters: State by canonical name; parameters unknown to the optimizer are absent.
     """
 
-    model_config = NOT_FINITE
+    model_config = ALLOW_NON_FINITE
 
     kind: str
     groups: tuple[dict[str, JsonValue], ...]
@@ -65,23 +65,23 @@ class SavedOptimizer(Record):
 
 
 class Checkpoint(Document):
-    """One saved step.
+    """Manifest of one saved step.
 
     Attributes:
-        step: As given by who saved it.
-        ranks: Processes that saved it.
-        pipeline_steps: Those a pipeline had taken (its ``steps``), which keyed dropout follows.
+        step: Step number given when saving.
+        ranks: Number of processes that saved it.
+        pipeline_steps: The pipeline's own ``steps``, which seed keyed dropout.
         plan: Content id of the plan it was trained under, if known.
         model: Parameters and persistent buffers by canonical name.
-        aliases: Every other name of a tied tensor, and its canonical one.
-        optimizer: `None` if none was given.
-        random: The kinds of random generator saved on each rank; empty if none was asked for.
-        extra: What the caller added: epoch, schedulers, position in the data.
-        files: Size in bytes of every file beside the record.
+        aliases: Canonical name of a tied tensor, by each of its other names.
+        optimizer: `None` if saved without an optimizer.
+        random: Kinds of random generators saved by each rank; empty if not requested.
+        extra: Values added by the caller: epoch, schedulers, position in the data.
+        files: Size in bytes of every file next to the manifest.
     """
 
     SCHEMA: ClassVar[Literal["stagewright.checkpoint/1"]] = "stagewright.checkpoint/1"
-    model_config = NOT_FINITE
+    model_config = ALLOW_NON_FINITE
 
     schema_version: Literal["stagewright.checkpoint/1"] = SCHEMA
     step: int = Field(ge=0)
@@ -96,15 +96,15 @@ class Checkpoint(Document):
     files: dict[str, int] = Field(default_factory=dict)
 
     def names_for(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Under which canonical names a tensor with these names was saved.
+        """Return the canonical names under which a tensor with these names was saved.
 
-        None if it was not saved, several if it was saved as different tensors.
+        Empty if it was not saved; several if it was saved as several tensors.
         """
         found = (self.aliases.get(name, name) for name in names)
         return tuple(dict.fromkeys(name for name in found if name in self.model))
 
     def tensors(self, *, optimizer: bool = True) -> dict[str, SavedTensor]:
-        """Every stored tensor by its key, the model's first."""
+        """Return all stored tensors by key, the model's first."""
         found = {model_key(name): tensor for name, tensor in self.model.items()}
         if self.optimizer is not None and optimizer:
             for name, state in self.optimizer.parameters.items():

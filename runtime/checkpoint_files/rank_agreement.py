@@ -1,4 +1,4 @@
-"""Ranks that succeed together or fail together, so that none waits for one that gave up."""
+"""Actions in which all ranks succeed or all ranks fail, so that none waits for another."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ R = TypeVar("R")
 Outcome = tuple[T | None, Exception | None]
 
 
-class Ranks:
-    """The ranks of a process group, or one process alone.
+class RankAgreement:
+    """Ranks of a process group, or a single process, that act together.
 
     Args:
-        group: The default group if `None`, where there is one.
-        alone: Whether this process acts for itself, whatever groups there are.
+        group: The process group; the default group, if there is one, if `None`.
+        alone: Ignore process groups.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, *, alone: bool = False) -> None:
@@ -32,32 +32,28 @@ class Ranks:
         self.rank = dist.get_rank(group) if self.together else 0
         self.size = dist.get_world_size(group) if self.together else 1
         if self.rank < 0:
-            raise InvalidInput("this process is not one of the group it was given")
+            raise InvalidInput("this process is not a member of the given group")
 
     def each(self, action: Callable[[], T]) -> list[T]:
-        """What every rank's action returns, on every rank.
+        """Run an action on every rank and return all results on every rank.
 
         Raises:
-            InvalidInput: One failed; every rank raises, naming the rank and what it could not do.
-            RankFailed: One failed by a bug; that one raises its own error.
+            InvalidInput: An action failed; all ranks raise it, and it names the rank.
+            RankFailed: An action failed by a bug; its rank raises the original error.
         """
         outcomes = self._gather(_attempt(action))
-        self._raise_first(outcomes)
+        self._raise_first_error(outcomes)
         return [cast(T, value) for value, _ in outcomes]
 
     def first(self, action: Callable[[], T]) -> T:
-        """What the first rank's action returns, on every rank; the others do nothing.
-
-        Raises:
-            InvalidInput: It failed; see `each`.
-        """
+        """Run an action on rank 0 and return its result on every rank; see `each` for errors."""
         return self.reduce(lambda: None, lambda _: action())
 
     def reduce(self, action: Callable[[], T], combine: Callable[[Sequence[T]], R]) -> R:
-        """What the first rank makes of every rank's answer, on every rank.
+        """Run an action on every rank, combine the results on rank 0, and return that everywhere.
 
         Raises:
-            InvalidInput: An action or the first rank's part failed; see `each`.
+            InvalidInput: An action or the combination failed; see `each`.
         """
         mine = _attempt(action)
         gathered = self._gather_at_first(mine)
@@ -66,34 +62,36 @@ class Ranks:
             outcomes[0] = _attempt(lambda: combine([cast(T, value) for value, _ in gathered]))
         if self.together:
             own = outcomes[0]
-            sent = [[_portable(outcome) for outcome in outcomes]]
+            sent = [[_to_sendable(outcome) for outcome in outcomes]]
             dist.broadcast_object_list(sent, group=self.group, group_src=0)
             outcomes = sent[0]
+            # A rank keeps its own outcome, whose error may not have survived pickling.
             if self.rank == 0:
                 outcomes[0] = own
             elif mine[1] is not None:
                 outcomes[self.rank] = (None, mine[1])
-        self._raise_first(outcomes)
+        self._raise_first_error(outcomes)
         return cast(R, outcomes[0][0])
 
     def _gather(self, mine: Outcome[T]) -> list[Outcome[T]]:
         outcomes: list[Outcome[T]] = [(None, None)] * self.size
         if self.together:
-            dist.all_gather_object(outcomes, _portable(mine), group=self.group)
+            dist.all_gather_object(outcomes, _to_sendable(mine), group=self.group)
         outcomes[self.rank] = mine
         return outcomes
 
     def _gather_at_first(self, mine: Outcome[T]) -> list[Outcome[T]]:
-        """Every rank's outcome on the first rank; elsewhere nothing of use."""
+        """Gather every rank's outcome on rank 0; other ranks get placeholders."""
         outcomes: list[Outcome[T]] = [(None, None)] * self.size
         if self.together:
             room = outcomes if self.rank == 0 else None
-            dist.gather_object(_portable(mine), room, group=self.group, group_dst=0)
+            dist.gather_object(_to_sendable(mine), room, group=self.group, group_dst=0)
         if self.rank == 0:
             outcomes[0] = mine
         return outcomes
 
-    def _raise_first(self, outcomes: Sequence[Outcome[object]]) -> None:
+    def _raise_first_error(self, outcomes: Sequence[Outcome[object]]) -> None:
+        # A bug's own traceback is worth more than the summary of all ranks.
         own = outcomes[self.rank][1]
         if own is not None and not isinstance(own, StagewrightError | OSError):
             raise own
@@ -107,11 +105,11 @@ class Ranks:
 
 
 @contextmanager
-def plain_errors(doing: str) -> Iterator[None]:
-    """Turn the many tracebacks of torch's checkpoints into one error.
+def simplify_errors(doing: str) -> Iterator[None]:
+    """Turn torch's `CheckpointException`, with its many tracebacks, into one error.
 
     Args:
-        doing: What failed if it fails, such as ``cannot read step-000100``.
+        doing: Start of the message, such as ``cannot read step-000100``.
     """
     try:
         yield
@@ -129,8 +127,8 @@ def _attempt(action: Callable[[], T]) -> Outcome[T]:
         return None, error
 
 
-def _portable(outcome: Outcome[T]) -> Outcome[T]:
-    """With the error that other ranks raise; the original may hold what cannot be sent."""
+def _to_sendable(outcome: Outcome[T]) -> Outcome[T]:
+    """Replace an error by one that can be pickled and that other ranks may raise."""
     error = outcome[1]
     if error is None or isinstance(error, RankFailed):
         return outcome
@@ -140,8 +138,8 @@ def _portable(outcome: Outcome[T]) -> Outcome[T]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Without the warning that a single process is a single process."""
+def silence_warnings() -> Iterator[None]:
+    """Suppress torch's warning that a single process saves without torch.distributed."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

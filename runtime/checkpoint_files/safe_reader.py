@@ -1,8 +1,8 @@
-"""Reading what torch wrote, and running nothing it did not write.
+"""Safe reading of torch's distributed checkpoints, without executing code from them.
 
-Torch's index of a checkpoint (``.metadata``) is a pickle, and reading a pickle runs what it names.
-Only the names that such an index needs are found here; the tensors themselves torch reads with
-``weights_only=True``.
+Torch's index of a checkpoint (``.metadata``) is a pickle, and unpickling can call any function it
+names. Here only the names that an index needs can be resolved; the tensors themselves are read by
+torch with ``weights_only=True``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from ...core.errors import InvalidInput
-from .checksums import check_sums, summed
+from .checksums import check_sums, list_summed_files
 from .manifest import RECORD
-from .rank_agreement import Ranks, plain_errors, quiet
+from .rank_agreement import RankAgreement, silence_warnings, simplify_errors
 
 INDEX = ".metadata"
 
@@ -45,25 +45,25 @@ ALLOWED: dict[tuple[str, str], Any] = {
         for name in ("PosixPath", "WindowsPath")
     },
 }  # fmt: skip
-"""What an index of tensors is made of, and what each name stands for here."""
+"""Names that an index of tensors may contain, and the objects they resolve to."""
 
 
-def read_tensors(path: Path, wanted: Mapping[str, Tensor], ranks: Ranks) -> None:
-    """Fill tensors with what a step holds under their keys; values are converted to their dtype.
+def read_tensors(path: Path, wanted: Mapping[str, Tensor], ranks: RankAgreement) -> None:
+    """Read the values saved under the tensors' keys into them, converted to their dtype.
 
-    Files are checked first: by ranks that read together each file once, by one alone those that it
-    reads from. What fails afterwards, such as a disk, may leave tensors with mixed values.
+    Checksums are verified first: several ranks share all files among them, a single process
+    verifies those it reads. A disk error after that may leave tensors partly read.
 
     Args:
         path: The step's folder.
-        wanted: This rank's, each with its own memory; changed in place.
-        ranks: Who reads; all of them call it.
+        wanted: This rank's tensors, each with its own memory; changed in place.
+        ranks: All ranks that read.
 
     Raises:
-        InvalidInput: A file is damaged, or is not what `save_checkpoint` writes.
+        InvalidInput: A file is damaged, or was not written by `save_checkpoint`.
     """
     ranks.each(lambda: _check_files(path, wanted, ranks))
-    with plain_errors(f"cannot read {path.name}"), quiet():
+    with simplify_errors(f"cannot read {path.name}"), silence_warnings():
         load(
             dict(wanted),
             storage_reader=TensorReader(path),
@@ -73,9 +73,9 @@ def read_tensors(path: Path, wanted: Mapping[str, Tensor], ranks: Ranks) -> None
         )
 
 
-def _check_files(path: Path, wanted: Mapping[str, Tensor], ranks: Ranks) -> None:
+def _check_files(path: Path, wanted: Mapping[str, Tensor], ranks: RankAgreement) -> None:
     if ranks.together:
-        check_sums(path, summed(path)[ranks.rank :: ranks.size])
+        check_sums(path, list_summed_files(path)[ranks.rank :: ranks.size])
         return
     check_sums(path, (RECORD, INDEX))
     index = TensorReader(path).read_metadata()
@@ -84,13 +84,13 @@ def _check_files(path: Path, wanted: Mapping[str, Tensor], ranks: Ranks) -> None
 
 
 class TensorReader(FileSystemReader):
-    """Torch's reader, for checkpoints of tensors alone and with a pickle that is not trusted."""
+    """Torch's reader, restricted to checkpoints of tensors and with an untrusted index."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The index of the step.
+        """Read the step's index.
 
         Raises:
-            InvalidInput: It names something else than tensors in files beside it.
+            InvalidInput: It contains anything but tensors in files of the same folder.
         """
         path = Path(self.path) / INDEX
         try:
@@ -114,8 +114,8 @@ class _IndexUnpickler(pickle.Unpickler):
         if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
             return found
         raise InvalidInput(
-            f"the checkpoint's index names {module}.{name}, which no checkpoint of tensors does; "
-            "it was not written by save_checkpoint, and nothing of it was run"
+            f"the checkpoint's index refers to {module}.{name}, which a checkpoint of tensors "
+            "never does; it was not written by save_checkpoint, and none of its code was run"
         )
 
 
@@ -126,14 +126,14 @@ def _check_index(path: Path, index: Any) -> None:
         and isinstance(index.state_dict_metadata, dict)
         and isinstance(index.storage_data, dict)
         and all(isinstance(t, TensorStorageMetadata) for t in index.state_dict_metadata.values())
-        and all(_is_beside(place) for place in index.storage_data.values())
+        and all(_is_in_same_folder(place) for place in index.storage_data.values())
     )
     if not sound:
         raise InvalidInput(f"{path} is not the index of tensors that save_checkpoint writes")
 
 
-def _is_beside(place: Any) -> bool:
-    """Whether a tensor lies in a file of the same folder, as it is."""
+def _is_in_same_folder(place: Any) -> bool:
+    """Return True for a tensor stored untransformed in a file of the same folder."""
     if not isinstance(place, _StorageInfo) or not isinstance(place.relative_path, str):
         return False
     return Path(place.relative_path).name == place.relative_path and not place.transform_descriptors

@@ -1,17 +1,17 @@
-"""Step folders that are whole or not there, whenever the process that writes them is killed.
+"""Atomic step folders: complete or absent, even if the process that writes them is killed.
 
-A step is written under a name that nobody reads, and renamed when all of it is on the disk. One
-that replaces an older one of the same step first moves that one aside, to a name that is still
-read. What a dead process left is removed by the next that saves, which holds the folder's lock.
+A step is written under a temporary name that no reader looks at, and renamed once it is on disk. If
+it replaces an older save of the same step, that one is first moved to a name that is still read.
+Remains of killed processes are removed by the next save, under the folder's lock.
 
 ::
 
-    step-000120/        a step: the record, torch's files, and the checksums of all of them
-    step-000120.old/    the same step, while a new one takes its place
+    step-000120/        a step: the manifest, torch's files, and the checksums of all of them
+    step-000120.old/    its previous save, while a new one takes its place
     .saving-.../        being written
     .deleting-.../      being deleted
-    latest              the name of the step saved last
-    .lock               held by who saves
+    latest              the name of the latest step
+    .lock               held while saving
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from ...core.errors import InvalidInput
-from .checksums import SUMS, Sums, as_text, sum_of, text_size_bytes
+from .checksums import SUMS, Sums, compute_sum, format_sums, text_size_bytes
 from .manifest import RECORD, Checkpoint
 
 LATEST, PARTIAL, LOCK, OLD = "latest", ".latest-partial", ".lock", ".old"
@@ -42,47 +42,47 @@ def step_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
-def saved_steps(folder: Path) -> tuple[int, ...]:
-    """The steps that can be loaded, ascending."""
-    return tuple(sorted(step for step in _step_folders(folder) if _whole(folder, step)))
+def list_steps(folder: Path) -> tuple[int, ...]:
+    """List the loadable steps in ascending order."""
+    return tuple(sorted(step for step in _step_folders(folder) if _read_if_whole(folder, step)))
 
 
-def find(folder: Path, step: int | None = None) -> Saved:
-    """The folder and record of a step.
+def find_step(folder: Path, step: int | None = None) -> Saved:
+    """Find a step; return its folder and manifest.
 
     Args:
-        folder: Holds steps, or is one.
-        step: The one that was saved last if `None`, or the highest where that one is damaged.
+        folder: A folder of steps, or the folder of one step.
+        step: Step number; `None` for the latest, or the highest one if that is damaged.
 
     Raises:
-        InvalidInput: There is no such step, or it is damaged; the message lists those there are.
+        InvalidInput: The step does not exist or is damaged; the message lists the others.
     """
     if (folder / RECORD).exists():
-        record = check(folder)
+        record = check_step(folder)
         if step not in (None, record.step):
             raise InvalidInput(f"{folder} is step {record.step}, not {step}")
         return folder, record
     if not folder.is_dir():
-        raise InvalidInput(f"there is no folder {folder}")
+        raise InvalidInput(f"folder {folder} does not exist")
     if step is not None:
-        return _find_step(folder, step)
+        return _find_numbered(folder, step)
     latest = _latest(folder)
     newest_first = sorted(_step_folders(folder), reverse=True)
     for candidate in newest_first if latest is None else [latest, *newest_first]:
-        if found := _whole(folder, candidate):
+        if found := _read_if_whole(folder, candidate):
             if latest not in (None, candidate):
                 logging.getLogger(__name__).warning(
-                    "step %s, saved last, is damaged; taking step %s", latest, candidate
+                    "the latest step %s is damaged; using step %s", latest, candidate
                 )
             return found
-    raise InvalidInput(f"there is no checkpoint in {folder}")
+    raise InvalidInput(f"no checkpoint found in {folder}")
 
 
-def check(path: Path) -> Checkpoint:
-    """Read a step's record and see that all its files have their full size.
+def check_step(path: Path) -> Checkpoint:
+    """Read a step's manifest and check that all files are complete.
 
     Raises:
-        InvalidInput: The record or a file is missing, cut off or another kind of document.
+        InvalidInput: The manifest or a file is missing, truncated or of another kind.
     """
     record = Checkpoint.read(path / RECORD)
     for name, size_bytes in record.files.items():
@@ -93,19 +93,19 @@ def check(path: Path) -> Checkpoint:
             raise InvalidInput(f"{path} is damaged: {name} {state}; load another step")
     claimed = sum(tensor.size_bytes for tensor in record.tensors().values())
     stored = sum(record.files.values())
-    if claimed > stored:  # before memory is taken for them
+    if claimed > stored:  # before a forged manifest makes the reader allocate that much
         raise InvalidInput(
-            f"{path} is damaged: its tensors have {claimed} bytes, its files {stored}; load "
+            f"{path} is damaged: its tensors have {claimed} bytes, but its files {stored}; load "
             "another step"
         )
     return record
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Make the folder if needed, and keep other processes from saving into it.
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Create the folder if needed, and lock it against saves of other processes.
 
-    The lock goes with the process that holds it, however that one ends.
+    The kernel releases the lock when the process ends, even if it is killed.
 
     Raises:
         InvalidInput: Another process is saving.
@@ -117,15 +117,15 @@ def locked(folder: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise InvalidInput(
-                    f"another process is saving into {folder}; end it, or give each run a folder "
-                    "of its own"
+                    f"another process is saving into {folder}; stop it, or use a separate folder "
+                    "for each run"
                 ) from None
-            # Some network file systems have no locks; there, two runs in one folder go unnoticed.
+            # Some network file systems lack locks; there, two runs in one folder go unnoticed.
         yield
 
 
-def begin(folder: Path, step: int) -> Path:
-    """Remove what dead processes left, and make an empty folder to write a step into.
+def begin_step(folder: Path, step: int) -> Path:
+    """Clean up after killed processes, and create an empty folder to write a step into.
 
     Call it with the lock held.
     """
@@ -135,6 +135,8 @@ def begin(folder: Path, step: int) -> Path:
     for path in list(folder.glob(f"step-*{OLD}")):
         if STEP.fullmatch(path.name):
             current = path.with_name(path.name.removesuffix(OLD))
+            # Killed after the new save got its name: the old one is superfluous. Killed before:
+            # the old one is the only save of the step.
             if current.exists():
                 _delete(path)
             else:
@@ -144,22 +146,24 @@ def begin(folder: Path, step: int) -> Path:
     return started
 
 
-def publish(started: Path, record: Checkpoint, sums: Sums) -> Path:
-    """Give a written step its name, and make it the latest.
+def publish_step(started: Path, record: Checkpoint, sums: Sums) -> Path:
+    """Give a written step its final name and make it the latest.
 
     Args:
-        started: What `begin` made, with all tensors in it, on the disk.
-        record: Of the step; its ``files`` are filled in here.
-        sums: Checksums of the files in it.
+        started: Folder created by `begin_step`, with all tensors on disk.
+        record: The step's manifest; its ``files`` are filled in here.
+        sums: Checksums of the files in the folder.
     """
     files = {path.name: path.stat().st_size for path in started.iterdir()}
     files[SUMS] = text_size_bytes((*sums, RECORD))
     record = record.model_copy(update={"files": files})
     _write(started / RECORD, record.to_json() + "\n")
-    _write(started / SUMS, as_text({**sums, RECORD: sum_of(started / RECORD)}))
+    _write(started / SUMS, format_sums({**sums, RECORD: compute_sum(started / RECORD)}))
     folder = started.parent
     path = folder / step_name(record.step)
     old = path.with_name(path.name + OLD)
+    # The old save keeps a readable name until the new one has its own; every rename is synced
+    # before the next change relies on it.
     if path.exists():
         path.rename(old)
     started.rename(path)
@@ -174,28 +178,28 @@ def publish(started: Path, record: Checkpoint, sums: Sums) -> Path:
 
 
 def keep_newest(folder: Path, count: int) -> None:
-    """Delete all but the steps saved last; that of `latest` is among them."""
+    """Delete all but the most recently saved steps; the latest one is always kept."""
     steps = [(_saved_at(path), step, path) for step, path in _step_folders(folder).items()]
     for _, step, path in sorted(steps, reverse=True)[count:]:
         if step != _latest(folder):
             _delete(path)
 
 
-def abandon(started: Path) -> None:
-    """Remove what was written of a step that is not to be."""
+def abandon_step(started: Path) -> None:
+    """Remove a partly written step."""
     shutil.rmtree(started, ignore_errors=True)
 
 
-def _find_step(folder: Path, step: int) -> Saved:
+def _find_numbered(folder: Path, step: int) -> Saved:
     path = _step_folders(folder).get(step)
     if path is not None:
-        return path, check(path)
-    steps = ", ".join(map(str, saved_steps(folder))) or "none"
+        return path, check_step(path)
+    steps = ", ".join(map(str, list_steps(folder))) or "none"
     raise InvalidInput(f"{folder} has no step {step}; it has {steps}")
 
 
 def _step_folders(folder: Path) -> dict[int, Path]:
-    """Every step's folder; one that was moved aside only where nothing took its place."""
+    """Return each step's folder; its old save only if no new one took its place."""
     found: dict[int, Path] = {}
     for path in sorted(folder.iterdir(), reverse=True) if folder.is_dir() else ():
         if match := STEP.fullmatch(path.name):
@@ -203,12 +207,12 @@ def _step_folders(folder: Path) -> dict[int, Path]:
     return found
 
 
-def _whole(folder: Path, step: int) -> Saved | None:
+def _read_if_whole(folder: Path, step: int) -> Saved | None:
     path = _step_folders(folder).get(step)
     if path is None:
         return None
     try:
-        return path, check(path)
+        return path, check_step(path)
     except InvalidInput:
         return None
 
@@ -222,7 +226,7 @@ def _latest(folder: Path) -> int | None:
 
 
 def _saved_at(path: Path) -> int:
-    """In nanoseconds; 0 for a damaged step, which goes first."""
+    """Return the time of saving in nanoseconds; 0 for a damaged step, to be deleted first."""
     try:
         return (path / RECORD).stat().st_mtime_ns
     except OSError:
@@ -230,14 +234,14 @@ def _saved_at(path: Path) -> int:
 
 
 def _delete(path: Path) -> None:
-    """Under another name first, so that no half of it is ever taken for a step."""
+    # Renamed first, so that a partly deleted folder is never taken for a step.
     doomed = path.with_name(f"{DELETING}{path.name}-{uuid4().hex[:12]}")
     path.rename(doomed)
     shutil.rmtree(doomed)
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file and wait until the disk has it."""
+    """Write a file and sync it to disk."""
     with open(path, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -246,7 +250,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Wait until the disk has the folder's names."""
+    """Sync the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

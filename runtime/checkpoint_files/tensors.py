@@ -1,4 +1,4 @@
-"""Tensors and plain values as the record describes them."""
+"""Conversion between tensors or plain values and their descriptions in the manifest."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .manifest import SavedTensor
 
 
 def describe(name: str, tensor: Tensor) -> SavedTensor:
-    """A tensor's shape and dtype; that of the whole for one spread over ranks.
+    """Return a tensor's shape and dtype; for one sharded over ranks, those of the whole.
 
     Raises:
-        InvalidInput: It is sparse, or of a dtype that documents do not name.
+        InvalidInput: It is sparse, or has an unsupported dtype.
     """
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in ELEMENT_SIZE_BYTES or tensor.layout is not torch.strided:
         raise InvalidInput(
-            f"cannot save {name}, a {tensor.layout} tensor of {tensor.dtype}; dense ones of "
-            f"{', '.join(ELEMENT_SIZE_BYTES)} can be"
+            f"cannot save {name}, a {tensor.layout} tensor of {tensor.dtype}; supported are dense "
+            f"tensors of {', '.join(ELEMENT_SIZE_BYTES)}"
         )
     return SavedTensor(shape=tuple(tensor.shape), dtype=dtype)
 
@@ -32,41 +32,41 @@ def torch_dtype(saved: SavedTensor) -> torch.dtype:
     return cast(torch.dtype, getattr(torch, saved.dtype))
 
 
-def same_kind(one: torch.dtype, other: torch.dtype) -> bool:
-    """Whether values keep their meaning when converted: both floating, complex or whole."""
+def is_same_kind(one: torch.dtype, other: torch.dtype) -> bool:
+    """Return True if both are floating-point, both complex, or both integer types."""
     return (one.is_floating_point, one.is_complex) == (other.is_floating_point, other.is_complex)
 
 
-def as_json(name: str, value: Any) -> JsonValue:
-    """A hyperparameter as JSON: tensors of one element are numbers, tuples are lists.
+def to_json_value(name: str, value: Any) -> JsonValue:
+    """Convert a hyperparameter to JSON: scalar tensors to numbers, tuples to lists.
 
     Raises:
-        InvalidInput: It is something else.
+        InvalidInput: The value has another type.
     """
     if isinstance(value, Tensor) and value.dim() == 0:
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        return [as_json(name, item) for item in value]
+        return [to_json_value(name, item) for item in value]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {key: as_json(f"{name}[{key!r}]", item) for key, item in value.items()}
+        return {key: to_json_value(f"{name}[{key!r}]", item) for key, item in value.items()}
     raise InvalidInput(
-        f"cannot save {name}, a {type(value).__name__}; numbers, text, lists, dictionaries with "
-        "text as keys and None can be"
+        f"cannot save {name}, a {type(value).__name__}; supported are numbers, strings, lists, "
+        "dictionaries with string keys, and None"
     )
 
 
-def like(current: Any, saved: JsonValue) -> Any:
-    """A saved hyperparameter in the form of the present one.
+def adapt_value(current: Any, saved: JsonValue) -> Any:
+    """Convert a saved hyperparameter to the type of the current one.
 
-    A tensor is filled in place, because a captured graph may read it.
+    A tensor is filled in place, because a CUDA graph may read it.
     """
     if isinstance(current, Tensor) and isinstance(saved, int | float):
         return current.fill_(saved)
     if isinstance(current, tuple | list) and isinstance(saved, list):
         if len(current) == len(saved):
-            items = [like(ours, theirs) for ours, theirs in zip(current, saved, strict=True)]
+            items = [adapt_value(ours, theirs) for ours, theirs in zip(current, saved, strict=True)]
         else:
             items = list(saved)
         return type(current)(items)

@@ -1,1 +1,1 @@
-"""Forwards alone, with many requests in flight: as soon as a stage is free it takes the next."""
+"""Pipelined inference with many requests in flight, in one process or several; no training."""

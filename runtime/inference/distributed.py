@@ -1,4 +1,4 @@
-"""Forwards of a planned model over several processes, many requests at once."""
+"""Pipelined inference of a planned model over several processes."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from ..ranks.failure_detection import ConnectionEnded, FailureDetector
 from ..ranks.process_groups import ProcessGroups, check_world, group_timeout
 from ..replicas.shared_weights import broadcast_initial_values, find_holders
 from ..supported_plans import check_runnable
-from .pipeline import room_for
-from .rank_worker import FEEDER, Station
-from .requests import Requests
-from .stage_device import Seat
-from .stage_worker import StageWork
-from .transport import Letters
+from .pipeline import resolve_max_in_flight
+from .rank_worker import REQUEST_RANK, RankWorker
+from .requests import RequestDispatcher
+from .stage_device import InferenceDevice
+from .stage_worker import StageRunner
+from .transport import MessageTransport
 
-LOOK_INTERVAL_S = 0.25
+POLL_INTERVAL_S = 0.25
 
 
 class DistributedInferencePipeline:
-    """`InferencePipeline` with a process for every device of the plan, under ``torchrun``.
+    """Pipelined inference with one process per device of the plan, under ``torchrun``.
 
-    Every rank builds the same model and makes one of these. Rank 0 takes the requests and hands
-    out the results; the others serve until it is closed::
+    Every rank builds the same model and creates one pipeline. Rank 0 accepts the requests and
+    returns the results; the other ranks serve until it closes the pipeline::
 
         init_process_group()
         with DistributedInferencePipeline(model, plan) as pipeline:
@@ -49,25 +49,24 @@ class DistributedInferencePipeline:
         dist.destroy_process_group()
 
     Ranks are numbered as for `DistributedPipeline`: all replicas of the first stage, then those of
-    the second. Replicas take micro-batches in turn and begin with the weights of the lowest of
-    them. Between processes tensors travel by the CPU, on gloo.
+    the second, and so on. Replicas take micro-batches in turn and start with the weights of the
+    lowest-ranked replica. Tensors travel between processes through CPU memory, with gloo.
 
     Args:
         model: The model the plan was made for, the same on every rank.
         plan: As for `InferencePipeline`.
-        device: Where this rank's stages run; `None` leaves them where the model is.
-        group: The ranks, in order; the default group if `None`. Its timeout is how long rank 0
-            waits for any result while there are requests, before it asks who is missing.
+        device: Device of this rank's stages; `None` leaves them where the model is.
+        group: The ranks, in order; the default group if `None`. Its timeout limits how long
+            rank 0 waits for a result before it finds out which rank is lost.
         sample: As for `InferencePipeline`.
-        max_in_flight: Likewise.
-        autocast: Likewise.
-        pad: Likewise.
+        max_in_flight: As for `InferencePipeline`.
+        autocast: As for `InferencePipeline`.
+        pad: As for `InferencePipeline`.
 
     Raises:
         PlanMismatch: The plan is for another model or another number of ranks, its layers are
             reordered, or the model cannot be put into evaluation mode.
-        InvalidInput: ``torch.distributed`` is not initialised, or an argument is not what it may
-            be.
+        InvalidInput: ``torch.distributed`` is not initialised, or an argument is invalid.
         RankFailed: Another rank died meanwhile.
     """
 
@@ -88,11 +87,11 @@ class DistributedInferencePipeline:
         self.schedule = schedule_of(plan)
         check_world(self.schedule, group)
         ranks = ProcessGroups(group)
-        room = room_for(max_in_flight, sum(map(len, self.schedule.stage_ranks)))
+        limit = resolve_max_in_flight(max_in_flight, sum(map(len, self.schedule.stage_ranks)))
         self.rank, self.plan = ranks.rank, plan
         self.device = torch.device(device) if device is not None else default_device(model)
-        pieces = cut_for_plan(model, plan, sample)
-        self.stages = {i: pieces.stages[i] for i in self.schedule.stages_of(self.rank)}
+        cut_model = cut_for_plan(model, plan, sample)
+        self.stages = {i: cut_model.stages[i] for i in self.schedule.stages_of(self.rank)}
         """This rank's stages by index."""
         self.module = build_rank_module(list(self.stages.values())).to(self.device)
         """All parameters and buffers of this rank, under the model's own names."""
@@ -107,48 +106,49 @@ class DistributedInferencePipeline:
         try:
             with self._detector.explain_errors():
                 # First: torch names a part's groups by how many groups each rank has made before.
-                letters = Letters(self.rank, ranks.create_group_of_all("gloo"), ranks.global_ranks)
-                self._share_weights(pieces, ranks)
+                transport = MessageTransport(self.rank, ranks.create_group_of_all("gloo"), ranks.global_ranks)
+                self._share_weights(cut_model, ranks)
         except BaseException:
             self._detector.close()
             raise
         self._failing, self._ended = threading.Lock(), threading.Event()
         self._failure: BaseException | None = None
-        self._station = Station(
-            self.schedule, self.rank, letters, self._detector.set_activity, self._fail
+        self._worker = RankWorker(
+            self.schedule, self.rank, transport, self._detector.set_activity, self._fail
         )
-        self._requests: Requests | None = None
-        if self.rank == FEEDER:
-            feed, outcome = self._station.feed, self._station.outcome
-            self._requests = Requests(pieces, plan, feed, outcome, room, pad=pad)
-        self._station.open(
+        self._dispatcher: RequestDispatcher | None = None
+        if self.rank == REQUEST_RANK:
+            feed, results = self._worker.feed, self._worker.results
+            self._dispatcher = RequestDispatcher(cut_model, plan, feed, results, limit, pad=pad)
+        self._worker.open(
             {
-                index: StageWork(index, stage, Seat(self.device), autocast)
+                index: StageRunner(index, stage, InferenceDevice(self.device), autocast)
                 for index, stage in self.stages.items()
             }
         )
-        self._overseer = threading.Thread(target=self._oversee, name="overseer", daemon=True)
-        self._overseer.start()
+        self._monitor_thread = threading.Thread(target=self._monitor, name="monitor", daemon=True)
+        self._monitor_thread.start()
 
     def submit(self, *args: Tensor, **kwargs: Tensor) -> Future[Any]:
-        """Send a batch on its way, on rank 0; see `InferencePipeline.submit`.
+        """Submit a batch on rank 0; see `InferencePipeline.submit`.
 
-        The output is on the CPU, unless rank 0 has the last stage. A batch that was cancelled is
-        left out by the stages of rank 0; what was sent already is computed and dropped.
+        The output is on the CPU, unless rank 0 has the last stage. Only the stages of rank 0 skip
+        cancelled batches; those already sent are computed and their results dropped.
 
         Raises:
-            InvalidInput: The batch is not what the model takes, the pipeline is closed, or this is
-                another rank.
-            RankFailed: A process is gone; the message names it. So do the futures under way.
+            InvalidInput: The batch does not fit the model, the pipeline is closed, or this is not
+                rank 0.
+            RankFailed: A process is gone; the message names it. The futures in flight raise it,
+                too.
         """
-        return self._desk.submit(args, kwargs)
+        return self._dispatcher_of_rank_0.submit(args, kwargs)
 
     def map(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The outputs of a stream of batches, in order, on rank 0; see `InferencePipeline.map`."""
-        return self._desk.map(batches)
+        """Yield the outputs of a stream of batches on rank 0; see `InferencePipeline.map`."""
+        return self._dispatcher_of_rank_0.map(batches)
 
     def close(self) -> None:
-        """On rank 0: wait for what is under way, and dismiss the others. There: serve until then.
+        """Wait for requests in flight and dismiss the other ranks; on those, serve until then.
 
         Raises:
             RankFailed: A rank died or stopped answering; the message names it.
@@ -156,19 +156,19 @@ class DistributedInferencePipeline:
         self._close(is_abandoned=False)
 
     def _close(self, *, is_abandoned: bool) -> None:
-        if self._requests is not None:
-            self._requests.close(is_abandoned=is_abandoned)
-            self._station.dismissed.set()
-        while not self._station.dismissed.wait(LOOK_INTERVAL_S):
-            pass  # so that an interrupt is heard
-        self._station.close(until=lambda: self._failure is not None)
+        if self._dispatcher is not None:
+            self._dispatcher.close(is_abandoned=is_abandoned)
+            self._worker.dismissed.set()
+        while not self._worker.dismissed.wait(POLL_INTERVAL_S):
+            pass  # a wait without timeout would block Ctrl-C
+        self._worker.close(until=lambda: self._failure is not None)
         self._leave()
         if self._failure is not None:
             raise self._failure
 
     def _leave(self) -> None:
         self._ended.set()
-        self._overseer.join()
+        self._monitor_thread.join()
         self._detector.close()
 
     def __enter__(self) -> Self:
@@ -182,37 +182,38 @@ class DistributedInferencePipeline:
     ) -> None:
         if error is None:
             self._close(is_abandoned=False)
-        elif self._requests is not None and self._failure is None:
+        elif self._dispatcher is not None and self._failure is None:
             self._close(is_abandoned=True)
-        else:  # the others hear of it, and that this rank is gone
+        else:  # tells the other ranks why this one is gone
             self._fail(error)
             self._leave()
 
     @property
-    def _desk(self) -> Requests:
-        if self._requests is None:
+    def _dispatcher_of_rank_0(self) -> RequestDispatcher:
+        if self._dispatcher is None:
             raise InvalidInput(
-                f"rank {FEEDER} takes the requests; on rank {self.rank} leave the with block or "
-                f"call close(), which serves until rank {FEEDER} is closed"
+                f"only rank {REQUEST_RANK} accepts requests; on rank {self.rank}, leave the with "
+                f"block or call close(), which serves until rank {REQUEST_RANK} closes the pipeline"
             )
-        return self._requests
+        return self._dispatcher
 
-    def _share_weights(self, pieces: CutModel, ranks: ProcessGroups) -> None:
-        """All holders of a weight begin with the same values."""
-        parameters = pieces.captured.graph.parameters
+    def _share_weights(self, cut_model: CutModel, ranks: ProcessGroups) -> None:
+        """Broadcast each weight held by several ranks from the lowest one."""
+        parameters = cut_model.captured.graph.parameters
         stage_of = [stage for stage, count in enumerate(self.plan.balance) for _ in range(count)]
         sets = {find_holders(record, stage_of, self.schedule) for record in parameters}
         groups = ranks.create_groups(each for each in sets if len(each) > 1)
         broadcast_initial_values(parameters, stage_of, self.schedule, self.module, groups)
 
-    def _oversee(self) -> None:
-        """Find out what no message tells: that another rank is lost, or that nothing comes back."""
+    def _monitor(self) -> None:
+        """Detect lost ranks and missing results, of which no message informs this rank."""
         last, since_s = (0, 0), time.monotonic()
-        while not self._ended.wait(LOOK_INTERVAL_S):
+        while not self._ended.wait(POLL_INTERVAL_S):
             if self._detector.has_verdict:
-                self._fail(ConnectionEnded("given up by another rank"))
+                self._fail(ConnectionEnded("another rank gave up"))
             now_s = time.monotonic()
-            numbered, delivered = (0, 0) if self._requests is None else self._requests.progress
+            # The clock runs only while requests wait and no result has come since the last look.
+            numbered, delivered = (0, 0) if self._dispatcher is None else self._dispatcher.progress
             if delivered == numbered or delivered != last[1]:
                 since_s = now_s
             elif now_s - since_s > self._timeout_s:
@@ -221,7 +222,7 @@ class DistributedInferencePipeline:
             last = numbered, delivered
 
     def _fail(self, error: BaseException) -> None:
-        """End everything here with an error that names the rank that failed."""
+        """Fail all requests here with an error that names the rank that failed."""
         with self._failing:
             if self._failure is not None or self._ended.is_set():
                 return
@@ -230,6 +231,6 @@ class DistributedInferencePipeline:
                     raise error
             except BaseException as explained:  # noqa: BLE001 (raised by the main thread)
                 self._failure = explained
-        if self._requests is not None:
-            self._requests.fail(self._failure)
-        self._station.dismissed.set()
+        if self._dispatcher is not None:
+            self._dispatcher.fail(self._failure)
+        self._worker.dismissed.set()

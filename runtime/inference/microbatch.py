@@ -1,4 +1,4 @@
-"""What travels through the stages, and where it waits for its turn."""
+"""In-flight micro-batches, and the ordered queues in which they wait for a stage."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ Values = tuple[Any, ...]
 
 
 def always() -> bool:
-    """Of a piece that nobody can withdraw."""
+    """Return True: the micro-batch cannot be cancelled."""
     return True
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A micro-batch on its way.
+class InFlightMicrobatch:
+    """Micro-batch on its way through the stages.
 
     Attributes:
-        number: Its place among all pieces, from 0 without gaps.
-        values: Flat tensors, and on the way out other values; none once it failed.
-        ready: When the values are computed; `None` if they are, as on a CPU.
-        error: Why it has no values; stages pass it on, so that no other piece waits for it.
-        is_wanted: Whether anybody still waits for it; no stage works on it if not.
+        number: Sequence number over all requests, from 0 without gaps.
+        values: Flat tensors, in outputs also other values; empty after a failure.
+        ready: Event after which the values are computed; `None` if they already are.
+        error: Error of an earlier stage. Stages pass it on: a missing number would block the
+            queues behind it.
+        is_wanted: Returns False once the request is cancelled; stages then skip it.
     """
 
     number: int
@@ -35,51 +36,50 @@ class Piece:
     error: BaseException | None = None
     is_wanted: Callable[[], bool] = always
 
-    def made(self, values: Values, ready: torch.cuda.Event | None) -> Self:
-        """The same piece behind a stage."""
+    def with_values(self, values: Values, ready: torch.cuda.Event | None) -> Self:
+        """Return the micro-batch with the outputs of a stage."""
         return replace(self, values=values, ready=ready)
 
-    def failed(self, error: BaseException) -> Self:
-        """The same piece, without values."""
+    def with_error(self, error: BaseException) -> Self:
+        """Return the micro-batch with an error instead of values."""
         return replace(self, values=(), ready=None, error=error)
 
 
-class Inbox:
-    """Pieces for one replica of a stage, taken in the order of their numbers.
+class OrderedQueue:
+    """Queue of micro-batches for one replica of a stage, in the order of their numbers.
 
-    They may be put in any order: the replicas of the stage before overtake each other. How many
-    there are at once is for those to bound who number them.
+    They may arrive in any order, since the replicas of the previous stage overtake each other.
+    The queue is unbounded; `RequestDispatcher` bounds the micro-batches in flight.
 
     Args:
-        first: Number of the first piece dealt to this replica.
-        step: From one to the next: the number of replicas.
+        first: Number of the first micro-batch assigned to this replica.
+        step: Distance to the next one, which is the number of replicas.
     """
 
     def __init__(self, first: int = 0, step: int = 1) -> None:
         self._next, self._step = first, step
-        self._pieces: dict[int, Piece] = {}
+        self._waiting: dict[int, InFlightMicrobatch] = {}
         self._is_closed = False
         self._changed = threading.Condition()
 
-    def put(self, piece: Piece) -> None:
-        """Leave a piece here."""
+    def put(self, microbatch: InFlightMicrobatch) -> None:
         with self._changed:
-            self._pieces[piece.number] = piece
+            self._waiting[microbatch.number] = microbatch
             self._changed.notify_all()
 
-    def take(self) -> Piece | None:
-        """Wait for the next piece; `None` once the inbox is closed."""
+    def get(self) -> InFlightMicrobatch | None:
+        """Wait for the next micro-batch; return `None` once the queue is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._next in self._pieces)
+            self._changed.wait_for(lambda: self._is_closed or self._next in self._waiting)
             if self._is_closed:
                 return None
-            piece = self._pieces.pop(self._next)
+            microbatch = self._waiting.pop(self._next)
             self._next += self._step
-            return piece
+            return microbatch
 
     def close(self) -> None:
-        """Let nobody wait here any more; pieces still here are dropped."""
+        """Release the waiting thread and drop the remaining micro-batches."""
         with self._changed:
             self._is_closed = True
-            self._pieces.clear()
+            self._waiting.clear()
             self._changed.notify_all()

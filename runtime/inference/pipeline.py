@@ -1,4 +1,4 @@
-"""Forwards of a planned model in one process, many requests at once."""
+"""Pipelined inference of a planned model in one process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ..partition.cut import cut_for_plan
 from ..supported_plans import check_runnable
-from .microbatch import Inbox, Piece
-from .requests import Requests
-from .stage_device import placed, seats_for
-from .stage_worker import StageWork, Worker
+from .microbatch import InFlightMicrobatch, OrderedQueue
+from .requests import RequestDispatcher
+from .stage_device import assign_devices, place_stages
+from .stage_worker import QueueWorker, StageRunner
 
 
 class InferencePipeline:
-    """Serves a stream of requests: each stage works on another one at the same time.
+    """Pipelined inference in one process: the stages work on different requests at the same time.
 
     ::
 
@@ -32,34 +32,30 @@ class InferencePipeline:
             futures = [pipeline.submit(batch) for batch in batches]
             outputs = [future.result() for future in futures]
 
-    Every replica of every stage has a thread and, on a GPU, streams of its own. The model is put
-    into evaluation mode and runs in inference mode; its weights are loaded once, here. Requests
-    may come from several threads; their results come in the order in which they were submitted.
+    Every replica of every stage has its own thread and, on a GPU, its own streams. The model is
+    put into evaluation mode and runs in inference mode; its weights are moved to the devices
+    once. Requests may come from several threads; results are delivered in submission order.
 
-    A batch larger than the plan's micro-batch goes through in pieces of at most that size, and the
-    outputs are put together along their first dimension; a smaller one goes as it is. A model that
-    could only be captured at one shape takes multiples of it.
+    A batch larger than the plan's micro-batch is split into micro-batches of at most that size,
+    and the outputs are joined along their first dimension; a smaller batch is not padded. A model
+    that could only be captured at one shape accepts multiples of it.
 
     Args:
-        model: The model the plan was made for. Its modules are used, not copied, but for replicas.
-        plan: Where to cut. Its order of work is not used; `docs/inference.md` says which plan to
-            ask for.
-        devices: One, or one for every device of the plan, stage by stage; `None` leaves the model
-            where it is. On one device a stage's replicas are passed over.
-        sample: See `runtime.cut.cut_for_plan`.
-        max_in_flight: Most micro-batches under way at once, of all requests together; `None` for
-            two for every thread that works on them. More take memory and gain nothing in a steady
-            stream.
-        autocast: Run the stages under ``torch.autocast`` to this dtype.
-        pad: Whether a batch that does not fill the shape captured is filled up with copies of its
-            last sample, whose outputs are dropped: for models whose samples do not depend on each
-            other. Models that take batches of any size need none.
+        model: The model the plan was made for. Its modules are used; only replicas are copies.
+        plan: The stages. Its schedule is not used; see `docs/inference.md` for choosing a plan.
+        devices: One device, or one per device of the plan, stage by stage; `None` leaves the
+            model where it is. On a single device, replicas are not used.
+        sample: See `runtime.partition.cut.cut_for_plan`.
+        max_in_flight: Most micro-batches in flight at once over all requests; two per stage
+            thread if `None`. More take memory without speeding up a steady stream.
+        autocast: Run the stages under ``torch.autocast`` with this dtype.
+        pad: For a model captured at one shape: pad batches with copies of the last sample, whose
+            outputs are dropped. Correct only if the model's samples are independent.
 
     Raises:
         PlanMismatch: The plan is for another model, its layers are reordered, or the model cannot
             be put into evaluation mode.
-        InvalidInput: The number of devices is not the plan's, or another argument not what it
-            may be.
+        InvalidInput: The number of devices or another argument is invalid.
     """
 
     def __init__(
@@ -75,68 +71,69 @@ class InferencePipeline:
     ) -> None:
         check_module(model)
         check_runnable(plan, "one device")
-        seats = seats_for(plan, devices, model)
-        room = room_for(max_in_flight, sum(map(len, seats)))
-        pieces = cut_for_plan(model, plan, sample)
-        self._stages = placed(pieces, seats, model)
-        self._inboxes = [[Inbox(k, len(each)) for k in range(len(each))] for each in seats]
-        self._inboxes.append([Inbox()])
-        self._requests = Requests(
-            pieces, plan, partial(self._pass_on, 0), self._inboxes[-1][0], room, pad=pad
+        placement = assign_devices(plan, devices, model)
+        limit = resolve_max_in_flight(max_in_flight, sum(map(len, placement)))
+        cut_model = cut_for_plan(model, plan, sample)
+        self._stages = place_stages(cut_model, placement, model)
+        self._queues = [
+            [OrderedQueue(k, len(each)) for k in range(len(each))] for each in placement
+        ]
+        self._queues.append([OrderedQueue()])
+        self._dispatcher = RequestDispatcher(
+            cut_model, plan, partial(self._pass_on, 0), self._queues[-1][0], limit, pad=pad
         )
         self._workers = [
-            Worker(
+            QueueWorker(
                 f"stage {index}",
-                self._inboxes[index][replica],
-                partial(self._work, StageWork(index, stage, seat, autocast), index),
-                self._requests.fail,
+                self._queues[index][replica],
+                partial(self._run_stage, StageRunner(index, stage, device, autocast), index),
+                self._dispatcher.fail,
             )
-            for index, (stages, places) in enumerate(zip(self._stages, seats, strict=True))
-            for replica, (stage, seat) in enumerate(zip(stages, places, strict=True))
+            for index, (stages, homes) in enumerate(zip(self._stages, placement, strict=True))
+            for replica, (stage, device) in enumerate(zip(stages, homes, strict=True))
         ]
 
     @property
     def stages(self) -> tuple[tuple[Segment, ...], ...]:
-        """The replicas of each stage, in order."""
+        """Replicas of each stage, in pipeline order."""
         return tuple(map(tuple, self._stages))
 
     def submit(self, *args: Tensor, **kwargs: Tensor) -> Future[Any]:
-        """Send a batch on its way, called like the model.
+        """Submit a batch; call it like the model.
 
-        Waits while `max_in_flight` micro-batches are under way. Leave the batch's tensors as they
-        are until the result is there.
+        Waits while `max_in_flight` micro-batches are in flight. Do not modify the batch's tensors
+        until the result is available.
 
         Returns:
-            A future of the model's output, on the last stage's device, made in inference mode. Its
-            `cancel` works until the output is there: stages that have not begun with the batch
-            leave it out. What a stage raises is raised by `result`, with a note of where; other
-            requests go on.
+            A future of the model's output, an inference tensor on the last stage's device. It can
+            be cancelled until it is done; stages then skip the batch. Its `result` raises what a
+            stage raised, with a note naming the stage; other requests are not affected.
 
         Raises:
-            InvalidInput: The batch is not what the model takes, or the pipeline is closed.
+            InvalidInput: The batch does not fit the model, or the pipeline is closed.
         """
-        return self._requests.submit(args, kwargs)
+        return self._dispatcher.submit(args, kwargs)
 
     def map(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The outputs of a stream of batches, in order, one after the other.
+        """Yield the outputs of a stream of batches, in order.
 
-        No more batches are taken from the stream than there is room for, so it may be endless.
+        The stream may be endless: batches are taken from it as results are consumed.
 
         Args:
-            batches: Each a tensor, a tuple of them, or a dict by keyword.
+            batches: Each a tensor, a tuple of tensors, or a dict of keyword arguments.
 
         Raises:
-            Exception: Whatever a stage raised on a batch; the batches behind it are cancelled. Use
-                `submit` to go on.
+            Exception: The error of a stage; later batches are cancelled. Use `submit` to continue
+                after errors.
         """
-        return self._requests.map(batches)
+        return self._dispatcher.map(batches)
 
     def close(self) -> None:
-        """Take no more requests, wait until those under way are through, and end the threads."""
+        """Accept no more requests, wait for those in flight, and end the threads."""
         self._close(is_abandoned=False)
 
     def _close(self, *, is_abandoned: bool) -> None:
-        self._requests.close(is_abandoned=is_abandoned)
+        self._dispatcher.close(is_abandoned=is_abandoned)
         for worker in self._workers:
             worker.end()
         for worker in self._workers:
@@ -153,21 +150,22 @@ class InferencePipeline:
     ) -> None:
         self._close(is_abandoned=error is not None)
 
-    def _work(self, work: StageWork, index: int, piece: Piece) -> None:
-        self._pass_on(index + 1, work.through(piece))
+    def _run_stage(self, runner: StageRunner, index: int, microbatch: InFlightMicrobatch) -> None:
+        self._pass_on(index + 1, runner.run(microbatch))
 
-    def _pass_on(self, index: int, piece: Piece) -> None:
-        """To a stage, or behind the last one to who waits for results."""
-        inboxes = self._inboxes[index]
-        inboxes[piece.number % len(inboxes)].put(piece)
+    def _pass_on(self, index: int, microbatch: InFlightMicrobatch) -> None:
+        """Send a micro-batch to a stage, or after the last stage to the results."""
+        # The replicas of a stage take micro-batches in turn.
+        queues = self._queues[index]
+        queues[microbatch.number % len(queues)].put(microbatch)
 
 
-def room_for(max_in_flight: int | None, num_workers: int) -> int:
-    """How many pieces may be under way: for each worker one at work and one that waits for it."""
+def resolve_max_in_flight(max_in_flight: int | None, num_workers: int) -> int:
+    """Return the in-flight limit; by default one running and one waiting per worker."""
     if max_in_flight is None:
         return 2 * num_workers
     if isinstance(max_in_flight, bool) or not isinstance(max_in_flight, int) or max_in_flight < 1:
         raise InvalidInput(
-            f"max_in_flight is {max_in_flight!r}; give a number of micro-batches from 1 up"
+            f"max_in_flight is {max_in_flight!r}; it must be a positive number of micro-batches"
         )
     return max_in_flight

@@ -1,4 +1,4 @@
-"""One rank's part of the traffic: pieces come in, are worked on, and go on to other ranks."""
+"""Threads of one rank: receiving micro-batches, running stages, and sending results on."""
 
 from __future__ import annotations
 
@@ -9,139 +9,144 @@ from functools import partial
 from itertools import pairwise
 
 from ...core.plan.schedule import Schedule
-from .microbatch import Inbox, Piece
-from .stage_worker import StageWork, Worker
-from .transport import Letter, Letters
+from .microbatch import InFlightMicrobatch, OrderedQueue
+from .stage_worker import QueueWorker, StageRunner
+from .transport import MessageTransport, WireMessage
 
-FEEDER = 0
-"""The rank that takes requests and hands out results."""
+REQUEST_RANK = 0
+"""The rank that accepts requests and returns results."""
 
-LOOK_INTERVAL_S = 0.25
+POLL_INTERVAL_S = 0.25
 
 
-class Station:
-    """The threads of a rank: one a stage, one a connection to receive by, and one that sends.
+class RankWorker:
+    """Runs a rank's threads: one per stage, one per incoming connection, and one for sending.
+
+    A single sending thread keeps the messages of a connection in order, and stages never wait for
+    the network.
 
     Args:
-        schedule: Which rank holds which stage; its order of work is not used.
-        rank: This one.
-        letters: To and from the others.
-        says: Told in words what this rank does next, for errors.
-        failed: Told what ended a thread.
+        schedule: Placement of stages on ranks; its order of actions is not used.
+        rank: This rank.
+        transport: Messages to and from other ranks.
+        set_activity: Called with what this rank does next, for error messages.
+        on_error: Called with the error that ended a thread.
 
     Attributes:
-        outcome: On rank 0, where pieces that are through are left.
-        dismissed: Set once rank 0 needs this rank no more.
+        results: On rank 0, queue of the micro-batches that passed the last stage.
+        dismissed: Set once rank 0 no longer needs this rank.
     """
 
     def __init__(
         self,
         schedule: Schedule,
         rank: int,
-        letters: Letters,
-        says: Callable[[str], None],
-        failed: Callable[[BaseException], None],
+        transport: MessageTransport,
+        set_activity: Callable[[str], None],
+        on_error: Callable[[BaseException], None],
     ) -> None:
-        self._schedule, self._rank, self._letters = schedule, rank, letters
-        self._says, self._failed = says, failed
-        self.outcome = Inbox()
+        self._schedule, self._rank, self._transport = schedule, rank, transport
+        self._set_activity, self._on_error = set_activity, on_error
+        self.results = OrderedQueue()
         self.dismissed = threading.Event()
-        places = schedule.stage_ranks
-        self._inboxes = {
-            index: Inbox(places[index].index(rank), len(places[index]))
+        holders = schedule.stage_ranks
+        self._queues = {
+            index: OrderedQueue(holders[index].index(rank), len(holders[index]))
             for index in schedule.stages_of(rank)
         }
-        self._inboxes[len(places)] = self.outcome
-        self._outbox: queue.SimpleQueue[tuple[int, Letter] | None] = queue.SimpleQueue()
-        self._workers: list[Worker] = []
+        self._queues[len(holders)] = self.results
+        self._outbox: queue.SimpleQueue[tuple[int, WireMessage] | None] = queue.SimpleQueue()
+        self._workers: list[QueueWorker] = []
         self._threads: list[threading.Thread] = []
 
-    def open(self, works: Mapping[int, StageWork]) -> None:
-        """Begin to serve.
+    def open(self, runners: Mapping[int, StageRunner]) -> None:
+        """Start all threads.
 
         Args:
-            works: This rank's stages by index.
+            runners: This rank's stages by index.
         """
         self._workers = [
-            Worker(
+            QueueWorker(
                 f"stage {index}",
-                self._inboxes[index],
-                partial(self._work, work, index),
-                self._failed,
+                self._queues[index],
+                partial(self._run_stage, runner, index),
+                self._on_error,
             )
-            for index, work in works.items()
+            for index, runner in runners.items()
         ]
         self._threads = [
             self._start(f"from rank {sender}", partial(self._receive, sender))
-            for sender, receiver in connections(self._schedule)
+            for sender, receiver in list_connections(self._schedule)
             if receiver == self._rank
         ]
         self._threads.append(self._start("outbox", self._send))
 
-    def feed(self, piece: Piece) -> None:
-        """Send a piece to the first stage."""
-        self._pass_on(0, piece)
+    def feed(self, microbatch: InFlightMicrobatch) -> None:
+        """Send a micro-batch to the first stage."""
+        self._pass_on(0, microbatch)
 
     def close(self, until: Callable[[], bool]) -> None:
-        """End the threads, with a last letter over every connection, here and there.
+        """End the threads on both sides of every connection by a final message.
 
         Args:
-            until: Whether to give up, because some will never end.
+            until: Returns True to stop waiting, because some threads will never end.
         """
         for worker in self._workers:
             worker.end()
-        for sender, receiver in connections(self._schedule):
+        for sender, receiver in list_connections(self._schedule):
             if sender == self._rank:
-                self._outbox.put((receiver, Letter(0, None)))
+                self._outbox.put((receiver, WireMessage(0, None)))
         self._outbox.put(None)
         for thread in (*self._threads, *(worker.thread for worker in self._workers)):
             while thread.is_alive() and not until():
-                thread.join(LOOK_INTERVAL_S)
+                thread.join(POLL_INTERVAL_S)
 
-    def _work(self, work: StageWork, index: int, piece: Piece) -> None:
-        self._says(f"the forward of micro-batch {piece.number} on stage {index}")
-        made = work.through(piece)
-        self._says(f"the wait behind micro-batch {piece.number} on stage {index}")
-        self._pass_on(index + 1, made)
+    def _run_stage(self, runner: StageRunner, index: int, microbatch: InFlightMicrobatch) -> None:
+        self._set_activity(f"the forward of micro-batch {microbatch.number} on stage {index}")
+        outputs = runner.run(microbatch)
+        self._set_activity(f"the wait after micro-batch {microbatch.number} on stage {index}")
+        self._pass_on(index + 1, outputs)
 
-    def _pass_on(self, place: int, piece: Piece) -> None:
-        is_last = place == self._schedule.num_stages
-        rank = FEEDER if is_last else self._schedule.rank_of(place, piece.number)
+    def _pass_on(self, stage: int, microbatch: InFlightMicrobatch) -> None:
+        is_last = stage == self._schedule.num_stages
+        rank = REQUEST_RANK if is_last else self._schedule.rank_of(stage, microbatch.number)
         if rank == self._rank:
-            self._inboxes[place].put(piece)
+            self._queues[stage].put(microbatch)
         else:
-            self._outbox.put((rank, Letter(place, piece)))
+            self._outbox.put((rank, WireMessage(stage, microbatch)))
 
     def _send(self) -> None:
         while (addressed := self._outbox.get()) is not None:
-            self._letters.send(*addressed)
-            del addressed
+            self._transport.send(*addressed)
+            del addressed  # or its tensors would stay allocated until the next message
 
     def _receive(self, sender: int) -> None:
-        while (letter := self._letters.receive(sender)).piece is not None:
-            self._inboxes[letter.place].put(letter.piece)
-            del letter
-        if sender == FEEDER:
+        while (message := self._transport.receive(sender)).microbatch is not None:
+            self._queues[message.stage].put(message.microbatch)
+            del message
+        # Rank 0 is connected to every rank, so that its final message dismisses all of them.
+        if sender == REQUEST_RANK:
             self.dismissed.set()
 
     def _start(self, name: str, work: Callable[[], None]) -> threading.Thread:
         def run() -> None:
             try:
                 work()
-            except BaseException as error:  # noqa: BLE001 (a thread has nobody to raise to)
-                self._failed(error)
+            except BaseException as error:  # noqa: BLE001 (no caller to raise to)
+                self._on_error(error)
 
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()
         return thread
 
 
-def connections(schedule: Schedule) -> list[tuple[int, int]]:
-    """Sender and receiver of all letters: stage to stage, and rank 0 to and from the ends.
+def list_connections(schedule: Schedule) -> list[tuple[int, int]]:
+    """Return sender and receiver of every connection.
 
-    Rank 0 has a connection to every rank, to dismiss it by.
+    Stages are connected to the next, rank 0 to the first and from the last, and rank 0 to every
+    rank for its dismissal.
     """
-    places = [(FEEDER,), *schedule.stage_ranks, (FEEDER,)]
-    pairs = {(a, b) for here, there in pairwise(places) for a in here for b in there}
-    pairs.update((FEEDER, rank) for rank in range(len(schedule.ranks)))
+    holders = [(REQUEST_RANK,), *schedule.stage_ranks, (REQUEST_RANK,)]
+    pairs = {(a, b) for here, there in pairwise(holders) for a in here for b in there}
+    pairs.update((REQUEST_RANK, rank) for rank in range(len(schedule.ranks)))
     return sorted((a, b) for a, b in pairs if a != b)

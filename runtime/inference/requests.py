@@ -1,4 +1,4 @@
-"""Requests from the moment they are submitted until their results are handed out."""
+"""Requests from submission to their results: numbering, back-pressure and delivery."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ import torch
 from ...core.errors import InvalidInput
 from ...core.plan.plan import Plan
 from ..partition.cut import CutModel
-from .batching import Split, Splitter, call_of
-from .microbatch import Inbox, Piece, Values
-from .stage_device import current_streams, keep_for, submitted
-from .stage_worker import Worker
+from .batching import BatchSplit, BatchSplitter, to_call_arguments
+from .microbatch import InFlightMicrobatch, OrderedQueue, Values
+from .stage_device import current_streams, record_ready, record_use
+from .stage_worker import QueueWorker
 
 
 @dataclass
-class Request:
-    """A batch on its way, in pieces.
+class PendingRequest:
+    """Request whose micro-batches are in flight.
 
     Attributes:
-        future: Of the model's output.
-        split: The pieces.
-        streams: Those that the caller works on.
-        outputs: Of the pieces that are through.
-        error: Of the first piece that failed.
+        future: Future of the model's output.
+        split: The batch, split into micro-batches.
+        streams: The caller's current CUDA stream by device.
+        outputs: Outputs of the micro-batches that passed all stages.
+        error: Error of the first micro-batch that failed.
     """
 
     future: Future[Any]
-    split: Split
+    split: BatchSplit
     streams: dict[torch.device, torch.cuda.Stream]
     outputs: list[Values] = field(default_factory=list)
     error: BaseException | None = None
@@ -43,77 +43,78 @@ class Request:
         return self.error is None and not self.future.cancelled()
 
 
-class Requests:
-    """Numbers the pieces of requests, bounds how many are under way, and hands out results.
+class RequestDispatcher:
+    """Numbers micro-batches, bounds how many are in flight, and delivers results.
 
-    Pieces come back in the order of their numbers, so requests end in the order in which they
-    were submitted.
+    Micro-batches return in the order of their numbers, so that requests complete in the order in
+    which they were submitted.
 
     Args:
-        pieces: The model, cut.
-        plan: Says how large a piece is.
-        feed: Given each piece, in order, to bring it to the first stage.
-        outcome: Where the last stage leaves pieces.
-        max_in_flight: Pieces under way at once.
-        pad: See `Splitter`.
+        cut_model: The model, cut into stages.
+        plan: Determines the micro-batch size.
+        feed: Called with each micro-batch, in order, to send it to the first stage.
+        results: Queue of the micro-batches that passed the last stage.
+        max_in_flight: Most micro-batches in flight at once.
+        pad: See `BatchSplitter`.
     """
 
     def __init__(
         self,
-        pieces: CutModel,
+        cut_model: CutModel,
         plan: Plan,
-        feed: Callable[[Piece], None],
-        outcome: Inbox,
+        feed: Callable[[InFlightMicrobatch], None],
+        results: OrderedQueue,
         max_in_flight: int,
         *,
         pad: bool,
     ) -> None:
-        self._captured = pieces.captured
-        self._splitter = Splitter(pieces.captured, plan.inputs, pad=pad)
-        self._changes_input = pieces.captured.mutates_inputs(0, plan.balance[0])
+        self._captured = cut_model.captured
+        self._splitter = BatchSplitter(cut_model.captured, plan.inputs, pad=pad)
+        self._changes_input = cut_model.captured.mutates_inputs(0, plan.balance[0])
         self._feed, self._max_in_flight = feed, max_in_flight
         self._submitting = threading.Lock()
         self._changed = threading.Condition()
-        self._under_way: deque[Request] = deque()
+        self._in_flight: deque[PendingRequest] = deque()
         self._numbered = self._delivered = 0
         self._is_closed = False
         self._failure: BaseException | None = None
-        self._deliverer = Worker("results", outcome, self._deliver, self.fail)
+        self._deliverer = QueueWorker("results", results, self._deliver, self.fail)
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Pieces that were sent on their way, and pieces that came back."""
+        """Numbers of micro-batches that were sent and that returned."""
         with self._changed:
             return self._numbered, self._delivered
 
     def submit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Future[Any]:
-        """Send a batch on its way; waits while too many are under way.
+        """Submit a batch; wait while too many micro-batches are in flight.
 
         Raises:
-            InvalidInput: The batch is not what the model takes, or nothing is taken any more.
+            InvalidInput: The batch does not fit the model, or the pipeline is closed.
             RankFailed: A process is gone.
         """
         if threading.current_thread() is self._deliverer.thread:
             raise InvalidInput(
-                "submit was called by the callback of a result, whose thread hands out all results "
-                "and would wait for itself; submit from another thread"
+                "submit was called in a result's callback, on the thread that delivers all "
+                "results, which would wait for itself; submit from another thread"
             )
         flat = self._captured.structure.flatten(tuple(args), kwargs)
-        request = Request(Future(), self._splitter.split(flat), current_streams())
-        ready = submitted(flat)
+        request = PendingRequest(Future(), self._splitter.split(flat), current_streams())
+        ready = record_ready(flat)
+        # One request at a time, so that its micro-batches have consecutive numbers.
         with self._submitting:
-            for values in request.split.pieces:
-                if self._changes_input:  # the caller's own, which the first stage would change
+            for values in request.split.microbatches:
+                if self._changes_input:  # the first stage would overwrite the caller's tensors
                     values = tuple(value.clone() for value in values)
-                self._feed(self._admitted(request, values, ready))
+                self._feed(self._admit(request, values, ready))
         return request.future
 
     def map(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The outputs of a stream of batches, in order; see `InferencePipeline.map`."""
+        """Yield the outputs of a stream of batches, in order; see `InferencePipeline.map`."""
         waiting: deque[Future[Any]] = deque()
         try:
             for batch in batches:
-                waiting.append(self.submit(*call_of(batch)))
+                waiting.append(self.submit(*to_call_arguments(batch)))
                 while waiting and (waiting[0].done() or len(waiting) >= self._max_in_flight):
                     yield waiting.popleft().result()
             while waiting:
@@ -123,17 +124,18 @@ class Requests:
                 future.cancel()
 
     def fail(self, error: BaseException) -> None:
-        """Nothing can go on: every request that is under way, or comes, ends with this error."""
+        """Fail all requests in flight, and all later ones, with this error."""
         with self._changed:
             self._failure = self._failure or error
-            under_way = {id(request): request for request in self._under_way}
-            self._under_way.clear()
+            in_flight = {id(request): request for request in self._in_flight}
+            self._in_flight.clear()
             self._changed.notify_all()
-        for request in under_way.values():
+        # Outside the lock: a future's callbacks run here and may call this object.
+        for request in in_flight.values():
             _settle(request.future, error=self._failure)
 
     def close(self, *, is_abandoned: bool = False) -> None:
-        """Take no more requests, and wait until those under way are through.
+        """Accept no more requests, and wait for those in flight.
 
         Args:
             is_abandoned: Cancel them first.
@@ -141,7 +143,7 @@ class Requests:
         with self._changed:
             self._is_closed = True
             if is_abandoned:
-                for request in self._under_way:
+                for request in self._in_flight:
                     request.future.cancel()
             self._changed.wait_for(self._is_idle)
         self._deliverer.end()
@@ -150,47 +152,50 @@ class Requests:
     def _is_idle(self) -> bool:
         return self._failure is not None or self._delivered == self._numbered
 
-    def _admitted(self, request: Request, values: Values, ready: torch.cuda.Event | None) -> Piece:
-        """The next piece, once there is room for it."""
+    def _admit(
+        self, request: PendingRequest, values: Values, ready: torch.cuda.Event | None
+    ) -> InFlightMicrobatch:
+        """Assign the next number, once fewer than the maximum are in flight."""
         with self._changed:
             self._changed.wait_for(self._has_room)
             if self._failure is not None:
                 raise self._failure
             if self._is_closed:
-                raise InvalidInput("this pipeline is closed; make another one")
+                raise InvalidInput("this pipeline is closed; create a new one")
             number = self._numbered
             self._numbered += 1
-            self._under_way.append(request)
-        return Piece(number, values, ready, is_wanted=lambda: request.is_wanted)
+            self._in_flight.append(request)
+        return InFlightMicrobatch(number, values, ready, is_wanted=lambda: request.is_wanted)
 
     def _has_room(self) -> bool:
-        under_way = self._numbered - self._delivered
-        return self._failure is not None or self._is_closed or under_way < self._max_in_flight
+        in_flight = self._numbered - self._delivered
+        return self._failure is not None or self._is_closed or in_flight < self._max_in_flight
 
-    def _deliver(self, piece: Piece) -> None:
-        """Take a piece from the last stage, and end its request if it was the last one."""
-        if piece.ready is not None:
-            piece.ready.synchronize()
+    def _deliver(self, microbatch: InFlightMicrobatch) -> None:
+        """Record a micro-batch's outputs; complete its request if it was the last one."""
+        if microbatch.ready is not None:
+            microbatch.ready.synchronize()
         with self._changed:
             if self._failure is not None:
                 return
-            request = self._under_way.popleft()
-            request.error = request.error or piece.error
-            request.outputs.append(piece.values)
+            request = self._in_flight.popleft()
+            request.error = request.error or microbatch.error
+            request.outputs.append(microbatch.values)
+        # Completed before it is counted, so that close() returns after the last future is done.
         if len(request.outputs) == len(request.split.sizes):
-            self._end(request)
+            self._complete(request)
         with self._changed:
             self._delivered += 1
             self._changed.notify_all()
 
-    def _end(self, request: Request) -> None:
+    def _complete(self, request: PendingRequest) -> None:
         if request.error is not None:
             _settle(request.future, error=request.error)
             return
         try:
             flat = request.split.join(request.outputs)
             for value in flat:
-                keep_for(value, request.streams)
+                record_use(value, request.streams)
             output = self._captured.unflatten_output(flat)
         except Exception as error:  # noqa: BLE001 (it is raised where the result is read)
             _settle(request.future, error=error)
@@ -199,7 +204,7 @@ class Requests:
 
 
 def _settle(future: Future[Any], output: Any = None, *, error: BaseException | None = None) -> None:
-    """End a request, unless it was cancelled."""
+    """Complete a future, unless it was cancelled."""
     if not future.set_running_or_notify_cancel():
         return
     if error is not None:

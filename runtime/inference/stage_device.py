@@ -1,4 +1,4 @@
-"""Where one stage works, and how values come to it from wherever they were made."""
+"""Device and CUDA streams of a stage, and placement of stages on devices."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..partition.cut import CutModel
 from .microbatch import Values
 
 
-class Seat:
-    """A device and, on a GPU, streams of its own.
+class InferenceDevice:
+    """Device of a stage and, on a GPU, its streams.
 
-    Copies to the device have other streams than the work there, so that a stage works on one
-    piece while the next arrives.
+    Copies to the device use other streams than the computation, so that a stage computes one
+    micro-batch while the next one arrives.
 
     Args:
-        device: Of the stage.
+        device: Device of the stage.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -36,31 +36,32 @@ class Seat:
         self._copies: dict[torch.device, torch.cuda.Stream] = {}
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Queue work on the stage's own stream."""
+    def use_stream(self) -> Iterator[None]:
+        """Queue CUDA work on the stage's stream."""
         with torch.cuda.stream(self._work):
             yield
 
-    def bring(self, values: Values, ready: torch.cuda.Event | None) -> Values:
-        """Values on this device, which its stream waits for; to be called inside `taken`.
+    def move_here(self, values: Values, ready: torch.cuda.Event | None) -> Values:
+        """Move values to this device; call it inside `use_stream`.
 
         Args:
             values: Tensors on any device, and other values.
-            ready: When they are computed.
+            ready: Event after which they are computed.
         """
         if ready is not None and not self._on_gpu:
             ready.synchronize()
-        return tuple(self._brought(v, ready) if isinstance(v, Tensor) else v for v in values)
+        return tuple(self._move(v, ready) if isinstance(v, Tensor) else v for v in values)
 
-    def done(self) -> torch.cuda.Event | None:
-        """When what was queued so far is computed; `None` if it is."""
+    def record_event(self) -> torch.cuda.Event | None:
+        """Return an event after everything queued so far; `None` without streams."""
         return None if self._work is None else self._work.record_event()
 
-    def _brought(self, tensor: Tensor, ready: torch.cuda.Event | None) -> Tensor:
+    def _move(self, tensor: Tensor, ready: torch.cuda.Event | None) -> Tensor:
         if self._work is None:
             return tensor.to(self.device)
         if tensor.device == self.device:
             _wait(self._work, ready)
+            # Or the allocator could reuse its memory once the sender's stream is done with it.
             tensor.record_stream(self._work)
             return tensor
         receiving = self._copy_stream(self.device)
@@ -81,17 +82,17 @@ class Seat:
         return self._copies[device]
 
 
-def submitted(values: Values) -> torch.cuda.Event | None:
-    """When values that the caller made on its current stream are computed.
+def record_ready(values: Values) -> torch.cuda.Event | None:
+    """Return an event after the computation of values that the caller made on its current stream.
 
-    Inputs of one request are on one device, or computed already.
+    The inputs of a request are on one device, or already computed.
     """
     device = next((v.device for v in values if isinstance(v, Tensor) and v.is_cuda), None)
     return None if device is None else torch.cuda.current_stream(device).record_event()
 
 
 def current_streams() -> dict[torch.device, torch.cuda.Stream]:
-    """The caller's stream on every GPU in use."""
+    """Return the caller's current stream on every GPU."""
     if not torch.cuda.is_initialized():
         return {}
     return {
@@ -100,8 +101,8 @@ def current_streams() -> dict[torch.device, torch.cuda.Stream]:
     }
 
 
-def keep_for(value: Any, streams: dict[torch.device, torch.cuda.Stream]) -> None:
-    """Let no stage reuse a result's memory while the caller's streams are at work on it."""
+def record_use(value: Any, streams: dict[torch.device, torch.cuda.Stream]) -> None:
+    """Keep a result's memory from reuse while the caller's streams still read it."""
     if isinstance(value, Tensor) and value.is_cuda:
         value.record_stream(streams.get(value.device, torch.cuda.default_stream(value.device)))
 
@@ -111,59 +112,62 @@ def _wait(stream: torch.cuda.Stream, ready: torch.cuda.Event | None) -> None:
         stream.wait_event(ready)
 
 
-def seats_for(
+def assign_devices(
     plan: Plan, devices: Sequence[torch.device | str] | None, model: nn.Module
-) -> list[list[Seat]]:
-    """Where each replica of each stage works.
+) -> list[list[InferenceDevice]]:
+    """Return the device of each replica of each stage.
 
-    On one device replicas have nothing to gain, and each stage has one seat.
+    On a single device replicas gain nothing, and each stage runs once.
 
     Args:
-        plan: How many replicas each stage has.
-        devices: One, or one for every device of the plan, stage by stage; `None` for the model's.
-        model: To see where it is.
+        plan: Determines the replicas of each stage.
+        devices: One device, or one per replica, stage by stage; `None` for the model's own.
+        model: The model.
 
     Raises:
-        InvalidInput: Another number of devices.
+        InvalidInput: The number of devices is wrong.
     """
     replicas = [stage.replicas for stage in plan.stages]
     given = [default_device(model)] if devices is None else list(devices)
     if len(given) == 1:
-        return [[Seat(given[0])] for _ in replicas]
+        return [[InferenceDevice(given[0])] for _ in replicas]
     if len(given) != sum(replicas):
         counts = "-".join(map(str, replicas))
         raise InvalidInput(
-            f"give one device, or {sum(replicas)}: one for every replica of the plan's stages "
-            f"({counts}); got {len(given)}"
+            f"expected one device or {sum(replicas)}, one per replica of the plan's stages "
+            f"({counts}), got {len(given)}"
         )
     rest = iter(given)
-    return [[Seat(next(rest)) for _ in range(count)] for count in replicas]
+    return [[InferenceDevice(next(rest)) for _ in range(count)] for count in replicas]
 
 
-def placed(
-    pieces: CutModel, seats: Sequence[Sequence[Seat]], model: nn.Module
+def place_stages(
+    cut_model: CutModel, devices: Sequence[Sequence[InferenceDevice]], model: nn.Module
 ) -> list[list[Segment]]:
-    """The stages of each seat, in evaluation mode.
+    """Move each stage to its devices, in evaluation mode; return the replicas by stage.
 
-    The model's own modules go where their stage is. A further replica, and a stage that holds a
-    weight of an earlier one on another device, have copies: threads that work at the same time
-    cannot move one module to and fro.
+    The model's own modules move to the device of their stage. Further replicas are copies, and
+    so is a stage that shares a weight with an earlier stage on another device: a module can be
+    on one device only.
 
     Raises:
         PlanMismatch: Capture froze an operation in training mode.
     """
-    homes: dict[int, torch.device] = {}
-    found = []
-    for stage, places in zip(pieces.stages, seats, strict=True):
+    homes: dict[int, torch.device] = {}  # device of each tensor, by identity
+    placed = []
+    for stage, stage_devices in zip(cut_model.stages, devices, strict=True):
         stage.train(False)
         held = [id(tensor) for tensor in (*stage.parameters(), *stage.buffers())]
-        own = all(homes.setdefault(key, places[0].device) == places[0].device for key in held)
-        here = [stage] if own else [copy.deepcopy(stage)]
-        here += [copy.deepcopy(stage) for _ in places[1:]]
-        for each, seat in zip(here, places, strict=True):
-            each.to(seat.device)
+        own = all(
+            homes.setdefault(key, stage_devices[0].device) == stage_devices[0].device
+            for key in held
+        )
+        replicas = [stage] if own else [copy.deepcopy(stage)]
+        replicas += [copy.deepcopy(stage) for _ in stage_devices[1:]]
+        for replica, home in zip(replicas, stage_devices, strict=True):
+            replica.to(home.device)
         if own:
             stage.export_buffers(model)
-        found.append(here)
+        placed.append(replicas)
     model.eval()
-    return found
+    return placed

@@ -1,4 +1,4 @@
-"""A thread that takes one piece after the other."""
+"""Worker threads of inference, and what they run on each micro-batch."""
 
 from __future__ import annotations
 
@@ -10,78 +10,78 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from .microbatch import Inbox, Piece, Values
-from .stage_device import Seat
+from .microbatch import InFlightMicrobatch, OrderedQueue, Values
+from .stage_device import InferenceDevice
 
 
-class Worker:
-    """Does something with each piece of an inbox, in order, until the inbox is closed.
+class QueueWorker:
+    """Thread that processes the micro-batches of a queue in order until the queue is closed.
 
     Args:
-        name: Of the thread.
-        inbox: Where the pieces wait.
-        do: Raises only when nothing can go on.
-        failed: Told what ``do`` raised; the thread ends then.
+        name: Name of the thread.
+        queue: Queue of micro-batches.
+        process: Called for each; an error it raises ends the whole pipeline.
+        on_error: Called with the error that ended the thread.
     """
 
     def __init__(
         self,
         name: str,
-        inbox: Inbox,
-        do: Callable[[Piece], None],
-        failed: Callable[[BaseException], None],
+        queue: OrderedQueue,
+        process: Callable[[InFlightMicrobatch], None],
+        on_error: Callable[[BaseException], None],
     ) -> None:
-        self._inbox, self._do, self._failed = inbox, do, failed
+        self._queue, self._process, self._on_error = queue, process, on_error
         self.thread = threading.Thread(target=self._work, name=name, daemon=True)
         self.thread.start()
 
     def end(self) -> None:
-        """Have the thread end, behind the piece it is at; does not wait for it."""
-        self._inbox.close()
+        """Ask the thread to end after its current micro-batch, without waiting for it."""
+        self._queue.close()
 
     def _work(self) -> None:
         try:
-            while (piece := self._inbox.take()) is not None:
-                self._do(piece)
-                del piece  # or its memory is kept until the next one comes
-        except BaseException as error:  # noqa: BLE001 (a thread has nobody to raise to)
-            self._failed(error)
+            while (microbatch := self._queue.get()) is not None:
+                self._process(microbatch)
+                del microbatch  # or its tensors would stay allocated until the next one arrives
+        except BaseException as error:  # noqa: BLE001 (no caller to raise to)
+            self._on_error(error)
 
 
-class StageWork:
-    """Runs a stage on pieces, each in inference mode and under autocast if so asked.
+class StageRunner:
+    """Runs one stage on micro-batches, in inference mode and optionally under autocast.
 
-    What a stage raises belongs to its piece; the next one is worked on as ever.
+    An error of the stage fails its micro-batch only; the next one runs as usual.
 
     Args:
-        index: Which stage.
-        stage: Flat tensors in, a tuple out.
-        seat: Where it works.
-        autocast: The dtype of autocast; `None` for none.
+        index: Index of the stage.
+        stage: Module that maps flat tensors to a tuple.
+        device: Device and streams of the stage.
+        autocast: Dtype of autocast; `None` for no autocast.
     """
 
     def __init__(
-        self, index: int, stage: nn.Module, seat: Seat, autocast: torch.dtype | None
+        self, index: int, stage: nn.Module, device: InferenceDevice, autocast: torch.dtype | None
     ) -> None:
-        self._index, self._stage, self._seat, self._autocast = index, stage, seat, autocast
+        self._index, self._stage, self._device, self._autocast = index, stage, device, autocast
 
-    def through(self, piece: Piece) -> Piece:
-        """The piece behind this stage; as it is if it failed before or is not wanted."""
-        if piece.error is not None:
-            return piece
-        if not piece.is_wanted():
-            return piece.failed(CancelledError())
+    def run(self, microbatch: InFlightMicrobatch) -> InFlightMicrobatch:
+        """Return the micro-batch with this stage's outputs, or with the error it fails with."""
+        if microbatch.error is not None:
+            return microbatch
+        if not microbatch.is_wanted():
+            return microbatch.with_error(CancelledError())
         try:
-            with self._modes(), self._seat.taken():
-                inputs = self._seat.bring(piece.values, piece.ready)
+            with self._modes(), self._device.use_stream():
+                inputs = self._device.move_here(microbatch.values, microbatch.ready)
                 outputs: Values = tuple(self._stage(*inputs))
-                return piece.made(outputs, self._seat.done())
+                return microbatch.with_values(outputs, self._device.record_event())
         except BaseException as error:  # noqa: BLE001 (it is raised where the result is read)
             error.add_note(f"in stage {self._index}")
-            return piece.failed(error)
+            return microbatch.with_error(error)
 
     @contextmanager
     def _modes(self) -> Iterator[None]:
-        device, dtype = self._seat.device.type, self._autocast
+        device, dtype = self._device.device.type, self._autocast
         with torch.inference_mode(), torch.autocast(device, dtype, dtype is not None):
             yield

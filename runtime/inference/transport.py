@@ -1,7 +1,7 @@
-"""Pieces between processes; each message says what it is, and of what shape.
+"""Self-describing messages between processes: a header with shapes and dtypes, then tensors.
 
-Nothing has to be known beforehand, so batches may be of any size, a piece that failed carries its
-error, and whoever waits need not know how many pieces will come.
+Nothing is agreed on beforehand, so that batches may have any size, a failed micro-batch carries
+its error, and a receiver need not know how many micro-batches will come.
 """
 
 from __future__ import annotations
@@ -17,73 +17,74 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .microbatch import Piece
+from .microbatch import InFlightMicrobatch
 
 HEAD_BYTES = 1024
-"""Of the message in front, which nearly every head fits into: it costs one message, not two."""
+"""Size of the first message; nearly every header fits into it and needs no second message."""
 
 LENGTH_BYTES = 8
 
 FOREVER = timedelta(days=365)
-"""How long to wait for a piece, which may not come for hours; a sender that died ends the wait."""
+"""Timeout of a receive: requests may not come for hours, and a dead sender fails it anyway."""
 
 
 @dataclass(frozen=True)
-class Letter:
-    """A piece and the stage it is for; the number of stages stands for who hands out results.
+class WireMessage:
+    """Micro-batch addressed to a stage; the number of stages addresses the results.
 
     Attributes:
-        place: Which stage.
-        piece: `None` for the last letter of a connection.
+        stage: Index of the receiving stage.
+        microbatch: `None` for the last message of a connection.
     """
 
-    place: int
-    piece: Piece | None
+    stage: int
+    microbatch: InFlightMicrobatch | None
 
 
-class Letters:
-    """Sends and receives; a rank sends from one thread, and receives from each other in one.
+class MessageTransport:
+    """Sends and receives messages; one thread sends, and one receives per sender.
 
-    Tensors travel by the CPU. What is sent is pickled but for tensors: ranks of one job trust each
-    other.
+    Tensors travel through CPU memory. Everything else is pickled, since ranks of one job trust
+    each other.
 
     Args:
-        rank: This one.
-        group: All ranks, on gloo.
-        global_ranks: Of each rank, its number in the default group.
+        rank: This rank.
+        group: All ranks, with the gloo backend.
+        global_ranks: The number of each rank in the default group.
     """
 
     def __init__(self, rank: int, group: dist.ProcessGroup, global_ranks: Sequence[int]) -> None:
         self._rank, self._group, self._global_ranks = rank, group, global_ranks
 
-    def send(self, receiver: int, letter: Letter) -> None:
-        """Send a letter, and wait until it is on its way.
+    def send(self, receiver: int, message: WireMessage) -> None:
+        """Send a message and wait until it has left.
 
         Raises:
-            RuntimeError: The receiver is gone, or does not take it in time.
+            RuntimeError: The receiver is gone or does not accept it in time.
         """
-        piece = letter.piece
-        if piece is not None and piece.ready is not None:
-            piece.ready.synchronize()
-        values = () if piece is None else piece.values
+        microbatch = message.microbatch
+        if microbatch is not None and microbatch.ready is not None:
+            microbatch.ready.synchronize()
+        values = () if microbatch is None else microbatch.values
+        # Tensors and other values separately; `others` keeps their order, None for each tensor.
         tensors = [v.cpu().contiguous() for v in values if isinstance(v, Tensor)]
         shapes = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
         others = [None if isinstance(value, Tensor) else (value,) for value in values]
-        error = None if piece is None or piece.error is None else self._packed(piece.error)
-        number = None if piece is None else piece.number
-        head = pickle.dumps((letter.place, number, error, shapes, others))
+        error = (
+            None
+            if microbatch is None or microbatch.error is None
+            else self._pack_error(microbatch.error)
+        )
+        number = None if microbatch is None else microbatch.number
+        head = pickle.dumps((message.stage, number, error, shapes, others))
         self._send_bytes(head, receiver)
         for tensor in tensors:
             if tensor.numel():
                 self._send(tensor, receiver)
 
-    def receive(self, sender: int) -> Letter:
-        """Wait for the next letter of a sender.
-
-        Raises:
-            RuntimeError: The sender is gone.
-        """
-        place, number, error, shapes, others = pickle.loads(self._receive_bytes(sender))
+    def receive(self, sender: int) -> WireMessage:
+        """Wait for the next message of a sender; raise `RuntimeError` if it is gone."""
+        stage, number, error, shapes, others = pickle.loads(self._receive_bytes(sender))
         tensors = []
         for shape, dtype in shapes:
             tensor = torch.empty(shape, dtype=dtype)
@@ -91,25 +92,25 @@ class Letters:
                 self._receive(tensor, sender)
             tensors.append(tensor)
         if number is None:
-            return Letter(place, None)
+            return WireMessage(stage, None)
         rest = iter(tensors)
         values = tuple(next(rest) if other is None else other[0] for other in others)
         found = None if error is None else pickle.loads(error)
-        return Letter(place, Piece(number, values, error=found))
+        return WireMessage(stage, InFlightMicrobatch(number, values, error=found))
 
-    def _packed(self, error: BaseException) -> bytes:
-        """An error with its traceback as a note; one that cannot be pickled, in words."""
+    def _pack_error(self, error: BaseException) -> bytes:
+        """Pickle an error with its traceback as a note; as a RuntimeError if it cannot be."""
         if error.__traceback__ is not None:  # raised here, not merely passed on
             text = "".join(traceback.format_exception(error))
             error.add_note(f"on rank {self._rank}:\n{text}")
         try:
             packed = pickle.dumps(error)
-            pickle.loads(packed)
+            pickle.loads(packed)  # an exception with its own __init__ often fails only here
         except Exception:  # noqa: BLE001 (whatever a class's own pickling raises)
-            words = RuntimeError(f"{type(error).__name__}: {error}")
+            plain = RuntimeError(f"{type(error).__name__}: {error}")
             for note in getattr(error, "__notes__", ()):
-                words.add_note(note)
-            return pickle.dumps(words)
+                plain.add_note(note)
+            return pickle.dumps(plain)
         return packed
 
     def _send_bytes(self, data: bytes, receiver: int) -> None:
@@ -120,13 +121,13 @@ class Letters:
             self._send(_as_tensor(rest), receiver)
 
     def _receive_bytes(self, sender: int) -> bytes:
-        first = self._received_bytes(HEAD_BYTES, sender)
+        first = self._receive_exactly(HEAD_BYTES, sender)
         length = LENGTH_BYTES + int.from_bytes(first[:LENGTH_BYTES], "big")
         rest = length - HEAD_BYTES
-        whole = first + self._received_bytes(rest, sender) if rest > 0 else first
+        whole = first + self._receive_exactly(rest, sender) if rest > 0 else first
         return whole[LENGTH_BYTES:length]
 
-    def _received_bytes(self, length: int, sender: int) -> bytes:
+    def _receive_exactly(self, length: int, sender: int) -> bytes:
         data = torch.empty(length, dtype=torch.uint8)
         self._receive(data, sender)
         return data.numpy().tobytes()
@@ -135,6 +136,7 @@ class Letters:
         dist.send(tensor, self._global_ranks[receiver], group=self._group)
 
     def _receive(self, tensor: Tensor, sender: int) -> None:
+        # Not dist.recv, whose timeout is the group's.
         work: Any = dist.irecv(tensor, self._global_ranks[sender], group=self._group)
         work.wait(FOREVER)
 

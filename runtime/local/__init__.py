@@ -1,1 +1,1 @@
-"""Stages in one process: micro-batches in clock order over one or several devices."""
+"""Pipelined stages in one process, in GPipe's clock order over one or several devices."""

@@ -1,10 +1,10 @@
-"""Keep a stage's inputs instead of what it computed, and compute that again in the backward.
+"""Activation checkpointing: keep a stage's inputs, and recompute its activations in backward.
 
-Two nodes of the graph do it, in the order the backward meets them::
+Two nodes of the autograd graph do this, in the order backward meets them::
 
-    Recompute    runs the stage's forward again, while the gradient may still be on its way
-    (the stage waits for the gradient to be copied here; see `travel`)
-    Checkpoint   runs the backward of what was just computed
+    Recompute               runs the stage's forward again, while the gradient is being copied
+    (the stage waits for the copy of the gradient; see `copy`)
+    ActivationCheckpoint    runs the backward of what was recomputed
 """
 
 from __future__ import annotations
@@ -23,32 +23,38 @@ from torch.autograd.function import FunctionCtx
 
 from .checkpoint_state import checkpointing, recomputing
 from .dependency import first_differentiable
-from .thread_modes import Surroundings
+from .thread_modes import ThreadModes
 
 Values = tuple[Any, ...]
 
 
-class Checkpoint(torch.autograd.Function):
-    """The stage without its graph; the backward is `Rerun.backward`'s."""
+class ActivationCheckpoint(torch.autograd.Function):
+    """Autograd node of a stage run without a graph; see `Recomputation.backward`."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, rerun: Rerun, token: Tensor, *inputs: Any) -> Values:
+    def forward(
+        ctx: FunctionCtx, recomputation: Recomputation, token: Tensor, *inputs: Any
+    ) -> Values:
         ctx.set_materialize_grads(False)
-        ctx.rerun = rerun  # type: ignore[attr-defined]
+        ctx.recomputation = recomputation  # type: ignore[attr-defined]
         ctx.others = {  # type: ignore[attr-defined]
             i: value for i, value in enumerate(inputs) if not isinstance(value, Tensor)
         }
-        outputs = rerun.first(inputs)
+        outputs = recomputation.run_first(inputs)
         ctx.save_for_backward(*(v for v in inputs if isinstance(v, Tensor)))
         return tuple(v.detach() if isinstance(v, Tensor) else v for v in outputs)
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> Any:
-        return None, None, *_rerun_of(ctx).backward(_inputs_of(ctx), gradients)
+        return None, None, *_recomputation_of(ctx).backward(_inputs_of(ctx), gradients)
+
+
+# The node's name in the graph stays torchgpipe's, by which programs and tests find it.
+ActivationCheckpoint._backward_cls.__name__ = "CheckpointBackward"  # type: ignore[attr-defined]
 
 
 class Recompute(torch.autograd.Function):
-    """An identity; its backward runs the stage's forward again."""
+    """Identity whose backward runs the stage's forward again."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, node: FunctionCtx, value: Tensor) -> Tensor:
@@ -59,17 +65,17 @@ class Recompute(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> Any:
         node = ctx.node  # type: ignore[attr-defined]
-        _rerun_of(node).again(_inputs_of(node))
+        _recomputation_of(node).recompute(_inputs_of(node))
         return None, gradients[0]
 
 
-def _rerun_of(node: FunctionCtx) -> Rerun:
-    rerun: Rerun = node.rerun  # type: ignore[attr-defined]
-    return rerun
+def _recomputation_of(node: FunctionCtx) -> Recomputation:
+    recomputation: Recomputation = node.recomputation  # type: ignore[attr-defined]
+    return recomputation
 
 
 def _inputs_of(node: FunctionCtx) -> Values:
-    """Of a `Checkpoint`, tensors from where autograd keeps them until the backward is over."""
+    """Return the stage's inputs; tensors come from autograd, which frees them after backward."""
     saved: Values = node.saved_tensors  # type: ignore[attr-defined]
     others: dict[int, Any] = node.others  # type: ignore[attr-defined]
     tensors = iter(saved)
@@ -81,26 +87,26 @@ def _inputs_of(node: FunctionCtx) -> Values:
 def checkpoint(
     function: Callable[[Values], Values], module: nn.Module, inputs: Values, token: Tensor | None
 ) -> tuple[Values, Any]:
-    """Run a stage so that its inputs are all that is kept for the backward.
+    """Run a stage so that only its inputs are kept for backward.
 
     Args:
-        function: From its inputs to its outputs.
+        function: Maps the stage's inputs to its outputs.
         module: The stage's module.
         inputs: Tensors and other values.
-        token: See `order.fork`; the outputs depend on it.
+        token: See `dependency.fork`; the outputs depend on it.
 
     Returns:
-        The outputs, and the node to hand to `recompute_before`; `None` if no output has a gradient.
+        The outputs, and the node for `recompute_before`; `None` if no output requires a gradient.
     """
-    if token is None:  # something has to have a gradient, or parameters would get none
+    if token is None:  # without a differentiable input, autograd would skip the parameters
         token = torch.empty(0, requires_grad=True)
-    outputs: Values = Checkpoint.apply(Rerun(function, module), token, *inputs)  # type: ignore[no-untyped-call]
+    outputs: Values = ActivationCheckpoint.apply(Recomputation(function, module), token, *inputs)  # type: ignore[no-untyped-call]
     index = first_differentiable(outputs)
     return outputs, None if index is None else outputs[index].grad_fn
 
 
 def recompute_before(values: Values, node: Any) -> Values:
-    """Have the second run begin when a gradient for these values is known."""
+    """Start the recomputation when a gradient of these values arrives."""
     index = first_differentiable(values)
     if node is None or index is None:
         return values
@@ -109,89 +115,89 @@ def recompute_before(values: Values, node: Any) -> Values:
 
 
 @contextmanager
-def buffers_aside(module: nn.Module) -> Iterator[None]:
-    """The module works on copies of its buffers inside, and has its own again afterwards.
+def use_buffer_copies(module: nn.Module) -> Iterator[None]:
+    """Let the module work on copies of its buffers inside the block.
 
-    Copies rather than values put back: batch normalisation's native operation changes running
-    statistics without counting it as a change, so that nothing tells which to put back; and what
-    is written after autograd has saved it makes the backward fail.
+    Restoring values afterwards would not do: batch normalisation updates running statistics
+    without increasing their version counters, so changes go unnoticed; and writing to a tensor
+    that autograd has saved makes backward fail.
     """
     copies: dict[Tensor, Tensor] = {}
-    places: list[tuple[nn.Module, str, Tensor]] = []
+    devices: list[tuple[nn.Module, str, Tensor]] = []
     for part in module.modules():
         for name, buffer in part._buffers.items():
             if buffer is not None:
-                places.append((part, name, buffer))
+                devices.append((part, name, buffer))
                 copies.setdefault(buffer, buffer.clone())
     try:
-        for part, name, buffer in places:
+        for part, name, buffer in devices:
             part._buffers[name] = copies[buffer]
         yield
     finally:
-        for part, name, buffer in places:
+        for part, name, buffer in devices:
             part._buffers[name] = buffer
 
 
-# The CPU's generators are one for the whole process, and backwards of several devices are threads.
+# The CPU's generators are shared by the process, and autograd runs one thread per device.
 _lock = threading.RLock()
 
 
 @dataclass(frozen=True)
-class Generators:
-    """Where generators stood.
+class GeneratorStates:
+    """States of the random number generators.
 
     Attributes:
-        cpu: torch's on the CPU and Python's `random`; `None` if nothing was drawn from them.
-        gpu: That of the stage's GPU, if it is on one.
+        cpu: torch's CPU generator and Python's `random`; `None` if nothing was drawn from them.
+        gpu: Generator of the stage's GPU, if it is on one.
     """
 
     cpu: tuple[Tensor, Any] | None
     gpu: Tensor | None
 
     @classmethod
-    def now(cls, device: torch.device) -> Generators:
-        """Where they stand."""
+    def now(cls, device: torch.device) -> GeneratorStates:
+        """Return the current states."""
         gpu = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
         return cls((torch.get_rng_state(), random.getstate()), gpu)
 
     def restore(self, device: torch.device) -> None:
-        """Draw from here on what was drawn after this was taken."""
+        """Set the generators to these states."""
         if self.cpu is not None:
             torch.set_rng_state(self.cpu[0])
             random.setstate(self.cpu[1])
         if self.gpu is not None:
             torch.cuda.set_rng_state(self.gpu, device)
 
-    def where_drawn(self, device: torch.device) -> Generators:
-        """Without those that still stand where they stood: others may use them meanwhile."""
-        now = Generators.now(device)
+    def only_advanced(self, device: torch.device) -> GeneratorStates:
+        """Drop the CPU states if nothing was drawn, so that other threads may use them."""
+        now = GeneratorStates.now(device)
         assert self.cpu is not None
         assert now.cpu is not None
         same = self.cpu[1] == now.cpu[1] and torch.equal(self.cpu[0], now.cpu[0])
-        return Generators(None if same else self.cpu, self.gpu)
+        return GeneratorStates(None if same else self.cpu, self.gpu)
 
 
 @contextmanager
-def drawing_from(then: Generators, device: torch.device) -> Iterator[None]:
-    """Draw inside what was drawn after ``then``; generators do not move by it."""
+def restore_generators(then: GeneratorStates, device: torch.device) -> Iterator[None]:
+    """Draw the numbers that followed ``then``; the generators' own states are restored after."""
     with _lock if then.cpu is not None else nullcontext():
-        now = Generators.now(device)
+        now = GeneratorStates.now(device)
         then.restore(device)
         try:
             yield
         finally:
-            Generators(now.cpu if then.cpu is not None else None, now.gpu).restore(device)
+            GeneratorStates(now.cpu if then.cpu is not None else None, now.gpu).restore(device)
 
 
-class Rerun:
-    """A stage's forward of one micro-batch: run first without a graph, then again with one.
+class Recomputation:
+    """Forward of one micro-batch, run first without a graph and in backward again with one.
 
-    The second run draws the same random numbers, under the same autocast, and leaves buffers and
-    generators as they are.
+    The second run draws equal random numbers, uses the same autocast, and changes neither
+    buffers nor generators.
 
     Args:
-        function: From the stage's inputs to its outputs.
-        module: Whose buffers the second run must not change.
+        function: Maps the stage's inputs to its outputs.
+        module: Module whose buffers the second run must not change.
     """
 
     def __init__(self, function: Callable[[Values], Values], module: nn.Module) -> None:
@@ -199,15 +205,16 @@ class Rerun:
         self._module = module
         self._graph: tuple[Values, Values] | None = None
 
-    def first(self, inputs: Values) -> Values:
-        """Run without a graph, and remember what the second run needs."""
+    def run_first(self, inputs: Values) -> Values:
+        """Run without a graph, and record what the second run needs."""
         tensors = [value for value in inputs if isinstance(value, Tensor)]
         self._device = tensors[0].device if tensors else torch.device("cpu")
-        self._surroundings = dataclasses.replace(Surroundings.here(), grad=True)
-        before, versions = Generators.now(self._device), _versions(inputs)
+        self._modes = dataclasses.replace(ThreadModes.current(), grad=True)
+        before, versions = GeneratorStates.now(self._device), _versions(inputs)
         with checkpointing():
             outputs = self._function(inputs)
-        self._generators = before.where_drawn(self._device)
+        self._generators = before.only_advanced(self._device)
+        # Inputs changed in place: a second run would start from the changed values.
         self._changed = {
             index
             for index, (old, new) in enumerate(zip(versions, _versions(inputs), strict=True))
@@ -215,17 +222,17 @@ class Rerun:
         }
         return outputs
 
-    def again(self, inputs: Values) -> None:
-        """Run with a graph, which `backward` goes back through.
+    def recompute(self, inputs: Values) -> None:
+        """Run with a graph, for `backward`.
 
         Raises:
             RuntimeError: The stage changes an input in place, and a second run changes it further.
         """
         leaves = tuple(_leaf(v, i in self._changed) for i, v in enumerate(inputs))
         with (
-            self._surroundings.entered(),
-            drawing_from(self._generators, self._device),
-            buffers_aside(self._module),
+            self._modes.activate(),
+            restore_generators(self._generators, self._device),
+            use_buffer_copies(self._module),
             recomputing(),
         ):
             outputs = self._function(leaves)
@@ -233,15 +240,15 @@ class Rerun:
             if not torch.equal(leaves[index], inputs[index]):
                 raise RuntimeError(
                     f"input {index} of a checkpointed stage was used in an in-place operation, and "
-                    "a second run changes it again; use an operation that is not in place, or "
+                    "recomputation changes it again; use an out-of-place operation, or "
                     "checkpoint='never'"
                 )
         self._graph = outputs, leaves
 
     def backward(self, inputs: Values, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The gradients of the inputs."""
-        if self._graph is None:  # the output that triggers it is not part of the loss
-            self.again(inputs)
+        """Return the gradients of the inputs."""
+        if self._graph is None:  # the output that triggers recomputation has no gradient
+            self.recompute(inputs)
         assert self._graph is not None
         (outputs, leaves), self._graph = self._graph, None
         pairs = [
@@ -260,7 +267,7 @@ def _versions(values: Values) -> list[int]:
 
 
 def _leaf(value: Any, changed: bool) -> Any:
-    """What a second run is given for an input: the same values, without what led to them."""
+    """Return an input for the second run, detached from the graph before it."""
     if not isinstance(value, Tensor):
         return value
     leaf = value.detach().clone() if changed else value.detach()

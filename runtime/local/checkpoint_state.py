@@ -1,4 +1,4 @@
-"""Whether the code that asks is run for the first time under checkpointing, or once more."""
+"""Thread-local flags that tell a model's code about checkpointing and recomputation."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ from contextlib import contextmanager
 
 
 class _Flags(threading.local):
-    """Per thread, because stages on other devices run at the same time."""
+    """Flags of one thread; stages on other devices run on other threads."""
 
     checkpointing = False
     recomputing = False
 
 
-# Global because a model's code asks from wherever it is, and has nothing to ask.
+# Global, because a model's forward has no object to ask.
 _flags = _Flags()
 
 
 def is_checkpointing() -> bool:
-    """Whether this forward keeps nothing for the backward, and will be run again for it."""
+    """Return True in a forward that keeps no activations and will be recomputed."""
     return _flags.checkpointing
 
 
 def is_recomputing() -> bool:
-    """Whether this forward is the second run of one that kept nothing.
+    """Return True in the recomputation of a checkpointed forward.
 
-    What a module changes besides its output (a counter, a running statistic) it should change
-    in the first run only::
+    A module should apply side effects (a counter, a running statistic) in the first run only::
 
         def forward(self, x):
             if not is_recomputing():
@@ -39,7 +38,7 @@ def is_recomputing() -> bool:
 
 @contextmanager
 def checkpointing() -> Iterator[None]:
-    """`is_checkpointing` says yes inside."""
+    """Make `is_checkpointing` return True inside the block."""
     before, _flags.checkpointing = _flags.checkpointing, True
     try:
         yield
@@ -49,7 +48,7 @@ def checkpointing() -> Iterator[None]:
 
 @contextmanager
 def recomputing() -> Iterator[None]:
-    """`is_recomputing` says yes inside."""
+    """Make `is_recomputing` return True inside the block."""
     before, _flags.recomputing = _flags.recomputing, True
     try:
         yield

@@ -1,12 +1,12 @@
-"""Tensors from one stage's device to another's, and their gradients back.
+"""Asynchronous copies of values between the devices of stages, and of gradients back.
 
-A value passes three nodes, and its gradient the same three backwards::
+A value passes three autograd nodes, and its gradient passes them backwards::
 
-    leave     the copying stream waits until the first stage has computed the value
+    leave     the copy stream waits until the first stage has computed the value
     cross     the copy
     arrive    the second stage waits for the copy
 
-In between the stages compute on. Nothing is done where there is nothing to wait for or to copy.
+Meanwhile both stages compute. A node that has nothing to wait for or to copy is left out.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from .streams import Place
+from .streams import StageDevice
 
 Values = tuple[Any, ...]
 Stream = torch.cuda.Stream | None
 
 
-def leave(values: Values, place: Place) -> Values:
-    """What a stage does with values that others will have."""
-    if place.compute is None:
+def leave(values: Values, device: StageDevice) -> Values:
+    """Let the copy stream wait for values that leave a stage."""
+    if device.compute is None:
         return values
-    return _Wait.apply(place.leaving, place.compute, *values)  # type: ignore[no-any-return, no-untyped-call]
+    return _Wait.apply(device.leaving, device.compute, *values)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def cross(values: Values, source: Place, target: Place) -> Values:
-    """Copy values that left one stage to another."""
+def cross(values: Values, source: StageDevice, target: StageDevice) -> Values:
+    """Copy values from one stage's device to another's."""
     if source.device == target.device:
         return values
     return _Copy.apply(source, target, *values)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def arrive(values: Values, place: Place) -> Values:
-    """What a stage does first with values that were copied to it."""
-    if place.compute is None:
+def arrive(values: Values, device: StageDevice) -> Values:
+    """Let a stage wait for values that were copied to it."""
+    if device.compute is None:
         return values
-    return _Wait.apply(place.compute, place.arriving, *values)  # type: ignore[no-any-return, no-untyped-call]
+    return _Wait.apply(device.compute, device.arriving, *values)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Wait(torch.autograd.Function):
-    """An identity; forwards the first stream waits for the second, backwards the other way."""
+    """Identity in which one stream waits for another, in backward the other way round."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, waiting: Stream, awaited: Stream, *values: Any) -> Values:
@@ -62,23 +62,23 @@ class _Wait(torch.autograd.Function):
 
 
 class _Copy(torch.autograd.Function):
-    """A copy on the stages' copying streams."""
+    """Copy on the stages' copy streams."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, source: Place, target: Place, *values: Any) -> Values:
+    def forward(ctx: FunctionCtx, source: StageDevice, target: StageDevice, *values: Any) -> Values:
         ctx.set_materialize_grads(False)
-        ctx.places = source, target  # type: ignore[attr-defined]
-        return _copied(values, target, source.leaving, target.arriving)
+        ctx.devices = source, target  # type: ignore[attr-defined]
+        return _copy_values(values, target, source.leaving, target.arriving)
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> Any:
-        source, target = ctx.places  # type: ignore[attr-defined]
-        return None, None, *_copied(gradients, source, target.arriving, source.leaving)
+        source, target = ctx.devices  # type: ignore[attr-defined]
+        return None, None, *_copy_values(gradients, source, target.arriving, source.leaving)
 
 
-def _copied(values: Values, target: Place, sending: Stream, receiving: Stream) -> Values:
+def _copy_values(values: Values, target: StageDevice, sending: Stream, receiving: Stream) -> Values:
     assert target.device is not None
-    # From the GPU to the CPU the call has to wait: the CPU does not know when the copy is there.
+    # A copy to the CPU must block: nothing tells the CPU when an asynchronous one has finished.
     on_gpu = target.device.type == "cuda"
     results: list[Any] = []
     with torch.cuda.stream(sending), torch.cuda.stream(receiving):
@@ -87,14 +87,14 @@ def _copied(values: Values, target: Place, sending: Stream, receiving: Stream) -
                 results.append(value)
                 continue
             copy = value.to(target.device, non_blocking=on_gpu)
-            _outlive(value, sending)
-            _outlive(copy, target.compute)
+            _record_stream(value, sending)
+            _record_stream(copy, target.compute)
             results.append(copy)
     return tuple(results)
 
 
-def _outlive(tensor: Tensor, stream: Stream) -> None:
-    """Keep memory that was allocated for another stream until this one is done with it."""
+def _record_stream(tensor: Tensor, stream: Stream) -> None:
+    """Keep memory allocated on another stream from reuse until this stream is done with it."""
     if stream is not None and tensor.is_cuda:
         tensor.record_stream(stream)
 

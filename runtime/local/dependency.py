@@ -1,7 +1,7 @@
-"""One micro-batch's backward after another's, on the same stage.
+"""Dependencies that order the backwards of a stage's micro-batches.
 
-Without it the engine may begin the backward of a second micro-batch before the first has ended,
-and both have their activations recomputed in memory.
+Without them, autograd may start the backward of one micro-batch before that of another has ended,
+and the recomputed activations of both are in memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.autograd.function import FunctionCtx
 
 
 class _Fork(torch.autograd.Function):
-    """An identity with a second, empty output; its backward waits for both."""
+    """Identity with a second, empty output; its backward waits for the gradients of both."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,7 +27,7 @@ class _Fork(torch.autograd.Function):
 
 
 class _Join(torch.autograd.Function):
-    """An identity with a second input that it ignores; the token's backward waits for it."""
+    """Identity with a second, ignored input, whose backward waits for this one."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, value: Tensor, token: Tensor) -> Tensor:
@@ -43,8 +43,8 @@ def fork(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], Tensor | None]:
     """Tie a token to the first value that has a gradient.
 
     Returns:
-        The values, and the token: who joins it is gone back through before these values are.
-        `None` where no value has a gradient.
+        The values, and the token: backward passes values joined to it before these values.
+        `None` if no value requires a gradient.
     """
     index = first_differentiable(values)
     if index is None:
@@ -57,8 +57,8 @@ def join(values: tuple[Any, ...], token: Tensor) -> tuple[Any, ...] | None:
     """Tie the first value that has a gradient to a token.
 
     Returns:
-        The values; `None` if none has a gradient. Tying one that has none would have the first
-        layer compute a gradient that nobody wants.
+        The values; `None` if none requires a gradient. Tying another value would make the first
+        layer compute an unneeded gradient.
     """
     index = first_differentiable(values)
     if index is None:
@@ -68,7 +68,7 @@ def join(values: tuple[Any, ...], token: Tensor) -> tuple[Any, ...] | None:
 
 
 def first_differentiable(values: tuple[Any, ...]) -> int | None:
-    """Where the first tensor is that a gradient will reach, if any."""
+    """Return the index of the first tensor that a gradient will reach, if any."""
     if not torch.is_grad_enabled():
         return None
     return next(

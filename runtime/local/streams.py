@@ -1,4 +1,4 @@
-"""Where a stage works: its device and, on a GPU, the streams its work is queued on."""
+"""Device of a local stage and, on a GPU, its compute and copy streams."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where one stage works.
+class StageDevice:
+    """Device and streams of one stage.
 
-    Copies have streams of their own, so that a stage computes on while what it made is sent.
+    Copies use separate streams, so that a stage computes while its outputs are sent.
 
     Attributes:
-        device: `None` leaves everything where it is.
-        compute: The stream it computes on; `None` for all three where there are no streams.
-        arriving: The stream on which what it is given is copied to it, and gradients from it.
-        leaving: The stream on which what it made is copied away, and gradients to it.
+        device: Device of the stage; `None` leaves values where they are.
+        compute: Compute stream; all streams are `None` on a CPU.
+        arriving: Stream that copies inputs to the stage, and their gradients away.
+        leaving: Stream that copies outputs away, and their gradients to the stage.
     """
 
     device: torch.device | None
@@ -28,16 +28,16 @@ class Place:
     leaving: torch.cuda.Stream | None = None
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Queue work on the stage's own stream."""
+    def activate(self) -> Iterator[None]:
+        """Queue CUDA work on the stage's compute stream."""
         with torch.cuda.stream(self.compute):
             yield
 
 
 class CopyStreams:
-    """The streams for copies of all stages, made once: memory is cached for every stream apart.
+    """Copy streams of all stages, created once, since torch caches memory separately per stream.
 
-    A copy or a pickle of it is empty, so that what holds it can be copied.
+    A copy or pickle of it is empty, so that objects that hold it can be copied.
     """
 
     def __init__(self) -> None:
@@ -46,23 +46,23 @@ class CopyStreams:
     def __reduce__(self) -> tuple[type[CopyStreams], tuple[()]]:
         return CopyStreams, ()
 
-    def places(self, devices: Sequence[torch.device | None]) -> list[Place]:
-        """Each stage's place, to compute on the caller's current streams."""
-        return [self._place(stage, device) for stage, device in enumerate(devices)]
+    def stage_devices(self, devices: Sequence[torch.device | None]) -> list[StageDevice]:
+        """Return each stage's device; stages compute on the caller's current streams."""
+        return [self._stage_device(stage, device) for stage, device in enumerate(devices)]
 
-    def _place(self, stage: int, device: torch.device | None) -> Place:
+    def _stage_device(self, stage: int, device: torch.device | None) -> StageDevice:
         if device is None:
-            return Place(None)
+            return StageDevice(None)
         device = full_device(device)
         if device.type != "cuda":
-            return Place(device)
+            return StageDevice(device)
         if stage not in self._pairs:
             self._pairs[stage] = torch.cuda.Stream(device), torch.cuda.Stream(device)
-        return Place(device, torch.cuda.current_stream(device), *self._pairs[stage])
+        return StageDevice(device, torch.cuda.current_stream(device), *self._pairs[stage])
 
 
 def full_device(device: torch.device | str | int) -> torch.device:
-    """A device by its one name: ``cuda`` is the current one, ``cpu:0`` is ``cpu``."""
+    """Return a device under its unique name: ``cuda`` is the current one, ``cpu:0`` is ``cpu``."""
     named = torch.device(device)
     if named.type == "cpu":
         return torch.device("cpu")

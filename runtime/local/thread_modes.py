@@ -1,4 +1,4 @@
-"""The modes of a thread that decide what an operation does, to be had elsewhere or later."""
+"""Thread-local modes of torch, captured to be applied in another thread or later."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _DEVICE_TYPES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """Modes torch keeps for every thread apart; a new thread starts with none of them.
+class ThreadModes:
+    """Modes that torch keeps per thread; a new thread starts with the defaults.
 
     Attributes:
-        grad: Whether autograd records.
-        inference: Whether inference mode is on.
-        autocast: For each device type whether autocast is on, and to what.
-        autocast_cache: Whether autocast keeps the weights it converted.
+        grad: True if autograd records.
+        inference: True in inference mode.
+        autocast: Device type, whether autocast is enabled for it, and its dtype.
+        autocast_cache: True if autocast caches converted weights.
     """
 
     grad: bool
@@ -28,8 +28,8 @@ class Surroundings:
     autocast_cache: bool
 
     @classmethod
-    def here(cls) -> Surroundings:
-        """Those of this thread."""
+    def current(cls) -> ThreadModes:
+        """Return the modes of this thread."""
         return cls(
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
@@ -41,8 +41,8 @@ class Surroundings:
         )
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Have them in this thread."""
+    def activate(self) -> Iterator[None]:
+        """Apply the modes to this thread inside the block."""
         with ExitStack() as stack:
             if self.inference != torch.is_inference_mode_enabled():
                 stack.enter_context(torch.inference_mode(self.inference))

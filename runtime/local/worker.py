@@ -1,4 +1,4 @@
-"""Threads that run the stages of one clock side by side, one for every device."""
+"""Threads that run the stages of a clock cycle in parallel, one per device."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Self
 
 import torch
 
-Task = Callable[[], None]
+StageTask = Callable[[], None]
 
 
-class Workers:
-    """Runs tasks on the threads of their devices, for the time of a ``with`` block.
+class DeviceThreads:
+    """Runs tasks on the threads of their devices, inside a ``with`` block.
 
-    Stages on one device share a thread: they share its random numbers too, and would otherwise
-    draw them in an order that changes from run to run. With one device alone there is nothing to
-    do side by side, and the calling thread does it.
+    Stages on one device share a thread, since they share its random number generator and would
+    otherwise draw from it in an order that changes between runs. With a single device, the
+    calling thread runs all tasks.
 
     Args:
-        devices: Each stage's.
+        devices: Device of each stage.
     """
 
     def __init__(self, devices: Sequence[torch.device | None]) -> None:
@@ -42,26 +42,26 @@ class Workers:
         for thread in self._threads.values():
             thread.shutdown()
 
-    def run(self, tasks: Sequence[tuple[int, Task]]) -> None:
-        """Run one task for each of some stages, and wait until all have ended.
+    def run(self, tasks: Sequence[tuple[int, StageTask]]) -> None:
+        """Run one task for each of some stages, and wait for all of them.
 
         Args:
             tasks: Pairs of stage and task.
 
         Raises:
-            Exception: The first that failed, in the order given; the others have ended too.
+            Exception: The error of the first failing task, once all tasks have ended.
         """
         if self._threads:
             started = [self._threads[self._devices[stage]].submit(task) for stage, task in tasks]
             errors = [future.exception() for future in started]
         else:
-            errors = [_error_of(task) for _, task in tasks]
+            errors = [_run_task(task) for _, task in tasks]
         for error in errors:
             if error is not None:
                 raise error
 
 
-def _error_of(task: Task) -> Exception | None:
+def _run_task(task: StageTask) -> Exception | None:
     try:
         task()
     except Exception as error:  # noqa: BLE001 - raised by the caller, when the others have run

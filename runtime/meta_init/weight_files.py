@@ -15,9 +15,9 @@ from torch import Tensor
 
 from ...core.errors import InvalidInput, first_line
 from ..checkpoint_files.manifest import RECORD, Checkpoint, model_key
-from ..checkpoint_files.rank_agreement import Ranks
+from ..checkpoint_files.rank_agreement import RankAgreement
 from ..checkpoint_files.safe_reader import read_tensors
-from ..checkpoint_files.step_folder import find
+from ..checkpoint_files.step_folder import find_step
 from .tensor_slots import ModelTensor
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -57,7 +57,7 @@ def open_weight_source(path: str | Path) -> WeightSource:
         return _Safetensors(_indexed_files(path / INDEX))
     if (path / SINGLE).exists() and not (path / RECORD).exists():
         return _Safetensors([path / SINGLE])
-    return _SavedStep(*find(path))
+    return _SavedStep(*find_step(path))
 
 
 class _SavedStep:
@@ -72,7 +72,7 @@ class _SavedStep:
 
     def fill(self, wanted: Mapping[str, Tensor]) -> None:
         room = {model_key(self._names[name]): tensor for name, tensor in wanted.items()}
-        read_tensors(self._path, room, Ranks(alone=True))
+        read_tensors(self._path, room, RankAgreement(alone=True))
 
 
 class _Safetensors:

@@ -1,4 +1,4 @@
-"""A planned model under one controller, over ``torch.distributed.rpc``."""
+"""Pipelined training from one controlling process, over ``torch.distributed.rpc``."""
 
 from .calls import StageError as StageError
 from .pipeline import RpcPipeline as RpcPipeline

@@ -1,4 +1,4 @@
-"""The master has every worker build its stages, and notes what it needs to know of the model."""
+"""Assembly of a pipeline: the master has every worker build its stages."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import torch.distributed.rpc as rpc
 from ...capture.sample import CallStructure
 from ...core.plan.plan import Plan
 from ..partition.cut import TiedGroup
-from .calls import answer, send
-from .liveness import RollCall
+from .calls import call_safely, send
+from .liveness import LivenessCheck
 from .stage import StageServer
-from .stage_builder import Built, Order, OutputForm, Source, build
+from .stage_builder import BuildRequest, BuiltStages, ModelSource, OutputForm, build
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """A model in stages on workers.
+    """Model whose stages live on workers.
 
     Attributes:
         stages: References to the stages, in pipeline order.
-        names: The model's parameters and buffers, in its own order.
-        tied: Weights of several stages.
-        structure: How the model is called.
-        output: How its output is put together.
-        microbatch_size: Samples that a micro-batch has to have; `None` for any number.
-        most_stages: The most stages that one worker serves.
+        names: Names of the model's parameters and buffers, in the model's order.
+        tied: Weights shared by several stages.
+        structure: Call structure of the model.
+        output: Structure of the model's output.
+        microbatch_size: Required samples per micro-batch; `None` if any number works.
+        most_stages: Largest number of stages on one worker.
     """
 
     stages: tuple[rpc.RRef[StageServer], ...]
@@ -42,38 +42,38 @@ class Assembly:
 
 
 def assemble(
-    roll: RollCall,
-    source: Source,
+    liveness: LivenessCheck,
+    source: ModelSource,
     plan: Plan,
     workers: Sequence[str],
     devices: Sequence[str | None],
     sample: Any,
 ) -> Assembly:
-    """Build all stages, all workers at once.
+    """Build all stages on all workers in parallel.
 
     Args:
-        roll: Says whether the workers are there.
+        liveness: Liveness check of the workers.
         source: The model.
-        plan: Where to cut.
-        workers: The worker of each stage.
-        devices: Where each stage runs there.
-        sample: See `runtime.cut.cut_for_plan`.
+        plan: The plan to follow.
+        workers: Worker of each stage.
+        devices: Device of each stage on its worker.
+        sample: See `runtime.partition.cut.cut_for_plan`.
     """
-    placed: dict[str, list[int]] = {}
+    by_worker: dict[str, list[int]] = {}
     for index, worker in enumerate(workers):
-        placed.setdefault(worker, []).append(index)
+        by_worker.setdefault(worker, []).append(index)
     started = {}
-    for worker, indices in placed.items():
+    for worker, indices in by_worker.items():
         places = tuple(devices[index] for index in indices)
-        order = Order(source, plan, tuple(indices), places, sample)
-        started[worker] = send(worker, answer, build, order)
-    built: dict[str, Built] = {
-        worker: roll.wait(worker, future, "building the stages")
+        order = BuildRequest(source, plan, tuple(indices), places, sample)
+        started[worker] = send(worker, call_safely, build, order)
+    built: dict[str, BuiltStages] = {
+        worker: liveness.wait(worker, future, "building the stages")
         for worker, future in started.items()
     }
     by_index = {
         index: stage
-        for worker, indices in placed.items()
+        for worker, indices in by_worker.items()
         for index, stage in zip(indices, built[worker].stages, strict=True)
     }
     first = built[workers[0]]
@@ -84,5 +84,5 @@ def assemble(
         structure=first.structure,
         output=pickle.loads(first.output),
         microbatch_size=first.microbatch_size,
-        most_stages=max(len(indices) for indices in placed.values()),
+        most_stages=max(len(indices) for indices in by_worker.values()),
     )

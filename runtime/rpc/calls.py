@@ -1,7 +1,7 @@
-"""Calls between the processes of an RPC session, whose errors come back as values.
+"""Calls between the processes of an RPC session that return errors as values.
 
 ``torch.distributed.rpc`` raises a remote error as its own type with a traceback for a message,
-and prints it on the worker. Here an error is an answer that says where it happened.
+and prints it on the worker. Here the callee returns a `RemoteFailure` that says where it happened.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _OWN = {kind.__name__: kind for kind in (InvalidInput, PlanMismatch, CaptureErro
 
 
 class StageError(StagewrightError):
-    """Code of the model raised on a worker; the message names worker, stage and error.
+    """Error of the model's code on a worker; the message names worker, stage and error.
 
     Args:
-        message: Where it happened, and the error's first line.
+        message: The worker, the stage and the error's first line.
         remote_traceback: The worker's traceback.
     """
 
@@ -37,13 +37,13 @@ class StageError(StagewrightError):
 
 
 @dataclass(frozen=True)
-class Failure:
-    """An error on its way to the master.
+class RemoteFailure:
+    """Error of a worker, in a form that can be sent to the master.
 
     Attributes:
         where: The worker, and what it was doing.
         kind: Name of the error's class.
-        message: The error in words.
+        message: Text of the error.
         remote_traceback: The worker's traceback.
     """
 
@@ -53,17 +53,17 @@ class Failure:
     remote_traceback: str
 
     @classmethod
-    def of(cls, error: Exception, doing: str = "") -> Failure:
-        """An error of this process."""
+    def of(cls, error: Exception, doing: str = "") -> RemoteFailure:
+        """Describe an error of this process."""
         return cls(
-            f"{own_name()}{doing and ', '}{doing}",
+            f"{worker_name()}{doing and ', '}{doing}",
             type(error).__name__,
             str(error),
             "".join(traceback.format_exception(error)),
         )
 
     def to_error(self) -> StagewrightError:
-        """The same error if it is one of this library's, a `StageError` otherwise."""
+        """Return an error of the original class if it is this library's, or a `StageError`."""
         if self.kind in _OWN:
             return _OWN[self.kind](f"on {self.where}: {self.message}")
         return StageError(
@@ -72,17 +72,17 @@ class Failure:
         )
 
 
-def own_name() -> str:
-    """What this process is called in its RPC session."""
+def worker_name() -> str:
+    """Return the name of this process in its RPC session."""
     return str(rpc.get_worker_info().name)
 
 
-def answer(function: Callable[..., Any], *args: Any) -> Any:
-    """Run on a worker: what the function returns, or the `Failure` it ended with."""
+def call_safely(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function on a worker; return its result or, if it raises, a `RemoteFailure`."""
     try:
         return function(*args)
-    except Exception as error:  # noqa: BLE001 (the caller raises it)
-        return Failure.of(error)
+    except Exception as error:  # noqa: BLE001 (raised by the caller)
+        return RemoteFailure.of(error)
 
 
 def send(
@@ -90,25 +90,21 @@ def send(
 ) -> Future[Any]:
     """Start a call on another process.
 
-    Inside a ``dist_autograd`` context the tensors it takes along are recorded.
+    Inside a ``dist_autograd`` context, autograd follows the tensors among the arguments.
 
     Args:
         to: Name of the process.
         function: Imported there by its name.
-        *args: Pickled, tensors apart.
-        timeout_s: Seconds until it fails; the session's if `None`.
+        *args: Arguments; everything but tensors is pickled.
+        timeout_s: Time until the call fails; the session's timeout if `None`.
     """
     seconds = rpc.constants.UNSET_RPC_TIMEOUT if timeout_s is None else timeout_s
     future: Future[Any] = rpc.rpc_async(to, function, args=args, timeout=seconds)
     return future
 
 
-def packed(value: Any, what: str) -> bytes:
-    """A pickle made here, so that what cannot be pickled or read is an error with a name.
-
-    Raises:
-        InvalidInput: It cannot be pickled.
-    """
+def pickle_value(value: Any, what: str) -> bytes:
+    """Pickle a value; raise `InvalidInput` that names it if that fails."""
     try:
         return pickle.dumps(value)
     except Exception as error:
@@ -127,7 +123,11 @@ class _Anchor(torch.autograd.Function):
 
 
 def anchor(value: Tensor, received: Iterable[Any]) -> Tensor:
-    """The value; its backward reaches everything received, with no gradient where there is none."""
+    """Tie tensors received from other processes to a value, so that backward reaches them.
+
+    Distributed autograd counts the messages it expects and waits for a gradient of every tensor
+    that was received, even of one that the value does not depend on.
+    """
     needed = [item for item in received if isinstance(item, Tensor) and item.requires_grad]
     if not needed or not torch.is_grad_enabled():
         return value
@@ -136,7 +136,7 @@ def anchor(value: Tensor, received: Iterable[Any]) -> Tensor:
 
 
 def anchor_one(values: Sequence[Any], received: Iterable[Any]) -> tuple[Any, ...]:
-    """The values, the first that can have a gradient anchored: one a message is enough."""
+    """Anchor the first value that can have a gradient; one per message is enough."""
     anchored = list(values)
     for index, value in enumerate(anchored):
         if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):

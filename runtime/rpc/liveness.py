@@ -1,4 +1,4 @@
-"""Which workers are still there: the master asks all of them, twice a second."""
+"""Liveness check: the master pings all workers twice a second."""
 
 from __future__ import annotations
 
@@ -15,82 +15,80 @@ from torch._C._distributed_rpc import _get_current_rpc_agent
 from torch.futures import Future
 
 from ...core.errors import InvalidInput, RankFailed
-from .calls import Failure, StageError, send
+from .calls import RemoteFailure, StageError, send
 
 INTERVAL_S = 0.5
-LAST_LOOK_S = 5.0
-"""How long a worker has to answer after a call failed, before the call itself is blamed."""
+FINAL_CHECK_S = 5.0
+"""Time for every worker to answer after a call failed, before the call itself is blamed."""
 
-PYTHON_ERROR = "Python code raised (a hook, a custom backward), in words torch does not pass on"
+PYTHON_ERROR = "Python code raised (a hook, a custom backward); torch does not pass its message on"
 
 
-def present() -> str:
-    """Runs on a worker: where it is."""
+def report_location() -> str:
+    """Return this worker's host and process id; runs on the worker."""
     return f"{socket.gethostname()}, process {os.getpid()}"
 
 
 @dataclass(frozen=True)
-class Missing:
-    """A worker that is gone.
+class LostWorker:
+    """Worker that stopped answering.
 
     Attributes:
-        who: Its name, and what became of it.
+        description: Its name, location and the error of its last call.
         rank: Its rank in the session.
     """
 
-    who: str
+    description: str
     rank: int
 
     def to_error(self, doing: str) -> RankFailed:
-        """What the master raises, which was at ``doing``."""
+        """Return the error for the master, which was at ``doing``."""
         return RankFailed(
-            f"{self.who}; the master was at {doing}. Start all processes again, from the last "
+            f"{self.description}; the master was at {doing}. Restart all processes from the last "
             "checkpoint",
             ranks=(self.rank,),
         )
 
 
-class RollCall:
-    """Waits for other processes only as long as all of them are there.
+class LivenessCheck:
+    """Liveness check of the workers, which ends waits for calls when a worker is lost.
+
+    ``torch.distributed.rpc`` itself notices a lost process only when a call to it times out.
 
     Args:
-        workers: Their names.
-        timeout_s: How long a worker may be silent; one whose process ended is noticed at once.
+        workers: Names of the workers.
+        timeout_s: Longest silence of a worker; the end of its process is noticed at once.
 
     Raises:
-        InvalidInput: A name is nobody's in this session.
-        RankFailed: A worker is missing already.
+        InvalidInput: A name is unknown in this session.
+        RankFailed: A worker does not answer the first call.
     """
 
     def __init__(self, workers: Sequence[str], timeout_s: float) -> None:
         _check_names(workers)
         self._timeout_s = timeout_s
-        self.missing: Missing | None = None
+        self.missing: LostWorker | None = None
         self._where = dict.fromkeys(workers, "never answered")
         self._stop = threading.Event()
-        self._asked = {worker: self._ask(worker) for worker in self._where}
-        for worker, future in self._asked.items():
-            self._look(worker, future)
+        self._pings = {worker: self._ping(worker) for worker in self._where}
+        for worker, future in self._pings.items():
+            self._record_answer(worker, future)
         self.check("its first call")
         self._thread = threading.Thread(target=self._repeat, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop checking."""
         self._stop.set()
         self._thread.join()
 
     def check(self, doing: str) -> None:
-        """Nothing, if all workers are there.
-
-        Raises:
-            RankFailed: One is not; the message names it.
-        """
+        """Raise `RankFailed` if a worker was lost; the message names it."""
         if self.missing is not None:
             raise self.missing.to_error(doing)
 
     def wait(self, worker: str, future: Future[Any], doing: str) -> Any:
-        """What a call started on a worker with `answer` returns.
+        """Wait for the result of a call started on a worker with `call_safely`.
 
         Raises:
             RankFailed: A worker died or stopped answering.
@@ -103,15 +101,16 @@ class RollCall:
         try:
             value = future.wait()
         except RuntimeError as error:
-            raise self._explained(error, f"{doing} on {worker}") from error
-        if isinstance(value, Failure):
+            raise self._explain(error, f"{doing} on {worker}") from error
+        if isinstance(value, RemoteFailure):
             raise value.to_error()
         return value
 
-    def do(self, work: Callable[[], Any], doing: str) -> None:
-        """Run something that waits for workers in ways of its own.
+    def run(self, work: Callable[[], Any], doing: str) -> None:
+        """Run work that waits for workers by other means than `wait`.
 
-        It is left alone, on a thread of its own, if a worker dies meanwhile.
+        It runs on a separate thread, which is abandoned if a worker is lost: torch offers no way
+        to interrupt a distributed backward.
 
         Raises:
             RankFailed: A worker died or stopped answering.
@@ -121,7 +120,7 @@ class RollCall:
         def run() -> None:
             try:
                 work()
-            except BaseException as error:  # noqa: BLE001 (raised by who waits)
+            except BaseException as error:  # noqa: BLE001 (raised below)
                 errors.append(error)
 
         thread = threading.Thread(target=run, daemon=True)
@@ -132,42 +131,43 @@ class RollCall:
                 self.check(doing)
         for error in errors:
             if isinstance(error, RuntimeError):
-                raise self._explained(error, doing) from error
+                raise self._explain(error, doing) from error
             raise error
 
     def _repeat(self) -> None:
         while self.missing is None and not self._stop.wait(INTERVAL_S):
-            for worker, future in self._asked.items():
+            for worker, future in self._pings.items():
                 if future.done():
-                    self._look(worker, future)
-                    self._asked[worker] = self._ask(worker)
+                    self._record_answer(worker, future)
+                    self._pings[worker] = self._ping(worker)
 
-    def _ask(self, worker: str, timeout_s: float | None = None) -> Future[Any]:
-        return send(worker, present, timeout_s=timeout_s or self._timeout_s)
+    def _ping(self, worker: str, timeout_s: float | None = None) -> Future[Any]:
+        return send(worker, report_location, timeout_s=timeout_s or self._timeout_s)
 
-    def _look(self, worker: str, future: Future[Any]) -> None:
-        """Read an answer, or take note that there is none."""
+    def _record_answer(self, worker: str, future: Future[Any]) -> None:
+        """Record a worker's answer, or that it is lost."""
         try:
             self._where[worker] = future.wait()
         except RuntimeError as error:
-            self.missing = self.missing or Missing(
+            self.missing = self.missing or LostWorker(
                 f"{worker} ({self._where[worker]}) stopped answering ({_first_line(error)})",
                 int(rpc.get_worker_info(worker).id),
             )
 
-    def _look_again(self) -> None:
-        for worker, future in [(name, self._ask(name, LAST_LOOK_S)) for name in self._where]:
-            self._look(worker, future)
+    def _check_all(self) -> None:
+        for worker, future in [(name, self._ping(name, FINAL_CHECK_S)) for name in self._where]:
+            self._record_answer(worker, future)
 
-    def _explained(self, error: RuntimeError, doing: str) -> Exception:
-        """The same error in words that say where, if it came from another process."""
-        self._look_again()
+    def _explain(self, error: RuntimeError, doing: str) -> Exception:
+        """Return an error that names the worker, if the error came from another process."""
+        # A lost worker first: its calls fail with all kinds of errors, here and on its neighbours.
+        self._check_all()
         if self.missing is not None:
             return self.missing.to_error(doing)
         if "RPCErr" in str(error):
             return RankFailed(
-                f"{doing} failed, though every worker answers: {_first_line(error)}. If it takes "
-                "longer, give controller and serve more with timeout_s="
+                f"{doing} failed, though every worker answers: {_first_line(error)}. If it needs "
+                "more time, raise timeout_s of controller and serve"
             )
         if found := re.match(r"Error on Node (\d+): ", str(error)):
             what = str(error)[found.end() :].replace("python_error", PYTHON_ERROR)
@@ -180,13 +180,13 @@ class RollCall:
 
 
 def _check_names(workers: Sequence[str]) -> None:
-    """An unknown name is for torch a destination that it could not find, no more."""
+    """Raise `InvalidInput` for an unknown name; torch would not say which names exist."""
     here = {info.name: info.id for info in _get_current_rpc_agent().get_worker_infos()}
     unknown = [name for name in dict.fromkeys(workers) if name not in here]
     if unknown:
         raise InvalidInput(
-            f"this session has no worker {', '.join(map(repr, unknown))}; the processes that met "
-            f"are {', '.join(sorted(here, key=lambda name: here[name]))}"
+            f"this session has no worker {', '.join(map(repr, unknown))}; its processes are "
+            f"{', '.join(sorted(here, key=lambda name: here[name]))}"
         )
 
 

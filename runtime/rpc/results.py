@@ -1,4 +1,4 @@
-"""What comes back to the master: outputs of micro-batches, or the error that ended the step."""
+"""Results of a step on the master: outputs of micro-batches, or the error that ended it."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from typing import Any
 
 import torch.distributed.rpc as rpc
 
-from .calls import Failure
+from .calls import RemoteFailure
 
 
-class Inbox:
-    """Outputs of the current step; stages put them in from threads of their own."""
+class OutputCollector:
+    """Collects the outputs of the current step; stages deliver them on RPC threads."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._step = -1
         self._outputs: dict[int, tuple[Any, ...]] = {}
-        self._failure: Failure | None = None
+        self._failure: RemoteFailure | None = None
 
     def begin(self) -> int:
-        """Number of a new step; what comes of earlier ones from now on is dropped."""
+        """Start a new step and return its number; late outputs of earlier steps are dropped."""
         with self._changed:
             self._step += 1
             self._outputs, self._failure = {}, None
             return self._step
 
     def put(self, step: int, microbatch: int, outputs: tuple[Any, ...]) -> None:
-        """A micro-batch is through."""
+        """Store the outputs of a micro-batch."""
         with self._changed:
             if step == self._step:
                 self._outputs[microbatch] = outputs
                 self._changed.notify_all()
 
-    def fail(self, step: int, failure: Failure) -> None:
-        """A stage raised; the first to say so is heard."""
+    def fail(self, step: int, failure: RemoteFailure) -> None:
+        """Record the failure of a stage; the first one counts."""
         with self._changed:
             if step == self._step:
                 self._failure = self._failure or failure
                 self._changed.notify_all()
 
     def has(self, count: int, seconds: float) -> bool:
-        """Wait for so many outputs, or a failure, no longer than ``seconds``.
+        """Return True once ``count`` outputs have come; wait at most ``seconds``.
 
         Raises:
             StagewrightError: A stage raised.
@@ -56,21 +56,23 @@ class Inbox:
 
     @property
     def count(self) -> int:
-        """How many micro-batches are through."""
+        """Number of micro-batches whose outputs have come."""
         return len(self._outputs)
 
     def take(self) -> list[tuple[Any, ...]]:
-        """All outputs in the order of micro-batches; the inbox keeps none."""
+        """Remove and return all outputs, in the order of micro-batches."""
         with self._changed:
             outputs, self._outputs = self._outputs, {}
         return [outputs[microbatch] for microbatch in sorted(outputs)]
 
 
-def deliver(inbox: rpc.RRef[Inbox], step: int, microbatch: int, outputs: tuple[Any, ...]) -> None:
-    """Runs on the master, called by the last stage."""
-    inbox.local_value().put(step, microbatch, outputs)
+def deliver(
+    collector: rpc.RRef[OutputCollector], step: int, microbatch: int, outputs: tuple[Any, ...]
+) -> None:
+    """Store outputs on the master; called by the last stage."""
+    collector.local_value().put(step, microbatch, outputs)
 
 
-def report(inbox: rpc.RRef[Inbox], step: int, failure: Failure) -> None:
-    """Runs on the master, called by the stage that failed."""
-    inbox.local_value().fail(step, failure)
+def report(collector: rpc.RRef[OutputCollector], step: int, failure: RemoteFailure) -> None:
+    """Record a failure on the master; called by the stage that failed."""
+    collector.local_value().fail(step, failure)

@@ -1,4 +1,4 @@
-"""A stage on its worker: it serves micro-batches, and hands them on to the next stage itself."""
+"""Stage server on an RPC worker: runs micro-batches and sends outputs to the next stage."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from torch import Tensor, nn
 
 from ...capture.program.segment import Segment
 from ...core.errors import InvalidInput
-from .calls import Failure, anchor_one, send
-from .results import Inbox, deliver, report
+from .calls import RemoteFailure, anchor_one, send
+from .results import OutputCollector, deliver, report
 
 
 @dataclass(frozen=True)
 class Route:
-    """Where a stage sends what.
+    """Destinations of a stage's messages.
 
     Attributes:
-        onward: The next stage; `None` behind the last.
-        inbox: The master's, for outputs and errors.
-        borrowers: By tied group, the stages that borrow the weight this stage owns.
+        next_stage: The next stage; `None` for the last one.
+        collector: The master's collector of outputs and errors.
+        borrowers: By tied group, the stages that borrow a weight of this stage.
     """
 
-    onward: rpc.RRef[StageServer] | None
-    inbox: rpc.RRef[Inbox]
+    next_stage: rpc.RRef[StageServer] | None
+    collector: rpc.RRef[OutputCollector]
     borrowers: Mapping[int, tuple[rpc.RRef[StageServer], ...]]
 
 
 @dataclass(frozen=True)
-class Task:
-    """What the master says of a micro-batch.
+class MicrobatchTask:
+    """Description of a micro-batch, sent along with its values.
 
     Attributes:
         step: Number of the step.
-        microbatch: Its place in the step.
-        wants_grad: Whether a backward may follow.
+        microbatch: Index of the micro-batch in the step.
+        wants_grad: True if a backward may follow.
     """
 
     step: int
@@ -51,17 +51,18 @@ class Task:
 
 
 class StageServer:
-    """Holds one stage.
+    """Server of one stage.
 
-    A weight tied over several stages lives on the first of them. In every step it is lent to the
-    others as a tensor that distributed autograd follows, so its gradients meet where it lives.
+    A weight tied across stages lives on the first of them. In every step that stage lends it to
+    the others as a tensor that distributed autograd follows, so that gradients accumulate at the
+    owner.
 
     Args:
         stage: The stage.
-        index: Its place in the pipeline.
-        device: Where it runs; between processes tensors travel by the CPU.
-        owned: By tied group, the name of a weight that is lent to other stages.
-        borrowed: By tied group, the names of a weight that another stage lends.
+        index: Index of the stage in the pipeline.
+        device: Device of the stage; tensors travel between processes through CPU memory.
+        owned: By tied group, the name of a weight lent to other stages.
+        borrowed: By tied group, the names of a weight lent by another stage.
     """
 
     def __init__(
@@ -77,60 +78,62 @@ class StageServer:
         self._device = device
         self._owned, self._borrowed = owned, borrowed
         self._elsewhere = {name for names in borrowed.values() for name in names}
-        self._loans = Loans()
-        self._turns = Turns()
+        self._lent = BorrowedWeights()
+        self._sequencer = StageSequencer()
         self._route: Route | None = None
 
     def connect(self, route: Route) -> None:
-        """Say where results go; before the first micro-batch."""
+        """Set the destinations; called before the first micro-batch."""
         self._route = route
 
     def close(self) -> None:
-        """Let go of the stage, and of other processes' objects."""
-        self._turns.end()
-        with self._turns.between():
+        """Release the stage and the references to other processes."""
+        self._sequencer.end()
+        with self._sequencer.exclusive():
             self._route, self._stage = None, Segment((), True)
-            self._loans.clear()
+            self._lent.clear()
 
     def lend(self, step: int, wants_grad: bool) -> None:
-        """Send the weights this stage owns to those that borrow them."""
-        for group, stages in self._routed.borrowers.items():
+        """Send the weights owned by this stage to its borrowers."""
+        for group, stages in self._connected_route.borrowers.items():
             weight = self._parameters()[self._owned[group]]
-            with torch.set_grad_enabled(wants_grad):  # as a Parameter it would arrive a leaf
+            with torch.set_grad_enabled(wants_grad):  # a Parameter would arrive as a leaf
                 travelling = weight.cpu().view_as(weight)
             for stage in stages:
                 send(stage.owner_name(), borrow, stage, step, group, travelling)
 
     def borrow(self, step: int, group: int, weight: Tensor) -> None:
-        """Receive a weight of another stage, for one step."""
-        self._loans.add(step, group, weight)
-        self._turns.changed()
+        """Receive a weight of another stage for one step."""
+        self._lent.add(step, group, weight)
+        self._sequencer.changed()
 
-    def forward(self, task: Task, values: tuple[Any, ...]) -> None:
-        """Run a micro-batch when its turn comes, and send on what it gives.
+    def forward(self, task: MicrobatchTask, values: tuple[Any, ...]) -> None:
+        """Run a micro-batch in order and send its outputs to the next stage.
 
-        Never raises: an error goes to the master, who waits for the outputs.
+        Never raises: errors go to the master, which waits for the outputs.
         """
         try:
-            with self._turns.turn(task.step, task.microbatch, lambda: self._has_loans(task.step)):
+            with self._sequencer.enter(
+                task.step, task.microbatch, lambda: self._has_borrowed(task.step)
+            ):
                 outputs = self._run(task, values)
                 self._send_on(task, outputs)
-        except Abandoned:
+        except StepAbandoned:
             return
-        except Exception as error:  # noqa: BLE001 (the master raises it)
-            failure = Failure.of(error, f"stage {self._index}, micro-batch {task.microbatch}")
+        except Exception as error:  # noqa: BLE001 (raised by the master)
+            failure = RemoteFailure.of(error, f"stage {self._index}, micro-batch {task.microbatch}")
             if self._route is not None:
-                inbox = self._route.inbox
-                send(inbox.owner_name(), report, inbox, task.step, failure)
+                collector = self._route.collector
+                send(collector.owner_name(), report, collector, task.step, failure)
 
     def train(self, mode: bool) -> None:
         """Switch the stage's mode; see `capture.segment.Segment.train`."""
-        with self._turns.between():
+        with self._sequencer.exclusive():
             self._stage.train(mode)
 
     def state(self) -> dict[str, Tensor]:
-        """Copies on the CPU of all that lives here, under the model's names."""
-        with self._turns.between():
+        """Return CPU copies of the parameters and buffers owned here, by the model's names."""
+        with self._sequencer.exclusive():
             return {
                 name: value.detach().cpu().clone()
                 for name, value in self._stage.state_dict().items()
@@ -138,20 +141,20 @@ class StageServer:
             }
 
     def names(self) -> list[str]:
-        """What this stage takes values of: all it uses, lent weights included."""
+        """Return the names of all values this stage uses, borrowed weights included."""
         return list(self._stage.state_dict())
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over values."""
-        with self._turns.between():
+        """Load parameters and buffers."""
+        with self._sequencer.exclusive():
             self._stage.load_state_dict(state)
 
     def parameters(self) -> dict[str, rpc.RRef[Tensor]]:
-        """References to the trainable parameters that live here."""
+        """Return references to the trainable parameters owned here."""
         return {name: rpc.RRef(weight) for name, weight in self._trainable().items()}
 
     def gradients(self, context_id: int) -> dict[str, Tensor]:
-        """What a context has accumulated for the parameters that live here, on the CPU."""
+        """Return a context's gradients of the parameters owned here, on the CPU."""
         found = dist_autograd.get_gradients(context_id)  # type: ignore[attr-defined]
         return {
             name: found[weight].cpu()
@@ -160,7 +163,7 @@ class StageServer:
         }
 
     @property
-    def _routed(self) -> Route:
+    def _connected_route(self) -> Route:
         if self._route is None:
             raise InvalidInput("this pipeline is closed")
         return self._route
@@ -175,22 +178,22 @@ class StageServer:
             if weight.requires_grad and name not in self._elsewhere
         }
 
-    def _has_loans(self, step: int) -> bool:
-        return self._loans.has(step, self._borrowed)
+    def _has_borrowed(self, step: int) -> bool:
+        return self._lent.has(step, self._borrowed)
 
-    def _run(self, task: Task, received: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _run(self, task: MicrobatchTask, received: tuple[Any, ...]) -> tuple[Any, ...]:
         with torch.set_grad_enabled(task.wants_grad):
-            inputs = tuple(self._here(value) for value in received)
-            lent = self._loans.current()
+            inputs = tuple(self._to_device(value) for value in received)
+            lent = self._lent.current()
             outputs = self._call(task, inputs, lent)
             anchored = anchor_one(outputs, (*received, *lent.values()))
             return tuple(value.cpu() if isinstance(value, Tensor) else value for value in anchored)
 
     def _call(
-        self, task: Task, inputs: tuple[Any, ...], lent: Mapping[int, Tensor]
+        self, task: MicrobatchTask, inputs: tuple[Any, ...], lent: Mapping[int, Tensor]
     ) -> tuple[Any, ...]:
         weights = {
-            name: self._here(lent[group])
+            name: self._to_device(lent[group])
             for group, names in self._borrowed.items()
             for name in names
         }
@@ -205,46 +208,46 @@ class StageServer:
         return tuple(self._stage(*inputs))
 
     def _check_differentiable(self) -> None:
-        """Refuse the one case in which a lent weight would not be the one that is used."""
+        """Raise `InvalidInput` in the one case where a borrowed weight would not be used."""
         if self._stage._evaluation and not self._stage.training:
             raise InvalidInput(
-                "a stage that borrows a tied weight runs another graph in evaluation mode, which "
-                "cannot be differentiated here; plan with --tied together, or call it under "
+                "a stage that borrows a tied weight runs a different graph in evaluation mode and "
+                "cannot be differentiated there; plan with --tied together, or call it under "
                 "torch.no_grad()"
             )
 
-    def _here(self, value: Any) -> Any:
+    def _to_device(self, value: Any) -> Any:
         if self._device is None or not isinstance(value, Tensor):
             return value
         return value.to(self._device)
 
-    def _send_on(self, task: Task, outputs: tuple[Any, ...]) -> None:
-        """Still within the turn, so that micro-batches arrive in order and wait little."""
-        route = self._routed
-        if route.onward is not None:
-            send(route.onward.owner_name(), forward, route.onward, task, outputs)
+    def _send_on(self, task: MicrobatchTask, outputs: tuple[Any, ...]) -> None:
+        # Before the next micro-batch may start, so that they arrive in order and rarely wait.
+        route = self._connected_route
+        if route.next_stage is not None:
+            send(route.next_stage.owner_name(), forward, route.next_stage, task, outputs)
         else:
-            inbox = route.inbox
-            send(inbox.owner_name(), deliver, inbox, task.step, task.microbatch, outputs)
+            collector = route.collector
+            send(collector.owner_name(), deliver, collector, task.step, task.microbatch, outputs)
 
 
-def forward(stage: rpc.RRef[StageServer], task: Task, values: tuple[Any, ...]) -> None:
-    """Runs on the stage's worker, called by the stage before or by the master."""
+def forward(stage: rpc.RRef[StageServer], task: MicrobatchTask, values: tuple[Any, ...]) -> None:
+    """Run a micro-batch; called on the stage's worker by the previous stage or the master."""
     stage.local_value().forward(task, values)
 
 
 def borrow(stage: rpc.RRef[StageServer], step: int, group: int, weight: Tensor) -> None:
-    """Runs on the stage's worker, called by the stage that owns the weight."""
+    """Receive a weight; called on the stage's worker by the owner of the weight."""
     stage.local_value().borrow(step, group, weight)
 
 
-def on_stage(stage: rpc.RRef[StageServer], method: str, *args: Any) -> Any:
-    """Runs on the stage's worker: one of its methods, by name."""
+def call_stage(stage: rpc.RRef[StageServer], method: str, *args: Any) -> Any:
+    """Call a method by name; called on the stage's worker."""
     return getattr(stage.local_value(), method)(*args)
 
 
-class Loans:
-    """What other stages lent, by tied group; those of the latest step only."""
+class BorrowedWeights:
+    """Weights borrowed from other stages for the latest step, by tied group."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -252,7 +255,7 @@ class Loans:
         self._weights: dict[int, Tensor] = {}
 
     def add(self, step: int, group: int, weight: Tensor) -> None:
-        """A weight has come; one of an earlier step comes too late and is dropped."""
+        """Store a weight; one of an earlier step is dropped."""
         with self._lock:
             if step > self._step:
                 self._step, self._weights = step, {}
@@ -260,32 +263,31 @@ class Loans:
                 self._weights[group] = weight
 
     def has(self, step: int, groups: Iterable[int]) -> bool:
-        """Whether everything needed for a step has come."""
+        """Return True if all weights needed for a step have come."""
         with self._lock:
             return not (wanted := set(groups)) or (
                 step == self._step and wanted <= self._weights.keys()
             )
 
     def current(self) -> Mapping[int, Tensor]:
-        """The weights of the latest step."""
+        """Return the weights of the latest step."""
         with self._lock:
             return MappingProxyType(dict(self._weights))
 
     def clear(self) -> None:
-        """Forget them."""
         with self._lock:
             self._weights = {}
 
 
-class Abandoned(Exception):
-    """The step this turn belongs to is over: it failed, or a later one has begun."""
+class StepAbandoned(Exception):
+    """Raised in a micro-batch whose step failed or was superseded by a later one."""
 
 
-class Turns:
-    """The order of work of one stage.
+class StageSequencer:
+    """Sequencer that runs a stage's micro-batches one at a time, in order.
 
-    Steps are numbered upwards by the master. The first turn of a later step ends all waiting for
-    turns of earlier ones, so an abandoned step keeps no thread.
+    Steps are numbered upwards by the master. The first micro-batch of a later step releases all
+    that wait in earlier steps, so that an abandoned step occupies no threads.
     """
 
     def __init__(self) -> None:
@@ -296,16 +298,16 @@ class Turns:
         self._failed = False
 
     @contextmanager
-    def turn(self, step: int, microbatch: int, ready: Callable[[], bool]) -> Iterator[None]:
-        """Wait until this micro-batch is next and ready, and keep the others out meanwhile.
+    def enter(self, step: int, microbatch: int, ready: Callable[[], bool]) -> Iterator[None]:
+        """Wait until this micro-batch is next and ready, and keep others out inside the block.
 
         Args:
-            step: Which step.
-            microbatch: Its place in the step.
-            ready: Whether whatever else it needs has come; asked again after `changed`.
+            step: Number of the step.
+            microbatch: Index of the micro-batch in the step.
+            ready: Returns True once its other inputs have come; asked again after `changed`.
 
         Raises:
-            Abandoned: The step ended before its turn came.
+            StepAbandoned: The step ended before this micro-batch was next.
         """
         with self._changed:
             self._begin(step)
@@ -313,7 +315,7 @@ class Turns:
                 lambda: self._is_over(step) or (self._next == microbatch and ready())
             )
             if self._is_over(step):
-                raise Abandoned
+                raise StepAbandoned
         with self._working:
             try:
                 yield
@@ -323,18 +325,18 @@ class Turns:
         self._finish(step, failed=False)
 
     @contextmanager
-    def between(self) -> Iterator[None]:
-        """Keep micro-batches out, to look at the stage or to change it."""
+    def exclusive(self) -> Iterator[None]:
+        """Keep micro-batches out while the stage is read or changed."""
         with self._working:
             yield
 
     def changed(self) -> None:
-        """Something that a turn may wait for has come."""
+        """Have waiting micro-batches ask again whether they are ready."""
         with self._changed:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """No turn will come any more."""
+        """Release all waiting micro-batches for good."""
         with self._changed:
             self._failed = True
             self._changed.notify_all()

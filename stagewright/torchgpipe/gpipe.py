@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..core.errors import InvalidInput
 from ..runtime.local.run import LocalStage, run_stages
-from ..runtime.local.streams import CopyStreams, Place
+from ..runtime.local.streams import CopyStreams, StageDevice
 from .batchnorm import DeferredBatchNorm, whole_batches
 from .microbatch import TensorOrTensors, check, gather, scatter
 from .partition import Form, PartitionRun
@@ -139,7 +139,7 @@ class GPipe(nn.Module):
         batches = scatter(input, self.chunks)
         form = Form(isinstance(input, Tensor))
         stages = []
-        for index, place in enumerate(self._streams.places(self.devices)):
+        for index, place in enumerate(self._streams.stage_devices(self.devices)):
             stage, form = self._stage(index, place, form, len(batches))
             stages.append(stage)
         with whole_batches(self.partitions):
@@ -147,7 +147,7 @@ class GPipe(nn.Module):
         return gather(outputs, form.is_atomic(0))
 
     def _stage(
-        self, index: int, place: Place, given: Form, num_microbatches: int
+        self, index: int, place: StageDevice, given: Form, num_microbatches: int
     ) -> tuple[LocalStage, Form]:
         """A partition for the runtime, and the form of what it will return."""
         part = self.partitions[index]

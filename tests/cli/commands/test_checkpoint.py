@@ -94,4 +94,4 @@ def test_wrong_requests_are_usage_errors(run, folder, words, said):
 def test_a_folder_without_checkpoints(run, tmp_path):
     ran = run("checkpoint", "inspect", tmp_path)
     assert ran.code == 2
-    assert f"there is no checkpoint in {tmp_path}" in ran.stderr
+    assert f"no checkpoint found in {tmp_path}" in ran.stderr

@@ -316,9 +316,9 @@ def test_what_cannot_be_saved_is_said_before_anything_is_written(tmp_path):
 
 def test_what_cannot_be_loaded_is_said_before_anything_is_changed(tmp_path):
     model = Small()
-    with pytest.raises(InvalidInput, match="there is no checkpoint in"):
+    with pytest.raises(InvalidInput, match="no checkpoint found in"):
         load_checkpoint(tmp_path, model)
-    with pytest.raises(InvalidInput, match="there is no folder"):
+    with pytest.raises(InvalidInput, match="does not exist"):
         load_checkpoint(tmp_path / "none", model)
     save_checkpoint(tmp_path, model, step=1)
     with pytest.raises(InvalidInput, match="was saved without an optimizer"):
@@ -341,17 +341,17 @@ def test_a_damaged_step_is_passed_over_and_named(tmp_path, caplog):
     data = next((tmp_path / "step-000002").glob("*.distcp"))
     data.write_bytes(data.read_bytes()[:-10])
     assert load_checkpoint(tmp_path, model).step == 1
-    assert "step 2, saved last, is damaged; taking step 1" in caplog.text
+    assert "the latest step 2 is damaged; using step 1" in caplog.text
     with pytest.raises(InvalidInput, match=r"step-000002 is damaged: __0_0.distcp has \d+ of"):
         load_checkpoint(tmp_path, model, step=2)
     (tmp_path / "step-000001" / "checkpoint.json").unlink()
-    with pytest.raises(InvalidInput, match="there is no checkpoint"):
+    with pytest.raises(InvalidInput, match="no checkpoint found"):
         load_checkpoint(tmp_path, model)
     save_checkpoint(tmp_path, model, step=2)  # takes the damaged one's place
     assert load_checkpoint(tmp_path, model).step == 2
 
 
-REFUSED = r"is damaged|not a valid|there is no checkpoint"
+REFUSED = r"is damaged|not a valid|no checkpoint found"
 
 
 def flipped(file, at):
@@ -410,7 +410,7 @@ def test_state_beside_parameters_and_buffers_is_named(tmp_path, caplog):
             return {"calls": 3}
 
     save_checkpoint(tmp_path, nn.Sequential(nn.Linear(2, 2), Counter(2, 2)), step=1)
-    assert "not saved is what get_extra_state returns of 1; put it into extra" in caplog.text
+    assert "the extra state of 1 (get_extra_state) is not saved; pass it in extra" in caplog.text
 
 
 def test_more_numbers_than_bytes_are_refused(tmp_path):
@@ -432,7 +432,7 @@ def test_names_in_a_record_lead_nowhere_else(tmp_path):
     with pytest.raises(InvalidInput, match=r"damaged: ../outside is missing"):
         load_checkpoint(tmp_path, model, step=1)
     (tmp_path / "latest").write_text("../../etc")
-    with pytest.raises(InvalidInput, match="there is no checkpoint"):
+    with pytest.raises(InvalidInput, match="no checkpoint found"):
         load_checkpoint(tmp_path, model)
 
 

@@ -15,7 +15,7 @@ SAID = {
     "other shape": "common.weight is float32 [4, 4] on one rank and float32 [5, 4] on rank 1",
     "other rate": "ranks that hold common.weight keep different state for it: ",
     "other optimizer": "ranks use different optimizers: Adam, SGD; use one",
-    "other folder": "is not the folder that rank 0 writes to; save into one that all",
+    "other folder": "is not the folder that rank 0 writes to; use a folder that all",
     "full disk": "rank 1: OSError: [Errno 28] No space left on device",
     "another saves": "another process is saving into ",
     "load more": "not in the checkpoint: more.weight, more.bias",

@@ -61,7 +61,7 @@ def test_an_error_on_another_rank_is_the_requests_own(said):
 
 def test_rank_0_takes_the_requests(said):
     (found,) = of(said, "other rank")
-    assert "rank 0 takes the requests; on rank 1" in found["error"]
+    assert "only rank 0 accepts requests; on rank 1" in found["error"]
 
 
 def test_waiting_for_requests_is_no_failure(said):
@@ -103,7 +103,7 @@ def test_a_rank_that_does_nothing_is_noticed_within_the_timeout(said):
     assert codes == {0: 7, 2: 7}
     assert "got no answer in time, though every rank is still alive" in errors[0]
     assert "the wait for the result of micro-batch 5" in errors[0]
-    assert "rank 2 was at the wait behind micro-batch 4 on stage 2" in errors[2]
+    assert "rank 2 was at the wait after micro-batch 4 on stage 2" in errors[2]
 
 
 def test_the_example_serves_over_processes(said):

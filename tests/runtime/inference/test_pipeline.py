@@ -182,11 +182,11 @@ def test_a_model_captured_at_one_shape_says_which_and_pads_if_asked():
     batches = [torch.randn(count, 4) for count in (1, 3, 4, 6)]
     with InferencePipeline(model, plan) as pipeline:
         for wrong in (torch.randn(3, 4), torch.randn(4, 5), torch.randn(4), torch.randn(0, 4)):
-            with pytest.raises(InvalidInput, match=r"give \(4, 4\) or a multiple.*pad=True"):
+            with pytest.raises(InvalidInput, match=r"use \(4, 4\) or a multiple.*pad=True"):
                 pipeline.submit(wrong)
     with InferencePipeline(model, plan, pad=True) as pipeline:
         found = list(pipeline.map(batches))
-        with pytest.raises(InvalidInput, match=r"give \(4, 4\)"):
+        with pytest.raises(InvalidInput, match=r"use \(4, 4\)"):
             pipeline.submit(torch.randn(3, 5))
     for batch, output in zip(batches, found, strict=True):
         assert len(output) == len(batch)
@@ -395,7 +395,7 @@ def test_replicas_take_turns(model, replicas):
     with InferencePipeline(model, plan) as pipeline:  # on one device they have nothing to gain
         assert [len(each) for each in pipeline.stages] == [1, 1]
         torch.testing.assert_close(pipeline.submit(batches[0]).result(), model(batches[0]))
-    with pytest.raises(InvalidInput, match=f"or {sum(replicas)}: one for every replica"):
+    with pytest.raises(InvalidInput, match=f"or {sum(replicas)}, one per replica"):
         InferencePipeline(model, plan, devices=["cpu", "cpu", "cpu", "cpu", "cpu", "cpu"])
 
 

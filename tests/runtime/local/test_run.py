@@ -9,14 +9,14 @@ from torch import nn
 from stagewright.runtime.local.checkpoint_state import is_checkpointing
 from stagewright.runtime.local.dependency import fork, join
 from stagewright.runtime.local.run import LocalStage, clock_order, run_stages
-from stagewright.runtime.local.streams import CopyStreams, Place, full_device
-from stagewright.runtime.local.thread_modes import Surroundings
-from stagewright.runtime.local.worker import Workers
+from stagewright.runtime.local.streams import CopyStreams, StageDevice, full_device
+from stagewright.runtime.local.thread_modes import ThreadModes
+from stagewright.runtime.local.worker import DeviceThreads
 
 
 def apart(count):
-    """Places that count as several devices, all of them this CPU."""
-    return [Place(torch.device("cpu", index)) for index in range(count)]
+    """Devices that count as several devices, all of them this CPU."""
+    return [StageDevice(torch.device("cpu", index)) for index in range(count)]
 
 
 def chain(modules, places, *, checkpointed=0):
@@ -137,7 +137,7 @@ def test_tasks_of_a_clock_all_run_before_an_error_is_raised(devices):
     def fail_too():
         raise ValueError("second")
 
-    with Workers(devices) as workers, pytest.raises(LookupError):
+    with DeviceThreads(devices) as workers, pytest.raises(LookupError):
         workers.run([(0, fail), (1, fail_too), (2, lambda: ran.append(2))])
     assert ran == [2]
 
@@ -147,12 +147,12 @@ def test_modes_of_the_caller_hold_on_the_threads():
 
     class Look(nn.Module):
         def forward(self, x):
-            seen.append((Surroundings.here(), (x @ x).dtype, threading.current_thread().name))
+            seen.append((ThreadModes.current(), (x @ x).dtype, threading.current_thread().name))
             return x
 
     stages = chain([Look(), Look()], apart(2))
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        wanted = Surroundings.here()
+        wanted = ThreadModes.current()
         run_stages(stages, [(torch.rand(2, 2),)])
     with torch.inference_mode():
         run_stages(stages, [(torch.rand(2, 2),)])
@@ -229,5 +229,5 @@ def test_micro_batches_of_every_stage_are_tied(checkpointed, input_has_gradient)
 def test_devices_have_one_name():
     assert full_device("cpu:0") == full_device("cpu") == torch.device("cpu")
     assert full_device("meta") == torch.device("meta")
-    (place,) = CopyStreams().places([torch.device("cpu")])
-    assert place == Place(torch.device("cpu"))
+    (place,) = CopyStreams().stage_devices([torch.device("cpu")])
+    assert place == StageDevice(torch.device("cpu"))

@@ -81,7 +81,7 @@ def test_stages_work_on_different_micro_batches_at_once(session):
         ("backward", "StageError: on worker2, the backward pass: Python code raised (a hook"),
         ("later", "nothing was raised"),
         ("short", "InvalidInput: inputs are split along their first dimension"),
-        ("state", "InvalidInput: not this model's state: missing ['0.weight']"),
+        ("state", "InvalidInput: the state does not match the model: missing ['0.weight']"),
         ("shape", "StageError: on worker1: RuntimeError: Error(s) in loading state_dict"),
         ("gone", "InvalidInput: this pipeline is closed"),
         ("closed", "InvalidInput: this pipeline is closed"),
@@ -89,8 +89,8 @@ def test_stages_work_on_different_micro_batches_at_once(session):
         ("unsent", "InvalidInput: the model cannot be sent to the workers"),
         ("unknown", "InvalidInput: on worker1: the model cannot be built here"),
         ("few", "InvalidInput: the plan has 2 stages, but 1 workers are named"),
-        ("split", "InvalidInput: num_split is 3; it has to divide the batch of 8"),
-        ("nobody", "InvalidInput: this session has no worker 'w2'; the processes that met are m"),
+        ("split", "InvalidInput: num_split is 3; it must divide the batch of 8"),
+        ("nobody", "InvalidInput: this session has no worker 'w2'; its processes are m"),
     ],
 )
 def test_errors_say_where_and_what_to_do_and_the_session_goes_on(session, what, words):
@@ -109,7 +109,7 @@ def test_a_worker_that_dies_is_named_by_all_others(repository, scenario):
         + {"death": "micro-batch 0 of 2", "late_death": "the backward"}[scenario]
         in words[0]
     )
-    assert "RankFailed: worker1 stops serving: RankFailed: worker2 (" in words[1]
+    assert "RankFailed: worker1 stopped serving: RankFailed: worker2 (" in words[1]
 
 
 def test_workers_end_when_the_controller_is_gone(repository):

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from stagewright.runtime.rpc.stage import Abandoned, Turns
+from stagewright.runtime.rpc.stage import StageSequencer, StepAbandoned
 
 WAIT_S = 20
 
@@ -12,9 +12,9 @@ WAIT_S = 20
 def start(turns, step, microbatch, log, ready=lambda: True):
     def work():
         try:
-            with turns.turn(step, microbatch, ready):
+            with turns.enter(step, microbatch, ready):
                 log.append((step, microbatch))
-        except Abandoned:
+        except StepAbandoned:
             log.append("abandoned")
 
     thread = threading.Thread(target=work, daemon=True)
@@ -29,13 +29,13 @@ def finish(*threads):
 
 
 def test_turns_come_in_order_though_the_threads_do_not():
-    turns, log = Turns(), []
+    turns, log = StageSequencer(), []
     finish(*[start(turns, 0, microbatch, log) for microbatch in (3, 1, 2, 0)])
     assert log == [(0, 0), (0, 1), (0, 2), (0, 3)]
 
 
 def test_a_turn_waits_for_what_it_needs():
-    turns, log, came = Turns(), [], threading.Event()
+    turns, log, came = StageSequencer(), [], threading.Event()
     waiting = start(turns, 0, 0, log, came.is_set)
     assert not log
     came.set()
@@ -45,19 +45,19 @@ def test_a_turn_waits_for_what_it_needs():
 
 
 def test_a_later_step_ends_the_waiting_for_an_earlier_one():
-    turns, log = Turns(), []
+    turns, log = StageSequencer(), []
     old = start(turns, 0, 5, log)
-    with turns.turn(1, 0, lambda: True):
+    with turns.enter(1, 0, lambda: True):
         finish(old)
     assert log == ["abandoned"]
-    with pytest.raises(Abandoned), turns.turn(0, 5, lambda: True):
+    with pytest.raises(StepAbandoned), turns.enter(0, 5, lambda: True):
         pass
 
 
 def test_an_error_ends_its_step_and_no_other():
-    turns, log = Turns(), []
+    turns, log = StageSequencer(), []
     waiting = start(turns, 0, 1, log)
-    with pytest.raises(ArithmeticError), turns.turn(0, 0, lambda: True):
+    with pytest.raises(ArithmeticError), turns.enter(0, 0, lambda: True):
         raise ArithmeticError
     finish(waiting)
     finish(start(turns, 1, 0, log))
@@ -65,8 +65,8 @@ def test_an_error_ends_its_step_and_no_other():
 
 
 def test_no_turn_comes_between():
-    turns, log = Turns(), []
-    with turns.between():
+    turns, log = StageSequencer(), []
+    with turns.exclusive():
         waiting = start(turns, 0, 0, log)
         assert not log
     finish(waiting)
@@ -74,7 +74,7 @@ def test_no_turn_comes_between():
 
 
 def test_the_end_lets_everybody_go():
-    turns, log = Turns(), []
+    turns, log = StageSequencer(), []
     waiting = start(turns, 0, 1, log)
     while turns._step != 0:
         pass
