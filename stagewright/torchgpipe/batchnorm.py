@@ -1,4 +1,4 @@
-"""Batch normalisation whose running statistics are those of whole batches."""
+"""Batch normalisation with running statistics over whole batches."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = ["DeferredBatchNorm"]
 
 
 class DeferredBatchNorm(_BatchNorm):
-    """Normalises each micro-batch by itself, and updates running statistics once a batch.
+    """Batch normalisation per micro-batch whose running statistics are updated once per batch.
 
-    As torchgpipe's, for tensors of 2 dimensions too: the variance is that of the batch itself,
-    not the estimate for the population (``nn.BatchNorm`` takes the latter).
+    Like torchgpipe's, but also for 2-dimensional tensors. The running variance is the biased
+    variance of the batch, unlike that of ``nn.BatchNorm``.
 
     Args:
-        num_features: Channels.
+        num_features: Number of channels.
         eps: Added to the variance.
         momentum: Weight of a new batch in the running statistics; `None` for a plain average.
-        affine: Whether it has a weight and a bias.
-        chunks: Micro-batches that make a batch.
+        affine: Learn a weight and a bias.
+        chunks: Micro-batches per batch.
     """
 
     sum: Tensor
@@ -50,12 +50,12 @@ class DeferredBatchNorm(_BatchNorm):
         self.tracked = 0
 
     def _check_input_dim(self, input: Tensor) -> None:
-        """Any number of dimensions with channels second will do."""
+        """Accept any number of dimensions; channels are second."""
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return self._normalised(input, self.running_mean, self.running_var, training=False)
-        if not is_recomputing():
+        if not is_recomputing():  # or checkpointed micro-batches would count twice
             self._track(input.detach())
             if self.tracked >= self.chunks:
                 self.commit()
@@ -78,7 +78,7 @@ class DeferredBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def commit(self) -> None:
-        """Move the running statistics by what was tracked, and begin anew."""
+        """Update the running statistics with the tracked batch, and start a new one."""
         assert self.num_batches_tracked is not None
         assert self.running_mean is not None
         assert self.running_var is not None
@@ -92,7 +92,7 @@ class DeferredBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def discard(self) -> None:
-        """Forget what was tracked."""
+        """Drop the tracked micro-batches."""
         self.sum.zero_()
         self.sum_squares.zero_()
         self.counter = 0
@@ -100,14 +100,14 @@ class DeferredBatchNorm(_BatchNorm):
 
     @classmethod
     def convert_deferred_batch_norm(cls, module: nn.Module, chunks: int = 1) -> Any:
-        """Replace every batch normalisation with running statistics, a lone one included.
+        """Replace every batch normalisation that has running statistics.
 
         Args:
-            module: Changed where it holds such layers; their parameters and statistics stay.
-            chunks: Micro-batches that make a batch.
+            module: Module changed in place; parameters and statistics of the layers are kept.
+            chunks: Micro-batches per batch.
 
         Returns:
-            The module, or what replaces it.
+            The module, or its replacement if it is itself a batch normalisation.
         """
         if isinstance(module, DeferredBatchNorm) and module.chunks == chunks:
             return module
@@ -133,10 +133,10 @@ class DeferredBatchNorm(_BatchNorm):
 
 @contextmanager
 def whole_batches(module: nn.Module) -> Iterator[None]:
-    """A batch ends where the block ends.
+    """End the batch of all deferred layers with the block.
 
-    Also for layers that were given fewer micro-batches than they wait for; what was tracked of
-    a batch that failed is forgotten.
+    This includes layers that saw fewer micro-batches than expected; a batch that failed is
+    dropped.
     """
     layers = [part for part in module.modules() if isinstance(part, DeferredBatchNorm)]
     try:

@@ -1,4 +1,4 @@
-"""Where torchgpipe has the questions a model may ask; the answers are the runtime's."""
+"""Checkpointing queries under torchgpipe's module name; the runtime implements them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``GPipe``: a sequential module in partitions, on this library's runtime."""
+"""``GPipe``: torchgpipe's pipeline for sequential modules, on this library's runtime."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ CHECKPOINT_MODES = ("always", "except_last", "never")
 
 
 class BalanceError(InvalidInput):
-    """A balance that does not fit the module."""
+    """Balance that does not fit the module."""
 
     def __init__(self, message: str) -> None:
         super().__init__(
-            f"{message}. To have a balance found, exactly, use stagewright.torchgpipe.balance: "
+            f"{message}. To compute an optimal balance, use stagewright.torchgpipe.balance: "
             "balance = balance_by_time(torch.cuda.device_count(), module, sample)"
         )
 
 
 class GPipe(nn.Module):
-    """Pipeline parallelism with checkpointing for an ``nn.Sequential``, called as torchgpipe's.
+    """Pipeline parallelism with checkpointing for an ``nn.Sequential``, as in torchgpipe.
 
     ::
 
@@ -46,25 +46,25 @@ class GPipe(nn.Module):
 
     Args:
         module: The layers.
-        balance: Number of layers in each partition; `stagewright.torchgpipe.balance` finds it.
-        devices: A device for each partition, all CUDA devices if `None`; more are ignored.
-        chunks: Micro-batches of a batch.
-        checkpoint: Which micro-batches are computed again in the backward instead of kept:
-            ``always`` (all), ``except_last`` or ``never``. In training mode only.
-        deferred_batch_norm: Whether batch normalisation updates its running statistics once a
-            batch; converts such layers to `DeferredBatchNorm`.
+        balance: Number of layers in each partition; see `stagewright.torchgpipe.balance`.
+        devices: Device of each partition; all CUDA devices if `None`. Surplus ones are ignored.
+        chunks: Micro-batches per batch.
+        checkpoint: Micro-batches to recompute in backward instead of keeping activations:
+            ``always`` (all), ``except_last`` or ``never``. Only in training mode.
+        deferred_batch_norm: Update running statistics once per batch, by converting batch
+            normalisation to `DeferredBatchNorm`.
 
     Attributes:
         balance: Number of layers in each partition.
         devices: The device of each partition; outputs are on the last one.
-        chunks: Micro-batches of a batch.
+        chunks: Micro-batches per batch.
         checkpoint: See the argument.
         partitions: The partitions, each an ``nn.Sequential``.
 
     Raises:
         TypeError: The module is not an ``nn.Sequential``, or stashed and popped skip tensors do
             not match.
-        ValueError: An argument is not what it may be, or the module has a child or parameter twice.
+        ValueError: An argument is invalid, or the module has a duplicate child or parameter.
         IndexError: There are fewer devices than partitions.
     """
 
@@ -102,19 +102,15 @@ class GPipe(nn.Module):
         self._streams = CopyStreams()
 
     def __len__(self) -> int:
-        """The number of layers, in all partitions together."""
+        """Return the number of layers in all partitions."""
         return sum(self.balance)
 
     def __getitem__(self, index: int) -> nn.Module:
-        """A layer, counted through all partitions.
-
-        Raises:
-            IndexError: There is none.
-        """
+        """Return a layer by its index over all partitions."""
         return list(self)[index]
 
     def __iter__(self) -> Iterator[nn.Module]:
-        """The layers, in all partitions together."""
+        """Iterate over the layers of all partitions."""
         for part in self.partitions:
             assert isinstance(part, nn.Sequential)
             yield from part
@@ -126,12 +122,11 @@ class GPipe(nn.Module):
             input: A tensor or a tuple of tensors, the batch first.
 
         Returns:
-            What the last partition returns, concatenated along the first dimension.
+            The outputs of the last partition, concatenated along the first dimension.
 
         Raises:
-            TypeError: The input, or what a partition returns, is neither a tensor nor a tuple of
-                tensors.
-            Exception: Whatever a layer raises.
+            TypeError: The input or a partition's output is not a tensor or a tuple of tensors.
+            Exception: The error of a layer.
         """
         check(input)
         if not self.partitions:
@@ -139,54 +134,42 @@ class GPipe(nn.Module):
         batches = scatter(input, self.chunks)
         form = Form(isinstance(input, Tensor))
         stages = []
-        for index, place in enumerate(self._streams.stage_devices(self.devices)):
-            stage, form = self._stage(index, place, form, len(batches))
+        for index, device in enumerate(self._streams.stage_devices(self.devices)):
+            stage, form = self._stage(index, device, form, len(batches))
             stages.append(stage)
         with whole_batches(self.partitions):
             outputs = run_stages(stages, batches)
         return gather(outputs, form.is_atomic(0))
 
     def _stage(
-        self, index: int, place: StageDevice, given: Form, num_microbatches: int
+        self, index: int, device: StageDevice, given: Form, num_microbatches: int
     ) -> tuple[LocalStage, Form]:
-        """A partition for the runtime, and the form of what it will return."""
+        """Return a partition as a stage of the runtime, and the form of its outputs."""
         part = self.partitions[index]
         assert isinstance(part, nn.Sequential)
         takes, leaves = self._routes.into(index), self._routes.out_of(index)
         returned = Form()
-        again = {"always": num_microbatches, "except_last": num_microbatches - 1, "never": 0}
+        recomputed = {"always": num_microbatches, "except_last": num_microbatches - 1, "never": 0}
         stage = LocalStage(
             PartitionRun(part, f"partition {index}", given, returned, takes, leaves),
             part,
-            place,
-            checkpointed=again[self.checkpoint] if self.training else 0,
+            device,
+            checkpointed=recomputed[self.checkpoint] if self.training else 0,
             takes=takes,
             leaves=leaves,
         )
         return stage, returned
 
     def cuda(self, device: Device | None = None) -> NoReturn:
-        """Refused: each partition has its device.
-
-        Raises:
-            TypeError: Always.
-        """
+        """Raise `TypeError`: each partition has its own device."""
         _refuse_moving()
 
     def cpu(self) -> NoReturn:
-        """Refused: each partition has its device.
-
-        Raises:
-            TypeError: Always.
-        """
+        """Raise `TypeError`: each partition has its own device."""
         _refuse_moving()
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Convert to a dtype; moving is refused, because each partition has its device.
-
-        Raises:
-            TypeError: A device, or a tensor with one, is among the arguments.
-        """
+        """Convert to a dtype; raise `TypeError` for devices, since each partition has its own."""
         moves = bool(args) and isinstance(args[0], torch.device | int | str | Tensor)
         if moves or "device" in kwargs or "tensor" in kwargs:
             _refuse_moving()

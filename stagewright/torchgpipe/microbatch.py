@@ -1,4 +1,4 @@
-"""A batch, a tensor or a tuple of tensors, split and put together as torchgpipe does."""
+"""Splitting and joining of batches, each a tensor or a tuple of tensors, as in torchgpipe."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ TensorOrTensors = Tensor | tuple[Tensor, ...]
 
 
 def check(value: Any, what: str = "the input") -> None:
-    """Refuse what is neither a tensor nor a tuple of tensors.
-
-    Raises:
-        TypeError: Naming the type that was found.
-    """
+    """Raise `TypeError` unless the value is a tensor or a tuple of tensors."""
     found = value if isinstance(value, tuple) else (value,)
     if not found:
         raise TypeError(f"expected Tensor, but {what} is an empty tuple")
@@ -27,33 +23,28 @@ def check(value: Any, what: str = "the input") -> None:
 
 
 def scatter(value: TensorOrTensors, chunks: int) -> list[tuple[Tensor, ...]]:
-    """Micro-batches along the first dimension, each as a tuple.
+    """Split a batch along the first dimension into micro-batches, each a tuple.
 
     Args:
         value: The batch.
-        chunks: At most this many; all but the last have the same size, as ``torch.chunk`` cuts.
+        chunks: Maximum number of micro-batches; they are sized as by ``torch.chunk``.
 
     Raises:
-        InvalidInput: Tensors fall into different numbers of micro-batches.
+        InvalidInput: Tensors split into different numbers of micro-batches.
     """
     columns = [tensor.chunk(chunks) for tensor in _tuple(value)]
     counts = [len(column) for column in columns]
     if len(set(counts)) > 1:
         sizes = [len(tensor) for tensor in _tuple(value)]
         raise InvalidInput(
-            f"tensors of {sizes} samples fall into {counts} micro-batches; give tensors with the "
-            "same first dimension"
+            f"tensors of {sizes} samples split into {counts} micro-batches; use tensors of equal "
+            "first dimension"
         )
     return list(zip(*columns, strict=True))
 
 
 def gather(microbatches: list[tuple[Tensor, ...]], atomic: bool) -> TensorOrTensors:
-    """Put micro-batches together along the first dimension.
-
-    Args:
-        microbatches: Each a tuple.
-        atomic: Whether the batch is one tensor rather than a tuple.
-    """
+    """Join micro-batches along the first dimension; ``atomic`` returns a tensor, not a tuple."""
     joined = tuple(torch.cat(column) for column in zip(*microbatches, strict=True))
     return joined[0] if atomic else joined
 

@@ -1,4 +1,4 @@
-"""One partition as a stage of the runtime: flat tensors in and out, skips passed along."""
+"""Adapter from a partition to a stage of the runtime, with flat tensors and skip tensors."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .skip.tracker import SkipTracker, use_skip_tracker
 
 
 class Form:
-    """Whether what lies between two partitions is one tensor or a tuple, by micro-batch.
+    """Form of the values between two partitions, a tensor or a tuple, by micro-batch.
 
-    The runtime passes tuples; a layer is called with what the layer before it returned.
+    The runtime passes tuples, but a layer expects the form that the previous layer returned.
     """
 
     def __init__(self, atomic: bool | None = None) -> None:
@@ -23,23 +23,23 @@ class Form:
         self._found: dict[int, bool] = {}
 
     def is_atomic(self, microbatch: int) -> bool:
-        """Whether it is one tensor."""
+        """Return True for a single tensor."""
         return self._found[microbatch] if self._given is None else self._given
 
     def found(self, microbatch: int, value: Any) -> tuple[Any, ...]:
-        """Remember the form of a value, and return it as a tuple."""
+        """Record the form of a value and return it as a tuple."""
         self._found[microbatch] = not isinstance(value, tuple)
         return value if isinstance(value, tuple) else (value,)
 
 
 class PartitionRun:
-    """Calls a partition for the micro-batches of one batch.
+    """Runs a partition on the micro-batches of one batch.
 
     Args:
         partition: The partition.
-        name: For errors.
-        given: The form of what it is given.
-        returned: Takes the form of what it returns.
+        name: Name in error messages.
+        given: Form of the inputs.
+        returned: Records the form of the outputs.
         takes: Skip tensors stashed in earlier partitions, in the order they are passed.
         leaves: Skip tensors stashed here for later partitions.
     """
@@ -61,11 +61,7 @@ class PartitionRun:
         self._leaves = leaves
 
     def __call__(self, microbatch: int, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Run it.
-
-        Raises:
-            TypeError: It returned what is neither a tensor nor a tuple of tensors.
-        """
+        """Run a micro-batch; raise `TypeError` unless it returns tensors."""
         main = len(values) - len(self._takes)
         tracker = SkipTracker(dict(zip(self._takes, values[main:], strict=True)))
         inputs = values[:main]

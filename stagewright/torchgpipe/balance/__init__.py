@@ -1,4 +1,4 @@
-"""Where to cut a sequential module, asked as torchgpipe asks and solved exactly."""
+"""Balanced partitions of a sequential module, with torchgpipe's interface, solved exactly."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def balance_by_time(
     timeout: float = 1.0,
     device: Device | None = None,
 ) -> list[int]:
-    """Layers per partition so that the slowest partition is as fast as it can be.
+    """Choose the layers per partition that minimize the time of the slowest partition.
 
     Args:
-        partitions: How many.
+        partitions: Number of partitions.
         module: Its layers are copied and timed one by one, in training mode.
         sample: An input, a tensor or a tuple of tensors.
-        timeout: Seconds after which no new round of measurements is begun.
-        device: Where to measure; `None` for the current CUDA device, or where the module is
-            without one.
+        timeout: Seconds after which no new round of measurements starts.
+        device: Device to measure on; by default the current CUDA device or, without CUDA, the
+            module's device.
 
     Returns:
         The number of layers in each partition, for `GPipe`.
 
     Raises:
-        ValueError: More partitions than layers, or some parameter already has a gradient.
+        ValueError: There are more partitions than layers, or a parameter has a gradient.
     """
     times = profile_times(module, sample, timeout, _device(device, module))
     return [len(block) for block in blockpartition.solve(times, partitions)]
@@ -52,25 +52,25 @@ def balance_by_size(
     param_scale: float = 2.0,
     device: Device | None = None,
 ) -> list[int]:
-    """Layers per partition so that the largest partition needs as little memory as it can.
+    """Choose the layers per partition that minimize the memory of the largest partition.
 
-    A layer's size is what its forward leaves in memory for a micro-batch, plus its parameters
-    times ``param_scale``.
+    A layer's size is the memory its forward retains for a micro-batch, plus its parameters times
+    ``param_scale``.
 
     Args:
-        partitions: How many.
+        partitions: Number of partitions.
         module: Its layers are copied and run one by one, in training mode.
-        input: A batch as it will be trained, a tensor or a tuple of tensors.
-        chunks: Micro-batches it will be split into.
+        input: A training batch, a tensor or a tuple of tensors.
+        chunks: Number of micro-batches per batch.
         param_scale: Copies of parameters in memory: 2 to 3 for SGD, 4 to 5 for Adam.
-        device: Where to run; `None` for the current CUDA device, or where the module is without
-            one.
+        device: Device to run on; by default the current CUDA device or, without CUDA, the
+            module's device.
 
     Returns:
         The number of layers in each partition, for `GPipe`.
 
     Raises:
-        ValueError: More partitions than layers.
+        ValueError: There are more partitions than layers.
     """
     sizes = profile_sizes(module, input, chunks, param_scale, _device(device, module))
     return [len(block) for block in blockpartition.solve(sizes, partitions)]

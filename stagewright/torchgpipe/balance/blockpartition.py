@@ -1,4 +1,4 @@
-"""Blocks of a sequence, the largest as small as possible."""
+"""Partition of a sequence into consecutive blocks with the smallest largest sum."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def solve(sequence: Sequence[float], partitions: int = 1) -> list[list[float]]:
 
     Args:
         sequence: Costs, finite and not negative.
-        partitions: How many blocks.
+        partitions: Number of blocks.
 
     Returns:
-        The blocks: the largest sum is the smallest possible, and among those the sum of squares
-        is; torchgpipe's answer may be larger. See `planner.balance`.
+        The blocks. They minimize the largest sum and, among those, the sum of squares;
+        torchgpipe's heuristic may return a larger sum.
 
     Raises:
-        ValueError: There are fewer costs than blocks asked for, or no block is asked for.
+        ValueError: The number of blocks is not positive, or exceeds the number of costs.
     """
     if partitions < 1:
         raise InvalidInput(f"partitions must be a positive integer ({partitions} < 1)")

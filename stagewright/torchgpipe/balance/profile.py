@@ -1,4 +1,4 @@
-"""What each layer of a sequential module costs, measured on a copy of it."""
+"""Time and memory of each layer of a sequential module, measured on copies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Values = tuple[Any, ...]
 
 
 def layerwise_sandbox(module: nn.Sequential, device: torch.device) -> Iterator[nn.Module]:
-    """Copies of the layers on a device, in training mode, one at a time."""
+    """Yield a copy of each layer on a device, in training mode."""
     for layer in module:
         yield copy.deepcopy(layer).to(device).train()
 
@@ -29,7 +29,7 @@ def layerwise_sandbox(module: nn.Sequential, device: torch.device) -> Iterator[n
 def profile_times(
     module: nn.Sequential, sample: Any, timeout: float, device: torch.device
 ) -> list[float]:
-    """Seconds of each layer's forward and backward: the median of the rounds.
+    """Measure each layer's forward and backward in seconds; return the median of the rounds.
 
     Raises:
         InvalidInput: Some parameter already has a gradient: measuring is for fresh modules.
@@ -122,7 +122,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def _detached(value: Any, tracker: SkipTracker) -> Any:
-    """A value, and the skip tensors that wait, without the layers that made them."""
+    """Detach a value and the stashed skip tensors from the layers that made them."""
     for name, tensor in tracker.tensors.items():
         if tensor is not None:
             tracker.tensors[name] = _fresh(tensor)
@@ -131,7 +131,7 @@ def _detached(value: Any, tracker: SkipTracker) -> Any:
 
 
 def _fresh(tensor: Tensor) -> Tensor:
-    """A copy, and no leaf: a layer may work in place on it."""
+    """Return a non-leaf copy, which a layer may change in place."""
     return tensor.detach().requires_grad_(tensor.requires_grad).clone()
 
 

@@ -1,4 +1,4 @@
-"""Skip connections that go from the partition that stashes them to the one that pops them."""
+"""Skip connections sent directly from the partition that stashes to the one that pops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of skip tensors that do not meet."""
+"""Namespaces that keep skip tensors of equal name apart."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["Namespace"]
 
 
 class Namespace:
-    """Tells skip tensors of one name apart; see `Skippable.isolate`.
+    """Namespace for the names of skip tensors; see `Skippable.isolate`.
 
-    Copies, also those made with a module, are the same namespace.
+    Copies, such as those made by copying a module, compare equal.
     """
 
     __slots__ = ("id",)

@@ -1,4 +1,4 @@
-"""Which skip tensors go from which partition to which."""
+"""Routes of skip tensors between partitions."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from torch import nn
 from .namespace import Namespace
 
 SkipName = tuple[Namespace | None, str]
-"""A skip tensor's namespace, if it has one, and its name in there."""
+"""Namespace of a skip tensor, if it has one, and its name in it."""
 
 
 @dataclass
 class SkipRoutes:
-    """Skip tensors that leave the partition where they are stashed.
+    """Routes of the skip tensors that cross partitions.
 
     Attributes:
-        ends: The partition that stashes it and the one that pops it, for each.
+        ends: The stashing and the popping partition of each skip tensor.
     """
 
     ends: dict[SkipName, tuple[int, int]] = field(default_factory=dict)
 
     def into(self, partition: int) -> tuple[SkipName, ...]:
-        """Those popped there, first stashed first."""
+        """Return the skip tensors popped in a partition, in the order of stashing partitions."""
         found = [(ends[0], name) for name, ends in self.ends.items() if ends[1] == partition]
         return tuple(name for _, name in sorted(found, key=lambda pair: pair[0]))
 
     def out_of(self, partition: int) -> tuple[SkipName, ...]:
-        """Those stashed there."""
+        """Return the skip tensors stashed in a partition for later ones."""
         return tuple(name for name, ends in self.ends.items() if ends[0] == partition)
 
 
 def skip_routes(partitions: Sequence[nn.Module]) -> SkipRoutes:
-    """Look through partitions for the layers that stash and pop, nested ones too."""
+    """Find the routes between the layers of partitions, nested layers included."""
     from .skippable import Skippable
 
     stashed: dict[SkipName, int] = {}

@@ -1,4 +1,4 @@
-"""Layers that pass tensors to later layers past those in between."""
+"""Layers that pass tensors to later layers, bypassing those in between."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["pop", "skippable", "stash", "verify_skippables"]
 
 
 class stash:
-    """What a layer yields to pass a tensor on: ``yield stash("name", tensor)``.
+    """Command that stashes a tensor: ``yield stash("name", tensor)``.
 
     Args:
-        name: Declared in ``@skippable(stash=[...])``.
-        tensor: `None` is passed on as it is.
+        name: Name declared in ``@skippable(stash=[...])``.
+        tensor: The tensor; `None` is allowed.
     """
 
     __slots__ = ("name", "tensor")
@@ -30,10 +30,10 @@ class stash:
 
 
 class pop:
-    """What a layer yields to be given a tensor: ``tensor = yield pop("name")``.
+    """Command that pops a tensor: ``tensor = yield pop("name")``.
 
     Args:
-        name: Declared in ``@skippable(pop=[...])``.
+        name: Name declared in ``@skippable(pop=[...])``.
     """
 
     __slots__ = ("name",)
@@ -43,7 +43,7 @@ class pop:
 
 
 class Skippable(nn.Module):
-    """A layer that stashes or pops; made by `skippable`."""
+    """Base of layers that stash or pop; created by `skippable`."""
 
     module_cls: ClassVar[type[nn.Module]]
     stashable_names: ClassVar[frozenset[str]]
@@ -58,23 +58,23 @@ class Skippable(nn.Module):
         return f"@skippable({self.module})"
 
     def namespaced(self, name: str) -> SkipName:
-        """A name with the namespace it was isolated in."""
+        """Return a name with its namespace, if any."""
         return self.namespaces.get(name), name
 
     def stashable(self) -> list[SkipName]:
-        """What it has to stash."""
+        """Return the names that the layer must stash."""
         return [self.namespaced(name) for name in sorted(self.stashable_names)]
 
     def poppable(self) -> list[SkipName]:
-        """What it has to pop."""
+        """Return the names that the layer must pop."""
         return [self.namespaced(name) for name in sorted(self.poppable_names)]
 
     def isolate(self, ns: Namespace, *, only: Iterable[str] | None = None) -> Self:
-        """Put its skip tensors into a namespace, so that others may have the same names.
+        """Move skip tensors into a namespace, so that other layers may use equal names.
 
         Args:
             ns: The namespace.
-            only: Names of those to put there; all if `None`.
+            only: Names to move; all if `None`.
 
         Returns:
             This module.
@@ -84,11 +84,11 @@ class Skippable(nn.Module):
         return self
 
     def forward(self, input: Any) -> Any:
-        """Call the module, and do what it yields.
+        """Call the module and execute the commands it yields.
 
         Raises:
-            RuntimeError: It stashed or popped what it did not declare, or did not stash or pop
-                what it declared, or pops what nobody stashed.
+            RuntimeError: The stashed and popped names are not those declared, or a popped name
+                was never stashed.
         """
         tensors = current_skip_tracker().tensors
         for name in self.poppable():
@@ -156,15 +156,15 @@ def skippable(
             def forward(self, input):
                 return f3(input) + (yield pop("1to3"))
 
-    In a `GPipe` the tensor goes from the partition that stashes it straight to the one that pops
-    it; outside of one the layers work the same.
+    In a `GPipe`, the tensor is sent directly from the partition that stashes it to the one that
+    pops it. The layers also work without a pipeline.
 
     Args:
-        stash: Names it stashes, every time it is called.
-        pop: Names it pops, every time it is called.
+        stash: Names stashed in every call.
+        pop: Names popped in every call.
 
     Returns:
-        What turns the class into a `Skippable`.
+        A class decorator that returns a `Skippable`.
     """
 
     def extend(module_cls: type[nn.Module]) -> type[Skippable]:
@@ -187,7 +187,7 @@ def verify_skippables(module: nn.Sequential) -> None:
     """Check that every skip tensor is stashed by one layer and popped by one later layer.
 
     Raises:
-        TypeError: Listing all that do not match.
+        TypeError: Some do not match; the message lists all of them.
     """
     waiting: dict[SkipName, None] = {}
     stashed: set[SkipName] = set()

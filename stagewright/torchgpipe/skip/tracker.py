@@ -1,4 +1,4 @@
-"""Where skippable layers put the tensors they stash, and find those they pop."""
+"""Thread-local storage of stashed skip tensors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .routes import SkipName
 
 
 class SkipTracker:
-    """Skip tensors stashed and not popped yet.
+    """Skip tensors that are stashed and not yet popped.
 
     Args:
-        tensors: Those stashed elsewhere.
+        tensors: Skip tensors from earlier partitions.
     """
 
     def __init__(self, tensors: dict[SkipName, Tensor | None] | None = None) -> None:
@@ -23,17 +23,17 @@ class SkipTracker:
 
 
 class _Current(threading.local):
-    """Per thread, because partitions on other devices run at the same time."""
+    """Tracker of one thread; partitions on other devices run on other threads."""
 
     tracker: SkipTracker | None = None
 
 
-# Global because a layer is called with its input alone, whether in a pipeline or not.
+# Global, because a layer's forward receives only its input.
 _current = _Current()
 
 
 def current_skip_tracker() -> SkipTracker:
-    """This thread's; outside of a pipeline there is one for good."""
+    """Return this thread's tracker; outside a pipeline, a permanent one."""
     if _current.tracker is None:
         _current.tracker = SkipTracker()
     return _current.tracker
@@ -41,7 +41,7 @@ def current_skip_tracker() -> SkipTracker:
 
 @contextmanager
 def use_skip_tracker(tracker: SkipTracker) -> Iterator[None]:
-    """Make it this thread's inside."""
+    """Use a tracker on this thread inside the block."""
     before, _current.tracker = _current.tracker, tracker
     try:
         yield

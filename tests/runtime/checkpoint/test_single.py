@@ -13,7 +13,7 @@ from torch import nn
 from stagewright.core.errors import InvalidInput
 from stagewright.runtime.checkpoint.load import latest_step, load_checkpoint
 from stagewright.runtime.checkpoint.save import save_checkpoint
-from stagewright.runtime.checkpoint_files.step_folder import saved_steps
+from stagewright.runtime.checkpoint_files.step_folder import list_steps
 from stagewright.runtime.pipeline import Pipeline
 from tests.torch_models import make_case, make_plan
 
@@ -220,16 +220,16 @@ def test_steps_are_kept_replaced_and_chosen(tmp_path):
     for step in (1, 2, 3):
         nn.init.constant_(model.scale, step)
         save_checkpoint(tmp_path, model, step=step, keep=2)
-    assert saved_steps(tmp_path) == (2, 3)
+    assert list_steps(tmp_path) == (2, 3)
     assert load_checkpoint(tmp_path, model, step=2).step == 2
     assert model.scale == 2
     with pytest.raises(InvalidInput, match="has no step 1; it has 2, 3"):
         load_checkpoint(tmp_path, model, step=1)
     nn.init.constant_(model.scale, 7)
     save_checkpoint(tmp_path, model, step=2, keep=2)  # again: it is now the latest
-    assert (latest_step(tmp_path), saved_steps(tmp_path)) == (2, (2, 3))
+    assert (latest_step(tmp_path), list_steps(tmp_path)) == (2, (2, 3))
     save_checkpoint(tmp_path, model, step=4, keep=2)
-    assert saved_steps(tmp_path) == (2, 4)
+    assert list_steps(tmp_path) == (2, 4)
     nn.init.zeros_(model.scale)
     assert load_checkpoint(tmp_path / "step-000002", model).step == 2
     assert model.scale == 7
