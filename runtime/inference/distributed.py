@@ -106,7 +106,9 @@ class DistributedInferencePipeline:
         try:
             with self._detector.explain_errors():
                 # First: torch names a part's groups by how many groups each rank has made before.
-                transport = MessageTransport(self.rank, ranks.create_group_of_all("gloo"), ranks.global_ranks)
+                transport = MessageTransport(
+                    self.rank, ranks.create_group_of_all("gloo"), ranks.global_ranks
+                )
                 self._share_weights(cut_model, ranks)
         except BaseException:
             self._detector.close()

@@ -50,7 +50,7 @@ class ActivationCheckpoint(torch.autograd.Function):
 
 
 # The node's name in the graph stays torchgpipe's, by which programs and tests find it.
-ActivationCheckpoint._backward_cls.__name__ = "CheckpointBackward"  # type: ignore[attr-defined]
+ActivationCheckpoint._backward_cls.__name__ = "CheckpointBackward"
 
 
 class Recompute(torch.autograd.Function):

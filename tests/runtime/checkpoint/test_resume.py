@@ -57,7 +57,9 @@ def test_the_loss_curve_continues(folder, name):
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_what_is_saved_does_not_depend_on_the_plan(folder, name):
-    records = [find_step(folder / name, step)[1] for step in range(STEPS, len(LEGS) * STEPS + 1, STEPS)]
+    records = [
+        find_step(folder / name, step)[1] for step in range(STEPS, len(LEGS) * STEPS + 1, STEPS)
+    ]
     assert [record.ranks for record in records] == [ranks for ranks, _, _ in LEGS]
     for record in records[1:]:
         assert record.model == records[0].model
