@@ -1,4 +1,4 @@
-"""From an ``nn.Module`` and a sample to layers, cuts and a graph."""
+"""Capture of an ``nn.Module`` and a sample as layers, legal cuts and a graph."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from .tracers.frontier import propose_mode_suspects, trace_around
 from .tracers.registry import Mode, Tracer, build_captured, select_tracers
 from .tracers.target import TracingTarget
 
-WAYS_OUT = (
-    "Ways out: make the module to blame a child of an nn.Sequential (children are called whole, "
-    "whatever their Python does), or take the part to blame out of forward."
+REMEDIES = (
+    "Move the part that cannot be traced, such as a data-dependent branch, into a submodule (it is "
+    "then called as a whole), or out of forward."
 )
 
 
 def capture(model: nn.Module, sample: Any, *, mode: Mode = "auto") -> Graph:
-    """The model as a `Graph`; see `trace`."""
+    """Capture a model as a `Graph`; see `trace`."""
     return trace(model, sample, mode=mode).graph
 
 
@@ -53,28 +53,28 @@ def trace(
 ) -> Captured:
     """Trace a model at one input shape, in training mode.
 
-    An ``nn.Sequential`` becomes its children. Anything else goes through ``torch.export``, and
-    where that refuses or would be wrong, through ``torch.fx`` symbolic tracing. What a tracer
-    would lose, freeze or refuse (Python's random numbers, branches on data, checkpointing, hooks)
-    is left to the smallest module around it, which is called as its author wrote it; if that is
-    the model itself, it becomes one opaque layer that cannot be cut.
+    An ``nn.Sequential`` becomes its children. Any other model goes through ``torch.export``, and
+    if that fails or yields a wrong graph, through ``torch.fx`` symbolic tracing. What a tracer
+    would lose, freeze or reject (Python's random numbers, data-dependent branches, checkpointing,
+    hooks) is left to the smallest enclosing module, which becomes an opaque call; if that is the
+    model itself, the model becomes one opaque layer that cannot be cut.
 
-    A model whose root is in training mode is traced as it stands (frozen submodules stay frozen);
-    one in evaluation mode is put in training mode meanwhile. Nothing of the model is changed.
+    A model whose root is in training mode is traced as it is (frozen submodules stay frozen); one
+    in evaluation mode is put in training mode meanwhile. The model itself is not changed.
 
     Args:
         model: Any module whose inputs and outputs are tensors (outputs may be nested).
         sample: One micro-batch: a tensor, a tuple (positional) or a dict (keywords).
-        mode: ``auto``, or one of the tracers alone.
-        check: Take two steps with the model and with the traced model, cut wherever it may be,
-            and compare outputs, gradients and buffers; and both in evaluation mode. Without it
-            the model runs forwards once, to be watched.
-        recipe: How it was captured before (``structure.recipe``), to capture it the same way.
+        mode: ``auto``, or a single tracer.
+        check: Run two training steps of the model and of the traced model, split at every legal
+            cut, and compare outputs, gradients and buffers; then compare both in evaluation mode.
+            Otherwise the model runs forward once, to be observed.
+        recipe: Recipe of an earlier capture (``structure.recipe``), to repeat it exactly.
 
     Raises:
-        InvalidInput: The model does not take this sample, or fails on it by itself.
-        CaptureError: It cannot be traced, or would be traced wrongly; the message names the
-            module, the operation and the ways out.
+        InvalidInput: The model does not accept this sample, or fails on it by itself.
+        CaptureError: The model cannot be traced correctly; the message names the module, the
+            operation and the remedies.
     """
     structure, flat = read_sample(model, sample)
     attempts: list[tuple[str, CaptureError]] = []
@@ -82,36 +82,43 @@ def trace(
         preserve_model(model, training=None if model.training else True),
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore")  # the model gives its own when it is trained
+        warnings.simplefilter("ignore")  # the model's own warnings appear when it is trained
         try:
             expected = run_eager_steps(model, structure, flat) if check else None
             seen = expected.seen if expected else observe_forward(model, structure, flat)
         except CaptureError as error:
-            raise _could_not(model, [error]) from error
+            raise _capture_failed(model, [error]) from error
         wanted = CaptureRecipe.from_json(recipe) if recipe else None
         case = _Case(model, structure, flat, seen, expected, wanted)
         for name, tracer in select_tracers(model, flat, wanted.tracer if wanted else mode):
             try:
-                captured = _refined(case, tracer)
+                captured = _refine(case, tracer)
             except CaptureError as refusal:
                 attempts.append((name, refusal))
             else:
-                return _described(case, name, captured, attempts)
-        refused = _could_not(model, [refusal for _, refusal in attempts])
+                return _complete(case, name, captured, attempts)
+        refused = _capture_failed(model, [refusal for _, refusal in attempts])
+        # An explicit mode asks for that tracer or nothing, and a recipe must reproduce the earlier
+        # capture, so neither falls back to one opaque call of the whole model.
         if mode == "auto" and wanted is None:
-            reason = f"could not be taken apart: {choose_reason([str(why) for _, why in attempts])}"
-            ((name, tracer),) = select_tracers(model, flat, "modules")
             with suppress(CaptureError):
-                captured = _refined(replace(case, recipe=CaptureRecipe(name, {"": reason})), tracer)
-                captured.program.notes.append(WAYS_OUT)
-                return _described(case, name, captured, attempts)
+                return _capture_opaque(case, attempts)
     raise refused from attempts[0][1]
 
 
-def _described(
+def _capture_opaque(case: _Case, attempts: list[tuple[str, CaptureError]]) -> Captured:
+    """Capture the whole model as one opaque call, after all tracers failed."""
+    reason = f"could not be taken apart: {choose_reason([str(why) for _, why in attempts])}"
+    ((name, tracer),) = select_tracers(case.model, case.flat, "modules")
+    captured = _refine(replace(case, recipe=CaptureRecipe(name, {"": reason})), tracer)
+    captured.program.notes.append(REMEDIES)
+    return _complete(case, name, captured, attempts)
+
+
+def _complete(
     case: _Case, tracer: str, captured: Captured, attempts: list[tuple[str, CaptureError]]
 ) -> Captured:
-    """Add what only the whole story of the capture tells."""
+    """Add the recipe, the refused attempts and the check to a capture."""
     program = captured.program
     recipe = CaptureRecipe(tracer, program.opaque, captured.evaluation is not None).to_json()
     program.structure = replace(case.structure, recipe=recipe)
@@ -123,30 +130,34 @@ def _described(
 
 @dataclass(frozen=True)
 class _Case(TracingTarget):
-    """What is captured, and what it is held against."""
+    """A model to capture, and the eager run to compare with."""
 
     expected: EagerReference | None
     recipe: CaptureRecipe | None
 
 
-def _refined(case: _Case, tracer: Tracer) -> Captured:
-    """Capture with what must stay as written; then with more of it, where that is not equal."""
+def _refine(case: _Case, tracer: Tracer) -> Captured:
+    """Capture with as few opaque modules as possible, adding more if the result is not equal."""
     if case.recipe is not None:
-        captured = _accepted(case, tracer, case.recipe.opaque)
+        captured = _trace_and_check(case, tracer, case.recipe.opaque)
         if case.recipe.evaluation:
             _add_evaluation(case, tracer, captured)
         return captured
+    # Modules that keep Python state ("suspects") are mostly caches, which may be traced. Only if
+    # the traced model turns out different are they made opaque.
     try:
-        captured = _accepted(case, tracer, {})
+        captured = _trace_and_check(case, tracer, {})
     except CaptureError:
         if case.expected is None or not case.seen.suspects:
             raise
-        captured = _accepted(case, tracer, case.seen.suspects)
+        captured = _trace_and_check(case, tracer, case.seen.suspects)
     if case.expected is None or not captured.program.fixed_mode:
         return captured
+    # Evaluation differs. Making the module that reads self.training opaque keeps one graph for
+    # both modes, which is preferred over a second graph for evaluation.
     for suspects in propose_mode_suspects(case.model, case.seen, captured.program):
         try:
-            better = _accepted(case, tracer, {**captured.program.opaque, **suspects})
+            better = _trace_and_check(case, tracer, {**captured.program.opaque, **suspects})
         except CaptureError:
             continue
         if not better.program.fixed_mode:
@@ -156,7 +167,7 @@ def _refined(case: _Case, tracer: Tracer) -> Captured:
 
 
 def _add_evaluation(case: _Case, tracer: Tracer, captured: Captured) -> None:
-    """Give evaluation a graph of its own, if it can be cut where the training graph is."""
+    """Capture a separate graph for evaluation, if it can be cut where the training graph can."""
     program = captured.program
     fixed = program.fixed_mode
     try:
@@ -167,17 +178,17 @@ def _add_evaluation(case: _Case, tracer: Tracer, captured: Captured) -> None:
     if not is_compatible(captured, evaluation):
         return
     captured.evaluation, program.fixed_mode = evaluation, ()
-    if case.expected is not None and not _follows(captured, case.expected):
+    if case.expected is not None and not _follows_mode(captured, case.expected):
         captured.evaluation, program.fixed_mode = None, fixed
         return
     program.notes.append("evaluation runs a graph of its own")
 
 
-def _accepted(case: _Case, tracer: Tracer, opaque: Mapping[str, str]) -> Captured:
-    """Trace around these modules, and compare with the model if there is something to compare.
+def _trace_and_check(case: _Case, tracer: Tracer, opaque: Mapping[str, str]) -> Captured:
+    """Trace around the opaque modules and check that the result is equivalent to the model.
 
     Raises:
-        CaptureError: It could not be traced, or is not equal.
+        CaptureError: The model could not be traced, or the result is not equivalent.
     """
     with _as_capture_error(), preserve_model(case.model):
         if case.recipe is not None:
@@ -187,13 +198,13 @@ def _accepted(case: _Case, tracer: Tracer, opaque: Mapping[str, str]) -> Capture
         captured = build_captured(program)
     if case.expected is not None:
         with _as_capture_error():
-            _check(captured, case.expected)
+            _check_equivalence(captured, case.expected)
     return captured
 
 
 @contextmanager
 def _as_capture_error() -> Iterator[None]:
-    """Whatever a tracer stumbles over is a refusal, not a bug of the caller's."""
+    # torch's tracers raise errors of every class for code that they do not support.
     try:
         yield
     except StagewrightError:
@@ -205,49 +216,51 @@ def _as_capture_error() -> Iterator[None]:
         ) from error
 
 
-def _check(captured: Captured, expected: EagerReference) -> None:
-    """The gate: the traced model, in as many pieces as it can be cut into, is the model."""
+def _check_equivalence(captured: Captured, expected: EagerReference) -> None:
+    """Check that the traced model, split at every legal cut, is equivalent to the model."""
     program = captured.program
-    check_piecewise_run(program.model, *_pieces(captured), captured.unflatten_output, expected)
-    if not program.fixed_mode and not _follows(captured, expected):
+    check_piecewise_run(
+        program.model, *_split_at_cuts(captured), captured.unflatten_output, expected
+    )
+    if not program.fixed_mode and not _follows_mode(captured, expected):
         program.fixed_mode = ("Python code that looks at self.training",)
 
 
-def _follows(captured: Captured, expected: EagerReference) -> bool:
+def _follows_mode(captured: Captured, expected: EagerReference) -> bool:
     model, structure = captured.program.model, captured.structure
     unflatten, flat = captured.unflatten_output, expected.inputs[0]
-    return follows_mode(model, structure, *_pieces(captured), unflatten, flat)
+    return follows_mode(model, structure, *_split_at_cuts(captured), unflatten, flat)
 
 
-def _pieces(captured: Captured) -> tuple[list[Segment], list[Boundary]]:
-    """The traced model cut wherever it may be, and what crosses those cuts."""
+def _split_at_cuts(captured: Captured) -> tuple[list[Segment], list[Boundary]]:
+    """Split the traced model at every legal cut; return its segments and boundaries."""
     legal = [cut.boundary.after + 1 for cut in captured.cuts if cut.boundary.legal]
     edges = [0, *legal, len(captured.layers)]
     pieces = [captured.segment(first, last) for first, last in pairwise(edges)]
     return pieces, [captured.cuts[position - 1].boundary for position in legal]
 
 
-def _could_not(model: nn.Module, refusals: list[CaptureError]) -> CaptureError:
+def _capture_failed(model: nn.Module, refusals: list[CaptureError]) -> CaptureError:
     reasons = "\n  ".join(dict.fromkeys(str(refusal) for refusal in refusals))
     blame = next((refusal.module for refusal in refusals if refusal.module), None)
     operation = next((refusal.operation for refusal in refusals if refusal.operation), None)
     return CaptureError(
         f"{type(model).__name__} could not be captured"
-        + (f"; the module to blame is {blame!r}" if blame else "")
+        + (f" because of module {blame!r}" if blame else "")
         + (f" at {operation}" if operation else "")
-        + f":\n  {reasons}\n{_cache_off(model)}{WAYS_OUT}",
+        + f":\n  {reasons}\n{_cache_advice(model)}{REMEDIES}",
         module=blame,
         operation=operation,
     )
 
 
-def _cache_off(model: nn.Module) -> str:
-    """The way out for language models of transformers, which hand a cache on unless told."""
+def _cache_advice(model: nn.Module) -> str:
+    # Language models of transformers return a key-value cache by default, which is no tensor.
     if not getattr(getattr(model, "config", None), "use_cache", False):
         return ""
     return (
-        "Its configuration has use_cache=True, which is of use for generation alone: make it with "
-        "use_cache=False, or set model.config.use_cache = False. "
+        "Its configuration has use_cache=True, which only generation needs: set "
+        "model.config.use_cache = False. "
     )
 
 
@@ -255,15 +268,11 @@ def describe_check(expected: EagerReference | None) -> str:
     if expected is None:
         return "not compared with the model"
     inputs = "different inputs" if expected.varied else "the same inputs"
-    return f"equal to the model in two steps of training on {inputs}, and in evaluation"
+    return f"equal to the model in two training steps on {inputs}, and in evaluation"
 
 
 def default_device(model: nn.Module) -> torch.device:
-    """Where the model's first parameter or buffer lives; the CPU if it has none.
-
-    Raises:
-        InvalidInput: It is no module.
-    """
+    """Return the device of the model's first parameter or buffer; the CPU if it has none."""
     check_module(model)
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device

@@ -1,4 +1,4 @@
-"""A traced model: what capture hands to the profiler and the runtime."""
+"""A captured model, as passed to the profiler and the runtime."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .serialize.graph_document import graph_document
 
 @dataclass
 class Captured:
-    """A traced model: its `Graph` as data, and the means to run any interval of its layers.
+    """A captured model: its `Graph` as data, and the means to run any interval of its layers.
 
     Attributes:
-        program: The operations.
-        layers: The layer of each.
-        cuts: What is live between layers.
-        attempts: Tracers that were tried before, each with why it was refused.
-        evaluation: The model captured in evaluation mode, where the training graph cannot follow.
-        checked: How it was compared with the model, in words.
+        program: The traced operations.
+        layers: The layer of each operation.
+        cuts: The values live between layers.
+        attempts: Tracers that failed before, with their errors.
+        evaluation: The model captured in evaluation mode, if that needs a graph of its own.
+        checked: How the capture was compared with the model, in words.
     """
 
     program: Program
@@ -47,11 +47,11 @@ class Captured:
 
     @property
     def structure(self) -> CallStructure:
-        """Names of the model's inputs, in flat order."""
+        """Return the names of the model's inputs, in flat order."""
         return self.program.structure
 
     def report(self) -> CaptureReport:
-        """How the model was captured, layer by layer, and what was tried before."""
+        """Report how the model was captured, layer by layer, and what was tried before."""
         refused = [(tracer, str(refusal)) for tracer, refusal in self.attempts]
         kept = find_kept_functions(self.program, self.layers)
         return capture_report(self.graph, refused, self.checked, kept)
@@ -66,12 +66,18 @@ class Captured:
         received: Sequence[int] | None = None,
         sent: Sequence[int] | None = None,
     ) -> Segment:
-        """Layers ``first`` up to, not including, ``last`` with exactly the previous cut as inputs.
+        """Build a module of the layers from ``first`` up to, not including, ``last``.
 
-        The first segment takes the model's flat inputs; each returns what is live behind it, the
-        last one the model's flat outputs. ``enter`` is applied to every input, ``leave`` to what
-        goes over a cut. ``received`` and ``sent`` choose among what is live in front of it
-        and behind it, by position; all of it if not given.
+        The first segment takes the model's flat inputs, any other the values live before it; the
+        last one returns the model's flat outputs, any other the values live after it.
+
+        Args:
+            first: Index of the first layer.
+            last: One past the last layer.
+            enter: Applied to every input.
+            leave: Applied to every output that crosses a cut.
+            received: Positions among the values live before the segment; all by default.
+            sent: Positions among the values live after the segment; all by default.
         """
         end = last == len(self.layers)
         inputs = self.program.inputs if first == 0 else self._live(first, received)
@@ -100,13 +106,13 @@ class Captured:
         return list(nodes) if chosen is None else [nodes[index] for index in chosen]
 
     def mutates_inputs(self, first: int, last: int) -> bool:
-        """Whether operations of these layers work in place; of the first ones, on the inputs."""
+        """Return True if these layers may change their inputs in place."""
         return mutates_inputs(self.program, self.layers, first, last) or (
             self.evaluation is not None and self.evaluation.mutates_inputs(first, last)
         )
 
     def unflatten_output(self, flat: Sequence[Any]) -> Any:
-        """The model's own output structure."""
+        """Rebuild the model's own output structure from its flat outputs."""
         if self.program.output is not None:
             return insert_tensors(self.program.output, list(flat))
         return pytree.tree_unflatten(list(flat), self.program.out_spec)

@@ -1,4 +1,4 @@
-"""How a model was captured: what was traced, what is called as written and why, what was tried."""
+"""Capture report: which layers were traced, which are opaque and why, and what was tried."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..core.text_table import format_table, truncate
 
 
 class CapturedLayer(Record):
-    """One layer.
+    """A captured layer.
 
     Attributes:
         name: The module's name.
-        module_type: Its class.
+        module_type: The module's class.
         how: ``traced`` into operations, or ``opaque``: called as its author wrote it.
-        why: Why it is opaque; of a traced layer, what in it is kept as it is.
+        why: Why it is opaque; for a traced layer, the custom functions it calls.
     """
 
     name: str
@@ -32,26 +32,26 @@ class CapturedLayer(Record):
 
 
 class CaptureAttempt(Record):
-    """A tracer that was tried in vain, and why it was refused."""
+    """A tracer that failed, and its error."""
 
     tracer: str
     refusal: str
 
 
 class CaptureReport(Record):
-    """How a model was captured.
+    """Report of a capture.
 
     Attributes:
-        model: Its class.
-        mode: The tracer that was accepted.
-        attempts: Those tried before it.
+        model: The model's class.
+        mode: The tracer that succeeded.
+        attempts: The tracers that failed before it.
         checked: How the result was compared with the model.
         layers: In execution order.
-        num_cuts: Boundaries between layers.
-        num_legal_cuts: Those where the model may be cut.
-        fixed_mode: What stays in training mode when the model is switched to evaluation.
-        not_rebuildable: Why the graph is of no use without the model's code; empty if it is.
-        notes: What else a reader should know.
+        num_cuts: Number of boundaries between layers.
+        num_legal_cuts: Number of boundaries at which the model may be cut.
+        fixed_mode: Operations that stay in training mode when the model is evaluated.
+        not_rebuildable: Why the graph needs the model's code; empty if it does not.
+        notes: Further remarks.
     """
 
     model: str
@@ -67,7 +67,7 @@ class CaptureReport(Record):
 
     @property
     def num_opaque(self) -> int:
-        """Layers that are opaque, or hold a module that is."""
+        """Return the number of layers that are, or contain, an opaque module."""
         return sum(layer.how == "opaque" for layer in self.layers)
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class CaptureReport(Record):
             f"  {len(self.layers)} layers, {self.num_opaque} of them opaque; "
             f"{self.num_legal_cuts} of {self.num_cuts} cuts legal",
         ]
-        lines += [f"  tried before: {a.tracer}: {plain_reason(a.refusal)}" for a in self.attempts]
+        lines += [f"  failed before: {a.tracer}: {plain_reason(a.refusal)}" for a in self.attempts]
         lines += [f"  note: {note}" for note in self.notes]
         lines += [f"  {self.not_rebuildable}"] if self.not_rebuildable else []
         rows = [("layer", "module", "how", "why")]
@@ -91,7 +91,7 @@ DESCRIPTIONS: dict[CaptureMode, str] = {
     "trace": "torch.fx symbolic tracing",
     "dynamo": "bytecode capture",
     "sample": "one run, valid for that sample only",
-    "modules": "calling its modules whole",
+    "modules": "calling the whole model as one opaque layer",
 }
 
 
@@ -101,13 +101,13 @@ def capture_report(
     checked: str,
     functions: Mapping[int, Sequence[str]] | None = None,
 ) -> CaptureReport:
-    """The report of a captured graph.
+    """Build the report of a captured graph.
 
     Args:
         graph: The graph.
-        attempts: Tracers tried before, each with its refusal.
+        attempts: Tracers that failed before, each with its error message.
         checked: How it was compared with the model, in words.
-        functions: Custom autograd functions that layers call, by the layer's index.
+        functions: Custom autograd functions that layers call, by layer index.
     """
     functions = functions or {}
     return CaptureReport(
@@ -138,7 +138,7 @@ def _kept(functions: Sequence[str]) -> str:
 
 
 MOST = 100
-"""Characters of a tracer's own words, where nothing plainer is known."""
+"""Most characters quoted of a tracer's error message."""
 
 _PLAIN = (
     (r"random number was drawn", "it draws random numbers in Python"),
@@ -152,13 +152,13 @@ _PLAIN = (
     (r"lies in a no_grad or autocast region",
      "what has to stay as written lies in a no_grad or autocast region"),
 )  # fmt: skip
-"""What tracers say, and what it means, the most telling first."""
+"""Patterns in tracers' error messages and what they mean, the most informative first."""
 
 _PREFIX = re.compile(r"^(torch\.export: |torch\.fx: )?(CaptureError: )?")
 
 
 def plain_reason(refusal: str) -> str:
-    """A tracer's refusal as a clause with "it", or the first of the tracer's own words."""
+    """Explain a tracer's error in a clause with "it"; quote its first line if it is unknown."""
     for pattern, meaning in _PLAIN:
         if re.search(pattern, refusal, re.IGNORECASE):
             return meaning
@@ -167,18 +167,18 @@ def plain_reason(refusal: str) -> str:
 
 
 def choose_reason(refusals: Sequence[str]) -> str:
-    """One reason for several refusals of one model: the most telling known, else the first."""
+    """Choose the most informative explanation among several errors for one model."""
     reasons = [plain_reason(refusal) for refusal in refusals]
     return next((meaning for _, meaning in _PLAIN if meaning in reasons), reasons[0])
 
 
 @dataclass(frozen=True)
 class CaptureRecipe:
-    """The tracer that was accepted, and what it had to leave as written.
+    """The decisions of a capture, with which it can be repeated.
 
     Attributes:
         tracer: ``sequential``, ``export``, ``trace`` or ``modules``.
-        opaque: Why modules are called as their author wrote them, by path.
+        opaque: Paths of the opaque modules, with the reasons.
         evaluation: Whether evaluation has a graph of its own.
     """
 
@@ -192,13 +192,13 @@ class CaptureRecipe:
 
     @classmethod
     def from_json(cls, text: str) -> CaptureRecipe:
-        """Read what `to_json` wrote.
+        """Parse what `to_json` wrote.
 
         Raises:
-            InvalidInput: The text is no recipe.
+            InvalidInput: The text is not a recipe.
         """
         try:
             data = json.loads(text)
             return cls(str(data["tracer"]), dict(data["opaque"]), bool(data["evaluation"]))
         except (ValueError, KeyError, TypeError) as error:
-            raise InvalidInput(f"no capture recipe: {error!r}") from None
+            raise InvalidInput(f"not a capture recipe: {error!r}") from None

@@ -1,4 +1,4 @@
-"""How a model is called: its tensor inputs by name, flat and in order."""
+"""Call structure of a model: its tensor inputs by name, flat and in order."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ACCEPTED = "a tensor, a tuple of tensors (positional), or a dict of tensors (key
 
 
 def dtype_name(dtype: torch.dtype) -> DType:
-    """``torch.float32`` → ``"float32"``."""
+    """Return the name of a dtype: ``"float32"`` for ``torch.float32``."""
     return cast(DType, str(dtype).removeprefix("torch."))
 
 
 def tensor_spec(name: str, tensor: Tensor, *, requires_grad: bool = False) -> TensorSpec:
-    """Shape and dtype of a tensor (real, fake or meta)."""
+    """Describe the shape and dtype of a tensor (real, fake or meta)."""
     return TensorSpec(
         name=name,
         shape=tuple(int(size) for size in tensor.shape),
@@ -39,7 +39,7 @@ class CallStructure:
     Attributes:
         positional: Inputs given by position.
         keyword: Inputs given by name.
-        recipe: How the model was captured, see `CaptureRecipe`; empty before it was.
+        recipe: The `CaptureRecipe` as JSON; empty before the model is captured.
     """
 
     positional: tuple[str, ...]
@@ -48,7 +48,7 @@ class CallStructure:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names, positional ones first: the flat order."""
+        """Return all names in flat order: positional ones first."""
         return self.positional + self.keyword
 
     def to_json(self) -> str:
@@ -61,7 +61,7 @@ class CallStructure:
         return cls(tuple(data["positional"]), tuple(data["keyword"]), data.get("recipe", ""))
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        """The tensors of a call in flat order, however the caller mixed positions and keywords.
+        """Return the tensors of a call in flat order, given by position or by keyword.
 
         Raises:
             InvalidInput: An input is missing, unknown or not a tensor.
@@ -70,7 +70,7 @@ class CallStructure:
         if len(args) > len(self.names) or set(given) & set(kwargs):
             raise InvalidInput(
                 f"expected the inputs {', '.join(self.names)}, once each; got {len(args)} by "
-                f"position and {', '.join(kwargs) or 'none'} by name"
+                f"position and {', '.join(kwargs) or 'none'} by keyword"
             )
         given.update(kwargs)
         unknown = sorted(set(given) - set(self.names))
@@ -86,44 +86,42 @@ class CallStructure:
         return tuple(given[name] for name in self.names)
 
     def as_sample(self, flat: Iterable[Tensor]) -> Any:
-        """The same call as one sample: a tuple, or a dict where keywords are used."""
+        """Return the call as a sample: a tuple, or a dict if keywords are used."""
         values = tuple(flat)
         return dict(zip(self.names, values, strict=True)) if self.keyword else values
 
     def unflatten(self, flat: Iterable[Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """Positional and keyword arguments of the original ``forward``."""
+        """Return the positional and keyword arguments of ``forward``."""
         values = list(flat)
         split = len(self.positional)
         return tuple(values[:split]), dict(zip(self.keyword, values[split:], strict=True))
 
 
 def check_module(model: object) -> None:
-    """Insist that a model is an ``nn.Module``.
+    """Check that a model is an ``nn.Module``.
 
     Raises:
-        InvalidInput: It is something else; the message says what, and the way out.
+        InvalidInput: It is not; the message says what it is, and the remedy.
     """
     if isinstance(model, nn.Module):
         return
     name = getattr(model, "__name__", "")
     if isinstance(model, type):
-        raise InvalidInput(f"{name} is a class, and a model is a module; make one: {name}(...)")
+        raise InvalidInput(f"{name} is a class, not a module; create an instance: {name}(...)")
     if callable(model):
         raise InvalidInput(
-            f"{name or type(model).__name__} is a function, and a model is an nn.Module; give the "
-            "module it returns or calls, or write the function as the forward of one"
+            f"{name or type(model).__name__} is a function, not an nn.Module; give the module that "
+            "it returns or calls, or make it the forward method of one"
         )
-    raise InvalidInput(f"a model is an nn.Module; found a {type(model).__name__}")
+    raise InvalidInput(f"a model must be an nn.Module, not a {type(model).__name__}")
 
 
 def read_sample(model: nn.Module, sample: Any) -> tuple[CallStructure, tuple[Tensor, ...]]:
     """Name the tensors of a sample after the parameters of the model's ``forward``.
 
-    The same tensor passed twice becomes two, so that each stays an input of its own.
-
     Raises:
-        InvalidInput: The model is no module, the sample is not of an accepted form, or
-            ``forward`` does not take it.
+        InvalidInput: The model is not a module, the sample has no accepted form, or ``forward``
+            does not accept it.
     """
     check_module(model)
     args: tuple[Any, ...] = ()
@@ -136,16 +134,17 @@ def read_sample(model: nn.Module, sample: Any) -> tuple[CallStructure, tuple[Ten
         args = (sample,)
     for value in (*args, *kwargs.values()):
         if not isinstance(value, Tensor):
-            raise InvalidInput(f"a sample is {ACCEPTED}; found a {type(value).__name__} in it")
+            raise InvalidInput(f"a sample is {ACCEPTED}; it contains a {type(value).__name__}")
     if not args and not kwargs:
         raise InvalidInput(f"a sample is {ACCEPTED}; this one is empty")
     for tensor in (*args, *kwargs.values()):
         if tensor.dim() == 0:
             raise InvalidInput(
-                "inputs are split along their first dimension, and one has none; "
-                "give a tensor with a batch dimension"
+                "a 0-dimensional input cannot be split into micro-batches; give a tensor with a "
+                "batch dimension"
             )
     structure = CallStructure(_positional_names(model, args, kwargs), tuple(kwargs))
+    # A tensor passed twice is cloned: tracers would merge the two inputs into one.
     seen: set[int] = set()
     flat = []
     for tensor in (*args, *kwargs.values()):
@@ -155,7 +154,7 @@ def read_sample(model: nn.Module, sample: Any) -> tuple[CallStructure, tuple[Ten
 
 
 def get_integer_ranges(flat: Iterable[Tensor]) -> tuple[tuple[int, int] | None, ...]:
-    """Least and largest value of each integer or boolean tensor; `None` for any other."""
+    """Return the least and largest value of each integer or boolean tensor; else `None`."""
     return tuple(
         None
         if tensor.is_floating_point() or tensor.is_complex() or tensor.is_meta or not tensor.numel()
@@ -188,7 +187,7 @@ def _positional_names(
 def synthetic_inputs(
     inputs: Iterable[TensorSpec], device: torch.device | str = "cpu"
 ) -> tuple[Tensor, ...]:
-    """Tensors of the given shapes, zero for integers: enough to capture a model again."""
+    """Create zero tensors of the given shapes, with which a model can be captured again."""
     return tuple(
         torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device=device) for spec in inputs
     )

@@ -1,4 +1,4 @@
-"""Checks that a traced model is the model: wrong captures must be loud."""
+"""Equivalence check: a traced model must compute what the model computes."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from .input_variations import vary_inputs
 from .piecewise_run import PiecewiseRun
 
 RELATIVE_TOLERANCE = 1e-3
-"""A wrong graph is off by far more; another kernel for the same operation (flash instead of math
-attention) by far less. Precisions below single get more, see `_tolerance`."""
+"""A wrong graph differs by far more; another kernel for the same operation (flash instead of math
+attention) by far less. Lower precisions get a larger tolerance, see `_tolerance`."""
 
 GRADIENT_FLOOR = 1e-4
-"""Gradients smaller than this share of the largest one are rounding, such as those of a bias
+"""Share of the largest gradient below which a gradient is rounding error, such as that of a bias
 before a normalisation."""
 
 
 SEEDS = (0, 1)
-"""Of the random generators at the start of each step."""
+"""Seeds of the random generators at the start of each step."""
 
 
 @dataclass(frozen=True)
 class StepBehaviour:
-    """What a model did on a sample.
+    """Results of one training step.
 
     Attributes:
-        outputs: The tensors it returned.
-        form: What it returned, with places for the tensors.
-        gradients: By the parameters' names.
-        buffers: By name.
+        outputs: The tensors that the model returned.
+        form: The returned value, with a `TensorPosition` for each tensor.
+        gradients: Gradients by parameter name.
+        buffers: Buffers by name, after the step.
     """
 
     outputs: list[Tensor]
@@ -57,12 +57,12 @@ class StepBehaviour:
 
 @dataclass(frozen=True)
 class EagerReference:
-    """What the model itself did: two steps, one after the other, on different inputs.
+    """Two successive training steps of the model itself, on different inputs.
 
     Attributes:
-        seen: What the first forward showed.
-        inputs: The inputs of each step.
-        behaviours: What each step did.
+        seen: Observation of the first forward.
+        inputs: Inputs of each step.
+        behaviours: Results of each step.
     """
 
     seen: ForwardObservation
@@ -71,21 +71,21 @@ class EagerReference:
 
     @property
     def varied(self) -> bool:
-        """Whether the second step had inputs of its own."""
+        """Return True if the two steps had different inputs."""
         return self.inputs[0] is not self.inputs[1]
 
 
 def run_eager_steps(
     model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...]
 ) -> EagerReference:
-    """The model itself, two steps forwards and backwards.
+    """Run two training steps of the model itself.
 
-    What one step leaves behind on the model the next one finds, as in training; inputs and random
-    numbers of the second differ, so that a graph that took over values of the sample shows.
+    The second step starts from the state that the first leaves behind, as in training. Its inputs
+    and random numbers differ, to reveal a graph that has frozen values of the sample.
 
     Raises:
         InvalidInput: The model fails on this sample by itself.
-        CaptureError: It would change its own parameters; it was stopped before.
+        CaptureError: The model tried to change its own parameters, which was prevented.
     """
     with preserve_model(model), torch.enable_grad():
         seed_everything(SEEDS[0])
@@ -98,6 +98,8 @@ def run_eager_steps(
                 f"{type(model).__name__} itself fails in its backward pass: {first_line(error)}"
             ) from error
         del output
+        # The model may reject made-up inputs or compute NaN from them. Try variations from the most
+        # to the least different; the last one is the sample itself.
         for other in vary_inputs(flat):
             try:
                 with preserve_model(model), ParameterGuard(model):
@@ -118,12 +120,12 @@ def run_eager_steps(
 def observe_forward(
     model: nn.Module, structure: CallStructure, flat: tuple[Tensor, ...]
 ) -> ForwardObservation:
-    """One forward of the model itself, watched.
+    """Run one forward of the model itself and observe it.
 
-    A model that fails on this sample is not refused here: made-up inputs may not suit it.
+    A model that fails on this sample is not rejected here: synthetic inputs may not suit it.
 
     Raises:
-        CaptureError: It would change its own parameters; it was stopped before.
+        CaptureError: The model tried to change its own parameters, which was prevented.
     """
     with preserve_model(model), torch.enable_grad():
         seed_everything(SEEDS[0])
@@ -154,6 +156,8 @@ def _watched_forward(
                 field="/sample/inputs",
             ) from error
         watch.settle("", output)
+    # The guard sees operations; this also finds parameters that were replaced, or whose version
+    # counter shows a write that bypassed dispatch.
     for name, parameter in model.named_parameters():
         if parameter is not parameters.get(name) or parameter._version != versions[name]:
             raise changes_parameter(name)
@@ -167,7 +171,7 @@ def _step(model: nn.Module, structure: CallStructure, flat: Sequence[Tensor]) ->
 
 
 def _as_finite(second: StepBehaviour, first: StepBehaviour) -> bool:
-    """Whether outputs are numbers wherever they were in the first step."""
+    """Return True if outputs are finite wherever those of the first step were."""
     pairs = zip(second.outputs, first.outputs, strict=False)
     return len(second.outputs) == len(first.outputs) and all(
         bool(ours.isfinite().all()) or not theirs.isfinite().all() for ours, theirs in pairs
@@ -181,10 +185,10 @@ def check_piecewise_run(
     unflatten: Callable[[Sequence[Any]], Any],
     expected: EagerReference,
 ) -> None:
-    """Take the same steps with the traced model, cut wherever it may be, and compare.
+    """Take the reference's steps with the traced model, split at every legal cut, and compare.
 
     Raises:
-        CaptureError: It does something else; the message says what differs and by how much.
+        CaptureError: The results differ; the message says what differs and by how much.
     """
     with preserve_model(model), torch.enable_grad():
         steps = zip(SEEDS, expected.inputs, expected.behaviours, strict=False)
@@ -204,7 +208,7 @@ def check_piecewise_run(
 
 
 def _behaviour(model: nn.Module, output: Any, rest: Callable[[], None]) -> StepBehaviour:
-    """Differentiate outputs for fixed pseudo-random cotangents, and copy what there is to see."""
+    """Differentiate the outputs for fixed pseudo-random cotangents, and copy all results."""
     leaves: list[Tensor] = []
     form = extract_tensors(output, leaves)
     for parameter in model.parameters():
@@ -223,21 +227,22 @@ def _behaviour(model: nn.Module, output: Any, rest: Callable[[], None]) -> StepB
 
 
 def _cotangent(output: Tensor) -> Tensor:
+    # Random and bounded away from 0: ones would hide errors that cancel, such as in a softmax.
     generator = torch.Generator().manual_seed(output.numel())
     values = torch.rand(output.shape, generator=generator) + 0.5
     return values.to(output.device, output.dtype)
 
 
 def compare(found: StepBehaviour, expected: StepBehaviour) -> None:
-    """Insist that the traced model behaves as the model.
+    """Compare the results of a step with the reference.
 
     Raises:
-        CaptureError: It does not; the message says what differs and by how much.
+        CaptureError: They differ; the message says what differs and by how much.
     """
     tolerance = _tolerance(expected)
     if collect_constants(found.form) != collect_constants(expected.form):
         raise CaptureError(
-            "the traced model is not the model: it returns other numbers, or in another order "
+            "the traced model is not the model: it returns other values, or in another order "
             f"({found.form} instead of {expected.form}); return tensors instead of Python numbers"
         )
     for position, pair in enumerate(zip(found.outputs, expected.outputs, strict=True)):
@@ -262,8 +267,8 @@ def _insist(error: float, tolerance: float, what: str) -> None:
     if not error <= tolerance:
         raise CaptureError(
             f"the traced model is not the model: {what} differs by {error:.2g} (relative). "
-            "Something in forward escapes the tracer: hooks, Python's own random numbers, state "
-            "kept outside buffers, or a custom derivative"
+            "The tracer misses something in forward: hooks, Python's random numbers, state kept "
+            "outside buffers, or a custom derivative"
         )
 
 
@@ -284,7 +289,7 @@ def follows_mode(
     unflatten: Callable[[Sequence[Any]], Any],
     flat: Sequence[Tensor],
 ) -> bool:
-    """Whether the pieces, switched to evaluation, still do what the model does then."""
+    """Return True if the pieces in evaluation mode do what the model does in evaluation mode."""
     together = nn.ModuleList(pieces)
     with preserve_model(model, training=False), preserve_modes(together), torch.no_grad():
         args, kwargs = structure.unflatten([tensor.clone() for tensor in flat])
@@ -309,19 +314,18 @@ def _evaluated(model: nn.Module, output: Any) -> StepBehaviour:
 
 
 SMALLEST_NORM = 1e-150
-"""Stands in for a norm of zero; its square is still a number."""
+"""Replaces a norm of zero; its square does not underflow."""
 
 
 def relative_difference(found: Tensor, expected: Tensor, *, floor: float = 0.0) -> float:
-    """Norm of the difference over the norm of the expected tensor, in double precision.
+    """Return the norm of the difference over the norm of ``expected``, in double precision.
 
-    Infinities and NaN must stand in the same places; where they do not, the difference is
-    infinite.
+    The difference is infinite if infinities and NaN are not in the same places.
 
     Args:
-        found: One tensor.
-        expected: The one it is held against.
-        floor: Used as the norm of ``expected`` where that is smaller.
+        found: The tensor to check.
+        expected: The reference.
+        floor: Lower bound of the norm of ``expected``.
     """
     if found.shape != expected.shape:
         return float("inf")

@@ -1,4 +1,4 @@
-"""Evaluation as a graph of its own, beside the training graph and cut at the same places."""
+"""Compatibility of a separate evaluation graph with the training graph."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from ..serialize.graph_document import list_parameters
 
 
 def is_compatible(training: Captured, evaluation: Captured) -> bool:
-    """Whether every piece of one graph can take the place of the same piece of the other.
-
-    Layers, tensors over every legal cut and outputs must be alike, and no layer may read a
-    parameter or buffer in evaluation that it does not hold in training: it would be another
-    stage's.
-    """
+    """Return True if every segment of one graph can replace the same segment of the other."""
+    # A layer must not read a parameter or buffer in evaluation that it does not read in training:
+    # another stage may hold it.
     return (
         training.layers.names == evaluation.layers.names
         and all(

@@ -1,4 +1,4 @@
-"""Other inputs of the same kind, to find out what a graph took over from its sample."""
+"""Variations of a sample, which reveal values that a graph has frozen."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 def vary_inputs(flat: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """Inputs of the same shapes, most different first; the sample itself comes last.
+    """Yield inputs of the same shapes, the most different first and the sample itself last.
 
-    Numbers are mixed from two permutations of the sample's own, so they stay in its range;
-    integers, booleans and masks are permuted, so they stay valid indices.
+    Floating-point values are interpolated between two permutations of the sample's own, so they
+    stay in its range; integers, booleans and masks are permuted, so they stay valid indices.
     """
     generator = torch.Generator().manual_seed(1)
     yield tuple(_varied(tensor, generator) for tensor in flat)

@@ -1,7 +1,7 @@
-"""Run a model piece by piece with nothing but tensors between them, as machines would.
+"""Piecewise run of a model with only tensors between the pieces, as on separate machines.
 
-Every piece receives detached tensors, and gradients are handed back by hand: whatever escapes a
-cut (a shared view, a hook, a constant written to) shows as a difference from the model.
+Every piece receives detached tensors, and gradients are passed back explicitly: whatever bypasses
+a cut (a shared view, a hook, a constant written to) shows as a difference from the model.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class PiecewiseRun:
     """One forward through pieces, ready for its backward.
 
     Args:
-        pieces: Flat tensors in, a tuple of tensors out.
-        boundaries: What crosses each gap, and which of it needs a gradient.
-        flat: The first piece's inputs.
-        copy: Give each piece copies, for pieces that work in place and make none themselves.
+        pieces: Modules that take flat tensors and return a tuple of tensors.
+        boundaries: Tensors that cross each cut, and which of them need a gradient.
+        flat: Inputs of the first piece.
+        copy: Pass copies to each piece, since pieces may work in place.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class PiecewiseRun:
 
     @property
     def outputs(self) -> tuple[Any, ...]:
-        """The last piece's outputs; call backward on what you make of them, then `backward`."""
+        """Return the last piece's outputs; differentiate them first, then call `backward`."""
         return self._sent[-1]
 
     def backward(self) -> None:
-        """Carry gradients from the last piece, already differentiated, to the first."""
+        """Propagate gradients from the last piece, already differentiated, to the first."""
         for index in reversed(range(len(self._received))):
             pairs = [
                 (value, leaf.grad)

@@ -1,4 +1,4 @@
-"""``torch.utils.checkpoint`` seen, or taken out of the way, however it was imported."""
+"""Interception of ``torch.utils.checkpoint``, however the model imported it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ _OWN_OPTIONS = (
 )
 
 _INDIRECTION = "__dynamo_disable"
-"""``checkpoint`` looks up what to call under this name on the function it wraps, at every call."""
+"""Attribute of the wrapped function under which ``checkpoint`` looks up what to call."""
+
+# Replacing torch.utils.checkpoint.checkpoint itself would miss models that imported the function
+# by name. torch._disable_dynamo's wrapper looks its target up at every call, so setting this one
+# attribute redirects every reference to the function.
 
 
 @contextmanager
@@ -37,7 +41,7 @@ def _replaced(replacement: Callable[..., Any]) -> Iterator[None]:
 
 @contextmanager
 def watch_checkpoints(seen: Callable[[Any, dict[str, Any]], None]) -> Iterator[None]:
-    """Call ``seen(function, options)`` at every checkpoint, which then happens as always."""
+    """Call ``seen(function, options)`` at every checkpoint, which then proceeds as usual."""
     written: Any = torch.utils.checkpoint.checkpoint.__wrapped__  # type: ignore[attr-defined]
 
     def watch(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -50,7 +54,7 @@ def watch_checkpoints(seen: Callable[[Any, dict[str, Any]], None]) -> Iterator[N
 
 @contextmanager
 def disable_checkpoints() -> Iterator[None]:
-    """Make every checkpoint a plain call."""
+    """Replace every checkpoint by a plain call."""
 
     def plain(function: Any, *args: Any, **kwargs: Any) -> Any:
         given = {key: value for key, value in kwargs.items() if key not in _OWN_OPTIONS}

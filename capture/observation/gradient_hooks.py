@@ -1,4 +1,4 @@
-"""Hooks on tensors, and gradients taken inside a forward: seen, since tracers lose them."""
+"""Detection of tensor hooks and of gradients taken inside a forward, which tracers lose."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch import Tensor
 
 @contextmanager
 def watch_gradients(seen: Callable[[str], None]) -> Iterator[None]:
-    """Call ``seen`` with a few words whenever either happens, which then goes its way."""
+    """Call ``seen`` with a description at every such hook or gradient."""
+    # Every gradient, also torch.autograd.grad and Tensor.backward, passes _engine_run_backward.
     hook: Any = Tensor.register_hook
     run: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Which modules look at ``self.training`` while the model runs."""
+"""Detection of the modules that read ``self.training`` while the model runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 
 class _Watched:
-    """A ``training`` attribute that remembers who read it; its value stays where it was."""
+    """A descriptor for ``training`` that records its readers and leaves the value in place."""
 
     def __init__(self, paths: dict[int, str], readers: set[str]) -> None:
         self._paths, self._readers = paths, readers
@@ -28,10 +28,9 @@ class _Watched:
 
 @contextmanager
 def watch_mode_reads(model: nn.Module) -> Iterator[set[str]]:
-    """Collect the paths of modules whose mode is read for a while, torch's own apart.
-
-    The attribute is watched on the modules' classes; the modules are not touched.
-    """
+    """Collect the paths of the modules whose mode is read inside, except torch's own modules."""
+    # A data descriptor on the class takes precedence over the instance's attribute, so the modules
+    # themselves need not be changed. torch's own modules are handled by the tracers.
     readers: set[str] = set()
     paths = {id(module): path for path, module in reversed(list(model.named_modules()))}
     classes: set[Any] = {

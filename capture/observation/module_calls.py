@@ -1,4 +1,4 @@
-"""Every call of a module of the model, seen from outside while the model runs eagerly."""
+"""Interception of every module call while the model runs eagerly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ModuleCall:
 
     Attributes:
         module: The module called.
-        path: Its first name in the model.
+        path: The first of its names in the model.
         at_base: Whether ``nn.Module.__call__`` was reached; classes may put code around it.
     """
 
@@ -26,16 +26,14 @@ class ModuleCall:
 
 
 Observer = Callable[[ModuleCall, Callable[[], Any], tuple[Any, ...], dict[str, Any]], Any]
-"""Given the call, the means to make it, and its arguments; returns the call's value."""
+"""Takes the call, a function that performs it, and its arguments; returns the call's value."""
 
 
 @contextmanager
 def watch_calls(model: nn.Module, observer: Observer) -> Iterator[list[ModuleCall]]:
-    """Send every module call through ``observer`` for a while; yields the stack of calls.
-
-    The class attribute ``__call__`` is replaced, of ``nn.Module`` and of every class of the
-    model that has its own; the model's modules are not touched.
-    """
+    """Pass every module call through ``observer``; yield the stack of calls in progress."""
+    # `__call__` is replaced on nn.Module and on every class of the model that overrides it, since
+    # Python looks special methods up on the class. The modules themselves are not changed.
     paths: dict[int, str] = {}
     for path, module in model.named_modules():
         paths.setdefault(id(module), path)
@@ -44,6 +42,7 @@ def watch_calls(model: nn.Module, observer: Observer) -> Iterator[list[ModuleCal
     def wrapped(owner: type, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             base = owner is nn.Module
+            # A subclass's __call__ that calls super().__call__ arrives here twice: one call.
             if id(module) not in paths:
                 return original(module, *args, **kwargs)
             if stack and stack[-1].module is module and not stack[-1].at_base:

@@ -1,4 +1,4 @@
-"""Nested values of a module call: tensors taken out, the rest kept, and put together again."""
+"""Nested values of module calls: extracting tensors from containers and putting others back."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from torch import Tensor, fx
 from ...core.errors import CaptureError
 
 CONSTANTS = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, type(None))
-"""Types that a graph may hold as they are."""
+"""Types of values that a graph can contain."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorPosition:
-    """Stands where a tensor was: its position in the flat list."""
+    """Placeholder for an extracted tensor: its position in the flat list."""
 
     index: int
 
 
 def extract_tensors(value: Any, found: list[Tensor]) -> Any:
-    """The value with every tensor appended to ``found`` and a `TensorPosition` in its stead.
+    """Append the value's tensors to ``found``; return it with a `TensorPosition` for each.
 
     Raises:
-        CaptureError: There is something in it that is neither tensor, container nor constant.
+        CaptureError: The value contains something other than tensors, containers and constants.
     """
     if isinstance(value, Tensor):
         found.append(value)
         return TensorPosition(len(found) - 1)
     if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-        raise CaptureError("a number computed from data is handed from module to module")
+        raise CaptureError("a number computed from data is passed between modules")
     if isinstance(value, CONSTANTS):
         return value
     return _rebuilt(value, lambda item: extract_tensors(item, found))
 
 
 def insert_tensors(value: Any, items: list[Any]) -> Any:
-    """The value with ``items`` where the places are."""
+    """Return the value with each `TensorPosition` replaced by that element of ``items``."""
     if isinstance(value, TensorPosition):
         return items[value.index]
     if isinstance(value, CONSTANTS):
@@ -50,7 +50,7 @@ def insert_tensors(value: Any, items: list[Any]) -> Any:
 
 
 def append_access(graph: fx.Graph, node: fx.Node, value: Any, index: int) -> fx.Node | None:
-    """Append the operations that take the tensor at place ``index`` out of a node's value."""
+    """Append the operations that extract the tensor at position ``index`` from a node's value."""
     if isinstance(value, TensorPosition):
         return node if value.index == index else None
     for step, key, item in _items(value):
@@ -60,34 +60,34 @@ def append_access(graph: fx.Graph, node: fx.Node, value: Any, index: int) -> fx.
 
 
 def contains_position(value: Any, index: int) -> bool:
-    """Whether the place ``index`` is inside."""
+    """Return True if the value contains position ``index``."""
     if isinstance(value, TensorPosition):
         return value.index == index
     return any(contains_position(item, index) for _, _, item in _items(value))
 
 
 def find_positions(value: Any) -> list[TensorPosition]:
-    """All places inside, in order."""
+    """Return all positions in the value, in order."""
     if isinstance(value, TensorPosition):
         return [value]
     return [place for _, _, item in _items(value) for place in find_positions(item)]
 
 
 def keep_positions(value: Any) -> Any:
-    """The places alone, in nested dicts by position, key or field name."""
+    """Return nested dicts of the positions alone, by index, key or field name."""
     if isinstance(value, TensorPosition):
         return value
     return {key: keep_positions(item) for _, key, item in _items(value) if find_positions(item)}
 
 
 def collect_constants(value: Any) -> list[Any]:
-    """Everything inside that is no container, in order."""
+    """Return every element that is not a container, in order."""
     found = _items(value)
     return [leaf for _, _, item in found for leaf in collect_constants(item)] if found else [value]
 
 
 def is_representable(value: Any) -> bool:
-    """Whether a graph can hold the value as an argument: lists, tuples, dicts and constants."""
+    """Return True if the value, as an argument, can be part of a graph."""
     if isinstance(value, (TensorPosition, slice, *CONSTANTS)):
         return True
     if type(value) in (tuple, list, dict):
@@ -96,7 +96,7 @@ def is_representable(value: Any) -> bool:
 
 
 def _items(value: Any) -> list[tuple[Callable[[Any, Any], Any], Any, Any]]:
-    """Each element with the function and the key that take it out."""
+    """List each element with the function and the key that extract it."""
     if isinstance(value, tuple | list):
         return [(operator.getitem, position, item) for position, item in enumerate(value)]
     if isinstance(value, Mapping):
@@ -108,10 +108,10 @@ def _items(value: Any) -> list[tuple[Callable[[Any, Any], Any], Any, Any]]:
 
 
 def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The same container with its elements changed.
+    """Return a copy of a container with ``change`` applied to its elements.
 
     Raises:
-        CaptureError: It is none, or one that does not let itself be put together again.
+        CaptureError: The value is not a container, or cannot be rebuilt from other elements.
     """
     try:
         return _put_together(value, change)
@@ -119,8 +119,8 @@ def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
         raise
     except Exception as error:
         raise CaptureError(
-            f"a {type(value).__name__} is handed from module to module, and cannot be put "
-            f"together from other parts: {error}"
+            f"a {type(value).__name__} is passed between modules and cannot be rebuilt from other "
+            f"elements: {error}"
         ) from error
 
 
@@ -129,6 +129,8 @@ def _put_together(value: Any, change: Callable[[Any], Any]) -> Any:
         return type(value)(*(change(item) for item in value))
     if type(value) in (tuple, list):
         return type(value)(change(item) for item in value)
+    # Copy and overwrite: constructors of mappings and dataclasses (ModelOutput of transformers)
+    # may take other arguments than their fields.
     made: Any = copy.copy(value)
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -138,4 +140,4 @@ def _put_together(value: Any, change: Callable[[Any], Any]) -> Any:
         for field in dataclasses.fields(value):
             object.__setattr__(made, field.name, change(getattr(value, field.name)))
         return made
-    raise CaptureError(f"a {type(value).__name__} is handed from module to module")
+    raise CaptureError(f"a {type(value).__name__} is passed between modules")

@@ -1,4 +1,4 @@
-"""One eager forward, watched: what a tracer would flatten, freeze or lose, and in which module."""
+"""Observation of one eager forward: what a tracer would flatten, freeze or lose, by module."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .python_state import ChangeKind, Contents, classify_change, find_iterators,
 
 @dataclass(frozen=True)
 class TensorForm:
-    """What a tensor was like, without its data."""
+    """Shape, layout, dtype and device of a tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -72,11 +72,11 @@ class RecordedCall:
 
 @dataclass(frozen=True)
 class AttributeChange:
-    """How a forward changed an attribute.
+    """A change of an attribute during a forward.
 
     Attributes:
-        kind: What kind of change it was.
-        outside: Whether somebody else than the module that holds it changed it.
+        kind: Kind of change.
+        outside: Whether it was made outside the module's own call.
     """
 
     kind: ChangeKind
@@ -85,19 +85,18 @@ class AttributeChange:
 
 @dataclass
 class ForwardObservation:
-    """What one eager forward showed.
+    """Findings of one eager forward.
 
     Attributes:
         calls: Every module call by path and number.
-        reasons: Why a module must be called as its author wrote it, by path; the model itself
-            has the empty path.
-        suspects: Modules that keep something from call to call, which need not matter.
-        mode_readers: Modules that looked at ``self.training``.
+        reasons: Why a module must be opaque, by path; the model itself has the empty path.
+        suspects: Modules that keep Python state between calls, which may be just a cache.
+        mode_readers: Modules that read ``self.training``.
         functions: Custom autograd functions by class, with the modules that apply them.
         checkpointed: Arguments of ``torch.utils.checkpoint`` for modules that their parent
             checkpoints.
-        changed: Attributes that a forward changed, by path and name, and how.
-        remarks: What the traced model does not do, though no number depends on it.
+        changed: Attributes that the forward changed, by path and name.
+        remarks: Behaviour that the capture does not reproduce, without effect on the numbers.
     """
 
     calls: dict[tuple[str, int], RecordedCall] = field(default_factory=dict)
@@ -110,7 +109,7 @@ class ForwardObservation:
     remarks: list[str] = field(default_factory=list)
 
     def blame(self, path: str, reason: str) -> None:
-        """Remember a reason; the first one counts."""
+        """Record why a module must be opaque; the first reason counts."""
         self.reasons.setdefault(path, reason)
 
 
@@ -119,13 +118,14 @@ def watch_forward(model: nn.Module) -> Iterator[tuple[ForwardObservation, _Forwa
     """Watch the model while it is called inside.
 
     Raises:
-        CaptureError: The model is about to change a parameter of its own; it was not changed.
+        CaptureError: The model tried to change one of its parameters, which was prevented.
     """
     found = ForwardObservation()
     for path, module in model.named_modules():
         if path and any(getattr(module, table) for table in HOOKS):
             found.blame(path, "has hooks, which run around it")
     _iterators(model, found)
+    # Before anything runs: an iterator that cannot be copied must not be advanced.
     watch = _ForwardWatcher(found, model)
     with ExitStack() as stack:
         watch.stack = stack.enter_context(watch_calls(model, watch.call))
@@ -139,7 +139,7 @@ def watch_forward(model: nn.Module) -> Iterator[tuple[ForwardObservation, _Forwa
 
 
 def explain_function_owners(seen: ForwardObservation) -> dict[str, str]:
-    """Why the modules that apply custom autograd functions must stay as they are, by path."""
+    """Return why modules that apply custom autograd functions must be opaque, by path."""
     return {
         path: f"applies the custom autograd function {function.__name__!r}"
         for function, paths in seen.functions.items()
@@ -148,7 +148,7 @@ def explain_function_owners(seen: ForwardObservation) -> dict[str, str]:
 
 
 class _ForwardWatcher:
-    """Attributes what happens to the innermost module in whose code it happens."""
+    """Attributes every event to the innermost module whose code causes it."""
 
     def __init__(self, found: ForwardObservation, model: nn.Module) -> None:
         self._found = found
@@ -183,7 +183,8 @@ class _ForwardWatcher:
         return result
 
     def settle(self, path: str, values: Any) -> None:
-        """Put down to ``path`` what changed since the last call began or ended."""
+        """Attribute to ``path`` what changed since the last call began or ended."""
+        # torch's own generator is left out: tracers record torch's random operations correctly.
         state = get_random_state()[1:]
         if state != self._random:
             self._random = state
@@ -192,7 +193,7 @@ class _ForwardWatcher:
             self._found.functions.setdefault(function, set()).add(path)
 
     def gradient(self, what: str) -> None:
-        """A hook on a tensor, or a gradient taken inside forward."""
+        """Record a hook on a tensor, or a gradient taken inside forward."""
         self._found.blame(self.stack[-1].path if self.stack else "", what)
 
     def checkpoint(self, function: Any, options: dict[str, Any]) -> None:
@@ -207,8 +208,8 @@ class _ForwardWatcher:
             self._found.blame(here.path, "recomputes in its backward (checkpoint)")
         else:
             self._found.remarks.append(
-                "activation checkpointing in forward of the model itself is not kept; "
-                "let the planner recompute instead"
+                "activation checkpointing in the model's own forward is not kept; let the planner "
+                "recompute instead"
             )
 
     @property
@@ -217,7 +218,8 @@ class _ForwardWatcher:
 
 
 def checkpointed_module(function: Any) -> nn.Module | None:
-    """The module that a checkpointed callable calls, where it says so."""
+    """Return the module that a checkpointed callable calls, if it can be determined."""
+    # Unwrap functools.partial: transformers checkpoints partial(layer.__call__, **kwargs).
     while hasattr(function, "func") and hasattr(function, "args"):
         if function.args and isinstance(function.args[0], nn.Module):
             return function.args[0]
@@ -251,11 +253,12 @@ def _record(
 
 
 def _version(tensor: Tensor) -> int:
+    # The version counter counts writes in place; inference tensors have none.
     return -1 if tensor.is_inference() else tensor._version
 
 
 def _new_functions(values: Any, seen: set[Any]) -> Iterator[type]:
-    """Custom autograd functions among the nodes made since the last look."""
+    """Yield the custom autograd functions among the autograd nodes created since the last call."""
     tensors: list[Tensor] = []
     try:
         extract_tensors(values, tensors)
@@ -275,7 +278,7 @@ def _new_functions(values: Any, seen: set[Any]) -> Iterator[type]:
 
 
 def _is_torchs_own(function: type) -> bool:
-    """Checkpointing, seen otherwise, and the derivatives of registered operators."""
+    # Checkpoints are observed separately; derivatives of registered operators can be traced.
     return function.__module__.startswith("torch._library") or issubclass(
         function, torch.utils.checkpoint.CheckpointFunction
     )
@@ -286,7 +289,7 @@ def _tensors_anywhere(values: Any) -> list[Tensor]:
 
 
 class PythonStateTracker:
-    """What every module keeps from call to call, and who changes it: itself, or another one."""
+    """Tracks the Python state of every module, and whether the module itself changes it."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -296,7 +299,7 @@ class PythonStateTracker:
 
     @contextmanager
     def inside(self, module: nn.Module) -> Iterator[None]:
-        """The module is called inside, and may change what it keeps."""
+        """Attribute changes of the module's state inside to the module itself."""
         self._look(module)
         try:
             yield
@@ -309,7 +312,7 @@ class PythonStateTracker:
             self._outside.add(id(module))
 
     def finish(self) -> dict[tuple[str, str], AttributeChange]:
-        """Every change since the beginning, by the path of the module and the attribute."""
+        """Return every change since the beginning, by module path and attribute."""
         found: dict[tuple[str, str], AttributeChange] = {}
         for path, module in self._model.named_modules():
             self._look(module)
@@ -325,7 +328,7 @@ class PythonStateTracker:
 def report_repeated_changes(
     seen: ForwardObservation, again: dict[tuple[str, str], AttributeChange]
 ) -> None:
-    """Blame what a second forward changed as the first did; what is made once is a cache."""
+    """Blame changes that the second forward repeats; what is created once is a cache."""
     for (path, name), how in again.items():
         first = seen.changed.get((path, name))
         if first is not None and how.kind != "object":
@@ -333,7 +336,7 @@ def report_repeated_changes(
 
 
 def report_state_changes(seen: ForwardObservation) -> None:
-    """Blame the model itself for numbers of its own that one forward changed."""
+    """Blame modules for numbers that a single forward changed."""
     for (path, name), how in seen.changed.items():
         if how.kind == "state":
             _blame(seen, path, name, how)
@@ -342,7 +345,9 @@ def report_state_changes(seen: ForwardObservation) -> None:
 def _blame_changes(
     seen: ForwardObservation, changed: dict[tuple[str, str], AttributeChange]
 ) -> None:
-    """A number of a module's that changed is a count; the rest may be a cache."""
+    # A number that changed is a counter, on which later steps may depend. Any other change may be
+    # a cache that is filled once, so the module is only suspected. The root is judged after a
+    # second forward: making it opaque would make the model uncuttable.
     for (path, name), how in changed.items():
         if how.kind == "drawn" or (path and how.kind == "state"):
             _blame(seen, path, name, how)
@@ -362,18 +367,18 @@ def _reason(name: str) -> str:
 
 
 def _iterators(model: nn.Module, found: ForwardObservation) -> None:
-    """Whoever keeps an iterator stays as written.
+    """Blame modules that keep an iterator.
 
     Raises:
-        CaptureError: It cannot be put back to where it is, so nobody may try the model.
+        CaptureError: An iterator cannot be copied or replaced, so a trial run would consume it.
     """
     for path, module in model.named_modules():
         for name, value, put in find_iterators(module):
             if put is None or copied(value) is None:
                 where = "is or holds" if put else "holds in a tuple or set"
                 raise CaptureError(
-                    f"{name!r} {where} an iterator that cannot be copied or put back, so trying "
-                    "the model would use it up; keep a list and a position instead",
+                    f"{name!r} {where} an iterator that cannot be copied or replaced, so a trial "
+                    "run would consume it; keep a list and a position instead",
                     module=path or type(module).__name__,
                 )
             found.blame(path, f"keeps the iterator {name!r}")

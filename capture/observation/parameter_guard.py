@@ -1,4 +1,4 @@
-"""A forward that would change its own parameters is stopped before it does."""
+"""Guard that stops a forward before it changes the model's parameters."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ _CHANGE_NO_VALUE = ("detach_", "requires_grad_", "set_")
 
 
 class ParameterGuard(TorchDispatchMode):
-    """Looks at every operation before it runs.
+    """Dispatch mode that raises `CaptureError` if an operation would write to a parameter."""
 
-    Raises:
-        CaptureError: From inside the operation, if it would write to a parameter of the model.
-    """
+    # Parameters could not be restored afterwards without keeping a second copy of all weights,
+    # which a large model has no memory for. So the write is prevented.
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -46,7 +45,7 @@ class ParameterGuard(TorchDispatchMode):
 
 def changes_parameter(name: str) -> CaptureError:
     return CaptureError(
-        f"forward changes its own parameter {name!r}; do that after the optimizer's step instead",
+        f"forward changes its own parameter {name!r}; do so after the optimizer's step instead",
         operation=name,
     )
 

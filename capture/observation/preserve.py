@@ -1,4 +1,4 @@
-"""Leave a model and the random generators exactly as they were found."""
+"""Preservation of a model's state, and of the random generators, across trial runs."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ Restore = Callable[[], None]
 
 @contextmanager
 def preserve_model(model: nn.Module, *, training: bool | None = None) -> Iterator[None]:
-    """Restore modes, buffers, attributes, hooks, gradients and random state, whatever happens.
+    """Restore modes, buffers, attributes, hooks, gradients and random state on exit.
 
-    Buffers are restored as objects and as values: a forward may change one in place, or put
-    another in its place. So is what modules hold besides: containers, plain objects, tensors,
-    arrays and random generators; of an iterator an unused copy takes its place. Each kind of state
-    is restored even where restoring another fails.
+    Buffers are restored both as objects and by value: a forward may change one in place, or
+    replace it. The same holds for other Python state: containers, plain objects, tensors, arrays
+    and random generators. Iterators are replaced by unused copies.
 
     Args:
-        model: The model; parameters must not be changed in place inside.
-        training: Mode to put the whole model in meanwhile; `None` leaves each module's own.
+        model: The model; its parameters must not be changed in place inside.
+        training: Mode of the whole model inside; `None` keeps each module's own.
     """
+    # An ExitStack restores each kind of state even if restoring another raises. Callbacks run in
+    # reverse: attributes come first, so that the values are put back into the original objects.
     with ExitStack() as restoring:
         restoring.enter_context(preserve_random_state())
         for kind in (
@@ -62,7 +63,7 @@ def preserve_model(model: nn.Module, *, training: bool | None = None) -> Iterato
 
 
 def _attributes(model: nn.Module) -> Restore:
-    """Attributes of every module, its mode among them, and its tables as the objects they are."""
+    """Save every module's attributes, including its mode, and the contents of its tables."""
     attributes = [(module, dict(vars(module))) for module in model.modules()]
     tables = [
         (getattr(module, name), type(getattr(module, name))(getattr(module, name)))
@@ -82,7 +83,7 @@ def _attributes(model: nn.Module) -> Restore:
 
 
 def _containers(model: nn.Module) -> Restore:
-    """What containers and plain objects hold, as the objects they are."""
+    """Save the elements of containers and the attributes of plain objects, by identity."""
     kept = find_python_state(model)
     objects = [value for value in kept if is_plain_object(value)]
     attributes = [vars(value) for value in objects if hasattr(value, "__dict__")]
@@ -97,6 +98,7 @@ def _containers(model: nn.Module) -> Restore:
         for value, slots in slotted:
             restore_slots(value, slots)
         for container, held in found:
+            # Refill only what changed: clearing would invalidate iterators and views on it.
             now = _entries(container)
             if len(now) != len(held) or any(
                 a is not b
@@ -109,7 +111,7 @@ def _containers(model: nn.Module) -> Restore:
 
 
 def _entries(container: Any) -> list[tuple[Any, ...]]:
-    """The items of a dict, or the elements of anything else, each alone in a tuple."""
+    """Return a dict's items, or the elements of any other container as 1-tuples."""
     if isinstance(container, dict):
         return list(container.items())
     return [(element,) for element in container]
@@ -137,7 +139,7 @@ def _generators(model: nn.Module) -> Restore:
 
 
 def _tensors(model: nn.Module) -> Restore:
-    """The numbers in tensors and arrays that are neither parameters nor buffers."""
+    """Save the values of tensors and arrays that are neither parameters nor buffers."""
     kept = find_python_state(model)
     tensors = [(value, value.detach().clone()) for value in kept if _is_ordinary(value)]
     arrays = [(value, value.copy()) for value in kept if is_array(value)]
@@ -179,7 +181,7 @@ def _iterators(model: nn.Module) -> Restore:
 
 
 def copied(iterator: Iterator[Any]) -> Iterator[Any] | None:
-    """An iterator that goes on from the same place; `None` if there is no telling the place."""
+    """Copy an iterator at its current position; return `None` if it cannot be copied."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -204,7 +206,8 @@ def _buffer_values(model: nn.Module) -> Restore:
 
 
 def _parameter_memory(model: nn.Module) -> Restore:
-    """Where parameters lie, and which of them are trained."""
+    """Save which memory parameters use, and which of them require a gradient."""
+    # detach() shares the memory: the values are not copied, only the storage is remembered.
     found = [(p, p.detach(), p.requires_grad) for p in model.parameters()]
 
     def restore() -> None:
@@ -217,7 +220,6 @@ def _parameter_memory(model: nn.Module) -> Restore:
 
 
 def _gradients(model: nn.Module) -> Restore:
-    """As objects; where there was none there is none again."""
     found = [(parameter, parameter.grad) for parameter in model.parameters()]
 
     def restore() -> None:
@@ -229,7 +231,7 @@ def _gradients(model: nn.Module) -> Restore:
 
 @contextmanager
 def preserve_random_state() -> Iterator[None]:
-    """Restore the generators of torch, CUDA, Python, and numpy where it is loaded."""
+    """Restore the generators of torch, CUDA, Python, and numpy if it is loaded, on exit."""
     python_state = random.getstate()
     numpy = sys.modules.get("numpy")
     numpy_state = numpy.random.get_state() if numpy else None
@@ -247,7 +249,7 @@ def preserve_random_state() -> Iterator[None]:
 
 
 def get_random_state() -> tuple[Any, ...]:
-    """The generators' states as values that can be compared; those of CUDA apart."""
+    """Return the generators' states, except CUDA's, in a form that can be compared."""
     numpy = sys.modules.get("numpy")
     torch_state = torch.get_rng_state().numpy().tobytes()
     if numpy is None:
@@ -258,7 +260,7 @@ def get_random_state() -> tuple[Any, ...]:
 
 @contextmanager
 def preserve_modes(module: nn.Module) -> Iterator[None]:
-    """Restore every submodule's mode."""
+    """Restore every submodule's mode on exit."""
     modes = [(child, child.training) for child in module.modules()]
     try:
         yield

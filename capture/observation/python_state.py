@@ -1,6 +1,6 @@
-"""What modules keep in plain Python: found wherever it lies, and described by content.
+"""Python state of modules: finding it and describing its contents, so that changes show.
 
-A change of content from one forward to the next is state that a graph does not have.
+Contents that change from one forward to the next are state that a traced graph would lose.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Contents = Mapping[Any, Any]
 """A value described by its parts: constants, lengths, identities, or the contents of its parts."""
 
 Replace = Callable[[Any], None]
-"""Puts a value in the place of another one."""
+"""Puts another value in the place where a value was found."""
 
 ChangeKind = Literal["drawn", "state", "growth", "object"]
-"""A random generator was used; a value became another one; something was added or removed; another
-object took a place."""
+"""A random generator was used; a value changed; something was added or removed; an object was
+replaced by another."""
 
 MAX_DEPTH = 4
-"""Containers inside containers that are looked into."""
+"""Deepest nesting of containers that is inspected."""
 
 TABLES = (
     "_parameters",
@@ -48,7 +48,7 @@ _OPAQUE_PACKAGES = sys.stdlib_module_names | {"torch", "numpy"}
 
 
 class ConstantValue(tuple[Any, ...]):
-    """A constant, or the numbers of an array."""
+    """A constant, or the values of an array."""
 
     __slots__ = ()
 
@@ -63,13 +63,13 @@ class GeneratorState(ConstantValue):
 
 
 class ContainerLength(tuple[int]):
-    """Of a container."""
+    """The length of a container."""
 
     __slots__ = ()
 
 
 class ObjectIdentity:
-    """Equal only to the very same object; to a tensor only while nobody wrote to it."""
+    """The identity of an object; for a tensor, together with its version counter."""
 
     __slots__ = ("_value", "_version")
 
@@ -89,7 +89,7 @@ class ObjectIdentity:
 
 
 def get_python_attributes(module: nn.Module) -> dict[str, Any]:
-    """Attributes that are no parameters, buffers, modules, hooks or the mode."""
+    """Return a module's attributes except parameters, buffers, submodules, hooks and the mode."""
     return {
         name: value
         for name, value in vars(module).items()
@@ -98,7 +98,7 @@ def get_python_attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def read_contents(module: nn.Module) -> Contents:
-    """Everything the module keeps by content, and which of its parameters are trained."""
+    """Describe the contents of a module's Python state, and which parameters are trainable."""
     trained = {
         f"{name}.requires_grad": ConstantValue((parameter.requires_grad,))
         for name, parameter in module._parameters.items()
@@ -109,8 +109,8 @@ def read_contents(module: nn.Module) -> Contents:
 
 
 def classify_change(was: Any, now: Any) -> ChangeKind:
-    """What kind of change made one content into another, unequal one."""
-    if was == NOTHING:  # a choice made once, such as `config.problem_type`
+    """Classify the change from one description to another, unequal one."""
+    if was == NOTHING:  # None to a value: lazy initialisation, such as `config.problem_type`
         return "growth"
     if isinstance(was, ConstantValue) and isinstance(now, ConstantValue):
         return (
@@ -124,6 +124,7 @@ def classify_change(was: Any, now: Any) -> ChangeKind:
             for key in was.keys() | now.keys()
             if was.get(key) != now.get(key)
         }
+        # The kind with the most serious consequence decides for the container.
         order: tuple[ChangeKind, ...] = ("drawn", "state", "growth")
         return next((kind for kind in order if kind in kinds), "object")
     either = (ConstantValue, ContainerLength)
@@ -147,6 +148,8 @@ def _content(value: Any, depth: int) -> Any:
     return ObjectIdentity(value)
 
 
+# Keys and elements that are no constants are identified by id: hashing or comparing them could run
+# the author's code.
 def _parts(container: Any) -> Iterator[tuple[Any, Any]]:
     if isinstance(container, dict):
         for key, part in container.items():
@@ -160,7 +163,8 @@ def _parts(container: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def get_generator_state(value: Any) -> Any:
-    """The state of a random generator of Python, numpy or torch; `None` for anything else."""
+    """Return the state of a random generator of Python, numpy or torch; else `None`."""
+    # SystemRandom has no state, and its getstate raises.
     if isinstance(value, random.Random):
         return None if isinstance(value, random.SystemRandom) else value.getstate()
     if isinstance(value, torch.Generator):
@@ -172,7 +176,7 @@ def get_generator_state(value: Any) -> Any:
 
 
 def restore_generator(value: Any, state: Any) -> None:
-    """Put a generator back into a state that `get_generator_state` gave."""
+    """Restore a state returned by `get_generator_state`."""
     if isinstance(value, random.Random):
         value.setstate(state)
     elif isinstance(value, torch.Generator):
@@ -191,7 +195,7 @@ def is_array(value: Any) -> bool:
 
 
 def is_iterator(value: Any) -> bool:
-    """Something that ``next`` uses up and that does not tell how far it is."""
+    """Return True for an iterator whose position cannot be inspected, such as a generator."""
     return (
         isinstance(value, Iterator)
         and not isinstance(value, io.IOBase)
@@ -200,10 +204,10 @@ def is_iterator(value: Any) -> bool:
 
 
 def find_iterators(module: nn.Module) -> Iterator[tuple[str, Any, Replace | None]]:
-    """Iterators in attributes and in containers there; those inside of objects are not looked for.
+    """Find iterators in a module's attributes and in containers there, but not inside objects.
 
-    Yields the attribute, the iterator, and what puts another one in its place: `None` where it
-    lies in a container that cannot be changed.
+    Yields the attribute, the iterator, and a function that replaces it: `None` if it is in an
+    immutable container.
     """
 
     def search(value: Any, put: Replace | None, depth: int) -> Iterator[tuple[Any, Replace | None]]:
@@ -223,7 +227,7 @@ def find_iterators(module: nn.Module) -> Iterator[tuple[str, Any, Replace | None
 
 
 def is_plain_object(value: Any) -> bool:
-    """An object of a class of the author's, its attributes open to see."""
+    """Return True for an instance of a user-defined class with inspectable attributes."""
     if isinstance(value, types.SimpleNamespace):
         return True
     kinds = (nn.Module, Tensor, type, types.FunctionType, types.ModuleType, Enum)
@@ -244,7 +248,7 @@ def _slots_of(kind: type) -> Iterator[types.MemberDescriptorType]:
 
 
 def read_slots(value: Any) -> dict[types.MemberDescriptorType, Any]:
-    """What an object holds in its ``__slots__``; those never filled are left out."""
+    """Return the contents of an object's ``__slots__``, except those never assigned."""
     found = {}
     for slot in _slots_of(type(value)):
         with suppress(AttributeError):
@@ -253,7 +257,7 @@ def read_slots(value: Any) -> dict[types.MemberDescriptorType, Any]:
 
 
 def restore_slots(value: Any, held: Mapping[types.MemberDescriptorType, Any]) -> None:
-    """Fill its slots as `read_slots` found them, and no others."""
+    """Restore slots as returned by `read_slots`, deleting any others."""
     now = read_slots(value)
     for slot in now.keys() - held.keys():
         slot.__delete__(value)
@@ -263,13 +267,13 @@ def restore_slots(value: Any, held: Mapping[types.MemberDescriptorType, Any]) ->
 
 
 def _held(value: Any) -> dict[str, Any]:
-    """Everything a plain object holds, by name."""
+    """Return all attributes of a plain object, by name."""
     slots = {slot.__name__: content for slot, content in read_slots(value).items()}
     return {**slots, **getattr(value, "__dict__", {})}
 
 
 def find_python_state(model: nn.Module) -> list[Any]:
-    """Every value in plain attributes of any module, those inside others too, each once."""
+    """Find every value in the Python state of any module, nested ones too, each once."""
     found: dict[int, Any] = {}
 
     def visit(value: Any, depth: int) -> None:

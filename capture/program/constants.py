@@ -1,6 +1,6 @@
-"""Values that depend on no input and no weight: position ids, masks, literal tensors.
+"""Constant nodes: values that depend on no input and no weight, such as position ids and masks.
 
-They are computed again in every stage that needs them instead of being sent.
+Every stage that needs a constant recomputes it instead of receiving it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .program import Program, storage_key, tensors_of, value_of
 
 
 def constant_nodes(program: Program) -> set[fx.Node]:
-    """Nodes whose value is the same in every step; memory that is written to later is not."""
+    """Return the nodes whose value is equal in every step and whose memory is never written to."""
     state = {name for name, _ in program.model.named_parameters(remove_duplicate=False)}
     state |= {name for name, _ in program.model.named_buffers(remove_duplicate=False)}
     changed = {
@@ -43,10 +43,10 @@ def constant_nodes(program: Program) -> set[fx.Node]:
 
 
 def evaluate(program: Program, node: fx.Node, constant: set[fx.Node]) -> Tensor | None:
-    """The value of a constant node, computed now; `None` if it is not constant or not a tensor.
+    """Compute the value of a constant node; return `None` if it is not constant or not a tensor.
 
-    What a model without data (on the meta device) computes there is computed on the CPU; `None` if
-    it starts from a tensor without data.
+    For a model on the meta device the value is computed on the CPU, unless it starts from a tensor
+    without data.
     """
     if node not in constant:
         return None
@@ -76,13 +76,12 @@ def evaluate(program: Program, node: fx.Node, constant: set[fx.Node]) -> Tensor 
 
 
 def _where_data_is(argument: Any) -> Any:
-    """The CPU in place of the meta device."""
     is_meta = isinstance(argument, torch.device) and argument.type == "meta"
     return torch.device("cpu") if is_meta else argument
 
 
 def _ancestors(node: fx.Node) -> list[fx.Node]:
-    """Everything a node is computed from, in graph order."""
+    """Return all nodes that a node is computed from, in graph order."""
     found: set[fx.Node] = set()
     pending = list(node.all_input_nodes)
     while pending:

@@ -1,7 +1,7 @@
-"""What is live between two layers, and where a cut may be made.
+"""Liveness between layers, and the legality of cuts.
 
-A cut is legal when tensors alone are live there and nothing behind it changes, in place, memory
-that two of them share: each stage works on its own copy of what it receives.
+A cut is legal if only tensors are live there and no later operation changes, in place, memory that
+two of them share: each stage works on its own copy of what it receives.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Cut:
 
 
 def find_cuts(program: Program, layers: Layers) -> list[Cut]:
-    """One cut per gap between consecutive layers, legal or not."""
+    """Find one cut per gap between consecutive layers, legal or not."""
     differentiable = differentiable_nodes(program)
     last_use = _last_use(program, layers)
     made_in = {node: layers.layer_of[node] for node in layers.layer_of}
@@ -41,6 +41,8 @@ def find_cuts(program: Program, layers: Layers) -> list[Cut]:
         for tensor in tensors_of(value_of(changed))
         if node in layers.layer_of
     ]
+    # A buffer that the forward updates must belong to a single stage: a cut inside the span of
+    # layers that touch it would give two stages each their own copy.
     spans = _buffer_spans(program, layers)
     moving = _moving_memory(program, spans)
     cuts = []
@@ -74,13 +76,13 @@ def _reason(nodes: tuple[fx.Node, ...], changed_later: set[int], moving: dict[in
     for node in nodes:
         value = value_of(node)
         if not isinstance(value, Tensor):
-            return f"{node.name!r} is a {type(value).__name__}, and only tensors can be sent"
+            return f"{node.name!r} is a {type(value).__name__}; only tensors can be sent"
         keys.append(storage_key(value))
     for node, key in zip(nodes, keys, strict=True):
         if key in moving:
             return (
                 f"{node.name!r} is memory of buffer {moving[key]!r}, which the next micro-batch "
-                "changes while this one's is still to be read"
+                "changes before it is read"
             )
         if key in changed_later and keys.count(key) > 1:
             return f"{node.name!r} shares memory with another value and is changed in place later"
@@ -88,7 +90,7 @@ def _reason(nodes: tuple[fx.Node, ...], changed_later: set[int], moving: dict[in
 
 
 def _last_use(program: Program, layers: Layers) -> dict[fx.Node, int]:
-    """The last layer that reads each node; the model's outputs are read after the last layer."""
+    """Return the last layer that reads each node; the model's outputs count as the last layer."""
     last: dict[fx.Node, int] = {}
     end = len(layers) - 1
     for node in program.graph.nodes:
@@ -99,7 +101,7 @@ def _last_use(program: Program, layers: Layers) -> dict[fx.Node, int]:
 
 
 def _buffer_spans(program: Program, layers: Layers) -> dict[str, tuple[int, int]]:
-    """First and last layer that touches each buffer (by storage) the forward pass changes."""
+    """Return the first and last layer that touches each buffer that the forward changes."""
     names = {
         storage_key(buffer): name
         for name, buffer in reversed(list(program.model.named_buffers(remove_duplicate=False)))
@@ -110,7 +112,8 @@ def _buffer_spans(program: Program, layers: Layers) -> dict[str, tuple[int, int]
         for module in modules_called(node, program):
             for buffer in module.buffers():
                 touched.setdefault(storage_key(buffer), set()).add(layer)
-                changed.add(storage_key(buffer))  # batch statistics, counters: assume the worst
+                # A module may update any of its buffers (batch statistics, counters).
+                changed.add(storage_key(buffer))
         for source in node.all_input_nodes:
             key = _buffer_key(source, program, names)
             if key is not None:
@@ -123,7 +126,8 @@ def _buffer_spans(program: Program, layers: Layers) -> dict[str, tuple[int, int]
 
 
 def _moving_memory(program: Program, changed: Iterable[str]) -> dict[int, str]:
-    """The memory, as values of nodes have it, of buffers that the forward pass changes."""
+    """Return the storages of changed buffers, as keys of the nodes' fake values."""
+    # The graph's values are fake tensors, whose storages differ from those of the real buffers.
     by_storage = {storage_key(program.attribute(name)): name for name in changed}
     found = {}
     for node in program.graph.nodes:
@@ -144,7 +148,7 @@ def _buffer_key(node: fx.Node, program: Program, names: dict[int, str]) -> int |
 
 
 def differentiable_nodes(program: Program) -> set[fx.Node]:
-    """Nodes through which a gradient flows to a trainable parameter."""
+    """Return the nodes through which a gradient flows to a trainable parameter."""
     trainable = {
         name
         for name, parameter in program.model.named_parameters(remove_duplicate=False)
@@ -178,7 +182,8 @@ def differentiable_nodes(program: Program) -> set[fx.Node]:
 
 
 def _sharing_memory(node: fx.Node, program: Program) -> set[fx.Node]:
-    """What becomes differentiable with an operation in place: every earlier view of its memory."""
+    """Return the nodes that share memory with what a node changes in place."""
+    # Writing a differentiable value into memory makes every view of it differentiable.
     keys = {
         storage_key(tensor)
         for source in mutated_inputs(node, program)

@@ -1,9 +1,9 @@
-"""Random numbers of a layer that depend on its name, the step and the micro-batch alone.
+"""Keyed randomness: random numbers that depend only on the layer, the step and the micro-batch.
 
-A model cut differently draws the same numbers then: every run of a layer's operations begins with
-generators seeded for it, whatever ran before in the same process. How an operation lays its numbers
-out in memory follows its input, and what crosses a cut arrives contiguous; so wherever a cut may
-be, a value is made contiguous, cut or not.
+A model then draws equal numbers however it is cut: every run of a layer's operations begins with
+generators seeded for it, whatever ran before in the process. The memory layout of random tensors
+follows that of an operation's input, and whatever crosses a cut arrives contiguous; so values are
+made contiguous at every possible cut, whether it is used or not.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .program import Program
 
 @dataclass(frozen=True)
 class RandomKeys:
-    """What a micro-batch's random numbers depend on, besides the layer.
+    """Key of a micro-batch's random numbers.
 
     Attributes:
-        seed: The caller's; another one for other replicas of the whole pipeline.
-        step: Of training.
-        microbatch: Of the step.
-        device: Where the layers run: its generator is seeded, and those of the CPU and of Python.
+        seed: The caller's seed, different for each replica of the whole pipeline.
+        step: Training step.
+        microbatch: Index of the micro-batch in the step.
+        device: Device of the layers, whose generator is seeded along with the CPU's and Python's.
     """
 
     seed: int
@@ -40,7 +40,7 @@ class RandomKeys:
     device: torch.device
 
     def start(self, layer: str) -> None:
-        """From here on draw the numbers of this layer."""
+        """Seed the generators for a layer."""
         text = f"{self.seed}/{self.step}/{self.microbatch}/{layer}"
         digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
         number = int.from_bytes(digest, "big") >> 1  # generators take 63 bits on every device
@@ -57,18 +57,18 @@ def start_layer(keys: RandomKeys, layer: str) -> None:
 
 
 def make_contiguous(value: Any) -> Any:
-    """A value as it would come over a cut: contiguous."""
+    """Return a tensor as it would arrive over a cut: contiguous."""
     return value.contiguous() if isinstance(value, Tensor) else value
 
 
 class KeyedNodeCopier:
-    """Adds to the copy of a program's nodes what makes their random numbers keyed.
+    """Copies a program's nodes, adding the operations that make their random numbers keyed.
 
     Args:
-        program: Copied from.
+        program: The program to copy.
         layers: Its layers.
-        cuts: Positions where it may be cut, ascending.
-        graph: Copied to; its first placeholder is made here.
+        cuts: Positions of legal cuts, ascending.
+        graph: The target; its first placeholder, the keys, is created here.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class KeyedNodeCopier:
         self._over: dict[fx.Node, fx.Node] = {}
 
     def copy(self, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
-        """Add the copy of a node, with generators seeded where it is the first of its layer."""
+        """Copy a node, preceded by seeding the generators if it begins a run of its layer."""
         if node in self._starts:
             self._graph.call_function(start_layer, (self._keys, self._starts[node]))
         return self._graph.node_copy(node, lambda source: self._read(source, copies[source], node))
 
     def _read(self, source: fx.Node, copy: fx.Node, node: fx.Node) -> fx.Node:
-        """What the copy of ``node`` reads in the place of ``copy``, that of ``source``."""
+        """Return the node that the copy of ``node`` reads instead of ``source``."""
         user = self._layers.layer_of.get(node)
         if user is None or not self._may_be_cut(source, user):
             return copy
@@ -95,18 +95,16 @@ class KeyedNodeCopier:
         return self._over[source]
 
     def _may_be_cut(self, source: fx.Node, user: int) -> bool:
-        """Whether some cut may lie between a value and the layer that reads it."""
+        """Return True if a legal cut lies between a value and the layer that reads it."""
         if source.op == "get_attr" or source in self._layers.constant:
             return False
-        made = self._layers.layer_of.get(source, 0)  # the model's inputs are there from the first
+        made = self._layers.layer_of.get(source, 0)  # the model's inputs count as the first layer
         return bisect_right(self._cuts, user) > bisect_right(self._cuts, made)
 
 
 def _starts(program: Program, layers: Layers) -> dict[fx.Node, str]:
-    """Where a run of a layer's operations begins in the whole program, and its name.
-
-    Layers may take turns, so one may have several runs.
-    """
+    """Return the first node of each run of a layer's operations, with the run's name."""
+    # Layers may alternate, so that one layer has several runs, each with a seed of its own.
     found: dict[fx.Node, str] = {}
     runs: Counter[int] = Counter()
     previous = -1

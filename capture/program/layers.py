@@ -1,4 +1,4 @@
-"""Which layer every operation belongs to: runs of the author's own modules, in order."""
+"""Assignment of operations to layers: runs of the author's own modules, in execution order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .program import (
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 LARGEST_SHARE = 0.25
-"""A module outside any container that holds more of the operations than this is opened up."""
+"""Share of all operations above which a module outside any container is split into children."""
 
 
 @dataclass
@@ -35,8 +35,8 @@ class Layers:
     Attributes:
         names: Unique; the second run of a module carries ``@1``.
         paths: Module path of each layer.
-        layer_of: Layer of each computing node. Constants and attributes have none: they are
-            part of every layer that reads them.
+        layer_of: Layer of each computing node. Constants and attributes have none: they belong to
+            every layer that reads them.
         constant: The constant nodes.
     """
 
@@ -50,10 +50,11 @@ class Layers:
 
 
 def assign_layers(program: Program) -> Layers:
-    """Cut the graph into runs of blocks; glue between blocks joins the run that feeds it.
+    """Divide the graph into runs of blocks; operations between blocks join the run that feeds them.
 
-    An operation that works in place, or draws random numbers, stays where it happens (an update of
-    a buffer: behind the last read of it); what reads changed memory stays behind the change.
+    An operation that works in place, or draws random numbers, stays in the layer where it happens
+    (the update of a buffer: after the last read of it), and reads of changed memory stay after the
+    change.
     """
     constant = constant_nodes(program)
     nodes = [
@@ -101,6 +102,7 @@ def assign_layers(program: Program) -> Layers:
     if not layers.names:
         layers.names.append(type(program.model).__name__)
         layers.paths.append("")
+    # Operations that only depend on the model's inputs join the first layer that reads them.
     for node in reversed(waiting):
         reading = [layers.layer_of[user] for user in node.users if user in layers.layer_of]
         layers.layer_of[node] = min(reading, default=0)
@@ -109,7 +111,7 @@ def assign_layers(program: Program) -> Layers:
 
 
 def explain_opaque(program: Program, layers: Layers, index: int) -> str:
-    """Why a layer, or a module in it, is called as its author wrote it; empty if it is traced."""
+    """Return why a layer, or a module in it, is opaque; an empty string if it is traced."""
     reasons = {
         path_of(node): str(node.meta[OPAQUE])
         for node, layer in layers.layer_of.items()
@@ -122,7 +124,7 @@ def explain_opaque(program: Program, layers: Layers, index: int) -> str:
 
 
 def find_kept_functions(program: Program, layers: Layers) -> dict[int, list[str]]:
-    """Custom autograd functions by the layer that calls them: they stay as they are."""
+    """Return the custom autograd functions by the layer that calls them."""
     found: dict[int, list[str]] = {}
     for node, layer in layers.layer_of.items():
         if FUNCTION in node.meta:
@@ -131,11 +133,11 @@ def find_kept_functions(program: Program, layers: Layers) -> dict[int, list[str]
 
 
 def block_paths(model: nn.Module, nodes: list[fx.Node], opaque: Collection[str] = ()) -> set[str]:
-    """Paths of the modules that become layers.
+    """Return the paths of the modules that become layers.
 
-    Elements of an ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict`` are layers, however
-    deep their container lies; around the containers, every child is. An `nn.Sequential` model
-    is cut into its direct children, as torchgpipe does. An opaque module is not opened.
+    Elements of an ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict`` become layers at any
+    depth; outside the containers, every child does. An ``nn.Sequential`` model is divided into its
+    direct children, as in torchgpipe. An opaque module is not divided.
     """
     if type(model) is nn.Sequential:
         return set(model._modules)
@@ -153,6 +155,8 @@ def block_paths(model: nn.Module, nodes: list[fx.Node], opaque: Collection[str] 
         else:
             blocks.add(path)
 
+    # Large modules without containers (a hand-written encoder, say) would be single layers and
+    # leave nothing to balance. Open them, one level per round, until none is too large.
     while True:
         blocks.clear()
         visit("", model, element=False)
@@ -177,7 +181,7 @@ def _is_element(model: nn.Module, path: str) -> bool:
 
 
 def _holds_composites(module: nn.Module) -> bool:
-    """Whether a container below holds modules that have children of their own."""
+    """Return True if a container below holds modules that have children of their own."""
     return any(
         any(True for _ in element.children())
         for container in module.modules()
@@ -196,7 +200,7 @@ def _block_of(path: str, blocks: set[str]) -> str | None:
 
 
 def _call_of(node: fx.Node, block: str) -> str:
-    """Which call of the block a node belongs to, where the tracer knows."""
+    """Return an identifier of the block's call to which a node belongs, if the tracer knows."""
     for key, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
         if path == block:
             return str(key)
@@ -208,7 +212,7 @@ def _sources(node: fx.Node) -> list[fx.Node]:
 
 
 def _storages(node: fx.Node) -> list[int]:
-    """Storages a node reads."""
+    """Return the storages that a node reads."""
     return [
         storage_key(tensor)
         for source in node.all_input_nodes
@@ -217,7 +221,7 @@ def _storages(node: fx.Node) -> list[int]:
 
 
 def _order_mutations(program: Program, layers: Layers) -> None:
-    """A node never sits in an earlier layer than what it reads."""
+    """Move nodes so that none is in an earlier layer than a value it reads."""
     for node in program.graph.nodes:
         if node in layers.layer_of:
             latest = max(

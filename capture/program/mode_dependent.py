@@ -1,4 +1,4 @@
-"""Operations that behave differently in training and evaluation, made to follow the mode again."""
+"""Operations that depend on training mode, made to follow the mode again after tracing."""
 
 from __future__ import annotations
 
@@ -37,11 +37,9 @@ class AttentionDropout(nn.Module):
 
 
 def follow_mode(program: Program) -> None:
-    """Turn frozen dropout into modules; list what stays frozen in ``program.fixed_mode``.
-
-    A graph captured in evaluation mode has no dropout left to bring back: what would differ in
-    training cannot be seen, so the whole graph is marked as fixed.
-    """
+    """Turn frozen dropout into modules; list what stays frozen in ``program.fixed_mode``."""
+    # torch.export freezes self.training into the arguments of its operators. A graph captured in
+    # evaluation mode has lost its dropout altogether, so it is fixed as a whole.
     if not program.training:
         program.fixed_mode = ("captured in evaluation mode",)
         return
@@ -60,7 +58,7 @@ def follow_mode(program: Program) -> None:
 
 
 def argument(node: fx.Node, name: str) -> Any:
-    """An argument of an ATen call by name, its default included."""
+    """Return an argument of an ATen call by name, or its default."""
     if name in node.kwargs:
         return node.kwargs[name]
     for position, declared in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
@@ -95,7 +93,7 @@ def _insert(program: Program, node: fx.Node, module: nn.Module, args: tuple[Any,
 
 
 def _reads_mode(node: fx.Node, program: Program) -> bool:
-    """Whether an operation, or one in its region, does something else in evaluation mode."""
+    """Return True if an operation, or one in its region, depends on training mode."""
     region = region_of(node, program)
     if region is not None:
         return any(_reads_mode(inner, program) for inner in region[0].nodes)

@@ -1,4 +1,4 @@
-"""Which values an operation changes in place."""
+"""Mutation analysis: the values that an operation changes in place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from torch._ops import HigherOrderOperator, OpOverload
 from .program import OPAQUE, WRITTEN, Program, modules_called
 
 _UPDATED_WITHOUT_SAYING = ("running_mean", "running_var")
-"""Arguments that normalisations change in training, though their schemas do not declare it."""
+"""Arguments that normalisations change in training although their schemas do not declare it: ATen's
+batch_norm and instance_norm are declared without aliases."""
 
 _CHANGE_NO_VALUE = ("detach_", "requires_grad_")
 
@@ -26,10 +27,10 @@ _IN_PLACE_OPERATORS = frozenset(
 
 
 def mutated_inputs(node: fx.Node, program: Program) -> list[fx.Node]:
-    """The nodes whose value this node changes in place.
+    """Return the nodes whose values this node changes in place.
 
-    Of a module that is not torch's own, its first input is assumed to be changed: what its Python
-    does is not looked into.
+    A module that is not torch's own is assumed to change its first input, since its code is not
+    inspected.
     """
     if OPAQUE in node.meta:
         return _written_by_opaque(node, program)
@@ -55,7 +56,7 @@ def mutated_inputs(node: fx.Node, program: Program) -> list[fx.Node]:
 
 
 def _written_by_opaque(node: fx.Node, program: Program) -> list[fx.Node]:
-    """The first tensor, and those that were seen to be changed."""
+    """Return the first tensor argument, and those that the eager call was seen to change."""
     given: list[fx.Node] = []
     fx.map_arg((node.args, node.kwargs), given.append)
     called = modules_called(node, program)
@@ -71,7 +72,7 @@ def _written_by_opaque(node: fx.Node, program: Program) -> list[fx.Node]:
 
 
 def region_of(node: fx.Node, program: Program) -> tuple[fx.Graph, list[Any]] | None:
-    """The graph and the operands of a ``no_grad`` or autocast region, if the node is one."""
+    """Return the graph and the operands of a ``no_grad`` or autocast region, if the node is one."""
     if not isinstance(node.target, HigherOrderOperator):
         return None
     for position, argument in enumerate(node.args):
@@ -97,11 +98,13 @@ def _by_schema(node: fx.Node) -> list[fx.Node]:
 
 
 def _inside_region(node: fx.Node, program: Program) -> list[fx.Node]:
-    """Operands changed by a region, through views made inside it too."""
+    """Return the operands that a region changes, also through views made inside it."""
     region = region_of(node, program)
     if region is None:
         return [source for source in node.all_input_nodes if source.op != "get_attr"]
     graph, operands = region
+    # Operand from which each inner value may be a view. A schema without aliasing information is
+    # assumed to alias its first argument, as views do.
     origin: dict[fx.Node, Any] = {}
     changed: list[fx.Node] = []
     placeholders = [inner for inner in graph.nodes if inner.op == "placeholder"]
@@ -128,10 +131,10 @@ def _says_in_place(name: str) -> bool:
 
 
 def is_region(node: fx.Node) -> bool:
-    """Whether a node is a whole sub-graph, such as a ``no_grad`` region."""
+    """Return True if a node is a sub-graph, such as a ``no_grad`` region."""
     return isinstance(node.target, HigherOrderOperator)
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether an operation draws random numbers."""
+    """Return True if an operation draws random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

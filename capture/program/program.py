@@ -21,16 +21,16 @@ VALUE = "val"
 """Key of ``node.meta`` for the fake tensor a node produces (torch's own key)."""
 
 OPAQUE = "stagewright_opaque"
-"""Key of ``node.meta`` that says why a module is called as its author wrote it."""
+"""Key of ``node.meta`` for the reason why a call is opaque."""
 
 WHOLE = "stagewright_whole"
-"""Key of ``node.meta`` of the one call of the whole model, where it could not be taken apart."""
+"""Key of ``node.meta`` that marks the single call of an opaque model."""
 
 FUNCTION = "stagewright_function"
-"""Key of ``node.meta`` that names the custom autograd function called, which is kept as it is."""
+"""Key of ``node.meta`` for the name of the custom autograd function that is called."""
 
 WRITTEN = "stagewright_written"
-"""Key of ``node.meta``: which tensor arguments of an opaque call it was seen to change in place."""
+"""Key of ``node.meta`` for the tensor arguments that an opaque call was seen to change in place."""
 
 
 @dataclass
@@ -38,20 +38,20 @@ class Program:
     """A flat graph: placeholders are tensors, the output is a flat list.
 
     Attributes:
-        model: The model; nodes refer to its modules and parameters by their names.
-        holder: Where names not found on the model (lifted constants) live.
+        model: The model; nodes refer to its modules and parameters by name.
+        holder: Holds names that the model does not have, such as lifted constants.
         graph: The nodes, each with its module path, call and fake value in ``meta``.
         structure: Names of the inputs, in order.
-        inputs: Their placeholders, in the same order.
-        out_spec: Rebuilds the model's output from the flat list.
-        output: Does so instead, if given: the output with a `TensorPosition` for every tensor.
+        inputs: Placeholders of the inputs, in that order.
+        out_spec: Pytree spec that rebuilds the model's output from the flat list.
+        output: Used instead, if given: the output with a `TensorPosition` for every tensor.
         fixed_mode: Operations whose training or evaluation behaviour is frozen in the graph.
-        frozen_in: Modules whose operations those are.
+        frozen_in: Modules of those operations.
         frozen_modules: Modules in evaluation mode while the model was captured in training mode.
-        opaque: Why modules are called as their author wrote them, by path.
+        opaque: Paths of the opaque modules, with the reasons.
         sample_ranges: Least and largest value of every integer or boolean input, in order;
             `None` for other inputs and for inputs without data.
-        notes: What a reader should know.
+        notes: Remarks for the reader.
     """
 
     model: nn.Module
@@ -77,16 +77,16 @@ class Program:
 
     @property
     def flat_outputs(self) -> list[Any]:
-        """Nodes or constants, one per leaf of the output."""
+        """Return a node or a constant for each leaf of the output."""
         return list(self.output_node.args[0])  # type: ignore[arg-type]
 
     def attribute(self, target: str) -> Any:
-        """The module, parameter, buffer or constant of that name."""
+        """Return the module, parameter, buffer or constant of a name."""
         return resolve_in((self.model, self.holder), target)
 
 
 def modules_called(node: fx.Node, program: Program) -> list[nn.Module]:
-    """The modules a node runs: the one it calls, or those it is given to call."""
+    """Return the modules that a node runs: the one it calls, or those passed to a checkpoint."""
     if node.op == "call_module":
         return [program.attribute(str(node.target))]
     if WHOLE in node.meta:
@@ -98,7 +98,7 @@ def modules_called(node: fx.Node, program: Program) -> list[nn.Module]:
 
 
 def resolve(root: nn.Module, target: str) -> Any:
-    """``resolve(model, "layer1.0.conv1")`` follows the dots."""
+    """Follow a dotted name: ``resolve(model, "layer1.0.conv1")``."""
     value: Any = root
     for part in target.split("."):
         value = getattr(value, part)
@@ -106,12 +106,12 @@ def resolve(root: nn.Module, target: str) -> Any:
 
 
 def is_inside(path: str, module: str) -> bool:
-    """Whether a path names the module or something below it."""
+    """Return True if a path is that of the module or of something below it."""
     return path == module or not module or path.startswith(f"{module}.")
 
 
 def resolve_in(roots: Iterable[nn.Module], target: str) -> Any:
-    """What the first of several modules that has it holds under that name."""
+    """Resolve a name on the first of several modules that has it."""
     for root in roots:
         try:
             return resolve(root, target)
@@ -121,12 +121,12 @@ def resolve_in(roots: Iterable[nn.Module], target: str) -> Any:
 
 
 def path_of(node: fx.Node) -> str:
-    """Fully qualified name of the module a node was traced in; empty for the root."""
+    """Return the path of the module in which a node was traced; empty for the root."""
     return str(node.meta.get(PATH, ""))
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """The tensors inside a node's value: itself, or the elements of a tuple."""
+    """Yield the tensors of a node's value: itself, or the elements of a tuple."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
@@ -135,10 +135,11 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def value_of(node: fx.Node) -> Any:
-    """The fake value of a node."""
+    """Return the fake value of a node."""
     return node.meta.get(VALUE)
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Equal for tensors that are views of one storage, fake ones included."""
+    """Return a key that is equal for all views of one storage."""
+    # Not data_ptr: it is 0 for fake and meta tensors.
     return int(tensor.untyped_storage()._cdata)

@@ -1,4 +1,4 @@
-"""Consecutive layers as a module of their own, with the model's parameters under their names."""
+"""Segments: consecutive layers as a module that holds the model's parameters under their names."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ class Segment(nn.Module):
         self._make_keyed_code: Callable[[], Code] | None = None
         self._keyed_code: Code | None = None
         self._keys: RandomKeys | None = None
+        # Tuples hide modules from nn.Module, which would register them as children and so add
+        # names to the state_dict.
         self._kept_in_evaluation: tuple[nn.Module, ...] = ()
         self._whole: tuple[nn.Module, ...] = ()
         self._evaluation: tuple[Segment, ...] = ()
@@ -52,7 +54,7 @@ class Segment(nn.Module):
 
     @contextmanager
     def keyed(self, keys: RandomKeys) -> Iterator[None]:
-        """Draw every layer's random numbers by these keys; generators are left where that ends."""
+        """Draw every layer's random numbers by these keys; generators are not restored."""
         before = self._keys
         if self._keyed_code is None:
             assert self._make_keyed_code is not None
@@ -70,10 +72,10 @@ class Segment(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Switch training or evaluation mode.
 
-        Modules that were in evaluation mode while the model was trained stay in it.
+        Modules that were in evaluation mode at capture, such as frozen batch norms, stay in it.
 
         Raises:
-            PlanMismatch: Operations in this segment were frozen in the other mode by capture.
+            PlanMismatch: Capture has frozen operations of this segment in the other mode.
         """
         self.check_mode(mode)
         super().train(mode)
@@ -84,17 +86,17 @@ class Segment(nn.Module):
         return self
 
     def hold_model(self, model: nn.Module) -> None:
-        """Hold everything the model holds, in the same tables: this segment calls it whole."""
+        """Share the tables of an opaque model, which this segment calls as a whole."""
         self._whole = (model,)
         for table in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             vars(self)[table] = vars(model)[table]
 
     def set_evaluation(self, evaluation: Segment) -> None:
-        """Run another graph in evaluation; its parameters and buffers are among this one's."""
+        """Use another segment in evaluation mode; it must share this one's tensors."""
         self._evaluation = (evaluation,)
 
     def adopt_buffers(self, other: Segment) -> None:
-        """Hold the buffers that another segment holds now under the same names."""
+        """Take over the buffers that another segment holds now under the same names."""
         theirs = dict(other.named_modules())
         for path, module in self.named_modules():
             held = theirs[path]._buffers if path in theirs else {}
@@ -102,27 +104,23 @@ class Segment(nn.Module):
                 module._buffers[name] = held[name]
 
     def check_mode(self, mode: bool) -> None:
-        """Refuse a mode in which the traced model would not do what the model does.
-
-        Raises:
-            PlanMismatch: See `train`.
-        """
+        """Raise `PlanMismatch` for a mode that the traced model cannot reproduce."""
         if mode != self._captured_training and self._fixed_mode:
             wanted = "training" if mode else "evaluation"
             raise PlanMismatch(
-                f"cannot switch to {wanted} mode, because capture froze "
+                f"cannot switch to {wanted} mode because capture froze "
                 f"{', '.join(self._fixed_mode)}; evaluate the unsplit model, which shares these "
                 "weights, or write that part with torch.nn modules"
             )
 
     def import_buffers(self, root: nn.Module) -> None:
-        """Hold the buffers that ``root`` holds under the same names, where they differ."""
+        """Take over the buffers that ``root`` holds under the same names."""
         for path, module in self.named_modules():
             for name in module._buffers:
                 module._buffers[name] = root.get_submodule(path)._buffers[name]
 
     def rebind_tensors(self, root: nn.Module) -> None:
-        """Hold what ``root`` holds now under the same names, after its tensors were replaced."""
+        """Take over the tensors of ``root`` by name, after it replaced them."""
         theirs = dict(root.named_modules(remove_duplicate=False))
         for path, module in self.named_modules(remove_duplicate=False):
             source = theirs.get(path)
@@ -136,12 +134,13 @@ class Segment(nn.Module):
             evaluation.rebind_tensors(root)
 
     def export_buffers(self, root: nn.Module) -> None:
-        """Make ``root`` hold this segment's buffers, after this segment moved."""
+        """Put this segment's buffers into ``root``, after this segment has moved."""
         for path, module in self.named_modules():
             for name, buffer in module._buffers.items():
                 root.get_submodule(path)._buffers[name] = buffer
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # nn.Module's to(), cuda(), half() all come here, but know parameters and buffers only.
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.apply_to_constants(fn)
         for evaluation in self._evaluation:
@@ -156,18 +155,14 @@ class Segment(nn.Module):
 
 
 def get_segments(segment: Segment) -> tuple[Segment, ...]:
-    """A segment, and the one that runs for it in evaluation: all that read its weights.
-
-    No attribute of the segment, as for `get_constants`.
-    """
+    """Return a segment and its evaluation segment: all that read its weights."""
+    # Not a property of Segment, whose public names are those of the model's own modules.
     return (segment, *segment._evaluation)
 
 
 def get_constants(segment: Segment) -> Mapping[str, Tensor]:
-    """A segment's tensors that are neither parameters nor buffers, by name, to be read only.
-
-    No attribute of the segment, whose public names are those of the model's own modules.
-    """
+    """Return a read-only view of a segment's tensors that are neither parameters nor buffers."""
+    # Not a property of Segment, whose public names are those of the model's own modules.
     return MappingProxyType(segment._constants)
 
 
@@ -183,22 +178,23 @@ def make_segment(
     leave: Callable[[Any], Any] | None = None,
     cuts: Sequence[int] = (),
 ) -> Segment:
-    """The layers ``first`` up to, not including, ``last``.
+    """Build the segment of the layers from ``first`` up to, not including, ``last``.
 
     Args:
         program: The traced model.
         layers: Its layers.
-        first: First layer.
+        first: Index of the first layer.
         last: One past the last layer.
-        inputs: Nodes whose values the segment is given, in order.
+        inputs: Nodes whose values the segment receives, in order.
         outputs: Nodes (or constants) whose values it returns, in order.
         enter: Applied to every input, if given.
         leave: Applied to every output, if given.
-        cuts: Positions where the model may be cut, ascending; see `keyed`.
+        cuts: Positions of legal cuts, ascending; see `Segment.keyed`.
     """
     piece = _Piece(program, layers, first, last, inputs, outputs, enter, leave)
     segment = _assemble(program, *piece.copied(fx.Graph()))
 
+    # Compiled on first use: most segments are never run with keyed random numbers.
     def make_keyed_code() -> Code:
         graph = fx.Graph()
         keyed = KeyedNodeCopier(program, layers, cuts, graph)
@@ -210,7 +206,7 @@ def make_segment(
 
 @dataclass(frozen=True)
 class _Piece:
-    """What `make_segment` is given."""
+    """The arguments of `make_segment`."""
 
     program: Program
     layers: Layers
@@ -226,11 +222,11 @@ class _Piece:
         graph: fx.Graph,
         copy_node: Callable[[fx.Node, Mapping[fx.Node, fx.Node]], fx.Node] | None = None,
     ) -> tuple[fx.Graph, dict[str, Any]]:
-        """Its operations, added to a graph, and what they read of the model by name.
+        """Copy the operations to a graph; return it and the model's attributes they read, by name.
 
         Args:
-            graph: Added to.
-            copy_node: Copies one node; as it is if not given.
+            graph: The target.
+            copy_node: Copies one node; by default unchanged.
         """
         program, layer_of = self.program, self.layers.layer_of
         wanted = [
@@ -240,6 +236,7 @@ class _Piece:
         self._add_inputs(graph, copies)
         needed = _with_constants(wanted, self.outputs, copies, self.layers)
         attributes: dict[str, Any] = {}
+        # In the program's order, which respects writes in place, not in the order of layers.
         for node in program.graph.nodes:
             if node not in needed or node in copies:
                 continue
@@ -278,7 +275,7 @@ class _Piece:
 def _with_constants(
     wanted: list[fx.Node], outputs: Iterable[Any], given: dict[fx.Node, fx.Node], layers: Layers
 ) -> set[fx.Node]:
-    """The wanted nodes plus the attributes and constants they read."""
+    """Return the wanted nodes with the attributes and constants that they read."""
     needed = set(wanted)
     pending = [*wanted, *(out for out in outputs if isinstance(out, fx.Node))]
     while pending:
@@ -295,7 +292,8 @@ def _with_constants(
 
 
 def _own_name(program: Program, node: fx.Node, wanted: list[fx.Node]) -> str:
-    """The name under which the reading module knows a tied parameter."""
+    """Return the name by which the reading module knows a tied parameter."""
+    # The tracer may have recorded the other module's name, which this segment need not hold.
     target = str(node.target)
     value = program.attribute(target)
     readers = {path_of(user) for user in node.users if user in set(wanted)}
@@ -307,10 +305,7 @@ def _own_name(program: Program, node: fx.Node, wanted: list[fx.Node]) -> str:
 
 
 def mutates_inputs(program: Program, layers: Layers, first: int, last: int) -> bool:
-    """Whether an operation in these layers works in place, and so may change what it was given.
-
-    Of the first layers' operations only those count that work in memory of the model's inputs.
-    """
+    """Return True if an operation in these layers may change the segment's inputs in place."""
     changed = [
         node
         for reader, layer in layers.layer_of.items()
@@ -338,17 +333,15 @@ def _assemble(program: Program, graph: fx.Graph, attributes: dict[str, Any]) -> 
 
 
 def _code(segment: Segment, graph: fx.Graph) -> Code:
-    """The generated function alone.
-
-    A GraphModule would register every plain tensor as a persistent buffer, and so change the
-    model's names.
-    """
+    """Compile a graph to a function that takes the segment as its first argument."""
+    # Only the generated function is used: a GraphModule registers every plain tensor as a
+    # persistent buffer, which would change the names in the model's state_dict.
     code: Code = type(fx.GraphModule(segment, graph)).forward
     return code
 
 
 def attach(segment: Segment, model: nn.Module, target: str, value: Any) -> None:
-    """Set a module, parameter, buffer or constant under its dotted name."""
+    """Set a module, parameter, buffer or constant by its dotted name."""
     if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
         owner, _, name = target.rpartition(".")
         source = _module_or_none(model, owner)
@@ -370,7 +363,7 @@ def _module_or_none(model: nn.Module, path: str) -> nn.Module | None:
 
 
 def _parent(root: nn.Module, target: str) -> nn.Module:
-    """The module that holds ``target``, made of empty modules where there is none yet."""
+    """Return the parent module of ``target``, creating empty modules on the way."""
     parent = root
     for part in target.split(".")[:-1]:
         child = parent._modules.get(part)
@@ -390,7 +383,7 @@ def _set(root: nn.Module, target: str, value: Any) -> None:
 
 
 def adopt_unused(segment: Segment, model: nn.Module, names: Iterable[str]) -> None:
-    """Give a segment parameters and buffers that no layer uses, so that none is lost."""
+    """Add parameters and buffers that no layer uses to a segment, so that none is lost."""
     for name in names:
         parent, _, leaf = name.rpartition(".")
         source = model.get_submodule(parent)

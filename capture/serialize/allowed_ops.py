@@ -1,4 +1,4 @@
-"""Whether a traced call is on the list of what a graph without code may do."""
+"""Check of traced calls against the list of operations that a rebuildable graph may contain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...core.graph.allowed_ops import GETITEM, OPERATORS
 from .literals import NotSerializable
 
 CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range")
-"""Operations that compute nothing; they are not written down."""
+"""Assertions that torch.export inserts; they compute nothing and are not serialized."""
 
 
 def is_check(node: fx.Node) -> bool:
@@ -19,10 +19,10 @@ def is_check(node: fx.Node) -> bool:
 
 
 def allowed_target(node: fx.Node) -> str:
-    """The listed name of the function a node calls.
+    """Return the listed name of the function that a node calls.
 
     Raises:
-        NotData: It is not on the list.
+        NotSerializable: It is not on the list.
     """
     if node.target is operator.getitem:
         if not isinstance(node.args[1], int):

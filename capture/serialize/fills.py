@@ -1,4 +1,4 @@
-"""What to make up in the place of a model's buffers and constants: never its weights."""
+"""Fills of a model's buffers and constants in a serialized graph, which has no weights."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ...core.graph.tensors import DIFFERENTIABLE
 from ..sample import dtype_name
 
 MAX_WRITTEN_FLOATS = 256
-"""Floating-point constants are written down only where they are as small as a table of
-frequencies; learned values are larger."""
+"""Floating-point constants are written out only if they are as small as a table of frequencies;
+larger ones may be learned values, which must not leave the machine."""
 
 MAX_LOOKED_AT = 2**26
-"""Larger tensors are not looked at element by element."""
+"""Largest tensor whose elements are inspected."""
 
 STATISTICS = {"running_mean": 0, "running_var": 1, "num_batches_tracked": 0}
-"""What normalisations start from; what they gathered from data stays with the model."""
+"""Initial values of normalisation statistics; the values gathered from data are not disclosed."""
 
 _POSITIONS = (torch.int64, torch.int32, torch.int16, torch.bool)
 
 
 def choose_fill(name: str, tensor: Tensor) -> Fill:
-    """How to fill a buffer or constant so that operations on it work and take as long."""
+    """Choose a fill with which operations on a buffer or constant work and take as long."""
     own = name.rpartition(".")[2]
     if own in STATISTICS:
         return ConstantFill(value=STATISTICS[own])

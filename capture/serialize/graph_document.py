@@ -1,4 +1,4 @@
-"""A traced model written down as a `Graph`: names, shapes and edges, no weights, no code."""
+"""Conversion of a traced model to a `Graph`: names, shapes and edges, without weights or code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .portable_graph import PortableGraph, iterate_state, write_portable_graph
 
 
 def graph_document(program: Program, layers: Layers, cuts: list[Cut]) -> Graph:
-    """Everything the planner and the profiler need to know of a traced model."""
+    """Build the document with all that the planner and the profiler need of a traced model."""
     parameters = list_parameters(program, layers)
     written = write_portable_graph(program, layers)
     graph = Graph(
@@ -49,7 +49,7 @@ def graph_document(program: Program, layers: Layers, cuts: list[Cut]) -> Graph:
 
 
 def _with_means_to_run(graph: Graph, program: Program, written: PortableGraph) -> Graph:
-    """The graph with everything it takes to run it; as it was, if that is refused on reading."""
+    """Add what it takes to run the graph; leave it unchanged if the result is not valid."""
     means = {
         "rebuildable": True,
         "operations": tuple(written.operations),
@@ -69,7 +69,7 @@ def _with_means_to_run(graph: Graph, program: Program, written: PortableGraph) -
 
 
 def list_parameters(program: Program, layers: Layers) -> tuple[Parameter, ...]:
-    """Parameters and buffers, each storage once with all its names and the layers reading it."""
+    """List parameters and buffers once each, with all their names and the layers reading them."""
     readers = _readers(program, layers)
     records: list[Parameter] = []
     for names, tensor, kind in iterate_state(program.model):
@@ -87,7 +87,7 @@ def list_parameters(program: Program, layers: Layers) -> tuple[Parameter, ...]:
 
 
 def _readers(program: Program, layers: Layers) -> dict[int, set[int]]:
-    """Layers reading each parameter or buffer, by the tensor's identity."""
+    """Return the layers that read each parameter or buffer, by the tensor's identity."""
     readers: dict[int, set[int]] = {}
     for node, layer in layers.layer_of.items():
         for module in modules_called(node, program):

@@ -1,4 +1,4 @@
-"""``torch.nn`` leaves as data: a type and its constructor's arguments, and back."""
+"""Serialization of ``torch.nn`` leaf modules as a type and its constructor's arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .literals import NotSerializable
 
 
 def leaf_type(name: str) -> type[nn.Module] | None:
-    """The class of that name, if it is on the list."""
+    """Return the class of a name, if it is on the list."""
     if name not in MODULES:
         return None
     found: type[nn.Module] = (
@@ -28,11 +28,11 @@ def leaf_type(name: str) -> type[nn.Module] | None:
 
 
 def describe_leaf(name: str, module: nn.Module) -> LeafModule:
-    """A module of a listed type as data.
+    """Describe a module of a listed type.
 
     Raises:
-        NotData: It is of another type, carries hooks or a forward of its own, or is more than its
-            constructor's arguments say.
+        NotSerializable: The module has another type, hooks or a replaced forward, or differs from
+            what its constructor's arguments yield.
     """
     kind = type(module).__name__
     if leaf_type(kind) is not type(module):
@@ -52,10 +52,10 @@ def describe_leaf(name: str, module: nn.Module) -> LeafModule:
 
 
 def build_leaf(leaf: LeafModule, dtype: torch.dtype | None = None) -> nn.Module:
-    """The module that a `LeafModule` describes, without memory (on the meta device).
+    """Construct the module that a `LeafModule` describes, on the meta device.
 
     Raises:
-        Exception: Whatever the constructor raises for settings that do not fit together.
+        Exception: The constructor rejects the settings.
     """
     kind = leaf_type(leaf.type)
     assert kind is not None, "reading a graph checks its modules"
@@ -71,7 +71,7 @@ def build_leaf(leaf: LeafModule, dtype: torch.dtype | None = None) -> nn.Module:
 
 
 def _settings(module: nn.Module) -> dict[str, Setting]:
-    """The constructor arguments that are not their defaults."""
+    """Return the constructor arguments that differ from their defaults."""
     defaults = _parameters(type(module))
     settings: dict[str, Setting] = {}
     for name in sorted(MODULES[type(module).__name__]):
@@ -84,7 +84,8 @@ def _settings(module: nn.Module) -> dict[str, Setting]:
 
 
 def _parameters(kind: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    """Constructor arguments by name; recurrent nets hand theirs on to their base."""
+    """Return the constructor's parameters by name."""
+    # Recurrent modules take *args and **kwargs for their base class, so include the bases'.
     found: dict[str, inspect.Parameter] = {}
     for owner in reversed(kind.__mro__):
         if owner not in (object, nn.Module) and "__init__" in vars(owner):
@@ -103,7 +104,7 @@ def _plain(value: Any, name: str) -> Setting:
 
 
 def _configuration(module: nn.Module) -> dict[str, object]:
-    """Plain attributes; others may have hung more on it, which its type's forward does not read."""
+    """Return the plain attributes of a module."""
     plain = (bool, int, float, str, tuple, type(None))
     return {name: value for name, value in vars(module).items() if isinstance(value, plain)}
 
@@ -117,7 +118,7 @@ def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def is_plain_sequence(module: nn.Module) -> bool:
-    """Whether it only calls its children in turn."""
+    """Return True if a module only calls its children one after the other."""
     hooked = any(getattr(module, hooks, None) for hooks in HOOKS)
     return (
         type(module) is nn.Sequential
@@ -128,7 +129,7 @@ def is_plain_sequence(module: nn.Module) -> bool:
 
 
 def iterate_leaves(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules it calls in the end, in order, with their names."""
+    """Yield the leaf modules that a nested ``nn.Sequential`` calls, in order, with their names."""
     if is_plain_sequence(module):
         for own, child in module._modules.items():
             assert child is not None, "a Sequential calls every child"
@@ -138,10 +139,10 @@ def iterate_leaves(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Modul
 
 
 def run_on_meta(name: str, module: nn.Module, given: Tensor) -> Tensor:
-    """What a listed leaf makes of a tensor, without memory; the leaf itself is not run.
+    """Run a copy of a listed leaf on the meta device and return its output.
 
     Raises:
-        NotData: It is not a listed leaf.
+        NotSerializable: The module is not a listed leaf.
     """
     dtypes = [p.dtype for p in module.parameters() if p.is_floating_point()]
     again = build_leaf(describe_leaf(name, module), dtypes[0] if dtypes else None)

@@ -1,4 +1,4 @@
-"""Arguments of traced operations as data, and what cannot be written as such."""
+"""Serialization of the arguments of traced operations."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ...core.graph.tensors import ELEMENT_SIZE_BYTES
 from ..sample import dtype_name
 
 LEFT_OUT = ("device", "pin_memory")
-"""Keywords that say where a result is placed: wherever the graph is run."""
+"""Keywords for the placement of a result, which is wherever the graph is run."""
 
 
 class NotSerializable(Exception):
-    """Something that a document cannot hold; the message says what, in words."""
+    """Something that a document cannot contain; the message describes it."""
 
 
 def to_keywords(node: fx.Node, refer: Callable[[fx.Node], Element]) -> dict[str, Argument]:
-    """The keyword arguments of a node, without those that say where its result is placed.
+    """Convert the keyword arguments of a node, except those for the placement of its result.
 
     Raises:
-        NotData: One of them cannot be written.
+        NotSerializable: One of them cannot be represented.
     """
     written = {}
     for name, value in node.kwargs.items():
@@ -45,10 +45,10 @@ def to_keywords(node: fx.Node, refer: Callable[[fx.Node], Element]) -> dict[str,
 
 
 def to_argument(value: Any, refer: Callable[[fx.Node], Element]) -> Argument:
-    """One argument as data; ``refer`` gives what a node is called.
+    """Convert an argument; ``refer`` returns the reference to a node.
 
     Raises:
-        NotData: It cannot be written.
+        NotSerializable: The argument cannot be represented.
     """
     if isinstance(value, tuple | list):
         return tuple(_element(item, refer) for item in value)

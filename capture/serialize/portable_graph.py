@@ -1,4 +1,4 @@
-"""A traced model as data that can be run again elsewhere, with other weights."""
+"""Serialization of a traced model as data that can be run elsewhere with other weights."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .literals import NotSerializable, to_argument, to_keywords
 from .regions import write_region
 
 MAX_REASONS = 20
-"""Operations named as reasons why a graph cannot be rebuilt; more would help nobody."""
+"""Most reasons listed why a graph cannot be rebuilt."""
 
 PathToValue = tuple[str | int, ...]
 
 
 @dataclass
 class PortableGraph:
-    """The parts of a `core.graph.Graph` that say how to run it; see there."""
+    """The parts of a `core.graph.graph.Graph` that describe how to run it."""
 
     operations: list[Operation] = field(default_factory=list)
     modules: dict[str, LeafModule] = field(default_factory=dict)
@@ -46,15 +46,15 @@ class PortableGraph:
 
 
 def write_portable_graph(program: Program, layers: Layers) -> PortableGraph:
-    """Every operation of a traced model with its arguments, and what they are applied to.
+    """Serialize every operation of a traced model with its arguments, and the model's state.
 
-    What cannot be written is listed in ``refusals``; the rest is then of no use.
+    What cannot be serialized is listed in ``refusals``; the graph is then not rebuildable.
     """
     return _Writer(program, layers).write()
 
 
 class _Writer:
-    """Goes over the graph once, remembering how to refer to what has been passed."""
+    """Single pass over the graph that maps every node to a reference."""
 
     def __init__(self, program: Program, layers: Layers) -> None:
         self._program, self._layers = program, layers
@@ -80,7 +80,9 @@ class _Writer:
         return found
 
     def _attempt(self, node: fx.Node | None, write: Any) -> None:
-        """Do it, or note why it cannot be done."""
+        """Call ``write`` and record the reason if it fails."""
+        # Go on after a failure: the report names several reasons, and the operations are listed
+        # in the document even if the graph cannot be rebuilt.
         try:
             write()
         except (NotSerializable, ValidationError) as error:
@@ -166,11 +168,10 @@ class _Writer:
     def _leading_up_to(
         self, node: fx.Node, target: str, references: dict[fx.Node, Element]
     ) -> tuple[str, Element]:
-        """Write the calls that a nested ``nn.Sequential`` makes, but for the last.
+        """Write all calls that a nested ``nn.Sequential`` makes, except the last.
 
         Returns:
-            The module that is left to be called and what it is given; `None` if that is what the
-            node itself says.
+            The module of the last call and its argument; `None` if that is the node's own.
         """
         leaves = list(iterate_leaves(target, self._program.attribute(target)))
         if len(leaves) == 1 and leaves[0][0] == target:
@@ -178,6 +179,8 @@ class _Writer:
         source = node.args[0] if len(node.args) == 1 and not node.kwargs else None
         if not isinstance(source, fx.Node) or not isinstance(value_of(source), Tensor):
             raise NotSerializable("a Sequential called with more than one tensor")
+        # The tracer recorded one node for the whole Sequential. Shapes between its leaves are
+        # found by running copies of them on the meta device.
         given, value = references[source], value_of(source).to("meta")
         for number, (name, module) in enumerate(leaves[:-1]):
             value = run_on_meta(name, module, value)
@@ -213,7 +216,7 @@ def _values(values: Iterable[Any], references: dict[fx.Node, Element]) -> tuple[
 
 
 def _with_constants(program: Program, layers: Layers) -> dict[fx.Node, int]:
-    """The layer of every computing node; of a constant, the first layer that reads it."""
+    """Return the layer of every computing node; for a constant, the first layer that reads it."""
     found = dict(layers.layer_of)
     for node in reversed(program.graph.nodes):
         if node in layers.constant and node.op.startswith("call_"):
@@ -229,7 +232,7 @@ def _state_names(model: nn.Module) -> set[str]:
 def iterate_state(
     model: nn.Module,
 ) -> Iterable[tuple[tuple[str, ...], Tensor, Literal["parameter", "buffer"]]]:
-    """Every parameter and buffer once, with all its names."""
+    """Yield every parameter and buffer once, with all its names."""
     all_named: dict[Literal["parameter", "buffer"], Iterable[tuple[str, Tensor]]] = {
         "parameter": model.named_parameters(remove_duplicate=False),
         "buffer": model.named_buffers(remove_duplicate=False),
@@ -261,7 +264,7 @@ def _target(node: fx.Node, model: nn.Module) -> str:
 
 
 def _output_paths(spec: Any, count: int) -> tuple[PathToValue, ...]:
-    """Where each flat output sits in what the model returns; numbered where that has no name."""
+    """Return the path of each flat output in the model's output; indices if it has none."""
     try:
         nested = pytree.tree_unflatten([object() for _ in range(count)], spec)
         paths = [
@@ -284,7 +287,7 @@ def _plain_key(key: Any) -> str | int:
 
 
 def _sample(program: Program) -> Sample:
-    """Random inputs, integers within the range of the sample that was captured with."""
+    """Describe random inputs, with integers within the range of the captured sample."""
     names = program.structure.names
     ranges = program.sample_ranges or (None,) * len(names)
     return Sample(

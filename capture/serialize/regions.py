@@ -1,4 +1,4 @@
-"""Sub-graphs under another gradient or autocast mode, as data."""
+"""Serialization of regions: sub-graphs under another gradient or autocast mode."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .literals import NotSerializable, to_argument, to_keywords
 
 
 def write_region(node: fx.Node, program: Program, layer: int) -> tuple[Region, list[Any]] | None:
-    """The region a node runs and what it is given; `None` if the node runs none.
+    """Serialize the region that a node runs, with its operands; return `None` if it runs none.
 
     Raises:
-        NotData: It is of another kind, or something in it cannot be written.
+        NotSerializable: The region is of another kind, or something in it cannot be represented.
     """
     if not isinstance(node.target, HigherOrderOperator):
         return None

@@ -1,7 +1,7 @@
-"""Recognise a materialised causal mask and let attention use its fast causal path again.
+"""Recovery of attention's fast causal path from materialised causal masks.
 
-``transformers`` builds the mask as a tensor while being exported, which forces attention onto
-a slower kernel; run eagerly the same model passes ``is_causal=True``.
+``transformers`` builds the mask as a tensor while being exported, which forces attention onto a
+slower kernel; run eagerly, the same model passes ``is_causal=True``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from ..program.mode_dependent import argument
 from ..program.program import VALUE, Program, value_of
 
 MAX_MASK_BYTES = 2**28
-"""Larger masks are left as they are rather than computed to be looked at."""
+"""Largest mask that is computed to see whether it is causal."""
 
 
 def restore_causal_attention(program: Program) -> None:
-    """Replace constant causal masks by ``is_causal=True``; anything else stays."""
+    """Replace constant causal masks by ``is_causal=True``; leave any other mask."""
     attention = torch.ops.aten.scaled_dot_product_attention.default
     calls = [node for node in program.graph.nodes if node.target is attention]
     if not calls:
@@ -62,12 +62,10 @@ _VIEWS = (aten.transpose.int, aten.reshape.default, aten.view.default)
 
 
 def erase_copies_behind_attention(program: Program) -> None:
-    """Erase ``contiguous()`` behind attention, where a real kernel's memory is so already.
-
-    Fused attention lays its result out token by token; without data it is computed in steps that
-    lay it out head by head, and the author's ``transpose(1, 2).contiguous()`` becomes a copy that
-    no device makes. Attention with dropout is left alone: the CPU computes that in steps, too.
-    """
+    """Erase ``contiguous()`` after attention if a real kernel's output is contiguous already."""
+    # Fused attention lays its result out token by token. On the meta device it is decomposed into
+    # steps that lay it out head by head, and the author's transpose(1, 2).contiguous() becomes a
+    # copy that no device makes. With dropout the CPU decomposes it, too, so that stays.
     for node in list(program.graph.nodes):
         if node.target is not aten.contiguous.default or not value_of(node).is_meta:
             continue
@@ -79,7 +77,7 @@ def erase_copies_behind_attention(program: Program) -> None:
 
 
 def _viewed(node: fx.Node) -> fx.Node:
-    """What a node is a view of, as far as shapes and order of dimensions go."""
+    """Return the node that a chain of transposes and reshapes is a view of."""
     while node.target in _VIEWS:
         node = node.all_input_nodes[0]
     return node

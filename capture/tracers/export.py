@@ -1,4 +1,4 @@
-"""Capture through ``torch.export`` (non-strict): whole models, written as they are."""
+"""Tracing with ``torch.export`` (non-strict mode)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
+from pathlib import PurePath
 from types import FrameType
 from typing import Any
 
@@ -19,21 +20,20 @@ from torch.utils import _pytree as pytree
 from ...core.errors import CaptureError
 from ..observation.nested_values import extract_tensors, keep_positions
 from ..program.program import CALL, PATH, Program, is_inside
+from ..serialize.allowed_ops import is_check
 from .opaque_calls import find_recurrent_modules, replace_with_opaque_calls, restore_opaque_calls
 from .target import TracingTarget
 
-_CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range")
-
 
 def trace_with_export(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:
-    """Export in the mode the model is in, at exactly this input shape.
+    """Export a model in its current mode, at exactly this input shape.
 
     Args:
-        subject: The model; its custom autograd functions are called as written.
-        opaque: Modules that are called as their author wrote them, and why.
+        subject: The model; its custom autograd functions become opaque calls.
+        opaque: Paths of the opaque modules, with the reasons.
 
     Raises:
-        CaptureError: Export refused the model; the message names the module and operation.
+        CaptureError: Export failed; the message names the module and operation.
     """
     model, structure, seen = subject.model, subject.structure, subject.seen
     args, kwargs = structure.unflatten(subject.flat)
@@ -53,6 +53,7 @@ def trace_with_export(subject: TracingTarget, opaque: Mapping[str, str]) -> Prog
             module = exported.module()
     except Exception as error:
         raise _refusal(error, model) from error
+    # Guards and assertions compare with the sample's values and would keep dead nodes alive.
     for node in list(module.graph.nodes):
         if _is_check(node):
             module.graph.erase_node(node)
@@ -84,10 +85,12 @@ def trace_with_export(subject: TracingTarget, opaque: Mapping[str, str]) -> Prog
 
 @contextmanager
 def flatten_output(model: nn.Module) -> Iterator[list[Any]]:
-    """Make the model return a tuple of its output's tensors for a while, whatever holds them.
+    """Make the model return a flat tuple of its output's tensors.
 
-    Yields the list that each call's output is appended to, with places for the tensors.
+    Yields a list to which each call appends its output, with a `TensorPosition` for each tensor.
     """
+    # torch.export rejects outputs of classes that are not registered with pytree, such as the
+    # dataclasses of user code.
     written, had_own = model.forward, "forward" in vars(model)
     forms: list[Any] = []
 
@@ -112,14 +115,12 @@ def _all_inside(paths: set[str], opaque: Mapping[str, str]) -> bool:
 
 
 def _is_check(node: fx.Node) -> bool:
-    if node.op == "call_module" and node.target == "_guards_fn":
-        return True
-    name = getattr(node.target, "__name__", "")
-    return node.op == "call_function" and not node.users and name.split(".")[0] in _CHECKS
+    is_guard = node.op == "call_module" and node.target == "_guards_fn"
+    return is_guard or (node.op == "call_function" and is_check(node))
 
 
 def _refusal(error: Exception, model: nn.Module) -> CaptureError:
-    """Say which line of which module was refused, in a few words."""
+    """Convert an error of torch.export, naming the module and the line that caused it."""
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     headline = lines[0] if lines else type(error).__name__
@@ -133,7 +134,7 @@ def _refusal(error: Exception, model: nn.Module) -> CaptureError:
 
 
 def _blamed(error: BaseException, model: nn.Module) -> tuple[str | None, str | None]:
-    """The innermost module of the model in whose code the error arose, and the line there."""
+    """Return the innermost module whose code raised the error, and the place in that code."""
     paths = {id(module): name for name, module in reversed(list(model.named_modules()))}
     cause: BaseException | None = error
     while cause is not None:
@@ -142,7 +143,8 @@ def _blamed(error: BaseException, model: nn.Module) -> tuple[str | None, str | N
             owner = frame.f_locals.get(names[0]) if names else None
             if isinstance(owner, nn.Module) and id(owner) in paths:
                 name = paths[id(owner)] or type(model).__name__
-                return name, f"{frame.f_code.co_name}, line {line}"
+                file = PurePath(frame.f_code.co_filename).name
+                return name, f"{file}:{line} in {frame.f_code.co_name}"
         if isinstance(cause, CaptureError) and cause.module:
             return cause.module, cause.operation
         cause = cause.__cause__ or cause.__context__
@@ -160,7 +162,7 @@ def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
 
 @contextmanager
 def silence_loggers(prefix: str) -> Iterator[None]:
-    """Silence every logger of that name or below it, for a while."""
+    """Silence every logger of a name or below it."""
     found = [
         logging.getLogger(name)
         for name in logging.root.manager.loggerDict

@@ -1,4 +1,4 @@
-"""The module frontier: which modules are called as their author wrote them, found step by step."""
+"""Search for the module frontier: the smallest set of opaque modules around which tracing works."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ..program.program import Program, is_inside
 from ..report import plain_reason
 
 MAX_STEPS = 12
-"""Times the frontier may grow before capture gives up; each step traces the model anew."""
+"""Most times the frontier may grow; each step traces the model again."""
 
 MAX_CLASSES = 4
-"""Classes tried one by one for code that looks at the mode, before all are taken together."""
+"""Most classes of mode-dependent modules tried one by one, before all are tried together."""
 
 
 def trace_around(
@@ -24,19 +24,21 @@ def trace_around(
     tracer: Callable[[Mapping[str, str]], Program],
     more: Mapping[str, str],
 ) -> Program:
-    """Trace with as few opaque modules as it takes.
+    """Trace with as few opaque modules as possible.
 
-    It starts with what one eager forward showed must stay as written. Each refusal adds the
-    smallest module it blames, and every other of the same class, which would be refused alike.
+    The frontier starts with the modules that the eager forward showed to be untraceable. Each
+    failure adds the smallest module that caused it, and all others of its class, which would fail
+    alike.
 
     Args:
         model: The model.
-        seen: What its eager forward showed.
-        tracer: Traces around the modules given by path.
-        more: Modules that are to stay as written besides, and why.
+        seen: Observation of its eager forward.
+        tracer: Traces around the opaque modules given by path.
+        more: Further modules to keep opaque, with the reasons.
 
     Raises:
-        CaptureError: The model's own ``forward`` is to blame, or growing the frontier did not help.
+        CaptureError: The model's own ``forward`` is the cause, or growing the frontier did not
+            help.
     """
     if "" in seen.reasons:
         raise CaptureError(
@@ -57,10 +59,10 @@ def trace_around(
 def propose_mode_suspects(
     model: nn.Module, seen: ForwardObservation, program: Program
 ) -> Iterator[dict[str, str]]:
-    """Modules that may be why evaluation is not followed, the likeliest first.
+    """Yield sets of modules that may explain a difference in evaluation, the likeliest first.
 
-    First those whose operations are frozen, then every class of modules that looked at
-    ``self.training``, the smallest first, then all of them.
+    First those with frozen operations, then those of each class that reads ``self.training``,
+    smallest modules first, then all of them.
     """
     readers = {path for path in seen.mode_readers if _was_called(path, seen)} - {""}
     frozen = {path for path in program.frozen_in if path and _was_called(path, seen)}
@@ -79,7 +81,7 @@ def propose_mode_suspects(
 
 
 def keep_outermost(reasons: Mapping[str, str]) -> dict[str, str]:
-    """Without the modules that lie inside another one named."""
+    """Remove the modules that lie inside another one given."""
     return {
         path: reason
         for path, reason in reasons.items()
@@ -92,6 +94,7 @@ def _grown(
 ) -> dict[str, str]:
     paths = {name for name, _ in model.named_modules() if name}
     path = refusal.module or ""
+    # Already opaque, or never called by itself (a ModuleList): its parent must be the cause.
     while path in frontier or (path in paths and not _was_called(path, seen)):
         path = path.rpartition(".")[0]
     if path not in paths:

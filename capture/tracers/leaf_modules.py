@@ -1,7 +1,7 @@
-"""Put a model's own ``torch.nn`` leaves back in the place of the operations they ran.
+"""Replacement of exported operations by calls of the ``torch.nn`` leaf modules that ran them.
 
 An exported graph freezes training mode into its operations. A call of the original module keeps
-dropout and batch normalisation alive, and every parameter under its own name.
+dropout and batch normalisation working, and every parameter under its own name.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ONE_TENSOR_FAMILIES = tuple(
         modules.upsampling,
     )
 )
-"""Files of ``torch.nn`` whose modules map one tensor to one tensor, the exceptions below apart."""
+"""Files of ``torch.nn`` whose modules map one tensor to one tensor, except `OTHER_SIGNATURES`."""
 
 OTHER_SIGNATURES = (
     nn.Bilinear,
@@ -60,10 +60,9 @@ def restore_leaves(program: Program) -> None:
 
 
 def _read_state_directly(program: Program) -> None:
-    """An update in place returns the very tensor it updates: let later reads name that tensor.
-
-    Export chains such reads through the update, which would tie two calls of one module together.
-    """
+    """Let reads of an updated tensor name the tensor itself instead of the update's result."""
+    # An update in place returns the tensor it updates, and export chains later reads through it,
+    # which would tie two calls of one module together.
     for node in program.graph.nodes:
         changed = mutated_inputs(node, program)
         if (
@@ -77,7 +76,7 @@ def _read_state_directly(program: Program) -> None:
 
 
 def _keeps(node: fx.Node, program: Program) -> bool:
-    """Whether a node without users must stay: it changes something that outlives it."""
+    """Return True if a node without users must stay because it has side effects."""
     if node.op in ("placeholder", "output", "call_module") or is_region(node):
         return True
     schema = getattr(node.target, "_schema", None)

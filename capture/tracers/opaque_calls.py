@@ -1,8 +1,12 @@
-"""While a model is exported, one operation stands in for what must be called as it was written.
+"""Opaque calls: calls that tracing must not enter, as single nodes of the exported graph.
 
-An opaque module's call, or a custom autograd function's, becomes a single node that names it;
-`restore_opaque_calls` then turns that node into the call itself.
+While a model is exported, one custom operator stands for every call of an opaque module or custom
+autograd function; afterwards `restore_opaque_calls` turns each node back into the call itself.
 """
+
+# torch.export inlines every module and cannot be told to skip one; torch.library operators, on the
+# other hand, stay single nodes. Modules' forwards are replaced rather than the modules, so that
+# parameters keep their names, and hooks are taken off, because export would trace them.
 
 from __future__ import annotations
 
@@ -35,15 +39,15 @@ from ..program.program import FUNCTION, OPAQUE, PATH, VALUE, WRITTEN, Program, p
 
 @dataclass
 class OpaqueCall:
-    """One call that was replaced while tracing.
+    """A call that was replaced while tracing.
 
     Attributes:
-        arguments: Its arguments, with a place for every tensor.
-        outputs: Its value, likewise.
-        empties: Makes what stands for its outputs while tracing.
+        arguments: Its arguments, with a `TensorPosition` for every tensor.
+        outputs: Its value, in the same form.
+        empties: Creates fake outputs while tracing.
         module: Path of the module called; empty for a function.
-        function: The custom autograd function called, if it is one.
-        recorded: What the eager call showed, for a module.
+        function: The custom autograd function called, if any.
+        recorded: The eager call, for a module.
     """
 
     arguments: Any
@@ -56,13 +60,13 @@ class OpaqueCall:
 
 @dataclass
 class OpaqueCalls:
-    """All calls replaced in one tracing, in order; the operation holds their positions."""
+    """All calls replaced in one tracing, in order; the operator's argument is the index."""
 
     table: list[OpaqueCall] = field(default_factory=list)
     numbers: Counter[str] = field(default_factory=Counter)
 
     def stand(self, entry: OpaqueCall, tensors: list[Tensor]) -> Any:
-        """Append the operation to the graph being traced, and give it the call's value."""
+        """Append the operator to the graph being traced, and return the call's value."""
         self.table.append(entry)
         outputs = _operation()(tensors, len(self.table) - 1)
         return insert_tensors(entry.outputs, list(outputs))
@@ -72,7 +76,8 @@ _ACTIVE: ContextVar[OpaqueCalls] = ContextVar("stand_ins")
 
 
 def _operation() -> Any:
-    """``as_written(Tensor[] tensors, int entry) -> Tensor[]``, declared when first needed."""
+    """Return the operator, declaring it on first use."""
+    # Importing this module must not register operators: plain programs would carry them, too.
     if not hasattr(torch.ops.stagewright, "as_written"):
 
         @torch.library.custom_op("stagewright::as_written", mutates_args=())
@@ -90,13 +95,13 @@ def _operation() -> Any:
 def replace_with_opaque_calls(
     model: nn.Module, seen: ForwardObservation, opaque: Collection[str], functions: list[type]
 ) -> Iterator[OpaqueCalls]:
-    """Replace these modules' ``forward`` and these functions' for a while.
+    """Replace the ``forward`` of modules and of custom autograd functions.
 
     Args:
-        model: The model about to be traced.
-        seen: What its eager forward showed.
-        opaque: Paths of the modules to replace.
-        functions: Custom autograd functions to replace.
+        model: The model to be traced.
+        seen: Observation of its eager forward.
+        opaque: Paths of the modules.
+        functions: The custom autograd functions.
     """
     active = OpaqueCalls()
     token = _ACTIVE.set(active)
@@ -123,13 +128,14 @@ def _replaced_module(
         recorded = seen.calls.get((path, number), RecordedCall(problem="it was not called eagerly"))
         tensors: list[Tensor] = []
         arguments = extract_tensors((args, kwargs), tensors)
+        # The outputs' shapes are those of the same call, by number, in the eager forward.
         problem = recorded.problem
         if not problem and not is_representable(arguments):
-            problem = "its arguments are more than tensors and constants"
+            problem = "it takes arguments other than tensors and constants"
         if not problem and len(tensors) != recorded.given:
             problem = "it is called differently when traced"
         if problem:
-            raise CaptureError(f"{path!r} cannot be called as written: {problem}")
+            raise CaptureError(f"{path!r} cannot be an opaque call: {problem}")
         entry = OpaqueCall(
             arguments=arguments,
             outputs=recorded.output,
@@ -163,6 +169,7 @@ def _replaced_function(function: Any, active: OpaqueCalls) -> Iterator[None]:
 
     def forward(*received: Any) -> Any:
         context, args = ((), received) if with_context else (received[:1], received[1:])
+        # Run the real forward for its outputs' shapes, without recording its operations.
         with disable_proxy_modes_tracing():
             shown = original(*context, *args)
         made: list[Tensor] = []
@@ -171,8 +178,8 @@ def _replaced_function(function: Any, active: OpaqueCalls) -> Iterator[None]:
         arguments = extract_tensors(args, tensors)
         if not is_representable(arguments):
             raise CaptureError(
-                f"the custom autograd function {function.__name__!r} is given more than tensors "
-                "and constants"
+                f"the custom autograd function {function.__name__!r} takes arguments other than "
+                "tensors and constants"
             )
         entry = OpaqueCall(
             arguments=(arguments, {}),
@@ -194,7 +201,8 @@ def _replaced_function(function: Any, active: OpaqueCalls) -> Iterator[None]:
 
 
 def find_recurrent_modules(model: nn.Module, seen: ForwardObservation) -> set[str]:
-    """Recurrent modules of torch's own: called whole, their dropout follows the mode."""
+    """Return torch's recurrent modules whose calls can be opaque."""
+    # As single calls their dropout follows the mode, which export would freeze.
     return {
         path
         for path, module in model.named_modules()
@@ -211,11 +219,11 @@ def find_recurrent_modules(model: nn.Module, seen: ForwardObservation) -> set[st
 def restore_opaque_calls(
     program: Program, active: OpaqueCalls, opaque: Mapping[str, str], seen: ForwardObservation
 ) -> None:
-    """Turn every stand-in into a call of the module or function it stands for.
+    """Turn every node of the operator back into the call that it stands for.
 
     Raises:
-        CaptureError: One lies inside a region (``no_grad``, autocast), where it cannot be called;
-            the enclosing module is to blame.
+        CaptureError: One lies inside a region (``no_grad``, autocast), where it cannot be
+            restored; the error names the enclosing module.
     """
     operation = _operation()
     for node in list(program.graph.nodes):
@@ -232,7 +240,7 @@ def _refuse_inside(node: fx.Node, program: Program, operation: Any) -> None:
     for inner in region[0].nodes if region else ():
         if inner.target is operation:
             raise CaptureError(
-                "a call that must stay as written lies in a no_grad or autocast region",
+                "an opaque call lies in a no_grad or autocast region",
                 module=path_of(node) or None,
             )
         _refuse_inside(inner, program, operation)
@@ -282,7 +290,7 @@ def _replace(
 
 
 def _describe(found: fx.Node, call: fx.Node, value: Any) -> None:
-    """Give a chain of element accesses the call's place, and its end the value."""
+    """Annotate a chain of element accesses with the call's layer, and its end with the value."""
     node = found
     while node is not call:
         meta = {
@@ -293,13 +301,14 @@ def _describe(found: fx.Node, call: fx.Node, value: Any) -> None:
 
 
 def _as_tuple(outputs: Any) -> Any:
-    """The outputs' places as nested tuples, the containers that values are looked for in."""
+    """Return the outputs' positions as a tuple, or the only one by itself."""
     found = find_positions(outputs)
     return found[0] if len(found) == 1 else tuple(found)
 
 
 def _share_memory(recorded: RecordedCall, tensors: list[Any], values: list[Any]) -> None:
-    """Outputs that were views of an argument become views of its fake value."""
+    """Make outputs that were views of an argument views of its fake value."""
+    # The operator returns fresh tensors. Mutation analysis must see the aliasing of the real call.
     for index, position in enumerate(recorded.returned):
         if position is not None and isinstance(tensors[position], fx.Node):
             source = tensors[position].meta[VALUE]
@@ -310,7 +319,7 @@ def _share_memory(recorded: RecordedCall, tensors: list[Any], values: list[Any])
 
 
 def _applies(function: Any) -> Callable[..., Any]:
-    """The function's ``apply`` under its own name, as a graph can hold it."""
+    """Wrap a function's ``apply`` in a Python function of its name, which a graph can call."""
 
     def apply(*args: Any) -> Any:
         return function.apply(*args)
@@ -320,7 +329,7 @@ def _applies(function: Any) -> Callable[..., Any]:
 
 
 def checkpoint_call(options: dict[str, Any]) -> Callable[..., Any]:
-    """Calls a module so that it is recomputed in its backward, as its author asked."""
+    """Return a function that calls a module under ``torch.utils.checkpoint``."""
 
     def checkpointed(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return torch.utils.checkpoint.checkpoint(module, *args, **options, **kwargs)

@@ -1,4 +1,4 @@
-"""The last resort: the whole model as one opaque layer, called as its author wrote it."""
+"""Last resort of capture: the whole model as one opaque layer."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from .target import TracingTarget
 
 
 def build_opaque_program(subject: TracingTarget, reason: str) -> Program:
-    """One call of the model; it cannot be cut.
+    """Build a program with a single call of the model, which cannot be cut.
 
     Args:
-        subject: The model; the shapes of its outputs are what an eager forward showed.
-        reason: Why it could not be taken apart.
+        subject: The model; output shapes are taken from its eager forward.
+        reason: Why it could not be traced.
 
     Raises:
-        CaptureError: What it returns cannot be described.
+        CaptureError: The model's output cannot be represented.
     """
     model, structure = subject.model, subject.structure
     recorded = subject.seen.calls.get(("", 0))
     if recorded is None or recorded.problem or not recorded.forms:
         problem = recorded.problem if recorded else "it did not run on this sample"
-        raise CaptureError(f"the model cannot be called whole: {problem or 'it returns no tensor'}")
+        problem = problem or "it returns no tensor"
+        raise CaptureError(f"the model cannot be an opaque layer: {problem}")
     graph = fx.Graph()
     inputs = [graph.placeholder(name) for name in structure.names]
     with FakeTensorMode(allow_non_fake_inputs=True) as fake_mode:
@@ -60,7 +61,7 @@ def build_opaque_program(subject: TracingTarget, reason: str) -> Program:
 
 
 def _calls(model: nn.Module, structure: CallStructure) -> Callable[..., Any]:
-    def whole_model(*tensors: Tensor) -> Any:
+    def whole_model(*tensors: Tensor) -> Any:  # its name is that of the operation in documents
         args, kwargs = structure.unflatten(tensors)
         return model(*args, **kwargs)
 

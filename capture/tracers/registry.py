@@ -1,4 +1,4 @@
-"""The tracers by name, each from a model and its frontier to a traced model."""
+"""Registry of the tracers, each a function from a model and its frontier to a traced model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .target import TracingTarget
 Mode = Literal["auto", "export", "trace"]
 
 Tracer = Callable[[TracingTarget, Mapping[str, str]], Program]
-"""Traces around the modules given by path, which are called as written, with the reason."""
+"""Traces around the opaque modules, given by path with the reasons."""
 
 
 def select_tracers(
@@ -42,7 +42,7 @@ def select_tracers(
         "modules": [("modules", _whole)],
     }
     if mode not in named:
-        raise InvalidInput(f"there is no tracer {mode!r}; there are {', '.join(named)}")
+        raise InvalidInput(f"unknown tracer {mode!r}; choose from {', '.join(named)}")
     return named[mode]
 
 
@@ -63,6 +63,8 @@ def _whole(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:
 
 def _export(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:
     program = trace_with_export(subject, opaque)
+    # In this order: leaves first, so that their dropout is not taken for frozen; masks while they
+    # are still operations; what is left of dropout last.
     restore_leaves(program)
     restore_causal_attention(program)
     erase_copies_behind_attention(program)

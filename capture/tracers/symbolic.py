@@ -1,4 +1,4 @@
-"""Capture through ``torch.fx``: child by child for ``nn.Sequential``, or symbolically."""
+"""Tracing with ``torch.fx``: child by child for ``nn.Sequential``, or symbolically."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .target import TracingTarget
 
 
 def trace_sequential(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:
-    """Every child of an ``nn.Sequential`` is one node, called as it is, whatever it does inside.
+    """Trace an ``nn.Sequential`` as one call per child, whatever the children do inside.
 
     Args:
         subject: The ``nn.Sequential``.
-        opaque: What tracers would lose, by path of the module that does it.
+        opaque: Paths of modules that a tracer could not enter, with the reasons.
     """
     graph = fx.Graph()
     value = graph.placeholder(subject.structure.names[0])
@@ -42,14 +42,14 @@ def trace_sequential(subject: TracingTarget, opaque: Mapping[str, str]) -> Progr
 
 
 def trace_symbolically(subject: TracingTarget, opaque: Mapping[str, str]) -> Program:
-    """Symbolic tracing with ``torch.nn`` modules as leaves.
+    """Trace symbolically, with ``torch.nn`` modules as leaves.
 
     Args:
         subject: The model.
-        opaque: Modules that are leaves too, called as their author wrote them, and why.
+        opaque: Paths of further leaves, with the reasons.
 
     Raises:
-        CaptureError: The model's Python depends on its data, or calls what cannot be traced.
+        CaptureError: The model's Python code depends on its data, or cannot be traced.
     """
     model = subject.model
     tracer = _Tracer()
@@ -57,7 +57,9 @@ def trace_symbolically(subject: TracingTarget, opaque: Mapping[str, str]) -> Pro
     given = set(subject.structure.names)
     parameters = inspect.signature(model.forward).parameters.values()
     if any(entry.kind is entry.VAR_POSITIONAL for entry in parameters):
-        raise CaptureError("torch.fx: forward takes *args, whose number it cannot know")
+        raise CaptureError("torch.fx: forward takes *args, whose number is unknown")
+    # Parameters that the sample does not give are fixed at their defaults: symbolic values would
+    # make branches such as `if mask is not None` untraceable.
     defaults = {
         entry.name: entry.default
         for entry in parameters
@@ -76,7 +78,7 @@ def trace_symbolically(subject: TracingTarget, opaque: Mapping[str, str]) -> Pro
         raise CaptureError("torch.fx: a random number was drawn while tracing and would be frozen")
     for node in list(graph.nodes):
         if node.op == "placeholder" and node.target not in given:
-            _erase(graph, node)  # with the check that the default was not changed
+            _erase(graph, node)  # together with fx's check that the default was not changed
     for node in graph.nodes:
         stack = node.meta.get("nn_module_stack") or {}
         for key, (path, _) in stack.items():
@@ -91,14 +93,14 @@ def trace_symbolically(subject: TracingTarget, opaque: Mapping[str, str]) -> Pro
 
 
 def _erase(graph: fx.Graph, node: fx.Node) -> None:
-    """Remove a node and everything computed from it."""
+    """Remove a node and all nodes computed from it."""
     for user in list(node.users):
         _erase(graph, user)
     graph.erase_node(node)
 
 
 class _Tracer(fx.Tracer):
-    """Remembers which module it was in, for error messages."""
+    """An ``fx.Tracer`` that remembers the current module, for error messages."""
 
     current_path: str | None = None
     leaves: Collection[int] = ()
@@ -114,7 +116,7 @@ class _Tracer(fx.Tracer):
 def _finish(
     subject: TracingTarget, graph: fx.Graph, mode: Literal["sequential", "trace"]
 ) -> Program:
-    """Flatten the output, give every node its fake value and split tuples into elements."""
+    """Flatten the output, annotate nodes with fake values, and split tuples into elements."""
     model, structure = subject.model, subject.structure
     placeholders = {str(node.target): node for node in graph.nodes if node.op == "placeholder"}
     order = [placeholders[name] for name in structure.names]
@@ -141,7 +143,7 @@ def _finish(
 
 
 def _flat_nodes(graph: fx.Graph, output: fx.Node, result: Any, count: int) -> list[Any]:
-    """The leaves of the output structure as nodes, reaching into nodes that are tuples."""
+    """Return the leaves of the output as nodes, adding accesses to nodes that are tuples."""
     flat: list[Any] = []
     for leaf in pytree.tree_flatten(result)[0]:
         value = leaf.meta[VALUE] if isinstance(leaf, fx.Node) else leaf
@@ -165,10 +167,8 @@ def _flat_nodes(graph: fx.Graph, output: fx.Node, result: Any, count: int) -> li
 def _propagate(
     model: nn.Module, graph: fx.Graph, inputs: dict[fx.Node, Tensor]
 ) -> dict[fx.Node, Any]:
-    """Find every node's shape, dtype and aliasing: on fake tensors, or else by really running.
-
-    A module whose Python looks at its data has no answer on fake tensors.
-    """
+    """Find every node's shape, dtype and aliasing, on fake tensors or else by a real run."""
+    # Python code that reads its data, such as `if x.sum() > 0` in a leaf, fails on fake tensors.
     module = fx.GraphModule(model, graph)
     order = [node for node in graph.nodes if node.op == "placeholder"]
     given = [inputs[node] for node in order]
@@ -211,7 +211,7 @@ class _Recorder(fx.Interpreter):
 
 
 class _fake_state:
-    """Stand fake tensors in for a module's parameters and buffers for a while."""
+    """Context manager that replaces a module's parameters and buffers by fake tensors."""
 
     def __init__(self, module: nn.Module, fake_mode: FakeTensorMode) -> None:
         self._saved: list[tuple[dict[str, Any], str, Any]] = []

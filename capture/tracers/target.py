@@ -1,4 +1,4 @@
-"""What is traced."""
+"""The input of every tracer."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..sample import CallStructure
 
 @dataclass(frozen=True)
 class TracingTarget:
-    """A model, and what tracers know of it.
+    """A model with its sample and the observation of an eager forward.
 
     Attributes:
         model: The model.
-        structure: How it is called.
-        flat: With what.
-        seen: What an eager forward showed.
+        structure: Names of its inputs.
+        flat: The sample's tensors, in flat order.
+        seen: Observation of an eager forward.
     """
 
     model: nn.Module

@@ -20,10 +20,10 @@ class Branching(nn.Module):
 
 
 def test_a_branch_on_data_is_refused_by_name():
-    with pytest.raises(CaptureError, match="Ways out") as caught:
+    with pytest.raises(CaptureError, match="into a submodule") as caught:
         trace(Branching(), torch.randn(2, 3), mode="export")
     assert caught.value.module == "Branching"
-    assert "forward" in str(caught.value.operation)
+    assert caught.value.operation.startswith("test_errors.py:")
 
 
 def test_the_way_out_works():

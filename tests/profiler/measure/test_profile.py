@@ -163,7 +163,7 @@ def test_what_is_no_module_is_refused():
 
     for model, said in (
         (make_model, "make_model is a function.*give the module it returns"),
-        (nn.Linear, r"Linear is a class.*make one: Linear\(...\)"),
+        (nn.Linear, r"Linear is a class.*create an instance: Linear\(...\)"),
         ("model.pt", "found a str"),
     ):
         with pytest.raises(InvalidInput, match=said):
