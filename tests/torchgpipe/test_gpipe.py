@@ -264,7 +264,7 @@ def test_inputs_have_as_many_micro_batches_each():
     """torchgpipe drops the rest of the longer ones."""
     model = on_cpu(nn.Sequential(Function(lambda x: x[0])), [1], chunks=4)
     assert model((torch.rand(8, 1), torch.rand(16, 1))).shape == (8, 1)
-    with pytest.raises(ValueError, match=r"\[8, 2\] samples fall into \[4, 2\] micro-batches"):
+    with pytest.raises(ValueError, match=r"\[8, 2\] samples split into \[4, 2\] micro-batches"):
         model((torch.rand(8, 1), torch.rand(2, 1)))
 
 

@@ -80,7 +80,7 @@ def test_convert_writes_a_file(run, folder, tmp_path):
         (["convert"], "missing output file: stagewright checkpoint convert FOLDER OUT"),
         (["inspect", "out.pt"], "OUT and --with-optimizer require convert"),
         (["convert", "none/out.pt"], "folder none does not exist"),
-        (["convert", "out.txt"], "ends in none of .safetensors, .pt, .pth"),
+        (["convert", "out.txt"], "use one of .safetensors, .pt, .pth"),
         (["inspect", "--step", "9"], "has no step 9; it has 3, 4"),
     ],
 )

@@ -75,7 +75,7 @@ def test_safetensors_hold_each_tensor_once(saved, tmp_path):
 
 def test_what_cannot_be_written_is_said(saved, tmp_path, monkeypatch):
     folder, model, _ = saved
-    with pytest.raises(InvalidInput, match=r"ends in none of .safetensors, .pt, .pth"):
+    with pytest.raises(InvalidInput, match=r"use one of .safetensors, .pt, .pth"):
         convert_checkpoint(folder, tmp_path / "model.onnx")
     with pytest.raises(InvalidInput, match=r"cannot write .*none/model.pt"):
         convert_checkpoint(folder, tmp_path / "none" / "model.pt")
