@@ -49,7 +49,7 @@ def saved(tmp_path):
 
 def test_a_pickle_that_runs_something_does_not(saved, tmp_path):
     rewritten(saved, lambda _: pickle.dumps(Command(tmp_path / "ran")))
-    with pytest.raises(InvalidInput, match=r"refers to (posix|nt).system, .* none of its code was run"):
+    with pytest.raises(InvalidInput, match=r"refers to (posix|nt).system, .* was run"):
         load_checkpoint(saved, nn.Linear(2, 2))
     assert not (tmp_path / "ran").exists()
     pickle.loads((saved / ".metadata").read_bytes())
